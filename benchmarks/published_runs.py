@@ -1,10 +1,10 @@
 """How wrong the planner is on published runs: nothing is fitted on them, they judge.
 
-    .venv/bin/python benchmarks/published_runs.py FILE [--json]
+    .venv/bin/python benchmarks/published_runs.py FILE... [--json]
 
-FILE is JSON with a list `records`, each with model, hardware, parallelism, batch and what was measured. The error of a
-row is that of its step time; a source's is the mean over its rows, and source-balanced the mean over sources. Beside it
-stands the baseline of one MFU for each kind of chip, the median of the rows themselves.
+A FILE is JSON with a list `records`, each with model, hardware, parallelism, batch and what was measured. The error of
+a row is that of its step time; a source's is the mean over its rows, and source-balanced the mean over sources. Beside
+it stands the baseline of one MFU for each kind of chip, the median of the rows themselves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from published_rows import Row, Setting, defaults, measured_seconds, model_flops_seconds, read_setting
+from published_rows import (
+    Row,
+    Setting,
+    defaults,
+    framework_of,
+    measured_seconds,
+    model_flops_seconds,
+    read_setting,
+    read_system,
+)
 from published_serving import Timed, time_layer, time_serving
 
 from meshwright.errors import MeshwrightError
@@ -39,6 +48,7 @@ class Scored:
 
     row: Row
     source: str
+    framework: str
     measured: float | None
     predicted: float
     baseline: float
@@ -53,20 +63,31 @@ class Scored:
 
 
 def main() -> None:
-    """Score a file and print what comes out."""
+    """Score each file and print what comes out."""
     parser = argparse.ArgumentParser(description="How wrong the planner is on published runs.")
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object, of several files one under each name"
+    )
     parser.add_argument("--rows", action="store_true", help="print every row too")
     args = parser.parse_args()
-    scored, refused = score(json.loads(args.file.read_text())["records"])
-    if args.rows:
-        for item in scored:
-            if item.measured:
-                taken = ", ".join(defaults(item.row))
-                print(f"{item.error:+7.1%}  {item.measured:9.3f} s  {item.predicted:9.3f} s  {item.row['id']}  {taken}")
-    report = summarise(scored, refused)
-    print(json.dumps(report, indent=2) if args.json else show(report))
+    reports = {}
+    for file in args.files:
+        scored, refused = score(json.loads(file.read_text())["records"])
+        if args.rows:
+            print("\n".join(map(_line, filter(lambda item: item.measured, scored))))
+        reports[file.name] = summarise(scored, refused)
+    if args.json:
+        print(json.dumps(reports if len(reports) > 1 else next(iter(reports.values())), indent=2))
+        return
+    for name, report in reports.items():
+        print(*([f"\n{name}"] if len(reports) > 1 else []), show(report), sep="\n")
+
+
+def _line(item: Scored) -> str:
+    """A row in one line, with what it does not say."""
+    taken = ", ".join(defaults(item.row))
+    return f"{item.error:+7.1%}  {item.measured:9.3f} s  {item.predicted:9.3f} s  {item.row['id']}  {taken}"
 
 
 def score(
@@ -96,6 +117,7 @@ def score(
             Scored(
                 row=row,
                 source=_source(row),
+                framework=framework_of(row, read_system(row)),
                 measured=timed.measured or None,
                 predicted=timed.predicted,
                 baseline=baseline,
@@ -114,6 +136,7 @@ def summarise(scored: list[Scored], refused: list[dict[str, str]]) -> dict[str, 
     return {
         "core": errors(core, lambda item: item.error),
         "all": errors(timed, lambda item: item.error),
+        "frameworks": errors(timed, lambda item: item.error, by=lambda item: item.framework),
         "serving": errors(served, lambda item: item.error),
         "baseline": {
             name: errors(part, lambda item: item.baseline / (item.measured or 1.0) - 1)
@@ -130,18 +153,26 @@ def summarise(scored: list[Scored], refused: list[dict[str, str]]) -> dict[str, 
     }
 
 
-def errors(items: list[Scored], error: Callable[[Scored], float]) -> dict[str, Any]:
-    """Mean absolute error and signed bias, by source and balanced over sources."""
+def errors(
+    items: list[Scored], error: Callable[[Scored], float], by: Callable[[Scored], str] = lambda item: item.source
+) -> dict[str, Any]:
+    """Mean absolute error and signed bias, by source (or another name) and balanced over sources.
+
+    Of all rows also the median error, and the share of them within 10%.
+    """
     by_source: dict[str, list[float]] = defaultdict(list)
     for item in items:
-        by_source[item.source].append(error(item))
+        by_source[by(item)].append(error(item))
+    sizes = [abs(error(item)) for item in items]
     found = {
         source: {"rows": len(values), "mean_abs_error": _mean(map(abs, values)), "bias": _mean(values)}
         for source, values in by_source.items()
     }
     return {
         "rows": len(items),
-        "mean_abs_error": _mean(abs(error(item)) for item in items),
+        "mean_abs_error": _mean(sizes),
+        "median_abs_error": statistics.median(sizes) if sizes else 0.0,
+        "within_10_percent": _mean(size <= 0.1 for size in sizes),
         "source_balanced_mean_abs_error": _mean(part["mean_abs_error"] for part in found.values()),
         "source_balanced_bias": _mean(part["bias"] for part in found.values()),
         "by_source": found,
@@ -183,22 +214,30 @@ def ranking(scored: list[Scored]) -> dict[str, Any]:
 
 def show(report: dict[str, Any]) -> str:
     """The figures as a table."""
-    lines = [f"{'':30} {'rows':>5} {'mean |error|':>13} {'bias':>8}"]
+    lines = [f"{'':30} {'rows':>5} {'mean |error|':>13} {'bias':>8} {'median':>8} {'within 10%':>10}"]
     for title, part in (
         ("core", report["core"]),
         ("all", report["all"]),
+        ("by framework", report["frameworks"]),
         ("serving", report["serving"]),
         ("memory", report["memory"]),
     ):
         if not part["rows"]:
             continue
         balanced = part["source_balanced_mean_abs_error"], part["source_balanced_bias"]
-        lines.append(f"{title + ', source-balanced':30} {part['rows']:5} {balanced[0]:13.1%} {balanced[1]:+8.1%}")
+        if title == "by framework":
+            lines.append(f"{title:30} {part['rows']:5}")
+        else:
+            spread = f"{part['median_abs_error']:8.1%} {part['within_10_percent']:10.0%}"
+            balanced = f"{balanced[0]:13.1%} {balanced[1]:+8.1%} {spread}"
+            lines.append(f"{title + ', source-balanced':30} {part['rows']:5} {balanced}")
         for source, by in part["by_source"].items():
             lines.append(f"  {source:28} {by['rows']:5} {by['mean_abs_error']:13.1%} {by['bias']:+8.1%}")
     constant = report["baseline"]["core"]
     lines.append(f"{'constant MFU, core':30} {constant['rows']:5} {constant['source_balanced_mean_abs_error']:13.1%}")
     ranks = report["ranking"]
+    if (recall := ranks["out_of_memory_recall"]) is not None:
+        lines.append(f"runs out of memory that are predicted not to fit: {recall:.0%}")
     lines.append(f"ranking: Spearman {ranks['mean_spearman']:.2f}, regret {ranks['mean_regret']:.1%}, mean of groups")
     lines += [
         f"  {name:28} {g['rows']:5} {g['spearman']:13.2f} {g['regret']:8.1%}" for name, g in ranks["groups"].items()

@@ -86,7 +86,14 @@ CALLS = """
 2 | show 'A[I_X]' --mesh X=2 --dims I=8 --svg dir                                            | dir
 2 | show 'A[I_X]' --mesh X=2 --dims I=8 --on v5e                                             | a chip and a shape or count
 2 | show 'A[I_X]' --mesh X=2 --dims I=8 --dtype f12                                          | not known
-0 | show pipeline --stages 4 --microbatches 8                                                | idle
+0 | show pipeline --stages 4 --microbatches 8                                                | the bubble is the other 27.3%
+0 | show pipeline --stages 4 --microbatches 8 -o a.html                                      | wrote
+0 | matmul cases --on v5e:2x2 -o a.svg                                                       | wrote
+2 | matmul cases --on v5e:2x2 --run                                                          | --run changes nothing of the four cases
+2 | matmul 'A[I, J_X] @ B[J_X, K]' --on v5e:2x2 --device 4                                   | whose devices are 0 to 3
+2 | collective all-gather --mesh X=16 --on h100:16 -o a.svg                                  | up to 8 devices
+0 | devices                                                                                  | on='cpu:8'
+0 | devices --json                                                                           | coordinates
 0 | show pipeline --stages 2 --microbatches 4 --json                                         | bubble
 2 | show pipeline                                                                            | --stages is missing
 2 | show pipeline --stages 4                                                                 | --microbatches is missing

@@ -92,13 +92,15 @@ CALLS = {
     "show pipeline": (None, ["show", "pipeline", "--stages", "2", "--microbatches", "4"]),
     "chips": (None, ["chips"]),
     "learn": (None, ["learn"]),
+    "devices": (None, ["devices"]),
     "completion": (None, ["completion", "bash"]),
 }  # fmt: skip
 """The arguments of each command, where they are not those of its file, and the shortest call that works."""
 
 VALUES = {
     "--cache": "heads", "--attention": "flash", "--axis": "X", "--batch": "32", "--batch-tokens": "4096",
-    "--bytes": "2M", "--compare": "dp=8", "--dims": "I=16,J=16,K=16", "--dropout": "0.1", "--dtype": "bf16",
+    "--bytes": "2M", "--compare": "dp=8", "--compare-systems": "v5e:2x4", "--framework": "maxtext",
+    "--dims": "I=16,J=16,K=16", "--dropout": "0.1", "--dtype": "bf16",
     "--gradient-dtype": "bf16", "--kv-dtype": "int8", "--latency": "1s", "--layers": "4",
     "--matmul-dtype": "int8", "--mesh": "dp=8", "--microbatches": "8", "--moment-dtype": "bf16", "--num-layers": "1",
     "--num-microbatches": "2", "--on": "cpu:4",
@@ -136,6 +138,7 @@ VALUES = {
     "--api-keys": "runs/begun/metrics.txt",
     "--cors": "*", "--replicas": "2",
     "--hardware": "none.toml", "--output": "o.yaml", "--plot": "p.svg", "--html": "h.html", "--svg": "s.svg",
+    "--device": "1",
 }  # fmt: skip
 
 

@@ -100,9 +100,17 @@ def test_without_hardware_it_is_this_machines():
     assert "on is left out: cpu:8, the devices of this machine" in str(answer)
 
 
-def test_without_jax_another_process_is_asked():
+def test_a_price_does_not_start_jax_so_that_a_run_can():
     code = (
-        "import sys, meshwright as mw\nprint(mw.matmul('A[I_X, J] @ B[J, K]').system)\nsys.exit('jax' in sys.modules)\n"
+        "import os, sys, meshwright as mw\n"
+        "os.environ.pop('XLA_FLAGS', None)\n"
+        "answer = mw.matmul('A[I_X, J] @ B[J, K]', I=64, J=64, K=64)\n"
+        "print(answer.system)\n"
+        "assert 'jax' not in sys.modules\n"
+        "import jax\n"
+        "assert mw.collective('all-gather').degree == 8\n"
+        "assert all(check.is_as_inferred for check in answer.run().checks.values())\n"
+        "assert len(jax.devices()) == 8\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "cpu:8"
@@ -175,3 +183,10 @@ def test_chips_are_all_or_one():
     assert "source: " in str(mw.chips("v5e"))
     with pytest.raises(mw.MeshwrightError, match="leave 'v5e' out"):
         mw.chips("v5e", hardware="mine.toml")
+
+
+def test_an_answer_that_cannot_be_drawn_is_shown_without_its_picture():
+    answer = mw.collective("all-gather", X=16, on="h100:16")
+    assert "<svg" not in answer._repr_html_() + answer.html()
+    assert "all-gather over X = 16" in answer._repr_html_()
+    assert "<svg" in mw.collective("all-gather", X=8, on="h100:8")._repr_html_()

@@ -14,7 +14,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.arrays import abstract
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape
-from meshwright.pictures.live import live_holdings, plan_rows, tree_rows, type_text
+from meshwright.pictures.live import live_holdings, plan_rows, program_rows, tree_rows, type_text
 from meshwright.pictures.showing import show
 from meshwright.units import show_bytes
 
@@ -159,3 +159,24 @@ def test_of_a_plan_each_device_holds_what_is_predicted(mesh):
     predicted = plan.predicted.memory_bytes
     assert [held[0], held[1]] == [predicted["parameters"], predicted["batch"]]
     assert f"{what[0]} on {plan.mesh}, {plan.hardware}   {len(rows)} arrays" in str(show(plan))
+
+
+def test_the_plan_of_a_function_shows_where_its_arrays_lie():
+    def step(params, batch):
+        def loss(params):
+            return jnp.mean((jnp.tanh(batch @ params["up"]) @ params["down"]) ** 2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params))
+
+    params = {"up": jax.ShapeDtypeStruct((64, 256), "float32"), "down": jax.ShapeDtypeStruct((256, 64), "float32")}
+    batch = jax.ShapeDtypeStruct((65536, 64), "float32")
+    plan = mw.plan(step, params, batch, on="cpu:8", mesh="data=8", num_compiled=0)
+    memory, table = show(plan).sketches
+    assert memory.title.endswith("that a program can use: fits")
+    assert table.panels[0].rows == ("params.down", "params.up", "batch")
+    rows = {row.path: row for row in program_rows(plan)}
+    (arguments, _) = plan.abstract().shardings
+    wanted = {"params.down": arguments[0]["down"], "params.up": arguments[0]["up"], "batch": arguments[1]}
+    for path, sharding in wanted.items():
+        assert rows[path].local_shape == sharding.shard_shape(rows[path].shape)
+    assert rows["batch"].bytes_per_device * 8 == rows["batch"].total_bytes

@@ -40,8 +40,8 @@ ALTERNATING = """\
   stage 0  F0  F1  ·   ·   B0 ──   F2  B1 ──   F3  B2 ──   ·   B3 ──
   stage 1  ·   F0  B0 ──   F1  B1 ──   F2  B2 ──   F3  B3 ──   ·   ·
 
-  each stage begins as soon as it has what it needs, and goes backward before it begins another
-    forward (arXiv:2104.04473)
+  each stage begins as soon as its input is there, and prefers a backward to another forward
+    (arXiv:2104.04473)
   as long as in lockstep: (m + p - 1) (1 + 2) = 15 times a forward"""
 
 

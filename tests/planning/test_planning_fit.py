@@ -72,9 +72,9 @@ def test_changes_are_told_in_words_and_as_arguments():
 
 
 def test_inputs_in_the_hosts_memory_take_time_where_its_link_is_slow():
-    """4,096 tokens of 8 kB and 32 layers are 1.07 GB each way: hidden at 16 GB/s, not at a hundredth of that."""
+    """4,096 tokens of 8 kB and 32 layers are 1.07 GB each way: hidden at 16 GB/s, not at a hundredth."""
     workload = replace(LLAMA, batch=16, seq_len=4096, remat="offload")
     slow = replace(V5E, chip=replace(V5E.chip, host_bytes_per_second=V5E.chip.host_bytes_per_second / 100))
     hidden, shown = (predict(workload, FSDP, system).breakdown_seconds["host copies"] for system in (V5E, slow))
-    assert hidden == 0
+    assert hidden == 2 * 32 * 4096 * 4096 * 2 / V5E.hbm_bytes_per_second
     assert 0 < shown < 2 * 32 * 4096 * 4096 * 2 / slow.host_bytes_per_second

@@ -49,7 +49,7 @@ def test_the_report_has_what_a_reader_of_it_expects():
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    parts = {"core", "all", "serving", "memory"}
+    parts = {"core", "all", "frameworks", "serving", "memory"}
     assert set(report) == parts | {"baseline", "ranking", "ratios", "refused", "defaults"}
     assert set(report["core"]["by_source"]) == {"2104.04473", "maxtext", "JAX-Toolbox", "torchtitan"}
     assert [report[part]["rows"] for part in ("core", "all", "memory")] == [65, 112, 20]

@@ -43,7 +43,7 @@ class Args:
     """The mesh axis it runs over, or several, as X,Y. Default: all of the mesh."""
     on: Annotated[str | None, option("CHIPS")] = None
     """The hardware, as v5e:4x4 or h100:8. Default: the devices of this machine."""
-    bytes: Annotated[str, option("N")] = BYTES
+    bytes: Annotated[str | None, option("N")] = None
     """The bytes of the array as one device sees it: gathered, or to be summed, or held. Default: 64M."""
     run: Annotated[bool, option()] = False
     """Run it on small numbers on simulated devices and show them before and after; show its ring hop by hop."""
@@ -64,7 +64,7 @@ def run(args: Args) -> int:
         check_output(svg)
     is_shown = False if as_json else args.run
     check_all_read(args, "beside --json" if as_json else "here")
-    found = collective(kind, bytes=nbytes, axis=axis, mesh=mesh, on=on)
+    found = collective(kind, bytes=nbytes or BYTES, axis=axis, mesh=mesh, on=on)
     if is_bench:
         with waiting(f"timing it on {found.system}"):
             found = found.measure()

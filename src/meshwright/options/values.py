@@ -103,6 +103,16 @@ MOST_PRICE = 1e9
 """The highest accepted price of a chip-hour."""
 
 
+def read_price_of(value: float | str, chip: str) -> float:
+    """Return the price of a chip's hour from one price, or from `h100=2.5,v5e=1.2`; raises if the chip has none."""
+    if isinstance(value, str) and "=" in value:
+        prices = dict(part.split("=", 1) for part in value.split(",") if "=" in part)
+        if chip not in prices:
+            raise MeshwrightError(f"price {value!r} has none for {chip}; add {chip}=AMOUNT, as {chip}=4.2")
+        return read_price(prices[chip])
+    return read_price(value)
+
+
 def read_price(value: float | str) -> float:
     """Return the price of a chip-hour, from 0 to `MOST_PRICE`, given as a number or text."""
     try:

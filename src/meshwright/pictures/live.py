@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jax import ShapeDtypeStruct
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, Sharding
 from jax.tree_util import keystr, tree_flatten_with_path
@@ -19,6 +20,7 @@ from meshwright.mesh import divisors
 from meshwright.pictures.drawings.holdings import Holder, Holdings, Span, device_blocks
 from meshwright.pictures.panels import Cell, Panel, Sketch
 from meshwright.planning.plan import Plan
+from meshwright.proof.program_plans.plan import ProgramPlan
 from meshwright.units import show_bytes, show_count
 
 Axes = tuple[tuple[str, ...], ...]
@@ -173,6 +175,14 @@ def plan_rows(plan: Plan) -> tuple[Row, ...]:
     layout = ShardingContext(plan.mesh, rules_of(plan.strategy))
     params = abstract_params(plan.workload, layout, mesh, plan.strategy)
     return tree_rows({**params, "batch": abstract_batch(plan.workload, layout, mesh, plan.strategy)})
+
+
+def program_rows(plan: ProgramPlan) -> tuple[Row, ...]:
+    """Return a row for each array that a planned function takes; no devices are needed."""
+    found = zip(plan.program.arguments, plan.program.traced.jaxpr.in_avals, plan.abstract().in_shardings, strict=True)
+    return tuple(
+        _row(path, ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)) for (path, _), aval, sharding in found
+    )
 
 
 def table_sketch(rows: Sequence[Row], *, of: str = "") -> Sketch:

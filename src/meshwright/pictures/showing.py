@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.hardware.fabric import lay_mesh
@@ -19,100 +17,19 @@ from meshwright.description.notation.legality import Sizes, check
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.options.values import read_system
-from meshwright.pictures import svg, terminal
 from meshwright.pictures.answers.given import Numbers, read_numbers
-from meshwright.pictures.colours import INK
-from meshwright.pictures.document import Section, drawing, render
 from meshwright.pictures.drawings.arrays import array_sketch, every_sharding, gallery_sketch
 from meshwright.pictures.drawings.collectives import DIGITS, Values, collective_sketch, run_collective
 from meshwright.pictures.drawings.holdings import Holdings, holdings_of
 from meshwright.pictures.drawings.memory import memory_sketch
 from meshwright.pictures.drawings.rings import ring_sketch, run_ring
 from meshwright.pictures.drawings.torus import device_coordinates, torus_sketch
-from meshwright.pictures.panels import Limits, Sketch, scene_of
-from meshwright.pictures.scene import Scene, moved, stack
+from meshwright.pictures.panels import Sketch
+from meshwright.pictures.picture import Picture
 from meshwright.planning.files import is_run_directory
 from meshwright.planning.plan import Plan, is_plan_file, read_plan
 from meshwright.record import Kind
-from meshwright.support.files import write_file
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
-    from rich.text import Text
-
-WIDTH = 100
-"""Width of pictures in characters where there is no terminal."""
-
-_DOCUMENT = Limits(width=240, grid=(64, 64), tile=64, lines=1024)
-_MARGIN = 2  # columns at the left of a text
-
-
-@dataclass(frozen=True, repr=False)
-class Picture:
-    """Sketches one below the other. `print` shows plain text; rich's `print` and notebooks show colours."""
-
-    sketches: tuple[Sketch, ...]
-
-    @property
-    def title(self) -> str:
-        """The titles of the sketches."""
-        return "; ".join(sketch.title for sketch in self.sketches)
-
-    def svg(self, file: str | Path | None = None) -> str:
-        """Return the picture as a standalone SVG document; also write it to `file` if given."""
-        notes = [note for sketch in self.sketches for panel in sketch.panels for note in panel.notes]
-        notes += [note for sketch in self.sketches for note in sketch.notes]
-        words = ". ".join(dict.fromkeys(notes))
-        drawn = svg.document(self._scene(_DOCUMENT, gap=2), title=self.title, description=words)
-        if file is not None:
-            write_file(file, drawn)
-        return drawn
-
-    def html(self, file: str | Path | None = None) -> str:
-        """Return the picture as a self-contained page; also write it to `file` if given."""
-        page = render(self.title, (), [self.section()])
-        if file is not None:
-            write_file(file, page)
-        return page
-
-    def section(self) -> Section:
-        """Return the picture as a section of a page."""
-        return Section("", drawing(self._scene(_DOCUMENT, gap=2)))
-
-    def text(self, width: int = WIDTH, *, is_ascii: bool = False) -> str:
-        """Return the picture as text of at most `width` columns, without colours."""
-        return "\n".join("".join(piece.text for piece in line).rstrip() for line in self._lines(width, is_ascii))
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def __repr__(self) -> str:
-        # What a prompt echoes is the picture itself.
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        """Return the picture as SVG, for notebooks."""
-        return self.svg()
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Render for rich: at the terminal's width, in colour if it has any, in ASCII if it shows nothing else."""
-        from rich.text import Text
-
-        width = options.max_width if console.is_terminal else WIDTH
-        for line in self._lines(width, options.ascii_only):
-            text = Text(no_wrap=True, overflow="ignore")
-            for piece in line:
-                text.append(piece.text, piece.fill and f"{INK} on {piece.fill}")
-            if console.color_system is None:
-                text.rstrip()
-            yield text
-
-    def _lines(self, width: int, is_ascii: bool) -> list[tuple[terminal.Piece, ...]]:
-        limits = Limits(width=width - _MARGIN, grid=(10, width), tile=8, lines=48)
-        return terminal.lines_of(moved(self._scene(limits, gap=1), _MARGIN, 0), is_ascii=is_ascii)
-
-    def _scene(self, limits: Limits, *, gap: int) -> Scene:
-        return stack([scene_of(sketch, limits) for sketch in self.sketches], gap=gap)
+from meshwright.units import show_degrees
 
 
 def show(
@@ -128,8 +45,8 @@ def show(
 
     Args:
       what: text in the notation, `A[I_X, J_Y]`, with `mesh`, `dims` and `dtype`; a live `jax.Array` of any rank and
-          sharding; a tree of arrays, such as a model's parameters, shown as a table; or a plan, a plan's file or a
-          run's directory, shown as a device's memory and the table of parameters and batch.
+          sharding; a tree of arrays, such as a model's parameters, shown as a table; or a plan (also of a
+          function), a plan's file or a run's directory, shown as a device's memory and the table of what it lays out.
       mesh: axes and degrees.
       dims: sizes of the dims.
       dtype: the array's dtype.
@@ -151,7 +68,8 @@ def show(
     if mesh is not None or dims is not None or every:
         raise MeshwrightError("mesh, dims and every go with text in the notation; a live array has a mesh and a shape")
     # Imported here: what is written in the notation is shown without JAX.
-    from meshwright.pictures.live import live_holdings, plan_rows, table_sketch, tree_rows
+    from meshwright.pictures.live import live_holdings, plan_rows, program_rows, table_sketch, tree_rows
+    from meshwright.proof.program_plans.plan import ProgramPlan
 
     if hasattr(what, "shape") and hasattr(what, "dtype"):
         holdings = live_holdings(what)
@@ -161,6 +79,10 @@ def show(
     if isinstance(what, Plan):
         table = table_sketch(plan_rows(what), of=f"{what.workload.model.name} on {what.mesh}, {what.hardware}")
         return Picture((memory_sketch(what.predicted.memory_bytes, what.system.usable_bytes), table))
+    if isinstance(what, ProgramPlan):
+        record = what.compiled or what.predicted
+        table = table_sketch(program_rows(what), of=f"{what.name} on {show_degrees(what.mesh)}, {what.system}")
+        return Picture((memory_sketch(record.memory_bytes, what.system.usable_bytes), table))
     return Picture((table_sketch(tree_rows(what)),))
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from xml.sax.saxutils import escape, quoteattr
+from functools import partial
+from html import escape as escape_html
 
 from meshwright.pictures.colours import INK, RULE, WRONG
 from meshwright.pictures.scene import Box, Edge, Label, Line, Scene, moved
+
+# Not that of xml.sax, which loads urllib: chips and prices are printed in less time than that takes.
+escape = partial(escape_html, quote=False)
 
 _FONT = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 _SIZE = 13
@@ -38,7 +42,7 @@ def element(scene: Scene, before: str = "") -> str:
     body = "\n".join(map(_item, scene.items))
     return (
         f'<svg role="img" width="{width}" height="{height}"'
-        f' viewBox="0 0 {width} {height}" font-family={quoteattr(_FONT)} font-size="{_SIZE}" fill="{INK}">\n'
+        f' viewBox="0 0 {width} {height}" font-family="{_FONT}" font-size="{_SIZE}" fill="{INK}">\n'
         f"{before}{body}\n</svg>\n"
     )
 

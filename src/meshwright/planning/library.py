@@ -34,7 +34,7 @@ from meshwright.planning.plan import Plan, as_run, is_plan_file, make_plan, read
 from meshwright.planning.search import Ranking, find_faster, plan_stages, rank_space
 from meshwright.planning.space import Space, run_strategy, runnable_space, whole_space
 from meshwright.planning.sweep import Point, read_sweep, run_sweep, swept_options
-from meshwright.planning.ties import simplest_first
+from meshwright.planning.ties import simplest_first, ties
 from meshwright.planning.why.training_run import training_run
 
 if TYPE_CHECKING:
@@ -46,14 +46,21 @@ PlanLike = ModelLike | Plan
 ALWAYS_CHOSEN = ("schedule", "virtual_stages", "sp_method")
 """Strategy fields that the search always chooses; they cannot be given."""
 
-MOST_TIED = 8
-"""How many of the best meshes are checked for ties."""
+LEAST_RANKED, MOST_TIED = 8, 32
+"""How many of the best meshes are ranked at least, and how many are checked for ties if all of these tie."""
 
 
 @overload
 def plan(
     model: ModelLike, on: SystemLike | None = None, *, sweep: str, **options: Unpack[SearchOptions]
 ) -> tuple[Point, ...]: ...
+
+
+@overload
+def plan(
+    model: ModelLike, on: SystemLike | None = None, *, compare_systems: Sequence[SystemLike],
+    **options: Unpack[SearchOptions],
+) -> tuple[Plan, ...]: ...  # fmt: skip
 
 
 @overload
@@ -93,6 +100,7 @@ def plan(
     on: SystemLike | None = None,
     mesh: MeshLike | None = None,
     compare: Sequence[MeshLike] | None = None,
+    compare_systems: Sequence[SystemLike] | None = None,
     sweep: str | None = None,
     top: Count | None = None,
     strategy: Strategy | None = None,
@@ -114,6 +122,7 @@ def plan(
         on: the hardware, as `v5p:4x4x4`, `h100:64` or `cpu:8`, or a System.
         mesh: plan this mesh, `fsdp=-1,tp=4` or a MeshShape, instead of the best.
         compare: plan these meshes instead of the best, and return their plans in this order.
+        compare_systems: plan the best mesh on `on` and on each of these systems, and return the plans in this order.
         sweep: plan the best mesh for each of several values, `chips=64..1024`, `batch=96,192` or `seq_len=2k..32k`, and
             return a `Point` for each: the value, and the record of its best mesh or the reason why there is none.
         top: how many meshes to rank (default 8); those after the best are `Plan.alternatives`.
@@ -132,7 +141,7 @@ def plan(
     MeshShape(dp=1, fsdp=64, tp=1, sp=1, ep=1, pp=1)
     """
     single = {"mesh": mesh, "top": top, "strategy": strategy, "tokens": tokens, "price": price}
-    named = {"compare": compare, "sweep": sweep, **single}
+    named = {"compare": compare, "compare_systems": compare_systems, "sweep": sweep, **single}
     named = {name: value for name, value in named.items() if value is not None}
     if callable(model):
         return _plan_function(model, args, on, named, options)
@@ -148,7 +157,7 @@ def plan(
     said = given({"on": on, **options}, ("on", *SearchOptions.__annotations__))
     if isinstance(model, str | Path) and (kept := _kept_plan(model, named | said)) is not None:
         return kept
-    for mode in ("sweep", "compare"):
+    for mode in ("sweep", "compare", "compare_systems"):
         if mode in named:
             _refuse(named.keys() - {mode}, f"beside {mode}")
     if price is not None and tokens is None:
@@ -158,6 +167,10 @@ def plan(
         _refuse(_only(said, swept.replaced), "beside sweep")
         if not isinstance(model, Workload):
             said = swept_options(swept, said)
+    if compare_systems is not None:
+        return plan_systems(model, (said["on"], *compare_systems), _only(said, WORKLOAD_OPTIONS),
+                            _only(said, STRATEGY_OPTIONS), framework=said.get("framework"),
+                            include_planned=said.get("include_planned", False))  # fmt: skip
     framework = said.pop("framework", None)
     include_planned = said.pop("include_planned", False) or framework is not None
     workload, system = read_workload(model, _only(said, WORKLOAD_OPTIONS))
@@ -191,6 +204,39 @@ def plan(
     return replace(
         found, training_run=training_run(found.predicted, system.num_chips, read_count("tokens", tokens), cost)
     )
+
+
+def plan_systems(
+    model: ModelLike,
+    systems: Sequence[SystemLike],
+    workload: Mapping[str, Any],
+    strategy: Mapping[str, Any],
+    *,
+    framework: str | None,
+    include_planned: bool,
+) -> tuple[Plan, ...]:
+    """Return the best plan of a model on each of several systems.
+
+    Args:
+        model: as in `plan`.
+        systems: the systems, each once.
+        workload: options of the workload, without the system.
+        strategy: options of the strategy.
+        framework: the framework that runs the steps; None for meshwright.
+        include_planned: include plans that cannot run; those of another framework never do.
+    """
+    found: list[Plan] = []
+    for on in systems:
+        read, system = read_workload(model, {**workload, "on": on})
+        if any(plan.hardware == str(system) for plan in found):
+            raise MeshwrightError(f"compare_systems has {system} twice; leave one out")
+        fields = read_strategy(strategy, system.num_devices)
+        if framework is not None:
+            fields = framework_fields(framework, system.chip.kind) | fields
+        policies = (read.remat,) if isinstance(model, Workload) else remats(workload.get("remat"))
+        planned = include_planned or framework is not None
+        found.append(find_meshes(read, system, policies, fields, top=1, include_planned=planned).plans[0])
+    return tuple(found)
 
 
 def _plan_function(
@@ -260,7 +306,9 @@ def find_meshes(
     if "reference_mesh" in fields and not has_reference(workload):
         raise MeshwrightError("reference_mesh is of the frozen model of objective='dpo', which this step runs none of")
     space = _space(workload, system, policies, fields, include_planned=include_planned)
-    ranking = rank_space(space, top=max(top, MOST_TIED))
+    ranking = rank_space(space, top=max(top, LEAST_RANKED))
+    if len(ranking.plans) == LEAST_RANKED and ties(ranking.plans[-1], ranking.plans[0]):
+        ranking = rank_space(space, top=max(top, MOST_TIED))
     plans, num_tied = simplest_first(ranking.plans)
     return replace(ranking, plans=plans[:top], num_tied=min(num_tied, top))
 

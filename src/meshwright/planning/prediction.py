@@ -138,9 +138,10 @@ def step_breakdown(
     shares = budget.shares(*windows(breakdown), parts)
     breakdown["exposed communication"] = budget.exposed(shares)
     if workload.remat == "offload":
-        # Copies to and from the host overlap with the ops of their pass.
-        copying = offloaded_bytes(workload, mesh, strategy) / system.host_bytes_per_second
-        breakdown["host copies"] = sum(max(0.0, copying - window) for window in windows(breakdown))
+        # Copies to and from the host overlap with the ops of their pass, and take HBM bandwidth from them.
+        size = offloaded_bytes(workload, mesh, strategy)
+        copying, moving = size / system.host_bytes_per_second, size / system.hbm_bytes_per_second
+        breakdown["host copies"] = sum(max(moving, copying - window) for window in windows(breakdown))
     if mesh.pp > 1:
         breakdown["pipeline bubble"] = bubble_seconds(once, budget.exposed_per_microbatch(shares), mesh, strategy)
     if system.chip.kind == "gpu":

@@ -182,8 +182,9 @@ def _space(
     bases = tuple(dict.fromkeys(bases))
     for base in bases:
         check_kernel(system, base)
-    # `offload` must be requested; with a fused kernel `attention` equals `none`, since no scores are saved.
-    left_out = ("offload",) if bases[0].attention == "scores" else ("offload", "attention")
+    # Off TPUs `offload` must be requested; with a fused kernel `attention` equals `none`, since no scores are saved.
+    left_out = () if system.chip.kind == "tpu" else ("offload",)
+    left_out += () if bases[0].attention == "scores" else ("attention",)
     return Space(
         workload=workload,
         system=system,

@@ -25,15 +25,33 @@ def simplest_first(plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], int]:
     """
     tied = [plan for plan in plans if plan.predicted.fits and ties(plan, plans[0])]
     others = plans[len(tied) :]
-    tied.sort(key=lambda plan: (num_parts(plan), plan.predicted.step_seconds))
+    tied.sort(key=_simplicity)
     return (*tied, *others), len(tied)
 
 
+HABIT = {"fsdp": 0, "dp": 1, "tp": 2, "ep": 2, "pp": 3, "sp": 4}
+"""Rank of each mesh axis by how commonly training runs use it."""
+
+LONG_SEQUENCE = 32_768
+"""Tokens of a sequence from which splitting it over sp is common; under it, sp counts as one feature more."""
+
+
+def _simplicity(plan: Plan) -> tuple[int, int, int, float]:
+    """Return the sort key of tied plans: fewest features, then least memory in tenths, then common axes, then speed."""
+    tenths = round(10 * plan.predicted.memory_bytes["peak"] / plan.system.usable_bytes)
+    habit = sum(HABIT[axis] for axis, degree in plan.mesh.degrees.items() if degree > 1)
+    return num_parts(plan), tenths, habit, plan.predicted.step_seconds or 0.0
+
+
 def num_parts(plan: Plan) -> int:
-    """Count the features of a plan: mesh axes, pipeline, virtual stages, microbatches, collective matmuls."""
+    """Count the features of a plan: mesh axes, pipeline, virtual stages, microbatches, collective matmuls.
+
+    sp on sequences that are not long counts twice.
+    """
     strategy = plan.strategy
     return (
         sum(degree > 1 for degree in plan.mesh.degrees.values())
+        + (plan.mesh.sp > 1 and plan.workload.seq_len < LONG_SEQUENCE)
         + (plan.mesh.pp > 1)
         + (strategy.virtual_stages > 1)
         + (strategy.num_microbatches > 1)

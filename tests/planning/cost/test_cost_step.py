@@ -9,11 +9,13 @@ from meshwright.description.families.registry import PRESETS
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.hlo.records import read_hlo
 from meshwright.description.step.parameter_tree import num_parameters
+from meshwright.description.step.train import train_step
 from meshwright.description.step.workload import REMATS, Workload
 from meshwright.execution.runtime.mesh import build_mesh
 from meshwright.execution.training.step import lower_train_step
 from meshwright.mesh import MeshShape, parse_mesh
 from meshwright.planning.cost.comm_volume import step_collectives
+from meshwright.planning.cost.elementwise import OF_EXPERTS
 from meshwright.planning.cost.flops import model_flops, step_flops
 from meshwright.planning.cost.memory import argument_bytes
 from meshwright.planning.prediction import predict
@@ -116,3 +118,17 @@ def test_llama3_8b_gathers_its_16_gb_over_fsdp_each_way():
     assert amounts["all-gather", ("fsdp",), "forward"] == pytest.approx(16.06e9, rel=1e-3)
     assert amounts["all-gather", ("fsdp",), "recompute"] == pytest.approx(13.96e9, rel=1e-3)
     assert amounts["reduce-scatter", ("fsdp",), "backward"] == pytest.approx(16.06e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(("mesh", "copies"), [(MeshShape(fsdp=8), 1), (MeshShape(ep=8), 1), (MeshShape(tp=2, ep=4), 2)])
+def test_tokens_are_moved_to_their_experts_and_back_through_memory(mesh, copies):
+    """Each device moves k rows of each token of its tp group; 12 k bytes an element of the stream in all."""
+    workload = Workload(model=PRESETS["mixtral-8x7b"], batch=8, seq_len=4096, remat="none")
+    step = train_step(workload, mesh)
+    passes = [op for op in step.ops.computing["layers"].rest if getattr(op, "kind", "") in OF_EXPERTS]
+    assert {(op.kind, op.phase) for op in passes} == {
+        (kind, phase) for kind in ("dispatch", "combine") for phase in ("forward", "backward")
+    }
+    elements = copies * workload.tokens / 8 * 2 * workload.model.embed
+    assert {step.extents.local(op.arrays[0]) for op in passes} == {elements}
+    assert sum(one.forward_bytes + one.backward_bytes for one in OF_EXPERTS.values()) == 12

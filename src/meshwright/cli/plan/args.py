@@ -24,6 +24,8 @@ class SearchArgs:
     """Compare this mesh with the best, and write it with -o, as fsdp=16,tp=4."""
     compare: Annotated[tuple[str, ...], option("MESH…")] = ()
     """Compare these meshes with each other instead of searching."""
+    compare_systems: Annotated[tuple[str, ...], option("CHIPS…")] = ()
+    """Compare the best plan on --on with the best on these systems, as h100:64 v5e:16x16."""
     sweep: Annotated[str | None, option("KEY=VALUES")] = None
     """Sweep values of one key: chips=64..1024, batch=96,192,384 or seq-len=2k..32k."""
     include_planned: Annotated[bool, option()] = False
@@ -33,7 +35,8 @@ class SearchArgs:
     tokens: Annotated[str | None, option("N")] = None
     """Print the days and chip hours of training on this many tokens, as 15T."""
     price: Annotated[str | None, option("AMOUNT")] = None
-    """With --tokens: the price of a chip hour, as 4.2, to print the cost of the training."""
+    """With --tokens: the price of a chip hour, as 4.2, to print the cost of the training; beside --compare-systems
+    of each chip, as h100=2.5,v5e=1.2."""
     top: Top = "5"
     """How many meshes to print. Default: 5."""
 

@@ -22,10 +22,17 @@ from meshwright.description.step.images import RESNETS
 from meshwright.description.step.workload import Remat, Workload
 from meshwright.mesh import MeshShape
 from meshwright.options.declare import given_options
-from meshwright.options.values import read_count, read_mesh, read_price
+from meshwright.options.values import read_count, read_mesh, read_price, read_price_of
 from meshwright.pictures.charts import check_chart_file
 from meshwright.planning.files import check_data_file
-from meshwright.planning.library import ALWAYS_CHOSEN, find_beyond, find_meshes, plan_one_mesh, read_compared
+from meshwright.planning.library import (
+    ALWAYS_CHOSEN,
+    find_beyond,
+    find_meshes,
+    plan_one_mesh,
+    plan_systems,
+    read_compared,
+)
 from meshwright.planning.options import read_strategy, read_workload, remats
 from meshwright.planning.plan import Plan
 from meshwright.planning.search import Ranking
@@ -112,6 +119,8 @@ class _Training:
             return self._sweep(self.sweep)
         if self.args.search.compare:
             return self._compare(self.args.search.compare)
+        if self.args.search.compare_systems:
+            return self._compare_systems(self.args.search.compare_systems)
         return self._rank()
 
     def _sweep(self, sweep: Sweep) -> int:
@@ -137,6 +146,36 @@ class _Training:
             compare_data(plans)
         else:
             print_compared(plans, trained_seq_len(self.args.model))
+        return 0 if any(plan.predicted.fits for plan in plans) else 1
+
+    def _compare_systems(self, names: tuple[str, ...]) -> int:
+        """Compare the best plans on --on and on the systems that --compare-systems names."""
+        from meshwright.cli.plan.systems import print_systems, systems_data
+
+        search = self.args.search
+        tokens = None if search.tokens is None else read_count("--tokens", search.tokens)
+        price = None if tokens is None else search.price
+        as_json, framework = self.args.output.json, search.framework
+        options = given_options(self.args.workload)
+        strategy = given_options(self.args.strategy)
+        check_all_read(self.args, "beside --compare-systems")
+        with waiting(f"planning {self.workload.model.name} on {len(names) + 1} systems"):
+            plans = plan_systems(
+                self.args.model, (self.system, *names), options, strategy,
+                framework=framework, include_planned=self.include_planned,
+            )  # fmt: skip
+        runs = [
+            None
+            if tokens is None
+            else training_run(
+                plan.predicted,
+                plan.system.num_chips,
+                tokens,
+                None if price is None else read_price_of(price, plan.system.chip.name),
+            )
+            for plan in plans
+        ]
+        (systems_data if as_json else print_systems)(plans, runs)
         return 0 if any(plan.predicted.fits for plan in plans) else 1
 
     def _rank(self) -> int:
@@ -165,6 +204,7 @@ class _Training:
             ranking = self._find(self.workload, self.system, top=top)
             best = ranking.plans[0]
             is_wanted = not best.planned_only and (is_explained or not best.predicted.fits)
+            is_wanted = is_wanted and not self.include_planned
             beyond = find_beyond(best, self.policies, self.searched) if is_wanted else None
         chosen = asked or best
         if path is not None:

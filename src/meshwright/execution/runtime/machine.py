@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 
 from meshwright.description.hardware.load import load_chip
 from meshwright.description.hardware.system import System, parse_system
@@ -18,8 +19,8 @@ _ASK = "import jax; found = jax.devices(); print(found[0].platform, len(found), 
 def this_machine(num_devices: int | None = None) -> System:
     """Return this machine's accelerators as a system, or simulated devices where it has none.
 
-    JAX is asked in another process unless this one has imported it: a price must not take a GPU's memory, nor start JAX
-    with fewer simulated devices than a later call wants.
+    JAX is asked in another process unless it has started in this one: a price must not take a GPU's memory, nor start
+    JAX with fewer simulated devices than a later call wants.
 
     Args:
         num_devices: how many devices to simulate; by default those that JAX has, or `SIMULATED` if that is one.
@@ -39,11 +40,33 @@ def this_machine(num_devices: int | None = None) -> System:
 
 def _devices() -> tuple[str, int, str]:
     """Return the platform, the number and the kind of the devices that JAX finds."""
-    if "jax" in sys.modules:
-        import jax
+    if "jax" not in sys.modules or not _has_started():
+        return _asked_devices()
+    import jax
 
-        found = jax.devices()
-        return found[0].platform, len(found), found[0].device_kind
+    found = jax.devices()
+    return found[0].platform, len(found), found[0].device_kind
+
+
+def _has_started() -> bool:
+    """Whether JAX has started in this process: only then it refuses another number of CPU devices.
+
+    It has no function that says so.
+    """
+    import jax
+
+    count: int = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        jax.config.update("jax_num_cpu_devices", max(count, 0) + 1)
+    except RuntimeError:
+        return True
+    jax.config.update("jax_num_cpu_devices", count)
+    return False
+
+
+@cache
+def _asked_devices() -> tuple[str, int, str]:
+    """Return what JAX finds when it starts in a process of its own."""
     asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, check=False)
     if asked.returncode:
         last = (asked.stderr.strip().splitlines() or ["no message"])[-1]

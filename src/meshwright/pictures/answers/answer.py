@@ -9,8 +9,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from meshwright.errors import MeshwrightError
 from meshwright.pictures.document import Section, render
-from meshwright.pictures.showing import Picture
+from meshwright.pictures.picture import Picture
 from meshwright.support.files import write_file
 
 
@@ -65,11 +66,19 @@ class DrawnAnswer(Answer):
         return self.picture.svg(file)
 
     def _repr_html_(self) -> str:
-        """Return the screen and the picture as HTML, for notebooks."""
-        return f'{super()._repr_html_()}<div style="overflow-x:auto">{self.svg()}</div>'
+        """Return the screen, and the picture if it can be drawn, as HTML for notebooks."""
+        drawn = "".join(f'<div style="overflow-x:auto">{found.svg()}</div>' for found in self._drawn())
+        return super()._repr_html_() + drawn
 
     def _pictures(self) -> list[Section]:
-        return [self.picture.section()]
+        return [found.section() for found in self._drawn()]
+
+    def _drawn(self) -> list[Picture]:
+        """Return the picture; none where too many devices would be in it, so that the screen is shown without."""
+        try:
+            return [self.picture]
+        except MeshwrightError:
+            return []
 
 
 def write_picture(drawn: Picture | DrawnAnswer, file: Path) -> None:

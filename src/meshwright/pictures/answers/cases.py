@@ -10,7 +10,7 @@ from meshwright.options.values import Count, SystemLike
 from meshwright.pictures.answers.answer import DrawnAnswer
 from meshwright.pictures.answers.given import Numbers, read_numbers
 from meshwright.pictures.answers.matmul import Matmul, matmul
-from meshwright.pictures.showing import Picture
+from meshwright.pictures.picture import Picture
 from meshwright.pictures.tables import console, show, table
 from meshwright.pictures.text import folded
 from meshwright.units import show_bytes, show_range
@@ -80,8 +80,8 @@ def matmul_cases(
     named = read_numbers(mesh) if mesh else {name: 1 for name in sizes if name not in ("I", "J", "K")}
     axis = next(iter(named), "X")
     products = [case.format(axis=axis) for case in CASES]
-    given = {"mesh": mesh, "dims": dims, "on": on, "dtype": dtype, "device": device}
-    return MatmulCases(tuple(matmul(product, **given, **sizes) for product in products))
+    given: dict[str, Any] = {"mesh": mesh, "dims": dims, "on": on, "dtype": dtype, "device": device, **sizes}
+    return MatmulCases(tuple(matmul(product, **given) for product in products))
 
 
 _RULES = (

@@ -20,7 +20,7 @@ from meshwright.pictures.colours import device_fill
 from meshwright.pictures.drawings.collectives import DIGITS, collective_sketch, neighbour_permute
 from meshwright.pictures.drawings.rings import ring_sketch, run_ring
 from meshwright.pictures.drawings.torus import torus_sketch
-from meshwright.pictures.showing import Picture
+from meshwright.pictures.picture import Picture
 from meshwright.pictures.tables import console, show
 from meshwright.pictures.text import folded, wrap
 from meshwright.planning.cost.formulas import collective_formula
@@ -67,7 +67,7 @@ class Collective(DrawnAnswer):
     """One collective with its time on some hardware.
 
     time: its parts, in seconds. placement: the links that it runs over. measured_seconds: its time on this machine's
-    devices, if it was measured. notes: what was left out, and what was taken for it.
+    devices, if it was measured. notes: the defaults that were used, and remarks on the placement.
     """
 
     kind: Kind

@@ -19,8 +19,8 @@ _MOST_ROWS = 16
 class Device:
     """One device, as JAX numbers it.
 
-    coordinates: of its chip on the torus; None without one. slice: the number of its slice. memory_bytes, used_bytes:
-    what programs can use and what they use now; None where the runtime does not say.
+    coordinates: of its chip on the torus; None without one. slice: the number of its slice. memory_bytes: the limit for
+    programs. used_bytes: allocated now. Both are None if the runtime does not report them.
     """
 
     id: int

@@ -23,7 +23,7 @@ DIM_SIZE = 8192
 
 @dataclass(frozen=True)
 class Setting:
-    """A mesh on hardware. notes: what was left out, and what was taken for it."""
+    """A mesh on hardware. notes: the defaults that were used."""
 
     degrees: dict[str, int]
     system: System

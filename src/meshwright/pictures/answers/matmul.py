@@ -28,7 +28,7 @@ from meshwright.pictures.answers.given import (
 from meshwright.pictures.answers.matmul_run import MatmulRun, run_product
 from meshwright.pictures.drawings.products import device_parts, product_sketch
 from meshwright.pictures.drawings.roofline import roofline_sketch
-from meshwright.pictures.showing import Picture
+from meshwright.pictures.picture import Picture
 from meshwright.pictures.tables import console, show, table
 from meshwright.pictures.text import folded, terms, wrap
 from meshwright.planning.cost.rates.product import PricedImplementation, PricedProduct, price
@@ -44,8 +44,8 @@ MOST_SHOWN = 6
 class Matmul(DrawnAnswer):
     """A sharded product, or a resharding, with its price on some hardware.
 
-    product: as it was written. priced: every way to do it, with its times. notes: what was left out, and what was taken
-    for it. device: the one whose shards the picture marks and the screen names; None for none.
+    product: as it was written. priced: every way to compute it, with its times. notes: the defaults that were used.
+    device: the device whose shards the picture marks and the screen names; None for none.
     """
 
     product: str

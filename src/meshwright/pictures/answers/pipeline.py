@@ -14,7 +14,7 @@ from meshwright.pictures.drawings.pipeline import (
     pipeline_sketch,
     textbook_sketch,
 )
-from meshwright.pictures.showing import Picture
+from meshwright.pictures.picture import Picture
 from meshwright.pictures.tables import console
 
 

@@ -1,4 +1,4 @@
-"""Draw the memory of a device by terms, beside what a program can use of it."""
+"""Draw the memory of a device by terms, beside the usable memory."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def pipeline_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch
     """
     _check_size(schedule)
     works = list(schedule.cells())
-    phases = {work.slot: work.phase for work in works}
+    phases: dict[int, Pass] = {work.slot: work.phase for work in works}
     lengths = [LENGTHS[phases[slot]] for slot in range(2 * schedule.ticks)]
     starts = list(accumulate(lengths, initial=0))
     virtual = f", {schedule.virtual_stages} virtual stages" if schedule.virtual_stages > 1 else ""
@@ -49,14 +49,14 @@ def pipeline_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch
 
 
 def textbook_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch:
-    """Draw 1F1B as it is published, without lockstep: each stage begins as soon as it has what it needs."""
+    """Draw 1F1B as published, without lockstep: each stage begins as soon as its input is there."""
     works = textbook_cells(schedule)
     end = max(work.start + LENGTHS[work.work.phase] for work in works)
     return Sketch(
         title=f"1F1B as published: {schedule.microbatches} microbatches, {schedule.stages} stages",
         panels=(_lanes(schedule, works, _rows(schedule, num_layers)),),
         notes=(
-            "each stage begins as soon as it has what it needs, and goes backward before it begins another forward"
+            "each stage begins as soon as its input is there, and prefers a backward to another forward"
             " (arXiv:2104.04473)",
             f"as long as in lockstep: (m + p - 1) (1 + 2) = {end} times a forward",
         ),
@@ -73,8 +73,8 @@ class Timed(NamedTuple):
 def textbook_cells(schedule: Schedule) -> list[Timed]:
     """Return the work of every stage of 1F1B without lockstep and without chunks, by stage and time.
 
-    Stage s runs p - s - 1 forwards, then a forward and a backward by turns, then the backwards that are left. A forward
-    waits for that of the stage before, a backward for that of the stage after.
+    Stage s runs p - s - 1 forwards, then alternates between a forward and a backward, then runs the remaining
+    backwards. A forward waits for the previous stage's forward, a backward for the next stage's backward.
     """
     p, m = schedule.stages, schedule.microbatches
     ends: dict[tuple[int, int, Pass], int] = {}

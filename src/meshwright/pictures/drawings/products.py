@@ -1,4 +1,4 @@
-"""Draw a sharded product: its operands, what each step makes of them, and what one device holds."""
+"""Draw a sharded product: its operands, the result of each step, and the part of one device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def product_sketch(priced: PricedProduct, *, title: str, device: int | None = No
 
 
 def device_parts(priced: PricedProduct, device: int) -> Iterator[str]:
-    """Yield what a device holds of each operand, what it computes, and what it holds of the result.
+    """Yield the part of one device: its shards of the operands, its products, its shard of the result.
 
     Raises:
         MeshwrightError: the mesh has no such device.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from meshwright.pictures.colours import INK, named
+from meshwright.pictures.colours import named
 from meshwright.pictures.panels import Sketch
 from meshwright.pictures.scene import Box, Label, Line, Scene
 from meshwright.planning.cost.rates.product import Intensity, PricedProduct
@@ -72,7 +72,7 @@ def _draw(roofs: list[_Roof], peak: float, rate: float, width: float) -> Scene:
     if abs(y_of(rate) - y_of(peak)) >= 1:
         items.append(Label(0, y_of(rate) - 0.5, show_rate(rate, "flop/s")))
     ridge = min(roof.ridge for roof in roofs)
-    items.append(Line(x_of(ridge), y_of(peak), _LEFT + inner - x_of(ridge), 0, INK))
+    items.append(Line(x_of(ridge), y_of(peak), _LEFT + inner - x_of(ridge), 0))
     for roof in roofs:
         start = max(lowest, roof.ridge * bottom / peak)
         x, y = x_of(start), y_of(peak * start / roof.ridge)

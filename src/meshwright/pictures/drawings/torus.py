@@ -146,7 +146,7 @@ class _Chips:
 
     @cached_property
     def is_turned(self) -> bool:
-        """Whether y runs downwards instead of x: where the first mesh axis that lies on one of them lies on y."""
+        """Whether y runs downwards instead of x, because the first mesh axis on x or y lies on y."""
         along = [self.edges.get(axis) for axis in self.shown]
         return next((dim == "y" for dim in along if dim in ("x", "y")), False)
 
@@ -211,7 +211,7 @@ class _Chips:
 
     @cached_property
     def far(self) -> frozenset[str]:
-        """The axes of which some neighbours are no neighbouring chips, so that others' links carry them too."""
+        """The mesh axes whose neighbours are not all neighbouring chips: their bytes pass other chips too."""
         if self.layout.order is None:
             return frozenset()
         chips = {tuple(at.values()): place for place, at in self.places.items() if at}

@@ -64,8 +64,8 @@ class StepRange:
     def __str__(self) -> str:
         """Return the range and what it is from, in one line."""
         return (
-            f"{show_seconds(self.shortest)} to {show_seconds(self.longest)} a step: {SHARE:.0%} of"
-            f" {show_count(self.num_runs, 'published run')} {self.like} were as near to their predictions (--evidence)"
+            f"{show_seconds(self.shortest)} to {show_seconds(self.longest)} a step, by"
+            f" {show_count(self.num_runs, 'published run')} {self.like} (--evidence)"
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -39,7 +39,11 @@ def constrained_text(text: str, constraints: Mapping[Assignment, PartitionSpec])
 def diff(file: Path, before: str, after: str) -> str:
     """Return the unified diff of a file, as `git apply` and `patch` take it, with its path below this directory."""
     here = Path.cwd()
-    path = file.resolve().relative_to(here).as_posix() if file.resolve().is_relative_to(here) else str(file)
+    path = (
+        file.resolve().relative_to(here).as_posix()
+        if file.resolve().is_relative_to(here)
+        else str(file.resolve()).lstrip("/")
+    )
     lines = difflib.unified_diff(
         before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{path}", f"b/{path}"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -202,7 +202,7 @@ def plan_program(
         system=system,
         candidates=tuple(candidates),
         num_layouts=len(found),
-        notes=_notes(priced, candidates[0]),
+        notes=(*_notes(priced, candidates[0]), *_whole_notes(program, candidates[0].layout)),
     )
 
 
@@ -275,6 +275,24 @@ def _ranked(tried: list[Candidate], candidates: list[Candidate]) -> list[Candida
     tried.sort(key=lambda one: (not one.fits, one.seconds is None, one.seconds or 0.0))
     layouts = {id(one.layout) for one in tried if one.layout is not None}
     return [*tried, *(one for one in candidates if id(one.layout) not in layouts)]
+
+
+def _whole_notes(program: Program, layout: Layout | None) -> Iterator[str]:
+    """Yield a note on arguments that are not split, though a part of a dim is: it comes after another part."""
+    if layout is None:
+        return
+    whole = [
+        f"{path}:{place}"
+        for path, shape in program.arguments
+        for place, dim in enumerate(shape)
+        if layout.is_open(program.dims.atoms(dim))
+    ]
+    if whole:
+        more = f" and {len(whole) - 1} more" if len(whole) > 1 else ""
+        yield (
+            f"{whole[0]}{more} is whole on each device in use: what is split is not the leading part of the dim, as"
+            " heads in [3, heads, head_dim]; with that part first, as [heads, 3, head_dim], it would be split"
+        )
 
 
 def _notes(priced: Priced, best: Candidate) -> tuple[str, ...]:

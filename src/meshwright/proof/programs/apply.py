@@ -22,11 +22,12 @@ from jax.stages import Traced
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.carry import mesh_of
 from meshwright.options.values import MeshLike, read_mesh
+from meshwright.proof.programs.arrays import is_array
 from meshwright.proof.programs.classes import DimClass, classes_of, find_classes
 from meshwright.proof.programs.flat import Atoms
 from meshwright.proof.programs.layout import Axis, Layout, Sizes, dims_at_rest, of_any_order
 from meshwright.proof.programs.rules import MATMULS, Shape, uses
-from meshwright.proof.programs.trace import CALLS, Body, Program, closed, scan_counts, trace
+from meshwright.proof.programs.trace import Body, Program, called_program, closed, scan_counts, trace
 
 Table = Mapping[str, str | Sequence[str]]
 """Mesh axes by class of dims: `{"batch": "fsdp", "mlp": ("tp",)}`."""
@@ -118,16 +119,14 @@ class Applied:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function; arguments with other shardings are moved first."""
         leaves = jax.tree.leaves((args, kwargs))
+        if len(leaves) > len(self._jaxpr.invars):
+            leaves = [leaf for leaf in leaves if is_array(leaf)]
         if [jnp.shape(leaf) for leaf in leaves] != [var.aval.shape for var in self._jaxpr.invars]:
             raise MeshwrightError(
                 "the arguments have other shapes than those that the table was applied for, or some are static; apply"
                 " it anew for other shapes, and bind static arguments with functools.partial"
             )
-        return jax.tree.unflatten(self._out_tree, self.jitted(*leaves))
-
-    @cached_property
-    def _out_tree(self) -> Any:
-        return jax.tree.structure(self.program.traced.out_info)
+        return self.program.returned.whole(self.jitted(*leaves))
 
     @cached_property
     def jitted(self) -> Any:
@@ -164,7 +163,9 @@ class Applied:
     def in_shardings(self) -> list[NamedSharding]:
         """The sharding of each leaf of the arguments, positional arguments first."""
         return [
-            NamedSharding(self.mesh, self._stored(shape) if number in self.program.state else self.spec(shape))
+            NamedSharding(
+                self.mesh, self._stored(shape, self._dims(shape)) if number in self.program.state else self.spec(shape)
+            )
             for number, (_, shape) in enumerate(self.program.arguments)
         ]
 
@@ -187,12 +188,17 @@ class Applied:
             *(PartitionSpec.UNCONSTRAINED if self.layout.is_open(dim) else axes or None for dim, axes in entries)
         )
 
-    def _stored(self, shape: Any) -> PartitionSpec:
-        """Return the spec of a leaf of the state between steps: the table's, and `store` on its largest free dim."""
+    def _stored(self, shape: Any, leaf: Atoms) -> PartitionSpec:
+        """Return the spec of a leaf of the state between steps: the table's, and `store` on its largest free dim.
+
+        shape: the leaf's, or that of its gradient, perhaps transposed or reshaped. leaf: the leaf's dims.
+        """
         dims = self._dims(shape)
         entries = [axes or None for axes in self.layout.split(dims)]
-        if stored := self.layout.stored(dims):
-            entries[stored[0]] = stored[1]
+        if stored := self.layout.stored(leaf):
+            first = leaf[stored[0]][0]
+            for place in [place for place, dim in enumerate(dims) if dim[:1] == (first,)][:1]:
+                entries[place] = stored[1]
         return PartitionSpec(*entries)
 
     def _evaluate(self, body: Body, consts: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
@@ -223,8 +229,7 @@ class Applied:
     def _run(self, equation: Any, called: tuple[Body, ...], given: list[Any]) -> list[Any]:
         """Evaluate one equation; programs that it calls are rewritten with constraints first."""
         name, parameters = equation.primitive.name, dict(equation.params)
-        if name in ("jit", "pjit", "closed_call", "core_call"):
-            inner = parameters[CALLS[name]]
+        if name in ("jit", "pjit", "closed_call", "core_call", "shard_map") and (inner := called_program(equation)):
             return self._evaluate(called[0], inner.consts, given)
         if name == "scan":
             parameters["jaxpr"] = self._rewritten(called[0], parameters["jaxpr"])
@@ -259,8 +264,8 @@ class Applied:
         return jax.make_jaxpr(lambda *given: self._evaluate(body, program.consts, given))(*avals)
 
     @cached_property
-    def _of_state(self) -> frozenset[Atoms]:
-        """The dims of the leaves of the state, and of one turn of a loop over them, in any order."""
+    def _of_state(self) -> dict[tuple[int, ...], Atoms]:
+        """The dims of the leaves of the state, and of one turn of a loop over them (`layout.dims_at_rest`)."""
         return dims_at_rest(self.program, self.layout.barred)
 
     def _gathered(self, equation: Any, shape: Shape, value: Any) -> Any:
@@ -280,8 +285,9 @@ class Applied:
         compiler reduce-scatters it.
         """
         shape = body.shapes[equation.outvars[0]]
-        is_gradient = of_any_order(self._dims(shape)) in self._of_state and self._is_partial(equation, body)
-        spec = self._stored(shape) if is_gradient else self.spec(shape)
+        leaf = self._of_state.get(of_any_order(self._dims(shape)))
+        is_gradient = self._is_partial(equation, body)
+        spec = self._stored(shape, leaf) if leaf is not None and is_gradient else self.spec(shape)
         return constrain(value, NamedSharding(self.mesh, spec), equation)
 
     def _is_partial(self, equation: Any, body: Body) -> bool:

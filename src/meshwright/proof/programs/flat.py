@@ -9,13 +9,13 @@ from typing import Any
 from jax.extend.core import Literal
 
 from meshwright.proof.programs.dims import Dims
-from meshwright.proof.programs.trace import CALLS, Body, Program
+from meshwright.proof.programs.trace import Body, Program
 
 Atoms = tuple[tuple[int, ...], ...]
 """The dims of an array, each as the numbers of its atoms."""
 
-INLINED = frozenset(CALLS) - {"remat2", "checkpoint"}
-"""Primitives that call a function, which XLA inlines. Loops, branches and recomputed parts stay programs."""
+APART = frozenset(("scan", "while", "cond", "remat2", "checkpoint"))
+"""Primitives whose programs stay programs: loops, branches and recomputed parts. XLA inlines all others."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,23 @@ def flatten(program: Program) -> Flat:
 
 def _flat(body: Body, dims: Dims, scope: str) -> Flat:
     flat = Flat()
-    numbers: dict[Any, int | None] = {
+    numbers: dict[Any, int | str] = {
         var: _add(flat, var, body, dims) for var in (*body.jaxpr.invars, *body.jaxpr.constvars)
     }
     flat.given = tuple(range(len(body.jaxpr.invars)))
-    flat.results = tuple(_inline(flat, body, dims, scope, numbers))
+    flat.results = tuple(map(_number, _inline(flat, body, dims, scope, numbers, {})))
+    flat.ops = _needed(flat)
     return flat
+
+
+def _needed(flat: Flat) -> list[Op]:
+    """Return the ops whose results are read or that have effects; XLA removes all others."""
+    read, found = set(flat.results), list[Op]()
+    for op in reversed(flat.ops):
+        if op.equation.effects or not read.isdisjoint(op.outputs):
+            read.update(op.inputs)
+            found.append(op)
+    return found[::-1]
 
 
 def _add(flat: Flat, var: Any, body: Body, dims: Dims) -> int:
@@ -73,25 +84,43 @@ def _add(flat: Flat, var: Any, body: Body, dims: Dims) -> int:
     return len(flat.values) - 1
 
 
-def _inline(flat: Flat, body: Body, dims: Dims, scope: str, numbers: dict[Any, int | None]) -> Iterator[int | None]:
-    """Add a program's equations to a list of ops, and yield the numbers of its results."""
+def _inline(
+    flat: Flat, body: Body, dims: Dims, scope: str, numbers: dict[Any, int | str], known: dict[Any, tuple[int, ...]]
+) -> Iterator[int | str]:
+    """Add a program's equations to a list of ops, and yield the numbers of its results.
 
-    def number(var: Any) -> int | None:
-        return None if isinstance(var, Literal) else numbers[var]
+    numbers: those of the program's values; of constants, their text. known: the results of the list's equations by what
+    they compute, as XLA computes the same once.
+    """
+
+    def number(var: Any) -> int | str:
+        return f"{var.val} {var.aval}" if isinstance(var, Literal) else numbers[var]
 
     for place, equation in enumerate(body.jaxpr.eqns):
-        inputs = tuple(number(var) for var in equation.invars)
+        given, name = tuple(number(var) for var in equation.invars), equation.primitive.name
         called, inner = body.called[place], f"{scope}/{equation.source_info.name_stack}"
-        if called and equation.primitive.name in INLINED:
-            own: dict[Any, int | None] = dict(zip(called[0].jaxpr.invars, inputs, strict=True))
+        if called and name not in APART:
+            own = dict(zip(called[0].jaxpr.invars, given, strict=True))
             own.update((var, _add(flat, var, called[0], dims)) for var in called[0].jaxpr.constvars)
-            numbers.update(zip(equation.outvars, _inline(flat, called[0], dims, inner, own), strict=True))
+            numbers.update(zip(equation.outvars, _inline(flat, called[0], dims, inner, own, known), strict=True))
             continue
-        outputs = tuple(_add(flat, var, body, dims) for var in equation.outvars)
+        types = tuple(str(var.aval) for var in equation.outvars)
+        # Of sums that are alike each is summed over devices by itself. Loops that are alike are few, and long as texts.
+        is_single = not called and not equation.effects and not name.startswith("reduce_")
+        key = (name, given, str(equation.params), types) if is_single else ()
+        if (outputs := known.get(key)) is None:
+            outputs = tuple(_add(flat, var, body, dims) for var in equation.outvars)
+            programs = tuple(_flat(one, dims, inner) for one in _run(name, called))
+            flat.ops.append(Op(equation, inner, tuple(map(_number, given)), outputs, programs))
+            if key:
+                known[key] = outputs
         numbers.update(zip(equation.outvars, outputs, strict=True))
-        programs = tuple(_flat(one, dims, inner) for one in _run(equation.primitive.name, called))
-        flat.ops.append(Op(equation, inner, inputs, outputs, programs))
     yield from (number(var) for var in body.jaxpr.outvars)
+
+
+def _number(value: int | str) -> int | None:
+    """Return the number of a value; None for a constant."""
+    return value if isinstance(value, int) else None
 
 
 def _run(name: str, called: Sequence[Body]) -> Sequence[Body]:

@@ -33,19 +33,19 @@ class Sizes(dict[int, int]):
         return self[atom]
 
 
-def dims_at_rest(program: Program, barred: Container[int]) -> frozenset[Atoms]:
-    """Return the dims of all leaves of the state, as `of_any_order`, also without the dim of a loop over them.
+def dims_at_rest(program: Program, barred: Container[int]) -> dict[tuple[int, ...], Atoms]:
+    """Return the dims of the leaves of the state by `of_any_order`, also without the dim of a loop over them.
 
-    An array with these dims is a leaf, a copy of one, or its gradient.
+    An array with these atoms is a leaf, a copy of one, or its gradient, perhaps transposed or reshaped.
     """
     whole = {tuple(program.dims.atoms(dim) for dim in program.arguments[number][1]) for number in program.state}
     whole |= {dims[1:] for dims in whole if dims and dims[0] and dims[0][0] in barred}
-    return frozenset(map(of_any_order, whole))
+    return {of_any_order(dims): dims for dims in sorted(whole)}
 
 
-def of_any_order(dims: Atoms) -> Atoms:
-    """Return dims in an order that a transpose does not change, without those of size 1."""
-    return tuple(sorted(dim for dim in dims if dim))
+def of_any_order(dims: Atoms) -> tuple[int, ...]:
+    """Return the atoms of dims in an order that transposes and reshapes do not change."""
+    return tuple(sorted(atom for dim in dims for atom in dim))
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class Priced:
         return frozenset(dim[0] for value in self.state for dim in value.dims if dim)
 
     @cached_property
-    def rest(self) -> frozenset[Atoms]:
+    def rest(self) -> dict[tuple[int, ...], Atoms]:
         """The dims of the state (`layout.dims_at_rest`)."""
         return dims_at_rest(self.program, self.barred)
 
@@ -169,12 +169,25 @@ class Priced:
         for value, axes in _lost_axes(product, layout):
             size = layout.size(value) * layout.degree(axes)
             yield "all-gather", axes, product.phase, size, False, times
-        if partial := _partial(product, layout):
-            yield from self._sum(product.result, partial, product.phase, times, layout)
+        partial, turns = _partial(product, layout), 1
+        if self.system.chip.kind != "cpu":
+            # XLA:CPU has no passes that add before they reduce.
+            turns = product.turns
+            there = {axis for dim in product.joins if dim for axis in layout.table.get(dim[0], ())}
+            partial = tuple(axis for axis in partial if axis not in there)
+        if partial:
+            found = list(self._sum(product.result, partial, product.phase, times, layout))
+            # What is scattered is scattered in each turn of a loop.
+            turns = 1 if any(kind == "reduce-scatter" for kind, *_ in found) else turns
+            for kind, axes, phase, size, hides, count in found:
+                yield kind, axes, phase, size, hides, count // turns
 
     def _of_moved(self, moved: Moved, times: int, layout: Layout) -> Iterator[Sent]:
         splits = dict(zip(moved.operand.dims, layout.split(moved.operand.dims), strict=True))
         axes = tuple(axis for dim in dict.fromkeys(moved.dims) for axis in splits.get(dim, ()))
+        if moved.kind == "sum" and self._is_of_state(moved.operand) and (stored := layout.stored(moved.operand.dims)):
+            # Such as the norm of all gradients, which lie as their leaves.
+            axes += stored[1] if moved.operand.dims[stored[0]] in moved.dims else ()
         if not axes:
             return
         if moved.kind == "whole":

@@ -106,7 +106,7 @@ def _ragged_matmul(equation: Any, operands: Sequence[Shape], dims: Dims) -> list
 
 
 def _reduce(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
-    axes = equation.params["axes"]
+    axes = equation.params["dimensions" if equation.primitive.name == "reduce" else "axes"]
     left = [tuple(dim for place, dim in enumerate(one) if place not in axes) for one in operands]
     return left[: len(equation.outvars)]
 
@@ -133,6 +133,23 @@ def _concatenate(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[S
     return [tuple(found)]
 
 
+def _stack(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    for together in zip(*operands, strict=True):
+        dims.unite_all(together)
+    axis, found = equation.params["axis"], operands[0]
+    return [(*found[:axis], dims.new(len(operands)), *found[axis:])]
+
+
+def _unstack(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    axis, whole = equation.params["axis"], operands[0]
+    return [(*whole[:axis], *whole[axis + 1 :]) for _ in equation.outvars]
+
+
+def _tile(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    """Repeat whole arrays: of a dim that is repeated, the old dim is the minor part."""
+    return [tuple((*dims.new(count), *dim) for count, dim in zip(equation.params["reps"], operands[0], strict=True))]
+
+
 def _split(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
     axis, sizes = equation.params["axis"], equation.params["sizes"]
     whole = operands[0]
@@ -148,7 +165,30 @@ def _of_equal_size(equation: Any, operands: Sequence[Shape], dims: Dims) -> list
     """Keep dims whose size is unchanged; a dim that is cut or padded is new."""
     before, after = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
     pairs = zip(operands[0], before, after, strict=True)
-    return [tuple(dim if old == new else dims.new(new) for dim, old, new in pairs)]
+    found = tuple(dim if old == new else dims.new(new) for dim, old, new in pairs)
+    return [found for _ in equation.outvars]
+
+
+def _of_same_shape(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    """Give each result the dims of the last operand of its shape, as the gradient of a pooled array has them."""
+    alike = {var.aval.shape: one for var, one in zip(equation.invars, operands, strict=True)}
+    return [
+        alike[out.aval.shape] if out.aval.shape in alike else fresh(out.aval.shape, dims) for out in equation.outvars
+    ]
+
+
+def _of_each_matrix(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    """Keep the dims before the last two, along which each matrix is decomposed or solved by itself."""
+    batch = operands[0][:-2]
+    for one in operands[1:]:
+        for first, second in zip(batch, one[:-2], strict=False):
+            dims.unite(first, second)
+    return [(*batch, *fresh(out.aval.shape[len(batch) :], dims)) for out in equation.outvars]
+
+
+def _fourier(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    kept = operands[0][: -len(equation.params["fft_lengths"])]
+    return [(*kept, *fresh(equation.outvars[0].aval.shape[len(kept) :], dims))]
 
 
 def _update_slice(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
@@ -222,7 +262,8 @@ def _slide(equation: Any, images: Shape, kernel: Shape, found: list[Dim], dims: 
 
 
 def _top_k(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
-    one, place = operands[0], equation.params.get("axis", len(operands[0]) - 1)
+    last = len(operands[0]) - 1
+    one, place = operands[0], equation.params.get("axis", equation.params.get("reduction_dimension", last))
     size = equation.outvars[0].aval.shape[place]
     best = dims.new(size)
     return [(*one[:place], best, *one[place + 1 :]) for _ in equation.outvars]
@@ -240,9 +281,12 @@ _MATH = [
     "atan",
     "atan2",
     "atanh",
+    "bessel_i0e",
+    "bessel_i1e",
     "cbrt",
     "ceil",
     "clamp",
+    "clz",
     "complex",
     "conj",
     "convert_element_type",
@@ -264,27 +308,34 @@ _MATH = [
     "gt",
     "igamma",
     "igammac",
+    "igamma_grad_a",
     "imag",
     "integer_pow",
     "is_finite",
     "le",
+    "le_to",
     "lgamma",
     "log",
     "log1p",
     "logistic",
     "lt",
+    "lt_to",
     "max",
     "min",
     "mul",
+    "mulhi",
     "ne",
     "neg",
     "nextafter",
     "not",
     "or",
+    "polygamma",
     "population_count",
     "pow",
+    "random_gamma_grad",
     "real",
     "reduce_precision",
+    "regularized_incomplete_beta",
     "rem",
     "round",
     "rsqrt",
@@ -302,6 +353,7 @@ _MATH = [
     "tan",
     "tanh",
     "xor",
+    "zeta",
     "name",
     "copy_p",
     "pvary",
@@ -315,15 +367,41 @@ _REDUCTIONS = [
     "reduce_and",
     "reduce_or",
     "reduce_xor",
+    "reduce",
     "argmax",
     "argmin",
 ]
+
+_COPIES = [
+    "optimization_barrier",
+    "rev",
+    "sharding_constraint",
+    "layout_constraint",
+    "reshard",
+    "device_put",
+    "with_memory_space_constraint",
+    "pin",
+    "unpin",
+]
+
+_DECOMPOSITIONS = ["cholesky", "eigh", "eig", "lu", "qr", "geqrf", "householder_product", "svd", "triangular_solve"]
+
+SCATTERS = frozenset(
+    ("scatter", *(f"scatter{mark}{op}" for op in ("add", "sub", "mul", "min", "max") for mark in "-_"))
+)
+"""Primitives that write rows into an array; versions of JAX write their names with either mark."""
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_MATH, _elementwise),
     **dict.fromkeys(_REDUCTIONS, _reduce),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along_one("axis")),
-    "optimization_barrier": _one_by_one,
+    **dict.fromkeys(_COPIES, _one_by_one),
+    **dict.fromkeys(_DECOMPOSITIONS, _of_each_matrix),
+    "bitcast_convert_type": _of_same_shape,
+    "fft": _fourier,
+    "stack": _stack,
+    "unstack": _unstack,
+    "tile": _tile,
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "transpose": _transpose,
@@ -335,17 +413,16 @@ RULES: dict[str, Rule] = {
     "slice": _of_equal_size,
     "dynamic_slice": _of_equal_size,
     "pad": _of_equal_size,
-    "reduce_window_max": _of_equal_size,
-    "reduce_window_sum": _of_equal_size,
-    "rev": _one_by_one,
-    "sharding_constraint": _one_by_one,
-    "reshard": _one_by_one,
+    **dict.fromkeys(("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum"), _of_equal_size),
+    "select_and_scatter_add": _of_same_shape,
+    "select_and_gather_add": _of_equal_size,
     "dynamic_update_slice": _update_slice,
     "gather": _gather,
-    **dict.fromkeys(("scatter", "scatter-add", "scatter_add", "scatter_mul", "scatter_min", "scatter_max"), _scatter),
+    **dict.fromkeys(SCATTERS, _scatter),
     "conv_general_dilated": _convolution,
     "sort": _along_one("dimension"),
     "top_k": _top_k,
+    "approx_top_k": _top_k,
 }
 """The rules by the name of the primitive."""
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, islice, product
 
-from meshwright.description.hardware.system import System
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import divisors
 from meshwright.proof.programs.classes import DimClass
@@ -52,13 +51,9 @@ def find_layouts(priced: Priced, classes: tuple[DimClass, ...], degrees: Mapping
         MeshwrightError: no class can be split so that all devices have work.
     """
     splittable = [one for one in classes if not one.barred]
-    sets, batch = model_sets(priced, splittable), priced.batch
+    sets, batch = model_sets(priced, splittable), data_set(priced, splittable)
     sizes = Sizes(priced.program)
-    made = (
-        _layouts(priced.system, batch, sets, priced.weights, sizes)
-        if degrees is None
-        else _on_mesh(degrees, batch, sets)
-    )
+    made = _layouts(priced, batch, sets, sizes) if degrees is None else _on_mesh(degrees, batch, sets)
     found: dict[tuple[Axis, ...], Found] = {}
     for axes in made:
         axes = tuple(axis for axis in (_cut(axis, axes, sizes) for axis in axes) if axis.degree > 1 or degrees)
@@ -91,11 +86,7 @@ def _cut(axis: Axis, axes: tuple[Axis, ...], sizes: Mapping[int, int]) -> Axis:
 
 
 def _layouts(
-    system: System,
-    batch: frozenset[int],
-    sets: list[frozenset[int]],
-    weights: frozenset[int],
-    sizes: Mapping[int, int],
+    priced: Priced, batch: frozenset[int], sets: list[frozenset[int]], sizes: Mapping[int, int]
 ) -> Iterator[tuple[Axis, ...]]:
     """Yield axes for every mesh of a system: dp and fsdp over the batch, and up to two axes over other classes.
 
@@ -103,11 +94,11 @@ def _layouts(
     """
 
     def name(atoms: frozenset[int]) -> str:
-        return "tp" if atoms & weights else "sp"
+        return "tp" if atoms & priced.weights else "sp"
 
-    count = system.num_devices
+    count = priced.system.num_devices
     for data in divisors(count) if batch else [1]:
-        if batch and any(sizes[atom] % data for atom in batch):
+        if any(sizes[atom] % data for atom in priced.batch):
             continue
         for stored in divisors(data):
             first = (Axis("dp", data // stored, batch), Axis("fsdp", stored, batch, True))
@@ -138,13 +129,31 @@ def _on_mesh(
         yield tuple(Axis(name, degrees[name], *each) for name, each in zip(degrees, chosen, strict=True))
 
 
+def data_set(priced: Priced, classes: list[DimClass]) -> frozenset[int]:
+    """Return the batch, and the rows that take its place elsewhere in the program.
+
+    These are of no weight and never meet the batch in one array, as the rows of two batches that are concatenated, or
+    of minibatches that are drawn from it.
+    """
+    if not priced.batch:
+        return priced.batch
+    meets, flops = _meetings(priced.work, {value.dims for value in priced.state}), _flops_by_atom(priced)
+    found = set(priced.batch)
+    others = (one.atom for one in classes if not one.members and flops.get(one.atom))
+    for atom in sorted(others, key=lambda atom: (-flops[atom], atom)):
+        if not meets.get(atom, set()) & found:
+            found.add(atom)
+    return frozenset(found)
+
+
 def model_sets(priced: Priced, classes: list[DimClass]) -> list[frozenset[int]]:
     """Return sets of classes beside the batch that never meet in one array: the largest, then single classes.
 
     Those that split most flops come first.
     """
+    batch = data_set(priced, classes)
     meets = _meetings(priced.work, {value.dims for value in priced.state})
-    ours = [one.atom for one in classes if one.atom not in priced.batch]
+    ours = [one.atom for one in classes if one.atom not in batch]
     largest = list(islice(_maximal(frozenset(ours), meets), MOST_ENUMERATED))
     singles = [frozenset((atom,)) for atom in ours]
     flops, weights = _flops_by_atom(priced), priced.weights

@@ -15,6 +15,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 from jax.stages import Traced
 
+from meshwright.proof.programs.arrays import Tree, trace_arrays
 from meshwright.proof.programs.dims import Dims
 from meshwright.proof.programs.rules import RULES, Shape, fresh, new_results
 
@@ -31,8 +32,21 @@ CALLS = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_vmap_call": "call",
+    "composite": "jaxpr",
 }
 """Primitives that call one program with their own operands, and the parameter that has it."""
+
+
+def called_program(equation: Any) -> ClosedJaxpr | None:
+    """Return the program that an equation calls with its own operands; None if it calls none, or a loop's or branches'.
+
+    A `shard_map` over one device is such a call, as whoever writes one for any mesh has it on a mesh of one.
+    """
+    name, parameters = equation.primitive.name, equation.params
+    if name == "shard_map" and parameters["mesh"].size == 1 and not parameters["jaxpr"].effects:
+        return closed(parameters["jaxpr"])
+    return closed(parameters[CALLS[name]]) if name in CALLS else None
 
 
 def scan_counts(parameters: Mapping[str, Any]) -> tuple[int, int]:
@@ -70,7 +84,7 @@ class Program:
     """A traced function with the dims of all its values.
 
     arguments, results: the path of each leaf, as `params.kernel`, and its dims. state: the arguments that the function
-    returns updated, as the number of the result by that of the argument.
+    returns updated, as the number of the result by that of the argument. returned: the tree that it returns.
     """
 
     traced: Traced
@@ -79,6 +93,7 @@ class Program:
     arguments: tuple[tuple[str, Shape], ...]
     results: tuple[tuple[str, Shape], ...]
     state: Mapping[int, int]
+    returned: Tree
 
 
 def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Program:
@@ -89,7 +104,7 @@ def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Program:
         args: its positional arguments; only shapes and dtypes of arrays are used.
         kwargs: its keyword arguments.
     """
-    traced = function.trace(*args, **kwargs) if hasattr(function, "trace") else jax.jit(function).trace(*args, **kwargs)
+    traced, tree = trace_arrays(function, args, kwargs)
     closed, dims = traced.jaxpr, Dims()
     inputs = [fresh(aval.shape, dims) for aval in closed.in_avals]
     body = _Walk(dims).body(closed, inputs)
@@ -101,7 +116,7 @@ def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Program:
     paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in returned]
     state = _state(zip(names, closed.in_avals, strict=True), zip(paths, closed.out_avals, strict=True))
     arguments, results = (tuple(zip(*pair, strict=True)) for pair in ((names, inputs), (paths, outputs)))
-    return Program(traced, body, dims, arguments, results, state)
+    return Program(traced, body, dims, arguments, results, state, tree)
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
@@ -169,8 +184,8 @@ class _Walk:
     def _equation(self, equation: Any, operands: list[Shape]) -> tuple[tuple[Body, ...], list[Shape]]:
         """Return the programs that an equation calls, and the dims of its results."""
         name, parameters = equation.primitive.name, equation.params
-        if name in CALLS:
-            body = self.body(parameters[CALLS[name]], operands)
+        if (program := called_program(equation)) is not None:
+            body = self.body(program, operands)
             return (body,), [body.shape(var) for var in body.jaxpr.outvars]
         if name == "scan":
             return self._scan(parameters, operands)

@@ -7,34 +7,63 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from jax.lax import Precision
 
 from meshwright.proof.programs.flat import Atoms, Flat, Op, Value, flatten, operands
-from meshwright.proof.programs.rules import MATMULS, uses
+from meshwright.proof.programs.rules import MATMULS, SCATTERS, uses
 from meshwright.proof.programs.trace import Program, scan_counts
 from meshwright.record import Phase
 
 REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"))
 """Ops whose result is a sum, or alike, over some dims."""
 
-LINES = frozenset(("sort", "top_k", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "fft", "argmax", "argmin"))
+LINES = frozenset(
+    (
+        "sort",
+        "top_k",
+        "approx_top_k",
+        "cumsum",
+        "cumprod",
+        "cummax",
+        "cummin",
+        "cumlogsumexp",
+        "fft",
+        "argmax",
+        "argmin",
+    )
+)
 """Ops that need whole lines along a dim."""
 
-CUTS = frozenset(("slice", "dynamic_slice", "dynamic_update_slice", "concatenate", "pad", "rev", "reshape", "split"))
+CUTS = frozenset(
+    (
+        "slice",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "concatenate",
+        "pad",
+        "rev",
+        "reshape",
+        "split",
+        "tile",
+        "unstack",
+    )
+)
 """Ops that cut, join or shift dims."""
 
-IN_PLACE = frozenset(("dynamic_update_slice", "scatter", "scatter-add", "scatter_add"))
+IN_PLACE = SCATTERS | {"dynamic_update_slice"}
 """Ops that are written over their first operand where nothing reads it afterwards."""
 
 OPAQUE = frozenset(("shard_map", "pallas_call", "custom_call", "pure_callback", "io_callback"))
 """Calls of programs that nothing here reads."""
 
-_SCATTERS = frozenset(("scatter", "scatter-add", "scatter_add", "scatter_mul", "scatter_min", "scatter_max"))
-_UNFUSED = MATMULS | _SCATTERS | frozenset(("gather", "sort", "top_k", "dynamic_update_slice", "fft"))
-_COPIES = frozenset(("convert_element_type", "transpose", "reshape", "squeeze", "copy", "mul", "div", "dynamic_slice"))
+_UNFUSED = MATMULS | SCATTERS | frozenset(("gather", "sort", "top_k", "dynamic_update_slice", "fft"))
+_COPIES = frozenset(
+    ("convert_element_type", "transpose", "reshape", "squeeze", "copy", "mul", "div", "dynamic_slice", "reshard",
+     "sharding_constraint", "optimization_barrier", "name")
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,6 +72,8 @@ class Product:
 
     batch: how many dims of the result are of both operands. rows: how many after these are of the left operand alone.
     inner: the dims that it sums over. window: the elements of a filter that meet a pixel, on average, for convolutions.
+    joins: the dims that another matmul sums over, to whose result this one is added before anything else reads it.
+    turns: how many turns of a loop add up its result before anything else reads it.
     """
 
     phase: Phase
@@ -54,17 +85,19 @@ class Product:
     inner: Atoms
     dtype: str
     window: float = 1
+    joins: Atoms = ()
+    turns: int = 1
 
 
 @dataclass(frozen=True)
 class Moved:
     """An op that is no matmul and communicates if an axis splits the dims that it sums, sorts or cuts.
 
-    kind: `sum` if the result is a sum over `dims`, `whole` if the operand has to be whole along them, `rows` if rows
-    that `dims` number are added to the result.
+    kind: `sum` if the result is a sum over `dims`, `lookup` if rows are looked up along them, `whole` if the operand
+    has to be whole along them, `rows` if rows that `dims` number are added to the result.
     """
 
-    kind: Literal["sum", "whole", "rows"]
+    kind: Literal["sum", "lookup", "whole", "rows"]
     phase: Phase
     operand: Value
     result: Value
@@ -111,19 +144,33 @@ def work_of(program: Program, *, is_tpu: bool) -> Work:
     """
     flat, work = flatten(program), Work(is_tpu=is_tpu)
     copies = {number: argument for argument, number in enumerate(flat.given) if argument in program.state}
-    work.live = _collect(work, flat, 1, copies, set())
+    work.live = _collect(work, flat, 1, copies, set(), set(), None)
     return work
 
 
-def _collect(work: Work, flat: Flat, times: int, copies: dict[int, int], gathered: set[int]) -> Live:
+def _collect(
+    work: Work,
+    flat: Flat,
+    times: int,
+    copies: dict[int, int],
+    gathered: set[int],
+    constants: set[int],
+    caller: Op | None,
+) -> Live:
     """Add the work of a program that runs `times` times.
 
     copies: the values that are copies of an argument that is state, with the argument's number. gathered: the arguments
-    that are gathered already.
+    that are gathered already. constants: the program's arguments that are computed from no array. caller: the op
+    that calls the program.
     """
-    reads, made = _reads(flat, is_tpu=work.is_tpu)
+    reads, made = _reads(flat, constants, is_tpu=work.is_tpu)
     last = _last_uses(flat, reads, made)
+    sums = _sums(flat, caller)
     live = Live()
+
+    def is_constant(value: int) -> bool:
+        return value in constants or (value not in made and not reads[value])
+
     for place, op in enumerate(flat.ops):
         called: list[Live] = []
         for program in op.called:
@@ -134,9 +181,11 @@ def _collect(work: Work, flat: Flat, times: int, copies: dict[int, int], gathere
                 work.gathered[(flat.values[value], _phase(op))] += times
             work.whiles += op.name == "while"
             before = {copies[value] for value in same if value in copies}
-            given = zip(program.given, operands(op), strict=True)
+            given = list(zip(program.given, operands(op), strict=True))
             inner = {ours: copies[theirs] for ours, theirs in given if theirs in copies}
-            called.append(_collect(work, program, turns, inner, before))
+            # XLA moves masks and the like, which JAX computes before a loop, back into it.
+            known = {ours for ours, theirs in given[: _unchanged(op)] if theirs in reads and is_constant(theirs)}
+            called.append(_collect(work, program, turns, inner, before, known, op))
         if not op.called:
             _follow(op, flat, copies)
             used = [value for value, is_used in zip(op.inputs, uses(op.equation), strict=True) if is_used]
@@ -144,7 +193,7 @@ def _collect(work: Work, flat: Flat, times: int, copies: dict[int, int], gathere
                 one = flat.values[value]
                 sent = Value(one.dims, min(one.width, 2.0)) if work.is_tpu and _rounds(op) else one
                 work.gathered[(sent, _phase(op))] += times
-            _add(work, op, flat, times)
+            _add(work, op, flat, times, sums)
             if op.name in MATMULS:
                 # What is computed on the way into a matmul is not written, but all that it comes from is read.
                 fused = (
@@ -170,16 +219,24 @@ def _collect(work: Work, flat: Flat, times: int, copies: dict[int, int], gathere
     return live
 
 
+def _unchanged(op: Op) -> int:
+    """Return how many operands of an op's called program are the same each time that it runs; they come first."""
+    if op.name == "scan":
+        return scan_counts(op.equation.params)[0]
+    return op.equation.params["body_nconsts"] if op.name == "while" else len(op.inputs)
+
+
 def _is_last_use(flat: Flat, place: int) -> bool:
     """Whether the first operand of an op is an argument that no later op reads."""
     value = flat.ops[place].inputs[0]
     return value in flat.given and not any(value in op.inputs for op in flat.ops[place + 1 :])
 
 
-def _reads(flat: Flat, *, is_tpu: bool) -> tuple[dict[int, tuple[int, ...]], set[int]]:
+def _reads(flat: Flat, constants: set[int], *, is_tpu: bool) -> tuple[dict[int, tuple[int, ...]], set[int]]:
     """Return what each value is computed from, of values in memory, and the values that are written to memory.
 
     Elementwise ops are fused into what reads their results, so only what a matmul or a loop needs is written.
+    constants: arguments that are computed from no array where they are read.
     """
     made: set[int] = {value for value in flat.results if value is not None}
     for op in flat.ops:
@@ -189,8 +246,9 @@ def _reads(flat: Flat, *, is_tpu: bool) -> tuple[dict[int, tuple[int, ...]], set
                 made.update(value for value in op.inputs if value is not None)
         elif op.name in REDUCTIONS or op.name in LINES:
             made.update(op.outputs)
-    there = set(range(len(flat.values))) - {number for op in flat.ops for number in op.outputs}
-    reads: dict[int, tuple[int, ...]] = {}
+    made -= constants
+    there = set(range(len(flat.values))) - {number for op in flat.ops for number in op.outputs} - constants
+    reads: dict[int, tuple[int, ...]] = dict.fromkeys(constants, ())
     for op in flat.ops:
         found: dict[int, None] = {}
         for value in op.inputs:
@@ -242,19 +300,70 @@ def _newly_used(values: Sequence[int | None], copies: dict[int, int], gathered: 
     return found
 
 
-def _add(work: Work, op: Op, flat: Flat, times: int) -> None:
+@dataclass(frozen=True)
+class Summed:
+    """How the result of a matmul is added up before anything else reads it.
+
+    to: the matmul that it is added to, if there is one. turns: the turns of the loop that add it up.
+    """
+
+    to: Op | None = None
+    turns: int = 1
+
+
+def _sums(flat: Flat, caller: Op | None) -> dict[int, Summed]:
+    """Return the results of matmuls that are only added to others, and those that a loop only adds up.
+
+    Each device adds its partial sums, as of the gradients of queries, keys and values by their common input, before
+    they are summed over devices in one all-reduce: those of a loop after it (AllReduceReassociate and
+    WhileLoopAllReduceCodeMotion of XLA).
+    """
+    carried, turns = dict[int, int | None](), 1
+    if caller is not None and caller.name == "scan":
+        consts, count = scan_counts(caller.equation.params)
+        turns = caller.equation.params["length"]
+        carried = dict(zip(flat.given[consts : consts + count], flat.results[:count], strict=True))
+    uses_of = Counter(value for op in flat.ops for value in op.inputs)
+    uses_of.update(flat.results)
+    matmuls: dict[int, list[Op]] = {}
+    found: dict[int, Summed] = {}
+    for op in flat.ops:
+        once = [value if value is not None and uses_of[value] == 1 else -1 for value in op.inputs]
+        parts = [matmuls.get(value, []) for value in once]
+        if op.name in MATMULS:
+            matmuls[op.outputs[0]] = [op]
+        elif op.name in ("add", "add_any") and all(parts):
+            matmuls[op.outputs[0]] = [one for part in parts for one in part]
+            *others, last = matmuls[op.outputs[0]]
+            found.update((one.outputs[0], Summed(to=last)) for one in others)
+        elif op.name in ("add", "add_any") and any(carried.get(value) == op.outputs[0] for value in once):
+            for one in [one for part in parts for one in part][-1:]:
+                found[one.outputs[0]] = Summed(turns=turns)
+        elif op.name in ("convert_element_type", "transpose", "reshape"):
+            matmuls[op.outputs[0]] = parts[0]
+    return found
+
+
+def _add(work: Work, op: Op, flat: Flat, times: int, sums: dict[int, Summed]) -> None:
     """Add the work of an op that calls no program."""
     name, phase = op.name, _phase(op)
     if name in OPAQUE:
         work.opaque[name] += times
-    if name not in MATMULS | REDUCTIONS | LINES | CUTS | _SCATTERS | {"gather"}:
+    if name not in MATMULS | REDUCTIONS | LINES | CUTS | SCATTERS | {"gather"}:
         return
     inputs = [flat.values[value] if value is not None else Value((), 0.0) for value in op.inputs]
     results = [flat.values[value] for value in op.outputs]
     first, result = inputs[0], results[0]
     moved: list[tuple[Any, Value, Atoms]] = []
     if name in MATMULS:
-        work.products[_product(op, phase, inputs, result)] += times
+        product = _product(op, phase, inputs, result)
+        if (summed := sums.get(op.outputs[0])) is not None:
+            product = replace(product, turns=summed.turns)
+            if (other := summed.to) is not None:
+                there = [flat.values[value] if value is not None else Value((), 0.0) for value in other.inputs]
+                joins = _product(other, phase, there, flat.values[other.outputs[0]]).inner
+                product = replace(product, joins=joins)
+        work.products[product] += times
         work.kernels += times
         work.ragged += times * (name == "ragged_dot_general")
     elif name in REDUCTIONS:
@@ -262,12 +371,12 @@ def _add(work: Work, op: Op, flat: Flat, times: int) -> None:
         moved.append(("sum", first, tuple(dim for place, dim in enumerate(first.dims) if place in axes)))
     elif name in LINES:
         moved.append(("whole", first, _lost(first, results)))
-    elif name in _SCATTERS:
+    elif name in SCATTERS:
         kept = set(first.dims)
         moved.append(("rows", inputs[2], tuple(dim for dim in inputs[2].dims if dim not in kept)))
     elif name == "gather":
         # A table that is split along the dim that is looked up gives each device a part of the rows: their sum.
-        moved.append(("sum", first, _lost(first, results)))
+        moved.append(("lookup", first, _lost(first, results)))
     else:
         moved.extend(("whole", value, _lost(value, results)) for value in inputs)
     for kind, operand, dims in moved:

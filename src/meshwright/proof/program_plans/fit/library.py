@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,9 +23,10 @@ from meshwright.options.values import Count, read_count
 from meshwright.proof.program_plans.fit.batches import Batches
 from meshwright.proof.program_plans.fit.config import FitConfig, read_fit_config
 from meshwright.proof.program_plans.fit.loop import left_on_disk, run_steps
-from meshwright.proof.program_plans.fit.step import FitStep, lay_out
+from meshwright.proof.program_plans.fit.step import FitStep, is_maker, lay_out
 from meshwright.proof.program_plans.plan import ProgramPlan
 from meshwright.proof.programs.apply import Applied
+from meshwright.proof.programs.arrays import Tree, only_arrays
 from meshwright.proof.programs.classes import table_by_name
 from meshwright.record import Record
 from meshwright.support.extras import require_extra
@@ -61,8 +63,9 @@ def fit(
         step: a function (state, batch) -> (state, metrics), jitted or not; if it has further arguments, a batch is the
             tuple of all behind the state. Metrics are a scalar, the loss, or a dict of
             scalars; the run stops when its `loss` or `grad_norm` is NaN or infinite.
-        state: any tree of arrays, which is copied; or a function without arguments that makes it, which is compiled for
-            the mesh, so that no device has to hold a large state whole.
+        state: any tree of arrays, which is copied, also with other leaves, as a module of Equinox has them; or a
+            function without arguments that makes it, which is compiled for the mesh, so that no device has to hold a
+            large state whole.
         batches: an iterable of trees of NumPy arrays, or a function that returns the batch of a step, counted from 0.
             With several processes each gives the rows of its own devices, or all rows. A resumed run skips the batches
             that were taken, unless the iterator has `get_state` and `set_state`, as those of grain.
@@ -87,6 +90,11 @@ def fit(
     _check_directory(directory, resume=resume)
     if isinstance(plan, ProgramPlan):
         _check_devices(plan)
+    is_module = isinstance(plan, ProgramPlan | Applied) and plan.program.returned.others and not is_maker(state)
+    whole = Tree.of(state) if is_module else None
+    if whole is not None:
+        # A module of Equinox: its arrays are the state, and the step is given the whole module.
+        step, state = step_of_arrays(step, whole), only_arrays(state)
     laid = lay_out(step, state, plan)
     config = _config(step, laid, plan if isinstance(plan, ProgramPlan) else None, count, saving)
     lock = RunLock(directory, warnings.warn) if is_first_process() else None
@@ -101,7 +109,19 @@ def fit(
         raise RunStoppedError(f"stopped by {name} after {taken} of {count} steps; {left_on_disk(config, directory)}")
     rows = read_metrics(directory)
     here = [row for row in rows if (row["mesh"], row["hardware"]) == (config.mesh_text, config.hardware)]
-    return Fit(laid.tree(last), rows, measured_steps(here, config.mesh, config.hardware), directory)
+    final = laid.tree(last) if whole is None else whole.whole(jax.tree.leaves(laid.tree(last)))
+    return Fit(final, rows, measured_steps(here, config.mesh, config.hardware), directory)
+
+
+def step_of_arrays(step: Callable[..., Any], whole: Tree) -> Callable[..., Any]:
+    """Return a step of the arrays of a state that has other leaves too."""
+
+    @functools.wraps(step, updated=())
+    def bare(state: Any, *parts: Any) -> tuple[Any, Any]:
+        after, metrics = step(whole.whole(jax.tree.leaves(state)), *parts)
+        return only_arrays(after), metrics
+
+    return bare
 
 
 def _check_directory(directory: Path, *, resume: bool) -> None:
