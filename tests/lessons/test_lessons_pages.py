@@ -56,6 +56,7 @@ def test_a_lesson_has_its_parts(name):
     lesson = LESSONS[name]
     prose = "\n".join(cell.text for cell in lesson.cells if cell.kind == "markdown")
     assert len(lesson.code) <= 12
+    assert [line for line in lesson.file.read_text().splitlines() if len(line) > 120] == []
     # jupytext makes no notebook without it.
     assert "display_name: Python 3" in lesson.file.read_text()
     assert lesson.cells[0].text.startswith(f"# {lesson.title}\n")
