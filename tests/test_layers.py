@@ -47,6 +47,8 @@ FLOORS = (
     "proof.inspection",
     "proof.program_plans",
     "pictures",
+    "lessons",
+    "learn",
     "cli",
     "__main__",
 )

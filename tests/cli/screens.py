@@ -74,6 +74,7 @@ SCREENS = {
     "collective run": ["collective", "reduce-scatter", "--mesh", "X=4", "--axis", "X", "--on", "v5e:4x4", "--bytes",
                        "64M", "--run"],
     "chips": ["chips"],
+    "learn": ["learn"],
     "devices": ["devices"],
     "chips h100": ["chips", "h100"],
     "chips v5p": ["chips", "v5p"],

@@ -91,6 +91,7 @@ CALLS = {
     "show": (None, ["show", "A[I_X]", "--mesh", "X=4", "--dims", "I=8"]),
     "show pipeline": (None, ["show", "pipeline", "--stages", "2", "--microbatches", "4"]),
     "chips": (None, ["chips"]),
+    "learn": (None, ["learn"]),
     "devices": (None, ["devices"]),
     "completion": (None, ["completion", "bash"]),
 }  # fmt: skip
@@ -130,7 +131,7 @@ VALUES = {
     "--config": "none.yaml", "--first-rate": "0", "--decay-steps": "8", "--clip-norm": "0", "--on-bad-step": "skip",
     "--spike-factor": "5", "--max-bad-steps": "4",
     "--concurrency": "4", "--num-requests": "20", "--model": "small", "--max-len": "512", "--slo": "ttft=1",
-    "--plan": "none.yaml",
+    "--plan": "none.yaml", "--to": "lessons", "--check": "none.ipynb",
     "--state": "params", "--ignore": "not-donated:lib/*", "--baseline": "b.json", "--write-baseline": "w.json",
     "--sarif": "s.sarif", "--compiled": "2",
     "--host": "::1", "--port": "0", "--context": "64", "--cache-tokens": "4096", "--page-size": "8", "--chunk": "32",

@@ -39,6 +39,7 @@ COMMANDS = {
     "devices": "the devices of this machine: kind, coordinates, processes, memory",
     "show": "what each device holds of a sharded array, as a picture",
     "show pipeline": "a pipeline in time: what each stage does in each slot, and where it waits",
+    "learn": "eleven lessons on sharding, with exercises that check themselves: printed, as notebooks, graded",
     "demo": "the whole story on this machine: plan, verify, train, measure, sample, and a TPU slice that is not there",
     "completion": "install the completion of commands and options for your shell: bash, zsh or fish",
 }
