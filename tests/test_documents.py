@@ -241,6 +241,7 @@ LONG = (
     "docs/training.md",
     "docs/verify.md",
     "docs/weights.md",
+    "docs/your_own_program.md",
 )
 """Documents whose commands take over 5 s, which tests of commands run too: `make matrix` runs them."""
 

@@ -201,7 +201,7 @@ def stubbed(monkeypatch, tmp_path):
 
 
 # Their options are those of plan, and so many that the pairs of each take half a minute.
-LONG = ("verify", "train")
+LONG = ("plan", "verify", "train")
 PAIRS = [pytest.param(name, marks=pytest.mark.matrix if name in LONG else ()) for name in CALLS]
 
 
