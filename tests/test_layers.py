@@ -66,6 +66,8 @@ BRIDGES = {
     "planning/plan.py": ("meshwright.execution.runtime.carry",),
     "planning/library.py": ("meshwright.proof.program_plans.plan",),
     "proof/program_plans/plan.py": ("meshwright.pictures.screens.programs",),
+    "proof/verification/plans.py": ("meshwright.pictures.screens.verification",),
+    "proof/verification/serving.py": ("meshwright.pictures.screens.verification",),
     "proof/inspection/inspection.py": ("meshwright.pictures.pages", "meshwright.pictures.screens.inspection"),
 }
 

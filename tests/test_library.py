@@ -245,6 +245,7 @@ def test_train_takes_text_and_its_run_is_verified(tmp_path):
     with pytest.raises(mw.MeshwrightError, match=r"learning_rate is 0.1; .* was begun with 0.003: --change"):
         mw.train(tmp_path / "run", resume=True, learning_rate=0.1)
     found = mw.verify(tmp_path / "run")
+    assert str(found).splitlines()[0].startswith("tiny · train · ")
     assert any(row.measured is not None for row in found.rows)
 
 

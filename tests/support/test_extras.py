@@ -56,6 +56,7 @@ BASE = {
     "show pipeline": ["--stages", "4", "--microbatches", "8"],
     "completion": ["bash", "--print"],
     "fix": ["inspect_programs:step", "--on", "cpu:8", "--compiled", "0"],
+    "learn": ["5"],
 }
 
 # Each Python that starts loads it, so the compilers that verify starts do too.

@@ -25,6 +25,8 @@ def test_a_decode_step_is_as_planned_or_differs_by_name(model, options):
     assert all(row.is_explained for row in found.rows)
     assert found.plan.mesh.ep > 1 or all(row.is_equal for row in collectives(found))
     assert found.compiled.step_seconds == found.schedule.step_seconds > 0
+    assert str(found).startswith(f"{model} · decode · 8 × 48 + 16 tokens")
+    assert "quantities are equal" in str(found)
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from meshwright.cli.typed import check_all_read
-from meshwright.cli.verify.screen import exit_code, print_verification, read_tolerance, verification_data
 from meshwright.cli.verify.serving import ServeArgs, verify_served, verify_serving_plan
+from meshwright.cli.verify.tolerance import exit_code, read_tolerance
 from meshwright.cli.waiting import waiting
 from meshwright.cli.words.spell import spelled
 from meshwright.options.declare import Json, Mesh, given_options, option, positional
 from meshwright.options.plan import StrategyArgs, WorkloadArgs
-from meshwright.pictures.tables import headline
+from meshwright.pictures.screens.verification import print_verification, verification_data
 from meshwright.pictures.text import next_line
 from meshwright.planning.files import is_run_directory
 from meshwright.planning.library import plan_to_run
@@ -112,7 +112,7 @@ def run(args: Args | ServeArgs) -> int:
     if as_json:
         print(json.dumps(verification_data(found, measured), indent=2))
     else:
-        print_verification(found, headline(plan.workload, plan.hardware))
+        print_verification(found)
         print(_next(args, plan))
     return exit_code(found.rows, tolerance)
 

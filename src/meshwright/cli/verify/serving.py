@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol
 
 from meshwright.cli.typed import check_all_read
-from meshwright.cli.verify.screen import exit_code, print_verification, read_tolerance, verification_data
+from meshwright.cli.verify.tolerance import exit_code, read_tolerance
 from meshwright.cli.waiting import waiting
 from meshwright.cli.words.spell import spelled
 from meshwright.description.step.serving import CacheSplit
 from meshwright.options.declare import Json, Mesh, given_options, option, positional
 from meshwright.options.serving import FormatArgs, ServedArgs
+from meshwright.pictures.screens.verification import print_verification, verification_data
 from meshwright.pictures.text import next_line
 from meshwright.planning.serving.plan import ServingPlan
 from meshwright.planning.serving.search import best_serving_plan
@@ -79,11 +80,7 @@ def verify_serving_plan(args: Any, plan: ServingPlan, compare: _Compare) -> int:
     if as_json:
         print(json.dumps(verification_data(found), indent=2))
     else:
-        answers = f" + {serving.output_len}" if serving.phase == "decode" else ""
-        chunks = "" if serving.chunk is None else f" in chunks of {serving.chunk}"
-        tokens = f"{plan.batch:,} × {serving.prompt_len:,}{answers} tokens{chunks}"
-        kept = f"weights {serving.weight_dtype}, cache {serving.kv_dtype}, products {serving.compute_dtype}"
-        print_verification(found, f"{serving.model.name} · {serving.phase} · {tokens} · {kept} · {plan.hardware}")
+        print_verification(found)
         print(_next(args, plan))
     return exit_code(found.rows, tolerance)
 

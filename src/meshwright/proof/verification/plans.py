@@ -69,6 +69,12 @@ class Verification:
         others = self.compiled.own_collectives
         return wanted + tuple(one for one in others if quantity_of(one.kind, one.axes, one.phase) not in known)
 
+    def __str__(self) -> str:
+        """Return the screen of `meshwright verify`, as plain text."""
+        from meshwright.pictures.screens.verification import screen_text
+
+        return screen_text(self)
+
 
 def verify_plan(plan: Plan, *, effort: Effort = "fast", measured: Record | None = None) -> Verification:
     """Compile the train step of a plan for its hardware, which need not be present, and compare it with the plan.

@@ -43,6 +43,12 @@ class ServingVerification:
     rows: tuple[Row, ...]
     schedule: Schedule | None
 
+    def __str__(self) -> str:
+        """Return the screen of `meshwright verify`, as plain text."""
+        from meshwright.pictures.screens.verification import screen_text
+
+        return screen_text(self)
+
 
 def verify_serving(plan: ServingPlan, *, effort: Effort = "fast") -> ServingVerification:
     """Compile the step of a serving plan for its hardware, which need not be present, and compare it with the plan.

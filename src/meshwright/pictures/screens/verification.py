@@ -1,38 +1,40 @@
-"""The screen of `meshwright verify`: the rows of a comparison, as tables or data, and what exceeds a tolerance."""
+"""The screen of `meshwright verify`: the rows of a comparison, as tables or data."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
+import io
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from meshwright.errors import MeshwrightError
 from meshwright.pictures.screens.comparison import reason, row_tables
-from meshwright.pictures.tables import console, show, table
+from meshwright.pictures.tables import console, headline, show, table
 from meshwright.pictures.text import folded
 from meshwright.record import Record
 from meshwright.units import show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.proof.verification.comparison import Row
     from meshwright.proof.verification.plans import Verification
     from meshwright.proof.verification.serving import ServingVerification
 
 
-def read_tolerance(tolerance: float | None) -> float | None:
-    """Parse --tolerance. Raises if it is negative."""
-    if tolerance is not None and tolerance < 0:
-        raise MeshwrightError(f"--tolerance is {tolerance:g}; it is a share from 0, as 0.1")
-    return tolerance
+def screen_text(found: Verification | ServingVerification) -> str:
+    """Return the screen as plain text."""
+    with redirect_stdout(io.StringIO()) as out:
+        print_verification(found)
+    return out.getvalue().rstrip()
 
 
-def exit_code(rows: Iterable[Row], tolerance: float | None) -> int:
-    """Return 1 if a difference exceeds the tolerance, with a line on stderr; else 0."""
-    beyond = [] if tolerance is None else [row for row in rows if row.exceeds(tolerance)]
-    if beyond and tolerance is not None:
-        names = ", ".join(row.quantity for row in beyond)
-        print(f"beyond --tolerance {tolerance:g}: {names}", file=sys.stderr)
-    return int(bool(beyond))
+def title(found: Verification | ServingVerification) -> str:
+    """Return the workload and the hardware of a verification."""
+    plan = found.plan
+    if not hasattr(plan, "serving"):
+        return headline(plan.workload, plan.hardware)
+    serving = plan.serving
+    answers = f" + {serving.output_len}" if serving.phase == "decode" else ""
+    chunks = "" if serving.chunk is None else f" in chunks of {serving.chunk}"
+    tokens = f"{plan.batch:,} × {serving.prompt_len:,}{answers} tokens{chunks}"
+    formats = f"weights {serving.weight_dtype}, cache {serving.kv_dtype}, products {serving.compute_dtype}"
+    return f"{serving.model.name} · {serving.phase} · {tokens} · {formats} · {plan.hardware}"
 
 
 def verification_data(found: Verification | ServingVerification, measured: Record | None = None) -> dict[str, Any]:
@@ -45,11 +47,11 @@ def verification_data(found: Verification | ServingVerification, measured: Recor
     return records | {"rows": rows, "differences": differences}
 
 
-def print_verification(found: Verification | ServingVerification, title: str) -> None:
+def print_verification(found: Verification | ServingVerification) -> None:
     """Print the table of a verification, and another of the quantities that a run measured."""
     plan, program, rows = found.plan, found.program, found.rows
     took = f"in {show_seconds(program.compile_seconds)}{' (cached)' if program.cached else ''}"
-    show(console(), title)
+    show(console(), title(found))
     layout = getattr(plan, "layout", plan.mesh)
     show(console(), f"mesh {layout} · compiled by {program.compiler} {took}")
     print()
