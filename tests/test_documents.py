@@ -233,6 +233,7 @@ LONG = (
     "README.md",
     "docs/data.md",
     "docs/finetune.md",
+    "docs/frameworks.md",
     "docs/inspect.md",
     "docs/plan.md",
     "docs/preference.md",
