@@ -17,6 +17,7 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.sampling import Sampling
+from meshwright.execution.processes.launch.supervisor import free_ports
 from meshwright.serving.engine.followers import decode_work, encode_work, follow
 from meshwright.serving.engine.programs import Shape
 from meshwright.serving.engine.runner import RowChange, Work
@@ -73,10 +74,7 @@ class Started:
     """Two processes of one server on four devices, and what they wrote."""
 
     def __init__(self, directory):
-        with socket.socket() as listening:
-            listening.bind(("localhost", 0))
-            port = listening.getsockname()[1]
-        words = [*WORDS, "--coordinator", f"localhost:{port}", "--num-processes", "2"]
+        words = [*WORDS, "--coordinator", f"localhost:{free_ports()}", "--num-processes", "2"]
         self.errors = [directory / f"stderr{number}" for number in range(2)]
         self.processes = []
         for number in range(2):

@@ -14,6 +14,7 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.execution.processes.compare import find_difference, flatten
+from meshwright.execution.processes.launch.supervisor import free_ports
 from meshwright.execution.processes.options import HOSTED, Processes, split_address
 from meshwright.execution.processes.relay import Relay
 
@@ -53,13 +54,6 @@ time.sleep(60)
 """
 
 
-def free_port():
-    """A port that nothing listens on."""
-    with socket.socket() as listening:
-        listening.bind(("localhost", 0))
-        return listening.getsockname()[1] - 1
-
-
 def start(port, number, environment=None, of=2, **more):
     """A process of a run."""
     said = json.dumps({"at": f"localhost:{port}", "of": of, "number": number} | more)
@@ -79,12 +73,12 @@ def results(*processes):
 
 
 def test_processes_meet_and_leave():
-    port = free_port()
+    port = free_ports()
     assert results(*(start(port, number, of=3, facts={"a": {"b": 1}}) for number in range(3))) == [(0, "")] * 3
 
 
 def test_another_setting_is_named_on_one_process():
-    port = free_port()
+    port = free_ports()
     facts = [{"workload": {"batch": 8, "seq_len": 64}}, {"workload": {"batch": 16, "seq_len": 64}}]
     (code, line), other = results(*(start(port, number, facts=facts[number]) for number in range(2)))
     assert code == 2
@@ -96,14 +90,14 @@ def test_another_setting_is_named_on_one_process():
 
 
 def test_another_number_of_processes_is_named():
-    port = free_port()
+    port = free_ports()
     (code, line), other = results(start(port, 0), start(port, 1, of=4))
     assert (code, other) == (2, (2, ""))
     assert "was started with --num-processes 4, and another with 2" in line
 
 
 def test_two_processes_of_one_number_are_named():
-    port = free_port()
+    port = free_ports()
     (code, line), *others = results(start(port, 0, of=3), start(port, 1, of=3), start(port, 1, of=3))
     assert code == 2
     assert line.startswith("error: two processes are --process-id 1: ")
@@ -111,14 +105,14 @@ def test_two_processes_of_one_number_are_named():
 
 
 def test_a_process_that_does_not_come_is_named():
-    port = free_port()
+    port = free_ports()
     (code, line), other = results(start(port, 0, of=3, wait=1.5), start(port, 2, of=3, wait=1.5))
     assert (code, other) == (1, (1, ""))  # Not 2, on which Slurm and Kubernetes give up.
     assert line == "error: process 1 of 3 did not come within 1.5 s; start all, with the same --coordinator"
 
 
 def test_a_coordinator_that_is_not_there_is_one_line():
-    port = free_port()
+    port = free_ports()
     [(code, line)] = results(start(port, 1, wait=1.0))
     assert code == 1
     assert line.startswith(
@@ -128,7 +122,7 @@ def test_a_coordinator_that_is_not_there_is_one_line():
 
 @pytest.mark.parametrize("offset", [0, 1])
 def test_a_port_in_use_is_one_line(offset):
-    port = free_port()
+    port = free_ports()
     with socket.create_server(("127.0.0.1", port + offset)):
         [(code, line)] = results(start(port, 0))
     assert code == 2
@@ -136,7 +130,7 @@ def test_a_port_in_use_is_one_line(offset):
 
 
 def test_a_stranger_does_not_disturb_the_meeting():
-    port = free_port()
+    port = free_ports()
     first = start(port, 0)
     while True:
         try:
@@ -159,7 +153,7 @@ def test_a_stranger_does_not_disturb_the_meeting():
     ],
 )
 def test_a_lost_process_is_named_by_the_other(lost, number, line):
-    port = free_port()
+    port = free_ports()
     processes = [start(port, one, seconds=60, step=7) for one in range(2)]
     assert [process.stdout.readline() for process in processes] == ["met\n"] * 2
     time.sleep(1.5)  # For a beat with the step.
@@ -175,20 +169,20 @@ def test_a_lost_process_is_named_by_the_other(lost, number, line):
 
 
 def test_what_fails_in_one_process_ends_all_and_is_said_once():
-    port = free_port()
+    port = free_ports()
     (code, line), other = results(start(port, 0, seconds=60), start(port, 1, fails="the disk is full"))
     assert (code, line) == (1, "error: process 1: the disk is full")
     assert other == (1, "")
 
 
 def test_what_fails_everywhere_is_said_as_process_0_has_it():
-    port = free_port()
+    port = free_ports()
     processes = [start(port, number, fails=f"the loss is nan, {number}") for number in range(2)]
     assert results(*processes) == [(1, "error: the loss is nan, 0"), (1, "")]
 
 
 def test_a_process_behind_the_others_is_named_with_where_it_is():
-    port = free_port()
+    port = free_ports()
     first, second = start(port, 0, seconds=4, step=8), start(port, 1, seconds=4, step=7)
     (code, line), other = results(first, second)
     assert (code, other) == (0, (0, ""))
@@ -197,7 +191,7 @@ def test_a_process_behind_the_others_is_named_with_where_it_is():
 
 
 def test_a_servers_process_behind_the_others_ends_it():
-    port = free_port()
+    port = free_ports()
     first, second = start(port, 0, seconds=60, step=8, idle=False), start(port, 1, seconds=60, step=7)
     (code, line), other = results(first, second)
     assert (code, other) == (1, (1, ""))
@@ -208,7 +202,7 @@ def test_a_servers_process_behind_the_others_ends_it():
     ("idle", "seconds", "code", "said"), [(True, 3, 0, ""), (False, 60, 1, "no step was taken for 1 s")]
 )
 def test_a_server_is_stuck_only_where_it_has_requests(idle, seconds, code, said):
-    port = free_port()
+    port = free_ports()
     with subprocess.Popen([sys.executable, "-c", HOST, str(port)], text=True, stdout=-1) as host:
         environment = dict(os.environ) | {HOSTED: "1"}
         processes = [start(port, number, environment, seconds=seconds, step=8, idle=idle) for number in range(2)]
@@ -265,7 +259,7 @@ def test_a_relay_outlives_what_is_behind_it():
 
 def test_a_relay_says_that_it_reaches_nobody():
     failures, failed = [], threading.Event()
-    relay = Relay("127.0.0.1", free_port(), seconds=0.2, on_failure=lambda why: (failures.append(why), failed.set()))
+    relay = Relay("127.0.0.1", free_ports(), seconds=0.2, on_failure=lambda why: (failures.append(why), failed.set()))
     with socket.create_connection(("127.0.0.1", relay.port)):
         assert failed.wait(5)
     assert failures == ["Connection refused"]

@@ -2,13 +2,14 @@
 
 import json
 import pickle
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from meshwright.execution.processes.launch.supervisor import free_ports
 
 sys.path.insert(0, str(Path(__file__).parent))
 from data_files import write_lines, write_tokenizer
@@ -79,9 +80,7 @@ def train(words, steps, processes=1):
     records = [run.with_name(f"{run.name}-{steps}-{number}") for number in range(processes)]
     numbered = [[sys.executable, "-c", RECORDING, str(record), *arguments] for record in records]
     if processes > 1:
-        with socket.socket() as listening:
-            listening.bind(("localhost", 0))
-            meet = ["--coordinator", f"localhost:{listening.getsockname()[1]}", "--num-processes", str(processes)]
+        meet = ["--coordinator", f"localhost:{free_ports()}", "--num-processes", str(processes)]
         numbered = [[*each, *meet, "--process-id", str(number)] for number, each in enumerate(numbered)]
     begun = [subprocess.Popen(each, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for each in numbered]
     try:

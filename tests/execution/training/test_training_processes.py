@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 from meshwright.cli.main import main
 from meshwright.description.hardware.system import parse_system
 from meshwright.errors import MeshwrightError
+from meshwright.execution.processes.launch.supervisor import free_ports
 from meshwright.execution.processes.options import Processes
 from meshwright.execution.runtime.devices import claim_devices
 from meshwright.execution.training.watch.profile import read_profile
@@ -35,13 +35,6 @@ def start(directory, *more):
     return subprocess.Popen(command, cwd=directory, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def free_port():
-    """A port that nothing listens on."""
-    with socket.socket() as listening:
-        listening.bind(("localhost", 0))
-        return listening.getsockname()[1]
-
-
 def losses(directory):
     """The loss of each step of a run."""
     rows = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
@@ -50,7 +43,7 @@ def losses(directory):
 
 @pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path):
-    port, run = free_port(), tmp_path / "two"
+    port, run = free_ports(), tmp_path / "two"
     meet = ["-o", str(run), "--coordinator", f"localhost:{port}", "--num-processes", "2"]
     processes = [start(tmp_path, *meet, "--process-id", str(number)) for number in range(2)]
     try:

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from flax.training.train_state import TrainState
 
 import meshwright as mw
 from meshwright.errors import MeshwrightError
+from meshwright.execution.processes.launch.supervisor import free_ports
 from meshwright.execution.training.run_directory.run import RunStoppedError, read_metrics
 from meshwright.proof.program_plans.fit.config import read_fit_config
 
@@ -323,9 +323,7 @@ def test_a_killed_run_has_the_losses_of_one_that_was_not(tmp_path):
 def test_two_processes_are_one_run(tmp_path):
     finish(run_program(tmp_path / "one", 30))
     for steps in (20, 30):  # The second time they go on from the positions of both.
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
+        port = free_ports()
         finish(*(run_program(tmp_path / "two", steps, port, number) for number in range(2)))
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=1e-4)
     assert len(losses(tmp_path / "two")) == 30
