@@ -359,7 +359,14 @@ def test_the_reference_of_adapters_takes_no_memory_on_the_policys_own_mesh():
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("strategy", [DEFAULT, Strategy(zero_stage=0), Strategy(num_microbatches=2)], ids=str)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(DEFAULT, id="default"),
+        pytest.param(Strategy(zero_stage=0), id="zero_stage=0", marks=pytest.mark.exhaustive),
+        pytest.param(Strategy(num_microbatches=2), id="num_microbatches=2", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_the_reference_of_adapters_is_the_base_and_trains_as_a_copy_does(pairs, tmp_path, monkeypatch, strategy):
     """Resumed too; nothing is kept of it, and the bytes that programs are given are those of the plan."""
     config = replace(CONFIG, workload=ADAPTED, mesh=MeshShape(fsdp=4, tp=2), strategy=strategy)
