@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.pictures.screens.comparison import reason, row_tables
 from meshwright.pictures.tables import console, headline, show, table
 from meshwright.pictures.text import folded
+from meshwright.planning.plan import Plan
 from meshwright.record import Record
 from meshwright.units import show_seconds
 
@@ -27,7 +28,7 @@ def screen_text(found: Verification | ServingVerification) -> str:
 def title(found: Verification | ServingVerification) -> str:
     """Return the workload and the hardware of a verification."""
     plan = found.plan
-    if not hasattr(plan, "serving"):
+    if isinstance(plan, Plan):
         return headline(plan.workload, plan.hardware)
     serving = plan.serving
     answers = f" + {serving.output_len}" if serving.phase == "decode" else ""
