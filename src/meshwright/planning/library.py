@@ -34,7 +34,7 @@ from meshwright.planning.plan import Plan, as_run, is_plan_file, make_plan, read
 from meshwright.planning.search import Ranking, find_faster, plan_stages, rank_space
 from meshwright.planning.space import Space, run_strategy, runnable_space, whole_space
 from meshwright.planning.sweep import Point, read_sweep, run_sweep, swept_options
-from meshwright.planning.ties import simplest_first, ties
+from meshwright.planning.ties import simplest_first
 from meshwright.planning.why.training_run import training_run
 
 if TYPE_CHECKING:
@@ -306,9 +306,7 @@ def find_meshes(
     if "reference_mesh" in fields and not has_reference(workload):
         raise MeshwrightError("reference_mesh is of the frozen model of objective='dpo', which this step runs none of")
     space = _space(workload, system, policies, fields, include_planned=include_planned)
-    ranking = rank_space(space, top=max(top, LEAST_RANKED))
-    if len(ranking.plans) == LEAST_RANKED and ties(ranking.plans[-1], ranking.plans[0]):
-        ranking = rank_space(space, top=max(top, MOST_TIED))
+    ranking = rank_space(space, top=max(top, LEAST_RANKED), most_tied=MOST_TIED)
     plans, num_tied = simplest_first(ranking.plans)
     return replace(ranking, plans=plans[:top], num_tied=min(num_tied, top))
 

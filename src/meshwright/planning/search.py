@@ -8,7 +8,7 @@ import math
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 from meshwright.description.hardware.system import System
@@ -24,6 +24,7 @@ from meshwright.planning.overlap import FREE_LINKS, least_budget, least_weight_b
 from meshwright.planning.plan import Plan, predicted_plan
 from meshwright.planning.prediction import step_bound_seconds, step_seconds
 from meshwright.planning.space import Candidate, Space, runnable_space, whole_space
+from meshwright.planning.ties import ties
 
 _BELOW = 1 - 1e-9
 """Factor on lower bounds, so that rounding never lifts a bound above the time it bounds."""
@@ -97,8 +98,10 @@ def plan_stages(workload: Workload, mesh: MeshShape, system: System) -> Plan:
     return rank_space(runnable_space(workload, system, (workload.remat,)), (mesh,), top=1).plans[0]
 
 
-def rank_space(space: Space, meshes: tuple[MeshShape, ...] | None = None, *, top: int = 8) -> Ranking:
-    """Rank the best `top` meshes of a space, or of some of its meshes."""
+def rank_space(
+    space: Space, meshes: tuple[MeshShape, ...] | None = None, *, top: int = 8, most_tied: int = 0
+) -> Ranking:
+    """Rank the best `top` meshes of a space, or of some of its meshes; more, up to `most_tied`, if they tie."""
     shapes = tuple(mesh for mesh in (space.meshes() if meshes is None else meshes) if space.parts(mesh))
     if not shapes:
         raise MeshwrightError(
@@ -107,7 +110,13 @@ def rank_space(space: Space, meshes: tuple[MeshShape, ...] | None = None, *, top
         )
     search = _Search(space)
     with _without_collector():
-        plans = list(islice(search.plans(shapes), top))
+        plans: list[Plan] = []
+        for plan in search.plans(shapes):
+            if len(plans) >= top and not ties(plan, plans[0]):
+                break
+            plans.append(plan)
+            if len(plans) >= max(top, most_tied):
+                break
     if len(plans) < min(top, len(shapes)):
         fitting = {plan.mesh for plan in plans}
         closest = _closest(space, [mesh for mesh in shapes if mesh not in fitting])
