@@ -12,7 +12,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from published_rows import framework_of, read_setting
 from published_runs import score
 
 ROOT = Path(__file__).parents[1]
@@ -22,35 +21,33 @@ FILE = ROOT / "src" / "meshwright" / "planning" / "evidence" / "published.json"
 
 def main() -> None:
     """Write the file."""
-    FILE.write_text(json.dumps(evidence(), indent=0) + "\n")
-    print(f"{FILE}: {len(evidence())} runs")
+    runs = evidence()
+    FILE.write_text(json.dumps(runs, indent=0) + "\n")
+    print(f"{FILE}: {len(runs)} runs")
 
 
 def evidence() -> list[dict[str, Any]]:
     """Every published run of training with a measured step time, as plain data."""
     rows = [row for name in TABLES for row in json.loads((ROOT / "tests" / "data" / name).read_text())["records"]]
-    found = []
-    for item in score([row for row in rows if row["kind"] == "train"])[0]:
-        if item.measured:
-            setting = read_setting(item.row)
-            found.append(
-                {
-                    "name": item.row["id"],
-                    "source": item.row["source"]["url"],
-                    "framework": framework_of(item.row, setting.system),
-                    "chip": setting.system.chip.name,
-                    "kind": setting.system.chip.kind,
-                    "model": item.row["model"]["name"],
-                    "parameters": item.row["model"]["params"],
-                    "has_experts": setting.workload.model.experts is not None,  # pyright: ignore[reportAttributeAccessIssue]
-                    "num_devices": setting.mesh.num_devices,
-                    "mesh": str(setting.mesh),
-                    "seq_len": setting.workload.seq_len,
-                    "measured_seconds": float(f"{item.measured:.4g}"),
-                    "predicted_seconds": float(f"{item.predicted:.4g}"),
-                }
-            )
-    return found
+    return [
+        {
+            "name": item.row["id"],
+            "source": item.row["source"]["url"],
+            "framework": item.framework,
+            "chip": setting.system.chip.name,
+            "kind": setting.system.chip.kind,
+            "model": item.row["model"]["name"],
+            "parameters": item.row["model"]["params"],
+            "has_experts": setting.workload.model.experts is not None,  # pyright: ignore[reportAttributeAccessIssue]
+            "num_devices": setting.mesh.num_devices,
+            "mesh": str(setting.mesh),
+            "seq_len": setting.workload.seq_len,
+            "measured_seconds": float(f"{item.measured:.4g}"),
+            "predicted_seconds": float(f"{item.predicted:.4g}"),
+        }
+        for item in score([row for row in rows if row["kind"] == "train"])[0]
+        if item.measured and (setting := item.setting)
+    ]
 
 
 if __name__ == "__main__":

@@ -236,11 +236,12 @@ def _with_network(chip: Chip, node_bytes_per_second: float) -> Chip:
 
 def _settings(row: Row, workload: Workload, mesh: MeshShape, system: System) -> Iterator[Setting]:
     """The settings that a row may mean, those with least recomputation and largest microbatches first."""
-    base = _strategy(row, mesh, system)
-    for remat in _remats(row, system):
+    framework = load_framework(framework_of(row, system))
+    base, saved = _strategy(row, mesh, system), _saved_values(row, framework)
+    for remat in _remats(row, framework, saved):
         strategy = base
         if remat == "named":
-            strategy = replace(base, profile=replace(base.profile, saved_values=_saved_values(row, system)))
+            strategy = replace(base, profile=replace(base.profile, saved_values=saved))
         for parts in _microbatches(row, mesh, base):
             yield Setting(replace(workload, remat=remat), mesh, replace(strategy, num_microbatches=parts), system)
 
@@ -254,17 +255,16 @@ def _first_that_fits(settings: list[Setting]) -> Setting:
     return settings[-1]
 
 
-def _remats(row: Row, system: System) -> tuple[Remat, ...]:
+def _remats(row: Row, framework: Framework, saved: tuple[str, ...]) -> tuple[Remat, ...]:
     """The policies that a row's words may mean, least recomputation first.
 
     Pax's own configurations (github.com/google/paxml, contrib/gpu/scripts_gpu/configs.py) keep products in GPT5B and
     nothing elsewhere, its default.
     """
     words = (row.get("remat") or "unknown").lower()
-    framework = load_framework(framework_of(row, system))
     if named := next((policy for word, policy in framework.remat.items() if word in words), None):
         return (named,)
-    if _saved_values(row, system):
+    if saved:
         return ("named",)
     if "none likely" in words or "default off" in words:
         return ("none",)
@@ -279,12 +279,11 @@ def _remats(row: Row, system: System) -> tuple[Remat, ...]:
     return ("matmuls",)
 
 
-def _saved_values(row: Row, system: System) -> tuple[str, ...]:
+def _saved_values(row: Row, framework: Framework) -> tuple[str, ...]:
     """The values that a row's policy saves or offloads by name, as in `save q,k,v; offload context; recompute MLP`."""
-    names = load_framework(framework_of(row, system)).saved
     parts = re.split(r"[;(]", (row.get("remat") or "").lower())
     words = [word for part in parts if "recompute" not in part for word in re.findall(r"[a-z_0-9]+", part)]
-    return tuple(dict.fromkeys(value for word in words for value in names.get(word, "").split()))
+    return tuple(dict.fromkeys(value for word in words for value in framework.saved.get(word, "").split()))
 
 
 def _microbatches(row: Row, mesh: MeshShape, base: Strategy) -> list[int]:

@@ -44,9 +44,10 @@ TRAINING = ("train", "layer_microbench")
 
 @dataclass(frozen=True)
 class Scored:
-    """A row with what was measured and what is predicted."""
+    """A row with its measured and predicted figures. setting: the run; None for rows of serving and of a layer."""
 
     row: Row
+    setting: Setting | None
     source: str
     framework: str
     measured: float | None
@@ -100,6 +101,7 @@ def score(
     mfu = _mfu_by_chip(rows)
     scored, refused = [], []
     for row in rows:
+        setting = None
         try:
             if row["kind"] == "train":
                 setting = change(read_setting(row))
@@ -116,6 +118,7 @@ def score(
         scored.append(
             Scored(
                 row=row,
+                setting=setting,
                 source=_source(row),
                 framework=framework_of(row, read_system(row)),
                 measured=timed.measured or None,
