@@ -50,7 +50,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: what is asked, what the answer has, and the reply if they differ ('' if they do not)."""
+    """A line of the table: the requirement, the answer's value, and the reply if they differ ('' if they agree)."""
 
     name: str
     asked: str
@@ -86,7 +86,7 @@ class Program:
         return Sizes(degrees=self.mesh, dims=self.dims, element_bytes=4)
 
     def grade(self, name: str, answer: Any) -> Verdict:
-        """Run the function beside the reference, inspect it, and return a table of what is asked and what it has."""
+        """Run the function and the reference, inspect the function, and return a table of requirements and results."""
         if is_blank(answer):
             return blank(name, self.question)
         if not callable(answer):

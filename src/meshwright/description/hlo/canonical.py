@@ -15,13 +15,12 @@ from itertools import combinations
 
 import numpy as np
 
-from meshwright.description.hlo.dataflow import VIEWS, origin, uses
+from meshwright.description.hlo.dataflow import VIEWS, VIEWS_AND_CASTS, origin, uses
 from meshwright.description.hlo.evaluation import evaluate, slice_sizes
 from meshwright.description.hlo.groups import Axes
 from meshwright.description.hlo.module import Instruction, Module
 from meshwright.record import Collective, LoweredAs, Lowering
 
-_SHARD_VIEWS = frozenset(VIEWS | {"convert"})
 _HALVES = ("bf16", "f16")
 
 
@@ -59,7 +58,7 @@ def slice_lowering(module: Module, value: Instruction, axes: Axes, mesh: Mapping
     loop counter, data). Offsets from a table that the text elides give `UNREADABLE_SLICE`.
     """
     found: list[tuple[int, np.ndarray]] = []
-    for user, held in uses(module, value, _SHARD_VIEWS):
+    for user, held in uses(module, value, VIEWS_AND_CASTS):
         if user.opcode != "dynamic-slice" or user.operands[0] != held.name or held.name in user.operands[1:]:
             return None
         counts = _counts(held.shape.dims, slice_sizes(user))
@@ -89,11 +88,11 @@ def is_padded_gather(module: Module, operand: Instruction, axes: Axes, mesh: Map
     The operand, followed through views, conversions and fusions, must be a dynamic-update-slice into a broadcast zero,
     with one tile for each device along the axes.
     """
-    update = origin(module, operand, _SHARD_VIEWS)
+    update = origin(module, operand, VIEWS_AND_CASTS)
     if update.opcode != "dynamic-update-slice":
         return False
-    zeros = origin(module, module.operand(update), _SHARD_VIEWS)
-    zero = origin(module, module.operand(zeros), _SHARD_VIEWS) if zeros.opcode == "broadcast" else zeros
+    zeros = origin(module, module.operand(update), VIEWS_AND_CASTS)
+    zero = origin(module, module.operand(zeros), VIEWS_AND_CASTS) if zeros.opcode == "broadcast" else zeros
     if zero.opcode != "constant" or not re.fullmatch(r"-?0(\.0)?", zero.text):
         return False
     sizes = module.operand(update, 1).shape.dims
@@ -179,7 +178,7 @@ def _constants(module: Module, instruction: Instruction) -> Iterator[Instruction
     """Yield the constants that a value is computed from."""
     waiting, seen = [instruction], set()
     while waiting and len(seen) < 200:
-        made = origin(module, waiting.pop(), _SHARD_VIEWS)
+        made = origin(module, waiting.pop(), VIEWS_AND_CASTS)
         if (made.computation, made.name) in seen:
             continue
         seen.add((made.computation, made.name))

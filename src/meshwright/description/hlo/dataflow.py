@@ -9,6 +9,9 @@ from meshwright.description.hlo.module import Instruction, Module
 VIEWS = frozenset({"bitcast", "copy", "reshape", "transpose", "copy-start", "copy-done", "opt-barrier"})
 """Instructions whose result has the same elements in another layout, memory or shape."""
 
+VIEWS_AND_CASTS = frozenset(VIEWS | {"convert"})
+"""The same, and those whose result has them in another dtype."""
+
 INLINE = ("fusion", "call")
 """Instructions that only call a computation: their operands are its parameters, their result is its root."""
 

@@ -1,4 +1,4 @@
-"""Exercises on simulated devices: what they can tell and what they cannot."""
+"""Exercises on simulated devices: which results hold on real chips and which do not."""
 
 from __future__ import annotations
 

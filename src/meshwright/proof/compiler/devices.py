@@ -15,6 +15,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.mesh import mesh_over_slices
 from meshwright.proof.compiler.program import MeshMethod
 from meshwright.proof.compiler.targets import topology
+from meshwright.units import show_mesh
 
 
 def system_devices(system: System) -> Sequence[Any]:
@@ -32,7 +33,7 @@ def make_device_mesh(system: System, mesh: Mapping[str, int]) -> tuple[Mesh, Mes
     """
     devices, degrees = system_devices(system), tuple(mesh.values())
     if math.prod(degrees) != len(devices):
-        shown = ",".join(f"{axis}={degree}" for axis, degree in mesh.items())
+        shown = show_mesh(mesh)
         raise MeshwrightError(f"mesh {shown} has {math.prod(degrees)} devices; {system} has {len(devices)}")
     types = (AxisType.Explicit,) * len(mesh)
     if system.num_slices > 1:

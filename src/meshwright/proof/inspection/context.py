@@ -318,6 +318,11 @@ class ProgramContext:
             return None
         return count * achieved_seconds(kind, size, self.layout, tuple(axes))
 
+    @property
+    def no_seconds(self) -> float | None:
+        """The cost of a mistake that takes no time but memory, say: 0; None where the system is unknown."""
+        return 0.0 if self.system else None
+
     def flop_seconds(self, flops: float) -> float | None:
         """Return the time of matmuls at the chip's peak (bf16; f32 on CPUs); None where the system is unknown."""
         if self.system is None:

@@ -57,6 +57,7 @@ from meshwright.proof.verification.library import plan_and_measured
 from meshwright.proof.verification.plans import step_request
 from meshwright.record import Collective
 from meshwright.support.field_types import not_a_choice
+from meshwright.units import show_mesh
 
 _SDY_MESH = re.compile(r"sdy\.mesh @\S+ = <\[([^\]]+)\]>")
 _SDY_AXIS = re.compile(r'"([^"]+)"=(\d+)')
@@ -327,7 +328,7 @@ def _lower_for_target(
         chips = system.num_devices
         found = _mesh_of(call, mesh) or (_mesh_held(call, chips) if chips > 1 else None) or {"dp": 1}
         if (count := math.prod(degrees_of(found).values())) != chips:
-            shown = ",".join(f"{axis}={degree}" for axis, degree in degrees_of(found).items())
+            shown = show_mesh(degrees_of(found))
             raise MeshwrightError(
                 f"mesh {shown} has {count} devices; {system} has {chips}; mesh= (--mesh) gives the target's degrees"
             )

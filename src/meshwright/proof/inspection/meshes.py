@@ -19,6 +19,7 @@ from jax.interpreters import pxla
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding
 
 from meshwright.errors import MeshwrightError
+from meshwright.units import show_mesh
 
 MeshLike = Mesh | AbstractMesh | Mapping[str, int]
 
@@ -93,8 +94,8 @@ def for_target(call: Call, target: AbstractMesh) -> Call:
         others = [mesh for mesh in meshes_in(call) if degrees_of(mesh) != degrees_of(target)]
         if others:
             raise MeshwrightError(
-                f"{function_name(call.function)} is for a mesh of {_shown(others[0])} and cannot be copied for one of"
-                f" {_shown(target)}: {error}"
+                f"{function_name(call.function)} is for a mesh of {show_mesh(degrees_of(others[0]))} and cannot be"
+                f" copied for one of {show_mesh(degrees_of(target))}: {error}"
             ) from None
         return Call(call.function, args, kwargs)
     try:  # What both hold must stay one object: jit compares the optimizer in a train state with that of its shardings.
@@ -256,7 +257,3 @@ def _asked_layout(leaf: Any) -> Layout | None:
     if order is None or tuple(order) == tuple(range(len(leaf.shape))):
         return None
     return Layout(major_to_minor=tuple(order))
-
-
-def _shown(mesh: MeshLike) -> str:
-    return ",".join(f"{axis}={degree}" for axis, degree in degrees_of(mesh).items())

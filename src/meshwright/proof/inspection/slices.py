@@ -1,4 +1,4 @@
-"""Values of which each device only uses a part of its own."""
+"""Values of which each device only uses a part of its own, and values joined from parts."""
 
 from __future__ import annotations
 
@@ -34,3 +34,9 @@ def is_cut_of(context: ProgramContext, value: Instruction) -> Instruction | None
     ):
         return None
     return origin(context.module, context.module.operand(found), frozenset(VIEWS | ELEMENTWISE))
+
+
+def gathered_dims(context: ProgramContext, gather: Instruction) -> set[int]:
+    """Return the dims along which an all-gather of one array joins parts."""
+    parts, (whole, *_) = context.module.operand(gather).shape, gather.shape.arrays()
+    return {dim for dim, (part, size) in enumerate(zip(parts.dims, whole.dims, strict=False)) if part != size}

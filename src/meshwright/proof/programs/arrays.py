@@ -22,7 +22,7 @@ def is_array(leaf: Any) -> bool:
 
 @dataclass
 class Tree:
-    """The structure of a tree and those of its leaves that are no arrays, by number."""
+    """The structure of a tree, and its leaves that are not arrays, by number."""
 
     structure: Any = None
     others: Mapping[int, Any] = field(default_factory=dict)

@@ -199,7 +199,7 @@ class Priced:
                 yield from self._sum(moved.result, partial, moved.phase, times, layout)
 
     def _sum(self, value: Value, axes: tuple[str, ...], phase: Phase, times: int, layout: Layout) -> Iterator[Sent]:
-        """Yield the collectives that add up partial sums; those of a gradient are scattered to where its leaf lies."""
+        """Yield the collectives that add up partial sums; gradients are scattered over the axes that shard them."""
         size, is_gradient = layout.size(value), phase == "backward" and self._is_of_state(value)
         scattered = tuple(axis for axis in layout.stored_over(value.dims) if axis in axes) if is_gradient else ()
         if scattered:

@@ -75,10 +75,10 @@ def accidental_values(context: ProgramContext) -> Iterator[Finding]:
     """Yield large captured constants, callbacks in loops, and matmuls widened to float32."""
     for one in context.traced(CapturedConstant.id):
         size = Shape(one.dtype, one.dims)
-        cost = 0.0 if context.system else None
+        cost = context.no_seconds
         yield CapturedConstant(array=str(size), bytes=size.bytes, cost_seconds=cost, source=one.source)
     for one in context.traced(HostCallInLoop.id):
-        size, cost = Shape(one.dtype, one.dims).bytes, 0.0 if context.system else None
+        size, cost = Shape(one.dtype, one.dims).bytes, context.no_seconds
         yield HostCallInLoop(
             op=one.figures["op"], count=one.count, bytes=one.count * size, cost_seconds=cost, source=one.source
         )

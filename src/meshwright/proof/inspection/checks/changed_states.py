@@ -101,6 +101,6 @@ def _finding(
         after=after,
         elements_held=held,
         bytes=shape.bytes,
-        cost_seconds=0.0 if context.system else None,
+        cost_seconds=context.no_seconds,
         source=source,
     )

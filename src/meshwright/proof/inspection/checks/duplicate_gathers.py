@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.description.hlo.dataflow import VIEWS, origin
+from meshwright.description.hlo.dataflow import VIEWS_AND_CASTS, origin
 from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.context import CompiledCollective, ProgramContext
@@ -16,8 +16,6 @@ from meshwright.units import show_bytes
 
 LEAST_BYTES = 1024
 """Smaller collectives carry scalars and counts, which are not worth a finding."""
-
-_SAME_TENSOR = frozenset(VIEWS | {"convert"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +52,7 @@ def duplicate_gathers(context: ProgramContext) -> Iterator[Finding]:
         one = move.collective
         for operand in context.module.operands(move.instruction):
             if one.kind == "all-gather" and one.bytes >= LEAST_BYTES:
-                source = origin(context.module, operand, _SAME_TENSOR)
+                source = origin(context.module, operand, VIEWS_AND_CASTS)
                 groups[source.computation, source.name, one.axes, one.phase].append(move)
     for (computation, name, axes, phase), gathers in groups.items():
         if context.is_expected("all-gather", axes, phase):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.description.hlo.dataflow import VIEWS, origin, uses
+from meshwright.description.hlo.dataflow import VIEWS_AND_CASTS, origin, uses
 from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.phases import Description, describe, phase_of
 from meshwright.description.hlo.shapes import Shape
@@ -15,8 +15,6 @@ from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.record import Collective, Kind, Phase
 from meshwright.units import show_bytes
-
-_FORWARDS = frozenset(VIEWS | {"convert"})
 
 _LEAST_RECOMPUTED = 1 << 13
 """Smaller arrays are maxima and sums of a loss or a norm."""
@@ -77,7 +75,7 @@ def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
         said = describe(context.module, instruction, number=len(operands))
         for operand, description in zip(operands, said, strict=True):
             axes = tuple(axis for axis in first.axes if axis not in context.variance.axes(operand))
-            if not axes or origin(context.module, operand, _FORWARDS).opcode in ("constant", "iota"):
+            if not axes or origin(context.module, operand, VIEWS_AND_CASTS).opcode in ("constant", "iota"):
                 continue  # what a program counts by summing ones is meant
             is_sum = context.module.root(instruction.called("to_apply")[0]).opcode == "add"
             is_sum = is_sum and not _is_divided(context, instruction, context.degree(first.axes))
@@ -107,9 +105,11 @@ def _traced(context: ProgramContext, one: TracedMistake) -> ReducedTwice:
 
 def _is_divided(context: ProgramContext, instruction: Instruction, degree: int) -> bool:
     """Whether a sum is then divided by the number of devices, as for a mean."""
-    for user, _ in uses(context.module, instruction, _FORWARDS):
+    for user, _ in uses(context.module, instruction, VIEWS_AND_CASTS):
         if user.opcode in ("multiply", "divide"):
-            sides = [origin(context.module, side, _FORWARDS | {"broadcast"}) for side in context.module.operands(user)]
+            sides = [
+                origin(context.module, side, VIEWS_AND_CASTS | {"broadcast"}) for side in context.module.operands(user)
+            ]
             wanted = 1 / degree if user.opcode == "multiply" else degree
             texts = [side.text for side in sides if side.opcode == "constant"]
             if any(_number(text) == wanted for text in texts):

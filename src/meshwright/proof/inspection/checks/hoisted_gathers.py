@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.description.hlo.dataflow import VIEWS, uses
+from meshwright.description.hlo.dataflow import VIEWS_AND_CASTS, uses
 from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES, GatheredTwice
@@ -13,8 +13,6 @@ from meshwright.proof.inspection.checks.moved_values import MovedState
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.units import show_bytes
-
-_FORWARDS = frozenset(VIEWS | {"convert"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +73,7 @@ def hoisted_gathers(context: ProgramContext) -> Iterator[Finding]:
             layers=layers,
             is_along_stack=stored[0] != layers,
             bytes=size - size // layers,
-            cost_seconds=0.0 if context.system else None,
+            cost_seconds=context.no_seconds,
             source=one.source,
         )
 
@@ -83,7 +81,7 @@ def hoisted_gathers(context: ProgramContext) -> Iterator[Finding]:
 def _is_before_loop(context: ProgramContext, gather: Instruction, layers: int) -> bool:
     """Whether loops take one slice of a gathered stack in each iteration, and nothing else uses it."""
     module, found = context.module, False
-    for user, held in uses(module, gather, _FORWARDS):
+    for user, held in uses(module, gather, VIEWS_AND_CASTS):
         loops = [one for one in module.users(user) if one.opcode == "while"] if user.opcode == "tuple" else []
         places = [place for place, name in enumerate(user.operands) if name == held.name]
         if not loops or not all(_is_layered(context, loops[0], place, layers) for place in places):
@@ -94,7 +92,7 @@ def _is_before_loop(context: ProgramContext, gather: Instruction, layers: int) -
 
 def _is_cut_in_layers(context: ProgramContext, gather: Instruction, layers: int) -> bool:
     """Whether an iteration gathers the whole stack and takes one slice of it."""
-    used = list(uses(context.module, gather, _FORWARDS))
+    used = list(uses(context.module, gather, VIEWS_AND_CASTS))
     return bool(used) and all(_is_layer(user, held, layers) for user, held in used)
 
 
@@ -103,7 +101,7 @@ def _is_layered(context: ProgramContext, loop: Instruction, place: int, layers: 
     module = context.module
     parameter = module.computations[loop.called("body")[0]].parameters[0]
     taken = [one for one in module.users(parameter) if one.opcode == "get-tuple-element" and one.index == place]
-    used = [pair for one in taken for pair in uses(module, one, _FORWARDS)]
+    used = [pair for one in taken for pair in uses(module, one, VIEWS_AND_CASTS)]
     slices = [user for user, held in used if _is_layer(user, held, layers)]
     carried = [user for user, _ in used if user.opcode == "tuple"]
     return bool(slices) and len(slices) + len(carried) == len(used)

@@ -13,6 +13,7 @@ from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
 from meshwright.proof.inspection.checks.unexpected_collectives import UnexpectedCollective
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
+from meshwright.proof.inspection.slices import gathered_dims
 from meshwright.units import show_bytes
 
 _LEAST_SUM = 1 << 12
@@ -142,8 +143,7 @@ def _partitioned_gathers(context: ProgramContext) -> Iterator[GatheredToSum]:
         one, gather = move.collective, move.instruction
         if one.kind != "all-gather" or one.bytes < LEAST_BYTES or context.source_of(move).opcode == "parameter":
             continue
-        parts, (whole, *_) = context.module.operand(gather).shape, gather.shape.arrays()
-        dims = {dim for dim, (part, all_) in enumerate(zip(parts.dims, whole.dims, strict=False)) if part != all_}
+        parts, dims = context.module.operand(gather).shape, gathered_dims(context, gather)
         used = list(uses(context.module, gather, _SCALED - {"transpose", "reshape"}))
         sums = [
             user

@@ -124,7 +124,7 @@ def manual_collectives(context: ProgramContext) -> Iterator[Finding]:
             axes=one.axes,
             taken=tuple(one.figures["taken"]),
             bytes=shape.bytes,
-            cost_seconds=0.0 if context.system else None,
+            cost_seconds=context.no_seconds,
             source=one.source,
         )
     for one in context.traced(RingTooLong.id):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.description.hlo.dataflow import VIEWS, origin
+from meshwright.description.hlo.dataflow import VIEWS_AND_CASTS, origin
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
@@ -53,7 +53,7 @@ def missing_sums(context: ProgramContext) -> Iterator[Finding]:
             axes=one.axes,
             degree=context.degree(one.axes),
             bytes=Shape(one.dtype, one.dims).bytes,
-            cost_seconds=0.0 if context.system else None,
+            cost_seconds=context.no_seconds,
             source=one.source,
         )
     if context.is_traced:
@@ -69,7 +69,7 @@ def missing_sums(context: ProgramContext) -> Iterator[Finding]:
     results = context.module.operands(root) if root.opcode == "tuple" else (root,)
     outputs = [pair for pair in context.shardings if pair.role == "output"]
     for pair, value in zip(outputs, results, strict=False):
-        made = origin(context.module, value, frozenset(VIEWS | {"convert"}))
+        made = origin(context.module, value, VIEWS_AND_CASTS)
         if pair.actual is None or "shard_map" not in made.op_name:
             continue
         split = {*sent, *pair.actual.axes, *pair.actual.unreduced}
@@ -81,6 +81,6 @@ def missing_sums(context: ProgramContext) -> Iterator[Finding]:
                 axes=axes,
                 degree=context.degree(axes),
                 bytes=value.shape.bytes,
-                cost_seconds=0.0 if context.system else None,
+                cost_seconds=context.no_seconds,
                 source=context.place(made),
             )

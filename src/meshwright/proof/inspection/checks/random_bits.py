@@ -80,7 +80,7 @@ def random_bits(context: ProgramContext) -> Iterator[UnpartitionedBits]:
                 axes=tuple(axis for axis in context.mesh if axis in axes),
                 is_sent=False,
                 bytes=times * (whole.shape.bytes - cut.shape.bytes),
-                cost_seconds=0.0 if context.system else None,
+                cost_seconds=context.no_seconds,
                 source=context.place(cut),
             )
 

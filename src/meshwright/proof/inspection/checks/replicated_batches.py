@@ -64,7 +64,7 @@ def replicated_batches(context: ProgramContext) -> Iterator[Finding]:
                 axis=axis,
                 degree=degree,
                 bytes=size - size // degree,
-                cost_seconds=0.0 if context.system else None,
+                cost_seconds=context.no_seconds,
                 source=context.first_use(one.instruction),
             )
 
@@ -124,6 +124,6 @@ def whole_tables(context: ProgramContext) -> Iterator[Finding]:
                 axes=axes,
                 like=like,
                 bytes=shape.bytes - shape.bytes // context.degree(axes),
-                cost_seconds=0.0 if context.system else None,
+                cost_seconds=context.no_seconds,
                 source=context.first_use(argument.instruction),
             )

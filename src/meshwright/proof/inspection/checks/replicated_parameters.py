@@ -125,6 +125,6 @@ def _finding(
         tree=tree,
         sharded_share=sharded_share,
         bytes=shape.bytes - shape.bytes // degree,
-        cost_seconds=0.0 if context.system else None,
+        cost_seconds=context.no_seconds,
         source=context.first_use(argument.instruction),
     )

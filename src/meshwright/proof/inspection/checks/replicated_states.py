@@ -136,7 +136,7 @@ def replicated_states(context: ProgramContext) -> Iterator[Finding]:
             axes=axes,
             degree=degree,
             bytes=held - held // degree,
-            cost_seconds=0.0 if context.system else None,
+            cost_seconds=context.no_seconds,
             source=context.first_use(largest.instruction),
         )
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from meshwright.description.hlo.dataflow import VIEWS, origin, uses
+from meshwright.description.hlo.dataflow import VIEWS_AND_CASTS, origin, uses
 from meshwright.description.hlo.groups import numbers
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.redundant_compute import RedundantCompute
 from meshwright.proof.inspection.context import Argument, CompiledCollective, ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
-from meshwright.proof.inspection.slices import is_cut_of
+from meshwright.proof.inspection.slices import gathered_dims, is_cut_of
 from meshwright.units import show_bytes
 
-_FORWARDS = frozenset(VIEWS | {"convert"})
 _GROWTH = 4
 """How many times larger than its whole operand a product must be, for a gather of the operand to be the cheaper way."""
 
@@ -74,11 +73,11 @@ def _summed(
 ) -> Iterator[SplitContraction]:
     """Yield the product whose partial results an all-reduce adds up, where one operand was cut to fit a weight."""
     one = move.collective
-    product = origin(context.module, context.module.operand(move.instruction), _FORWARDS)
+    product = origin(context.module, context.module.operand(move.instruction), VIEWS_AND_CASTS)
     if product.opcode != "dot" or one.phase != "forward":
         return
     for weight, other in (context.module.operands(product), context.module.operands(product)[::-1]):
-        argument = arguments.get(origin(context.module, weight, _FORWARDS | {"all-gather"}).name)
+        argument = arguments.get(origin(context.module, weight, VIEWS_AND_CASTS | {"all-gather"}).name)
         if argument is None or argument.spec is None or not set(one.axes) <= set(argument.spec.axes):
             continue
         whole = is_cut_of(context, other)
@@ -99,9 +98,8 @@ def _gathered(
             continue
         side = "lhs" if user.operands[0] == held.name else "rhs"
         summed = numbers(user.attributes.get(f"{side}_contracting_dims", "").strip("{}"))
-        parts, whole = context.module.operand(move.instruction).shape.dims, move.instruction.shape.dims
-        gathered = {dim for dim, (part, size) in enumerate(zip(parts, whole, strict=False)) if part != size}
-        if gathered <= set(summed) and set(move.collective.axes) <= set(context.variance.copies(user)):
+        is_alike = set(move.collective.axes) <= set(context.variance.copies(user))
+        if is_alike and gathered_dims(context, move.instruction) <= set(summed):
             yield _finding(argument, move, str(user.shape), is_gathered=True)
             return
 

@@ -71,7 +71,7 @@ def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:
         count=len(kept),
         trees=tuple(dict.fromkeys(argument.tree for argument in kept)),
         bytes=size,
-        cost_seconds=0.0 if context.system else None,
+        cost_seconds=context.no_seconds,
         source=context.first_use(largest.instruction),
     )
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.description.hlo.dataflow import VIEWS, uses
+from meshwright.description.hlo.dataflow import VIEWS, VIEWS_AND_CASTS, uses
 from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.shapes import Shape
 from meshwright.description.hlo.specs import Spec
@@ -93,7 +93,7 @@ def unsharding_constraints(context: ProgramContext) -> Iterator[UnshardingConstr
 
 def _products_alike(context: ProgramContext, move: CompiledCollective) -> list[Instruction]:
     """Return the matmuls for which a weight is gathered, and which are then the same on all devices along its axes."""
-    users = [user for user, _ in uses(context.module, move.instruction, VIEWS | {"convert"})]
+    users = [user for user, _ in uses(context.module, move.instruction, VIEWS_AND_CASTS)]
     alike = [one for one in users if one.opcode == "dot"]
     return [one for one in alike if set(move.collective.axes) <= set(context.variance.copies(one))]
 

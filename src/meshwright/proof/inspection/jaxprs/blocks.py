@@ -59,6 +59,11 @@ class Op:
     bodies: tuple[Block, ...] = ()
 
     @property
+    def iterations(self) -> int:
+        """How often its bodies run each time that it does, as far as a trace knows: the length of a scan, else 1."""
+        return max(1, self.params["length"]) if self.name == "scan" else 1
+
+    @property
     def scope(self) -> str:
         """Its named scopes and JAX's transformations, as `transpose(jvp(mlp))`."""
         return str(self.equation.source_info.name_stack)

@@ -151,7 +151,7 @@ class _Reader:
             return self.run(body, [*fixed, *carry, *stepped])
 
         made = self._until_stable(carry, lambda carry: step(carry)[:carried])
-        times, self.count = self.count, self.count * max(1, op.params["length"])
+        times, self.count = self.count, self.count * op.iterations
         out = step(made)
         self.count = times
         return [*made, *out[carried:]]

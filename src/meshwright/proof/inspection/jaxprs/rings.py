@@ -18,9 +18,8 @@ def ring_mistakes(block: Block, count: int = 1) -> Iterator[TracedMistake]:
     for op in block.ops:
         if op.name == "scan":
             yield from _scanned(block, op, count)
-        times = count * max(1, op.params["length"]) if op.name == "scan" else count
         for body in op.bodies:
-            yield from ring_mistakes(body, times)
+            yield from ring_mistakes(body, count * op.iterations)
 
 
 def _unrolled(block: Block, count: int) -> Iterator[TracedMistake]:

@@ -23,9 +23,8 @@ def sum_mistakes(block: Block, count: int = 1) -> Iterator[TracedMistake]:
             yield from _in_iterations(op, count)
         if op.name in GATHERS and (axes := axes_of(op)) and _is_summed(block, op):
             yield TracedMistake("gathered-to-sum", *op.results[0].text, place(op.equation), axes, count)
-        times = count * max(1, op.params["length"]) if op.name == "scan" else count
         for body in op.bodies:
-            yield from sum_mistakes(body, times)
+            yield from sum_mistakes(body, count * op.iterations)
 
 
 def _in_iterations(loop: Op, count: int) -> Iterator[TracedMistake]:
@@ -35,30 +34,14 @@ def _in_iterations(loop: Op, count: int) -> Iterator[TracedMistake]:
         carry = body.inputs[consts + number]
         if body.num_uses[id(carry)] != 1:
             continue
-        for summed in _terms(body, body.outputs[number], carry):
+        terms = _terms(body, body.outputs[number])
+        if not any(term is carry for term in terms):
+            continue
+        for summed in terms:
             op = summed.op
             if op is not None and op.name in _SUMS and (axes := axes_of(op)):
                 figures = {"iterations": length}
                 yield TracedMistake("sum-in-loop", *summed.text, place(op.equation), axes, count * length, figures)
-
-
-def _terms(body: Block, total: Value, carry: Value) -> list[Value]:
-    """The values that are added to a carry, before they are scaled; none if it is not only added to."""
-    terms, waiting, has_carry = [], [total], False
-    while waiting:
-        value = through_views(waiting.pop())
-        op = value.op
-        if value is carry:
-            has_carry = True
-        elif op is None or (body.num_uses[id(value)] > 1 and value is not total):
-            continue
-        elif op.name in _ADDS:
-            waiting += op.operands
-        elif op.name in _SCALES and any(one.number is not None for one in op.operands):
-            waiting += [one for one in op.operands if one.number is None]
-        else:
-            terms.append(value)
-    return terms if has_carry else []
 
 
 def _added(block: Block, count: int) -> Iterator[TracedMistake]:
@@ -67,7 +50,7 @@ def _added(block: Block, count: int) -> Iterator[TracedMistake]:
     for op in block.ops:
         if op.name not in _ADDS or id(op.results[0]) in inner:
             continue
-        sums = [one for one in _leaves(block, op.results[0]) if one.op is not None and one.op.name == "psum"]
+        sums = [one for one in _terms(block, op.results[0]) if one.op is not None and one.op.name == "psum"]
         by_axes: dict[tuple[str, ...], list[Value]] = {}
         for one in sums:
             if one.op is not None and one.dims and "transpose(" not in one.op.scope.rpartition("/")[2]:
@@ -79,19 +62,19 @@ def _added(block: Block, count: int) -> Iterator[TracedMistake]:
                 yield TracedMistake("sum-in-loop", *alike[0].text, place_, axes, count * len(alike), figures)
 
 
-def _leaves(block: Block, total: Value) -> list[Value]:
-    """The terms of nested additions."""
+def _terms(block: Block, total: Value) -> list[Value]:
+    """The terms of nested additions, before they are scaled; without those that something else uses too."""
     found, waiting = [], [total]
     while waiting:
         value = through_views(waiting.pop())
         op = value.op
-        if op is not None and (value is total or block.num_uses[id(value)] == 1):
-            if op.name in _ADDS:
-                waiting += op.operands
-                continue
-            if op.name in _SCALES and any(one.number is not None for one in op.operands):
-                waiting += [one for one in op.operands if one.number is None]
-                continue
+        if value is not total and block.num_uses[id(value)] > 1:
+            continue
+        if op is not None and op.name in _ADDS:
+            waiting += op.operands
+        elif op is not None and op.name in _SCALES and any(one.number is not None for one in op.operands):
+            waiting += [one for one in op.operands if one.number is None]
+        else:
             found.append(value)
     return found
 

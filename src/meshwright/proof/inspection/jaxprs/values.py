@@ -39,9 +39,8 @@ def callback_mistakes(block: Block, count: int = 1, is_in_loop: bool = False) ->
             value = max(op.operands, key=lambda one: one.num_bytes, default=None)
             text = value.text if value else ("f32", ())
             yield TracedMistake("host-call-in-loop", *text, place(op.equation), (), count, {"op": op.name})
-        times = count * max(1, op.params["length"]) if op.name == "scan" else count
         for body in op.bodies:
-            yield from callback_mistakes(body, times, is_in_loop or op.name in ("scan", "while"))
+            yield from callback_mistakes(body, count * op.iterations, is_in_loop or op.name in ("scan", "while"))
 
 
 def wide_product_mistakes(block: Block) -> Iterator[TracedMistake]:
@@ -93,6 +92,5 @@ def _products(block: Block, count: int) -> Iterator[tuple[Op, float, int]]:
             (contracted, _), _ = op.params["dimension_numbers"]
             summed = np.prod([op.operands[0].dims[dim] for dim in contracted], initial=1.0)
             yield op, float(2 * count * summed * np.prod(op.results[0].dims, initial=1.0)), count
-        times = count * max(1, op.params["length"]) if op.name == "scan" else count
         for body in op.bodies:
-            yield from _products(body, times)
+            yield from _products(body, count * op.iterations)

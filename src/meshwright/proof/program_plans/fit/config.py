@@ -12,6 +12,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.training.run_directory.saving import Saving
 from meshwright.record import Record
 from meshwright.support.field_types import from_data
+from meshwright.units import show_mesh
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class FitConfig:
     @property
     def mesh_text(self) -> str:
         """The mesh as in the rows of `metrics.jsonl`: `dp=2,tp=4`."""
-        return ",".join(f"{axis}={degree}" for axis, degree in self.mesh.items())
+        return show_mesh(self.mesh)
 
     def to_json(self) -> dict[str, Any]:
         """Return the config as plain data."""
