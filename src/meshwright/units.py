@@ -72,6 +72,11 @@ def show_degrees(degrees: Mapping[str, int]) -> str:
     return ",".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1) or "one device"
 
 
+def show_mesh(degrees: Mapping[str, int]) -> str:
+    """Format all mesh axes as options take them: `X=4,Y=1`."""
+    return ",".join(f"{axis}={degree}" for axis, degree in degrees.items())
+
+
 def parse_count(text: str) -> int:
     """Parse a whole number with an optional decimal or binary prefix: `4M` is 4,000,000, `128Ki` is 131,072."""
     match = re.fullmatch(_COUNT, text.strip(), re.IGNORECASE)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from meshwright.cli.answers import print_answer
 from meshwright.cli.kept import mesh_degrees
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
@@ -14,7 +14,6 @@ from meshwright.cli.words.spell import spelled
 from meshwright.description.hardware.system import parse_system
 from meshwright.errors import MeshwrightError
 from meshwright.options.declare import Json, option, positional
-from meshwright.pictures.answers.answer import write_picture
 from meshwright.pictures.answers.collective import BYTES, KINDS, MOST_SHOWN, collective
 from meshwright.pictures.tables import console
 from meshwright.pictures.text import next_line
@@ -68,14 +67,9 @@ def run(args: Args) -> int:
     if is_bench:
         with waiting(f"timing it on {found.system}"):
             found = found.measure()
-    if svg is not None:
-        write_picture(found, svg)
+    print_answer(found, svg, as_json=as_json)
     if as_json:
-        print(json.dumps(found.to_json(), indent=2))
         return 0
-    found.print()
-    if svg is not None:
-        print(f"\n wrote  {svg}")
     if is_shown:
         _show(kind, found.degree)
     if is_shown or found.degree > MOST_SHOWN:
@@ -87,7 +81,7 @@ def run(args: Args) -> int:
 
 def _show(kind: str, degree: int) -> None:
     """Run the collective on small numbers on simulated devices and print it, with its ring if it has one."""
-    from meshwright.pictures.drawings.collectives import DIGITS
+    from meshwright.pictures.drawings.collectives import small_values
     from meshwright.pictures.showing import show_collective, show_ring
 
     if degree > MOST_SHOWN:
@@ -99,8 +93,7 @@ def _show(kind: str, degree: int) -> None:
         from meshwright.execution.runtime.devices import claim_devices
 
         claim_devices(parse_system(f"cpu:{degree}"))
-        # Each device's part is cut again into one for every device.
-        values = DIGITS if len(DIGITS) % degree**2 == 0 else tuple(range(degree**2))
+        values = small_values(degree)
         pictures = [show_collective(name, values, degree=degree)]
         if name != "collective-permute":
             pictures.append(show_ring(name, values, degree=degree))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from meshwright.cli.answers import print_answer
 from meshwright.cli.kept import mesh_degrees
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
@@ -22,6 +23,7 @@ from meshwright.pictures.answers.matmul import MOST_SHOWN, Matmul, matmul
 from meshwright.pictures.answers.matmul_run import MOST_DEVICES, check_simulated, run_product
 from meshwright.pictures.text import next_line
 from meshwright.support.files import check_output
+from meshwright.units import show_mesh
 
 EXAMPLES = (
     'meshwright matmul "A[I, J_X] @ B[J_X, K]"',
@@ -100,15 +102,9 @@ def _run_cases(args: Args) -> int:
     degrees = None if args.mesh is None else mesh_degrees(args.mesh)
     found = matmul_cases(mesh=degrees, dims=args.dims, on=args.on, dtype=args.dtype, device=args.device)
     check_all_read(args, "of the four cases")
-    if svg is not None:
-        write_picture(found, svg)
-    if as_json:
-        print(json.dumps(found.to_json(), indent=2))
-        return 0
-    found.print()
-    if svg is not None:
-        print(f"\n wrote  {svg}")
-    print(next_line(spelled("matmul", args, without=("svg", "device"), product=found.matmuls[2].product)))
+    print_answer(found, svg, as_json=as_json)
+    if not as_json:
+        print(next_line(spelled("matmul", args, without=("svg", "device"), product=found.matmuls[2].product)))
     return 0
 
 
@@ -117,7 +113,7 @@ def _next(args: Args, found: Matmul) -> str:
     sizes, moves = found.inference.sizes, found.ways[0].collectives
     if not args.run and sizes.degree(sizes.degrees) <= MOST_DEVICES:
         return spelled("matmul", args, without=("top", "svg", "device"), run=True)
-    mesh = args.mesh or ",".join(f"{axis}={degree}" for axis, degree in found.mesh.items())
+    mesh = args.mesh or show_mesh(found.mesh)
     if moves:
         move = max(moves, key=lambda move: move.seconds or 0.0)
         kind = next(word for word, kind in KINDS.items() if kind == move.kind)

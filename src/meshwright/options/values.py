@@ -14,7 +14,7 @@ from meshwright.description.hardware.system import System, parse_system
 from meshwright.description.step.model import largest
 from meshwright.errors import MeshwrightError, did_you_mean
 from meshwright.mesh import MeshShape, parse_mesh
-from meshwright.units import parse_count, parse_number
+from meshwright.units import parse_count, parse_number, show_mesh
 
 SystemLike = str | System
 """A system, or its text: `v5p:4x4x4`."""
@@ -78,7 +78,7 @@ def read_mesh(mesh: MeshLike, num_devices: int) -> MeshShape:
                 raise MeshwrightError(f"mesh {mesh} has {mesh.num_devices} devices; the hardware has {num_devices}")
             return mesh
         case Mapping():
-            text = ",".join(f"{axis}={degree}" for axis, degree in mesh.items())
+            text = show_mesh(mesh)
             return parse_mesh(text, num_devices=num_devices)
         case str():
             return parse_mesh(mesh, num_devices=num_devices)

@@ -167,16 +167,15 @@ def plan(
         _refuse(_only(said, swept.replaced), "beside sweep")
         if not isinstance(model, Workload):
             said = swept_options(swept, said)
-    if compare_systems is not None:
-        return plan_systems(model, (said["on"], *compare_systems), _only(said, WORKLOAD_OPTIONS),
-                            _only(said, STRATEGY_OPTIONS), framework=said.get("framework"),
-                            include_planned=said.get("include_planned", False))  # fmt: skip
     framework = said.pop("framework", None)
     include_planned = said.pop("include_planned", False) or framework is not None
+    if compare_systems is not None:
+        return plan_systems(model, (said["on"], *compare_systems), _only(said, WORKLOAD_OPTIONS),
+                            _only(said, STRATEGY_OPTIONS), framework=framework,
+                            include_planned=include_planned)  # fmt: skip
     workload, system = read_workload(model, _only(said, WORKLOAD_OPTIONS))
-    fields = read_strategy(_only(said, STRATEGY_OPTIONS), system.num_devices)
-    if framework is not None:
-        fields = framework_fields(framework, system.chip.kind) | fields
+    fields = framework_fields(framework, system.chip.kind)
+    fields |= read_strategy(_only(said, STRATEGY_OPTIONS), system.num_devices)
     policies = (workload.remat,) if isinstance(model, Workload) else remats(said.get("remat"))
 
     def find(workload: Workload, system: System, top: int) -> Ranking:
@@ -223,19 +222,17 @@ def plan_systems(
         workload: options of the workload, without the system.
         strategy: options of the strategy.
         framework: the framework that runs the steps; None for meshwright.
-        include_planned: include plans that cannot run; those of another framework never do.
+        include_planned: include plans that cannot run, as those of another framework.
     """
     found: list[Plan] = []
     for on in systems:
         read, system = read_workload(model, {**workload, "on": on})
         if any(plan.hardware == str(system) for plan in found):
             raise MeshwrightError(f"compare_systems has {system} twice; leave one out")
-        fields = read_strategy(strategy, system.num_devices)
-        if framework is not None:
-            fields = framework_fields(framework, system.chip.kind) | fields
+        fields = framework_fields(framework, system.chip.kind) | read_strategy(strategy, system.num_devices)
         policies = (read.remat,) if isinstance(model, Workload) else remats(workload.get("remat"))
-        planned = include_planned or framework is not None
-        found.append(find_meshes(read, system, policies, fields, top=1, include_planned=planned).plans[0])
+        ranking = find_meshes(read, system, policies, fields, top=1, include_planned=include_planned)
+        found.append(ranking.plans[0])
     return tuple(found)
 
 

@@ -114,9 +114,8 @@ class _Training:
             options = swept_options(self.sweep, options)
         self.policies: tuple[Remat, ...] = remats(args.workload.remat)
         self.workload, self.system = read_workload(args.model, options)
-        self.fields: dict[str, Any] = read_strategy(given_options(args.strategy), self.system.num_devices)
-        if args.search.framework is not None:
-            self.fields = framework_fields(args.search.framework, self.system.chip.kind) | self.fields
+        self.fields: dict[str, Any] = framework_fields(args.search.framework, self.system.chip.kind)
+        self.fields |= read_strategy(given_options(args.strategy), self.system.num_devices)
         self.searched = self.fields
         self.include_planned = args.search.include_planned or bool(args.search.framework)
 

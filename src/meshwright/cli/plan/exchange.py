@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshwright.cli.plan.args import ImportArgs
-from meshwright.cli.plan.screen import print_head, print_terms, print_why
+from meshwright.cli.plan.screen import print_details, print_head, print_why
 from meshwright.cli.typed import check_all_read
 from meshwright.errors import MeshwrightError
-from meshwright.pictures.tables import collective_table, console, show, table
+from meshwright.pictures.tables import console, show, table
 from meshwright.pictures.text import folded
 from meshwright.planning.files import check_data_file
 from meshwright.planning.plan import Plan
@@ -102,12 +102,6 @@ def _print(imported: Imported, *, is_explained: bool) -> None:
     print()
     print_head(plan)
     print_why(plan, is_explained=is_explained)
-    if is_explained:
-        print()
-        print_terms(plan)
-        print()
-        show(console(), collective_table(plan.predicted))
-    for note in plan.predicted.notes:
-        print(folded(f"note: {note}"))
+    print_details(plan, is_explained=is_explained)
     if plan.planned_only:
         print(folded(f"train: {plan.planned_only}"))

@@ -7,10 +7,9 @@ import shlex
 
 from meshwright.cli.plan.args import Args
 from meshwright.cli.plan.exchange import export_plan, read_export
-from meshwright.cli.plan.screen import print_head, print_terms, print_why
+from meshwright.cli.plan.screen import print_details, print_head, print_why
 from meshwright.cli.typed import check_all_read
 from meshwright.options.values import read_count, read_price
-from meshwright.pictures.tables import collective_table, console, show
 from meshwright.pictures.text import folded, next_line
 from meshwright.planning.plan import Plan
 from meshwright.planning.why.training_run import training_run
@@ -34,13 +33,7 @@ def print_kept(args: Args, plan: Plan) -> int:
     print_why(plan, is_explained=is_explained)
     if tokens is not None:
         print(folded(f"run: {training_run(plan.predicted, plan.system.num_chips, tokens, price)}"))
-    if is_explained:
-        print()
-        print_terms(plan)
-        print()
-        show(console(), collective_table(plan.predicted))
-    for note in plan.predicted.notes:
-        print(folded(f"note: {note}"))
+    print_details(plan, is_explained=is_explained)
     if with_ops:
         from meshwright.cli.plan.ops import print_ops
 

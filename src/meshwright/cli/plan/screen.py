@@ -256,6 +256,17 @@ def print_terms(best: Plan) -> None:
     print(terms("memory", parts))
 
 
+def print_details(plan: Plan, *, is_explained: bool) -> None:
+    """Print the notes of an existing plan; with --explain, its terms and collectives first."""
+    if is_explained:
+        print()
+        print_terms(plan)
+        print()
+        show(console(), collective_table(plan.predicted))
+    for note in plan.predicted.notes:
+        print(folded(f"note: {note}"))
+
+
 def _print_section(title: str, lines: Iterable[str]) -> None:
     """Print lines under a title."""
     print(f"\n {title}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from meshwright.cli.answers import print_answer
 from meshwright.description.step.passes.schedule import Kind
 from meshwright.options.declare import Json, option
-from meshwright.pictures.answers.answer import write_picture
 from meshwright.pictures.answers.pipeline import pipeline
 from meshwright.pictures.text import next_line
 from meshwright.support.files import check_output
@@ -51,14 +50,8 @@ def run(args: Args) -> int:
         virtual_stages=args.virtual_stages,
         layers=args.layers,
     )
-    if args.svg is not None:
-        write_picture(found, args.svg)
-    if args.json:
-        print(json.dumps(found.to_json(), indent=2))
-        return 0
-    found.print()
-    if args.svg is not None:
-        print(f"\n wrote  {args.svg}")
+    print_answer(found, args.svg, as_json=args.json)
+    if args.json or args.svg is not None:
         return 0
     other = "1f1b" if args.schedule == "gpipe" else "gpipe"
     said = f"--stages {args.stages} --microbatches {args.microbatches}"

@@ -70,8 +70,13 @@ def _has_source(entry: Mapping[str, Any], name: str, key: str) -> bool:
     return True
 
 
-def framework_fields(name: str, kind: str) -> dict[str, Any]:
-    """Return the fields of `Strategy` with which a framework runs a step on a kind of chip, `tpu`, `gpu` or `cpu`."""
+def framework_fields(name: str | None, kind: str) -> dict[str, Any]:
+    """Return the fields of `Strategy` with which a framework runs a step on a kind of chip, `tpu`, `gpu` or `cpu`.
+
+    None is meshwright, which fixes none.
+    """
+    if name is None:
+        return {}
     framework = load_framework(name)
     kernel = {"attention": framework.attention[kind]} if kind in framework.attention else {}
     stage = {} if framework.most_zero_stage == 3 else {"zero_stage": framework.most_zero_stage}

@@ -13,7 +13,7 @@ from meshwright.description.hardware.jax_device_order import jax_device_order
 from meshwright.description.hardware.slices import across_slices, within_slice
 from meshwright.description.hardware.system import System, units_of
 from meshwright.errors import MeshwrightError
-from meshwright.units import show_degrees
+from meshwright.units import show_degrees, show_mesh
 
 IDLE = "(idle)"
 """Name of the axis of devices that a smaller mesh leaves idle. It is outermost, so that the mesh uses neighbours."""
@@ -160,9 +160,8 @@ def _lay_mesh(system: System, items: tuple[tuple[str, int], ...]) -> MeshPlaceme
     degrees = dict(items)
     used = math.prod(degrees.values())
     if system.num_devices % used:
-        mesh = ",".join(f"{axis}={degree}" for axis, degree in degrees.items())
         raise MeshwrightError(
-            f"mesh {mesh} has {used} devices, {system} {system.num_devices};"
+            f"mesh {show_mesh(degrees)} has {used} devices, {system} {system.num_devices};"
             f" the mesh must use all of them or an even share"
         )
     idle = system.num_devices // used

@@ -20,6 +20,7 @@ from meshwright.description.notation.steps import Implementation
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.modes import Mode, automatic, explicit, manual, overlapped
 from meshwright.execution.runtime.terms import as_terms, shape_of_terms, spec_of_terms, term_dims
+from meshwright.units import show_mesh
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,9 @@ def compile_product(
     """
     degrees = inference.sizes.degrees
     if dict(mesh.shape) != dict(degrees):
-        raise MeshwrightError(f"the ways were inferred for mesh {_named(degrees)}; this one is {_named(mesh.shape)}")
+        raise MeshwrightError(
+            f"the ways were inferred for mesh {show_mesh(degrees)}; this one is {show_mesh(mesh.shape)}"
+        )
     axis_type = AxisType.Auto if mode == "auto" else AxisType.Explicit
     mesh = mesh.update(axis_types=(axis_type,) * len(mesh.axis_names))
     body = {"auto": automatic, "explicit": explicit, "manual": manual, "overlapped": overlapped}[mode]
@@ -93,7 +96,7 @@ def make_product_mesh(degrees: Mapping[str, int]) -> Mesh:
     """Build the mesh of named degrees, outermost first, over the first devices."""
     found, wanted = jax.devices(), math.prod(degrees.values())
     if len(found) < wanted:
-        raise MeshwrightError(f"mesh {_named(degrees)} wants {wanted} devices; {len(found)} are there")
+        raise MeshwrightError(f"mesh {show_mesh(degrees)} wants {wanted} devices; {len(found)} are there")
     return jax.make_mesh(tuple(degrees.values()), tuple(degrees), devices=found[:wanted])
 
 
@@ -104,7 +107,3 @@ def _check_arrays(arrays: Sequence[Any], operands: tuple[ShardedArray, ...], siz
         shape = tuple(sizes.dims[dim] for dim in array.dims)
         if np.shape(value) != shape:
             raise MeshwrightError(f"{array} has the shape {list(shape)}; the array given has {list(np.shape(value))}")
-
-
-def _named(degrees: Mapping[str, int]) -> str:
-    return ",".join(f"{axis}={degree}" for axis, degree in degrees.items())

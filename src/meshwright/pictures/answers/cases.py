@@ -13,7 +13,7 @@ from meshwright.pictures.answers.matmul import Matmul, matmul
 from meshwright.pictures.picture import Picture
 from meshwright.pictures.tables import console, show, table
 from meshwright.pictures.text import folded
-from meshwright.units import show_bytes, show_range
+from meshwright.units import show_bytes, show_mesh, show_range
 
 CASES = (
     "A[I_{axis}, J] @ B[J, K] -> C[I_{axis}, K]",
@@ -42,7 +42,7 @@ class MatmulCases(DrawnAnswer):
     def print(self) -> None:
         """Print a row for each case: the product, what moves, and how long it takes."""
         first = self.matmuls[0]
-        mesh = ",".join(f"{axis}={degree}" for axis, degree in first.mesh.items())
+        mesh = show_mesh(first.mesh)
         show(console(), f"the four cases of A @ B   {mesh} on {first.system}")
         print()
         rows = []

@@ -17,7 +17,7 @@ from meshwright.options.values import Count, SystemLike
 from meshwright.pictures.answers.answer import DrawnAnswer
 from meshwright.pictures.answers.given import Numbers, read_keywords, read_numbers, read_setting
 from meshwright.pictures.colours import device_fill
-from meshwright.pictures.drawings.collectives import DIGITS, collective_sketch, neighbour_permute
+from meshwright.pictures.drawings.collectives import collective_sketch, neighbour_permute, small_values
 from meshwright.pictures.drawings.rings import ring_sketch, run_ring
 from meshwright.pictures.drawings.torus import torus_sketch
 from meshwright.pictures.picture import Picture
@@ -122,8 +122,7 @@ class Collective(DrawnAnswer):
         """
         sketches = []
         if self.degree <= MOST_SHOWN:
-            # Each device's part is cut again into one for every device.
-            values = DIGITS if len(DIGITS) % self.degree**2 == 0 else tuple(range(self.degree**2))
+            values = small_values(self.degree)
             if self.kind == "collective-permute":
                 sketches.append(collective_sketch(neighbour_permute(values, degree=self.degree), self.members))
             else:

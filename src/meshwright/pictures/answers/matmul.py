@@ -34,7 +34,7 @@ from meshwright.pictures.text import folded, terms, wrap
 from meshwright.planning.cost.rates.product import PricedImplementation, PricedProduct, price
 from meshwright.planning.cost.threshold import say_threshold
 from meshwright.record import Bound
-from meshwright.units import show_bytes, show_flops, show_range, show_seconds
+from meshwright.units import show_bytes, show_flops, show_mesh, show_range, show_seconds
 
 MOST_SHOWN = 6
 """How many ways a screen shows."""
@@ -119,7 +119,7 @@ class Matmul(DrawnAnswer):
     def print(self, top: int = MOST_SHOWN) -> None:
         """Print the case, then `top` ways, the cheapest first, then the reasons."""
         inference, ways = self.inference, self.ways
-        mesh = ",".join(f"{axis}={degree}" for axis, degree in self.mesh.items())
+        mesh = show_mesh(self.mesh)
         show(console(), f"{self.product}   {mesh} on {self.system}")
         print()
         if inference.case is None:
@@ -180,14 +180,14 @@ def matmul(
     >>> answer.case, answer.result, answer.bound
     (3, 'C[I, K]', 'communication')
     """
-    names, axes = named_dims_and_axes(product, [*(read_numbers(mesh) if mesh else {}), *sizes])
+    degrees = read_numbers(mesh) if mesh else {}
+    names, axes = named_dims_and_axes(product, [*degrees, *sizes])
     keywords = read_keywords(sizes)
     if wrong := [name for name in keywords if name not in (*names, *axes)]:
         raise MeshwrightError(
             f"{wrong[0]} is no dim and no mesh axis of {product}; further axes go into mesh='X=4,Y=2'"
         )
     lengths = read_numbers(dims) if dims else {}
-    degrees = read_numbers(mesh) if mesh else {}
     for name, number in keywords.items():
         (lengths if name in names else degrees)[name] = number
     setting = read_setting(axes, degrees, on, is_complete=mesh is not None)

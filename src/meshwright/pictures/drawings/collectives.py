@@ -17,6 +17,12 @@ Values = tuple[int, ...]
 DIGITS: Values = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 1, 2)
 """The array of MinText's tutorial 1 (github.com/sshkhr/MinText): four numbers on each of four devices."""
 
+
+def small_values(degree: int) -> Values:
+    """Return few numbers for `degree` devices: each device's part can be cut again into one for every device."""
+    return DIGITS if len(DIGITS) % degree**2 == 0 else tuple(range(degree**2))
+
+
 JAX_NAMES: dict[Kind, str] = {
     "all-gather": "all_gather",
     "reduce-scatter": "psum_scatter",

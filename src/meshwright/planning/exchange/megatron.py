@@ -48,10 +48,8 @@ def read(settings: Settings) -> None:
     """Read the mesh, the batch, the pipeline, the formats and what is recomputed."""
     fields = settings.fields
     for ours, option in _DEGREES.items():
-        is_typed = option in settings.left
         fields[ours] = settings.whole(option, 1)
-        if is_typed:
-            settings.means(option, fields[ours], f"{ours}={fields[ours]}")
+        settings.means(option, fields[ours], f"{ours}={fields[ours]}")
     if (expert_tp := settings.whole("expert-tensor-parallel-size", fields["tp"])) != fields["tp"]:
         raise settings.refusal(
             "expert-tensor-parallel-size", f"is {expert_tp}; experts are split over tp like layers here"
@@ -63,7 +61,7 @@ def read(settings: Settings) -> None:
 
 
 def _read_sharding(settings: Settings) -> int:
-    """Read what is sharded over data parallel devices; returns the number of these."""
+    """Read which arrays are sharded over data parallel devices; return the number of data parallel devices."""
     fields = settings.fields
     known = fields["tp"] * fields["pp"] * fields["sp"]
     replicas = settings.part("devices over the other degrees", settings.system.num_devices, known)

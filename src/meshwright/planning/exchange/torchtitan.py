@@ -39,10 +39,8 @@ def _read_mesh(settings: Settings) -> None:
     fields = settings.fields
     for ours, theirs in _DEGREES.items():
         option = f"parallelism.{theirs}_parallel_degree"
-        is_typed = option in settings.left
         fields[ours] = settings.whole(option, 1)
-        if is_typed:
-            settings.means(option, fields[ours], f"{ours}={fields[ours]}")
+        settings.means(option, fields[ours], f"{ours}={fields[ours]}")
     replicas = settings.whole("parallelism.data_parallel_replicate_degree", 1)
     shards = settings.whole("parallelism.data_parallel_shard_degree", -1)
     known = replicas * fields["tp"] * fields["sp"] * fields["pp"]
