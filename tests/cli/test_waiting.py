@@ -33,9 +33,12 @@ def test_a_wait_says_how_long_the_last_one_took(capsys):
 
 
 def test_a_wait_that_ends_with_an_error_is_not_remembered(capsys):
-    with pytest.raises(KeyboardInterrupt), waiting("compiling a"):
+    def stopped():
         time.sleep(0.12)
         raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), waiting("compiling a"):
+        stopped()
     assert not (user_cache() / waits.FILE).exists()
 
 
