@@ -121,7 +121,7 @@ def _record(outcome: Outcome, config: RunConfig, directory: Path) -> Record:
     """Return the measurements of a run; raise if a signal ended it early."""
     if outcome.stopped_by is not None and outcome.taken < config.steps:
         line = f"stopped by {signal.Signals(outcome.stopped_by).name} after {outcome.taken} of {config.steps} steps"
-        raise RunStoppedError(f"{line}; {what_is_left(config, directory)}")
+        raise RunStoppedError(f"{line}; {what_is_left(config, directory)}", outcome.stopped_by)
     return outcome.record
 
 

@@ -37,7 +37,14 @@ Row = dict[str, Any]
 
 
 class RunStoppedError(MeshwrightError):
-    """A run that had started cannot continue; the message has the reason and what is left on disk."""
+    """A run that had started cannot continue; the message has the reason and what is left on disk.
+
+    signal: the signal that stopped it after a checkpoint; None for another reason.
+    """
+
+    def __init__(self, line: str, signal: int | None = None) -> None:
+        super().__init__(line)
+        self.signal = signal
 
 
 class NotFiniteError(MeshwrightError):
