@@ -98,6 +98,7 @@ def train(
             )
             raise MeshwrightError(wrong)
         return _record(run_steps(what, Path(directory), on_step=on_step), what, Path(directory))
+    said = given(said, (*TrainOptions.__annotations__, "from_scratch"))
     allowed = allowed_differences(allow, said, change=change)
     if (home := run_to_resume(what, directory) if resume else None) is not None:
         begun_with = what if directory is not None else None
