@@ -6,7 +6,7 @@ import pytest
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.step.model import Experts
-from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.strategy import DEFAULT, STAGES_APART, Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
@@ -106,11 +106,11 @@ def test_a_plan_survives_its_file(tmp_path):
 
 
 def test_a_plan_of_before_the_fields_were_renamed_is_read():
-    strategy = Strategy(attention="flash", sp_method="ring", tp_stream="whole", spmd_pipeline=False)
+    strategy = Strategy(attention="flash", sp_method="ring", tp_stream="whole", profile=STAGES_APART.profile)
     plan = make_plan(replace(LLAMA, batch=64), MeshShape(fsdp=8, tp=4, sp=2), V5P, strategy)
     data = plan_to_data(plan)
     fields = data["strategy"]
-    fields["sequence"], fields["lockstep"] = fields.pop("sp_method"), fields.pop("spmd_pipeline")
+    fields["sequence"], fields["lockstep"] = fields.pop("sp_method"), fields.pop("profile")["spmd_pipeline"]
     fields["overlaps_tp"] = fields.pop("collective_matmul")
     fields["sequence_parallel"] = fields.pop("tp_stream") == "split"
     assert plan_from_data(data, name="plan.yaml") == plan

@@ -50,7 +50,7 @@ from meshwright.description.step.passes.shard import shard_stack
 from meshwright.description.step.passes.shard_ends import embedding_nodes, logits_nodes
 from meshwright.description.step.rules import RULES, rules_of
 from meshwright.description.step.sequence import has_attention
-from meshwright.description.step.strategy import DEFAULT, Optimizer, Strategy
+from meshwright.description.step.strategy import DEFAULT, XLA, Optimizer, Strategy
 from meshwright.description.step.workload import Objective, Remat, Workload, num_query_chunks
 from meshwright.mesh import MeshShape
 from meshwright.record import Phase
@@ -101,9 +101,10 @@ def _without_counts(strategy: Strategy, *, has_stages: bool) -> Strategy:
 @lru_cache(maxsize=1 << 12)
 def _of_layout(strategy: Strategy) -> Strategy:
     """Return the strategy with only the fields that affect array layouts, and defaults for all others."""
-    names = ("spmd_pipeline", "tp_stream", "collective_matmul", "attention", "sp_method", "dropout")
+    names = ("tp_stream", "collective_matmul", "attention", "sp_method", "dropout")
     kept = {name: getattr(strategy, name) for name in names}
-    return Strategy(zero_stage=3 if strategy.zero_stage else 0, **kept)
+    profile = replace(XLA, spmd_pipeline=strategy.profile.spmd_pipeline)
+    return Strategy(zero_stage=3 if strategy.zero_stage else 0, profile=profile, **kept)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -192,7 +193,7 @@ class _Builder:
     def __init__(self, strategy: Strategy, mesh: MeshShape, has_chunks: bool, layout: Layout) -> None:
         self.strategy, self.has_chunks, self.layout = strategy, has_chunks, layout
         self.is_spmd_pipeline = is_spmd_pipeline(mesh, strategy)
-        self.sums_once = mesh.pp > 1 and not strategy.spmd_pipeline
+        self.sums_once = mesh.pp > 1 and not strategy.profile.spmd_pipeline
         self.tables: set[str] = set()
         self.has_gradient = False
 
