@@ -1,0 +1,52 @@
+"""How Sphinx builds the site from the pages that `site/build.py` writes. Nothing is loaded from another host."""
+
+import os
+import re
+from typing import Any
+
+project = "meshwright"
+html_title = "meshwright"
+copyright = "the meshwright authors"
+html_show_sphinx = False
+html_show_copyright = False
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+
+smartquotes = False  # --option has two hyphens.
+myst_heading_anchors = 4
+myst_enable_extensions = ["deflist"]
+default_role = "literal"  # `name` in a docstring is code; in signs that would be markup too, `mark_code` helps.
+
+autodoc_preserve_defaults = True
+autodoc_member_order = "bysource"
+add_module_names = False
+napoleon_numpy_docstring = False
+# Signatures name types of JAX and NumPy, which no page here describes.
+nitpick_ignore_regex = [("py:.*", ".*")]
+
+# The lessons run, at most one minute a cell, and what they print is kept until the code of the project changes.
+nb_execution_mode = "cache"
+nb_execution_cache_path = os.environ.get("MESHWRIGHT_SITE_CACHE", "")
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+nb_ipywidgets_js = {}
+
+
+def _as_literal(code: re.Match[str]) -> str:
+    return f"``{code[1]}``" + (f"\\ {code[2]}" if code[2] else "")
+
+
+def mark_code(app: Any, what: str, name: str, of: Any, options: Any, lines: list[str]) -> None:
+    """Write `code` of a docstring as reStructuredText does, with two backticks."""
+    lines[:] = [re.sub(r"(?<!`)`([^`]+)`(?!`)(\w?)", _as_literal, line) for line in lines]
+
+
+def setup(app: Any) -> None:
+    """Register what reads docstrings, before napoleon does."""
+    app.connect("autodoc-process-docstring", mark_code, priority=400)
