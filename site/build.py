@@ -40,7 +40,7 @@ def main() -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     without = ["-D", "nb_execution_mode=off", "-D", "suppress_warnings=myst-nb.lexer"] if args.without_lessons else []
     return sphinx(
-        ["-W", "--keep-going", "-n", "-q", "-j", args.jobs, "-c", str(ROOT / "site"), *without]
+        ["-W", "--keep-going", "-n", "-q", "-E", "-a", "-j", args.jobs, "-c", str(ROOT / "site"), *without]
         + ["-d", str(output / "doctrees"), str(output / "pages"), str(output / "html")]
     )
 

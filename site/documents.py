@@ -184,7 +184,7 @@ class Site:
             section = starts.get(number)
             owner = self._page_of(document, number)
             if section and owner != page.path and number > span.first:
-                link = f"- [{section.title}](page:{owner})"
+                link = f"- [{section.title}](page:{owner}){self._kind(lines[number + 1 : section.end])}"
                 kept += [link] if kept and kept[-1].startswith("- [") else ["", link]
                 number = section.end
                 continue
@@ -199,6 +199,12 @@ class Site:
         text = re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip()
         return _FILE_FENCE.sub(r"```{code-block} \1\n:caption: \2\n", self._linked(page, document, text))
 
+    @staticmethod
+    def _kind(lines: Sequence[str]) -> str:
+        """Return what a section says it is, in the form `: name`, if its first words are emphasised: `*name.*`."""
+        named = re.match(r"\*([^*]+)\.\*", "\n".join(lines).strip())
+        return f": {named[1]}" if named else ""
+
     def _linked(self, page: Page, document: str, text: str) -> str:
         """Return a text whose links to documents, anchors and files are those of the site; code is left alone."""
 
@@ -206,7 +212,8 @@ class Site:
         def replaced(link: re.Match[str]) -> str:
             target, title = self._target_of(page, document, link[3])
             # A document that is named by its file is named by its title here.
-            text = title if title and link[2] == link[3].partition("#")[0] else link[2]
+            path = link[3].partition("#")[0]
+            text = title if title and link[2] in (path, Path(path).name) else link[2]
             return f"{link[1]}[{text}]({target})"
 
         parts = re.split(r"(^```+.*?^```+$)", text, flags=re.MULTILINE | re.DOTALL)

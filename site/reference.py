@@ -73,7 +73,9 @@ def _command(name: str) -> str:
         words = " ".join(word.name if word.is_needed else f"[{word.name}]" for word in declared_words(args)[1])
         parts.append(f"```text\nmeshwright {name} [OPTIONS] {words}".rstrip() + "\n```")
         for title, rows in help_sections(args).items():
-            parts.append(f"{'###' if kind else '##'} {title[:1].upper()}{title[1:]}".rstrip("."))
+            heading, _, more = title.partition(". ")
+            parts.append(f"{'###' if kind else '##'} {heading[:1].upper()}{heading[1:]}".rstrip("."))
+            parts += [_escaped(more)] if more else []
             parts += [_option(label, text, name, has_target=place == 0) for label, text in rows]
     parts.append("## Examples\n\n```text\n" + "\n".join(module.EXAMPLES) + "\n```")
     return "\n\n".join(parts)
