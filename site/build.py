@@ -38,11 +38,12 @@ def main() -> int:
     make_site().write(output / "pages")
     os.environ["MESHWRIGHT_SITE_CACHE"] = str(output / "outputs" / code_digest())
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    without = ["-D", "nb_execution_mode=off", "-D", "suppress_warnings=myst-nb.lexer"] if args.without_lessons else []
-    return sphinx(
-        ["-W", "--keep-going", "-n", "-q", "-E", "-a", "-j", args.jobs, "-c", str(ROOT / "site"), *without]
-        + ["-d", str(output / "doctrees"), str(output / "pages"), str(output / "html")]
-    )
+    options = ["-W", "--keep-going", "-n", "-q"]
+    # All pages anew: Sphinx does not notice changes of the code that pages are made from.
+    options += ["-E", "-a", "-j", args.jobs, "-c", str(ROOT / "site"), "-d", str(output / "doctrees")]
+    if args.without_lessons:
+        options += ["-D", "nb_execution_mode=off", "-D", "suppress_warnings=myst-nb.lexer"]
+    return sphinx([*options, str(output / "pages"), str(output / "html")])
 
 
 if __name__ == "__main__":

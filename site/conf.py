@@ -6,7 +6,6 @@ from typing import Any
 
 project = "meshwright"
 html_title = "meshwright"
-copyright = "the meshwright authors"
 html_show_sphinx = False
 html_show_copyright = False
 

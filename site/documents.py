@@ -1,7 +1,7 @@
 """Cut the project's Markdown documents into sections, and give each section a page of the site.
 
-A source is written as `docs/plan.md` (what no other page has of it), `docs/plan.md#what-is-assumed` (one section, by the
-anchor that GitHub gives its heading) or `README.md#` (what stands before the first section).
+A source is written as `docs/plan.md` (what no other page has of it), `docs/plan.md#what-is-assumed` (one section, by
+the anchor that GitHub gives its heading) or `README.md#` (what stands before the first section).
 """
 
 from __future__ import annotations
@@ -70,7 +70,13 @@ def sections_of(document: str) -> tuple[Section, ...]:
         elif not fence and (heading := _HEADING.match(line)):
             found.append((number, len(heading[1]), heading[2]))
     return tuple(
-        Section(level, title, anchor_of(title), first, next((at for at, deep, _ in found[place + 1 :] if deep <= level), len(lines)))
+        Section(
+            level,
+            title,
+            anchor_of(title),
+            first,
+            next((at for at, deep, _ in found[place + 1 :] if deep <= level), len(lines)),
+        )
         for place, (first, level, title) in enumerate(found)
     )
 
@@ -103,6 +109,11 @@ class Site:
                 self._spans.setdefault(source.partition("#")[0], []).append((section, page.path))
         for document in self._spans:
             self._check_complete(document)
+
+    @property
+    def documents(self) -> set[str]:
+        """The documents that the pages are made of."""
+        return {*self._spans}
 
     def _check_complete(self, document: str) -> None:
         """Raise if a section of a document is on no page, or a document is given whole to two."""
@@ -207,7 +218,6 @@ class Site:
 
     def _linked(self, page: Page, document: str, text: str) -> str:
         """Return a text whose links to documents, anchors and files are those of the site; code is left alone."""
-
 
         def replaced(link: re.Match[str]) -> str:
             target, title = self._target_of(page, document, link[3])

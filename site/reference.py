@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import os
 import re
 from collections.abc import Iterator
 from typing import Any, is_typeddict
 
-import meshwright
 from documents import Page
+
+import meshwright
 from meshwright.cli.main import COMMANDS, SEVERAL_KINDS, command_module
 from meshwright.cli.words.help import help_sections
 from meshwright.cli.words.options import declared_words
@@ -41,8 +41,8 @@ def api_pages(folder: str) -> Iterator[Page]:
     for name in _public():
         yield Page(f"{folder}/{name}", title=f"`{name}`", text=_api(name))
     text = [
-        "`plan`, `verify`, `train` and `serve` take these as keywords, `**options`. They are the options of the commands,"
-        " with `_` for `-`.",
+        "`plan`, `verify`, `train` and `serve` take these as keywords, `**options`. They are the options of the"
+        " commands, with `_` for `-`.",
         *_keyword_groups(),
     ]
     yield Page(f"{folder}/options", title="Keywords of several functions", text="\n\n".join(text))
@@ -144,6 +144,3 @@ def _keyword_groups() -> Iterator[str]:
         within = [one for one, other in groups.items() if other.__annotations__.keys() < group.__annotations__.keys()]
         also = f"Also all of {', '.join(f'[{one}](#{one.lower()})' for one in within)}." if within else ""
         yield "\n\n".join([f"## {name}", also, _autodoc("class", f"meshwright.options.keywords.{name}")])
-
-
-os.environ.update(COLUMNS="100", NO_COLOR="1")
