@@ -4,12 +4,14 @@ import os
 import re
 from typing import Any
 
+from sphinx.ext.napoleon import Config, GoogleDocstring
+
 project = "meshwright"
 html_title = "meshwright"
 html_show_sphinx = False
 html_show_copyright = False
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
@@ -19,12 +21,11 @@ html_show_sourcelink = False
 smartquotes = False  # --option has two hyphens.
 myst_heading_anchors = 4
 myst_enable_extensions = ["deflist"]
-default_role = "literal"  # `name` in a docstring is code; in signs that would be markup too, `mark_code` helps.
+default_role = "literal"  # `name` in a docstring is code; `read_docstring` marks it where that fails.
 
 autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 add_module_names = False
-napoleon_numpy_docstring = False
 # Signatures name types of JAX and NumPy, which no page here describes.
 nitpick_ignore_regex = [("py:.*", ".*")]
 
@@ -41,11 +42,16 @@ def _as_literal(code: re.Match[str]) -> str:
     return f"``{code[1]}``" + (f"\\ {code[2]}" if code[2] else "")
 
 
-def mark_code(app: Any, what: str, name: str, of: Any, options: Any, lines: list[str]) -> None:
-    """Write `code` of a docstring as reStructuredText does, with two backticks."""
-    lines[:] = [re.sub(r"(?<!`)`([^`]+)`(?!`)(\w?)", _as_literal, line) for line in lines]
+def read_docstring(app: Any, what: str, name: str, of: Any, options: Any, lines: list[str]) -> None:
+    """Turn a docstring in Google's style into reStructuredText.
+
+    Napoleon as an extension would read a property's `what it is: more` as its type and a text.
+    """
+    marked = [re.sub(r"(?<!`)`([^`]+)`(?!`)(\w?)", _as_literal, line) for line in lines]
+    kind = "method" if what in ("property", "attribute", "data") else what
+    lines[:] = GoogleDocstring(marked, Config(), what=kind, name=name, obj=of).lines()
 
 
 def setup(app: Any) -> None:
-    """Register what reads docstrings, before napoleon does."""
-    app.connect("autodoc-process-docstring", mark_code, priority=400)
+    """Register what reads docstrings."""
+    app.connect("autodoc-process-docstring", read_docstring)

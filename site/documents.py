@@ -160,12 +160,21 @@ class Site:
         """Return the Markdown of a page."""
         if page.sources and page.sources[0].startswith("src/meshwright/lessons"):
             return (ROOT / page.sources[0]).read_text(encoding="utf-8")
-        parts = [f"# {page.title}"] if page.title else []
-        parts += [page.text.strip()] if page.text else []
-        for source in page.sources:
-            parts.append(self._part(page, source, under=int(bool(page.title))))
+        if self._is_renamed(page):
+            section = section_named(page.sources[0])
+            body = self._part(page, page.sources[0], under=0).partition("\n")[2]
+            parts = [f"({section.anchor})=\n# {page.title}\n{body}"]
+        else:
+            parts = [f"# {page.title}"] if page.title else []
+            parts += [page.text.strip()] if page.text else []
+            parts += [self._part(page, source, under=int(bool(page.title))) for source in page.sources]
         toctree = self._toctree(page)
         return "\n\n".join([*parts, *toctree]).strip() + "\n"
+
+    @staticmethod
+    def _is_renamed(page: Page) -> bool:
+        """Whether a page is one section, with a title of its own instead of the section's."""
+        return bool(page.title) and not page.text and len(page.sources) == 1 and "#" in page.sources[0]
 
     def _toctree(self, page: Page) -> list[str]:
         """Return the list of the pages below an index, hidden where the page's own text links to them."""

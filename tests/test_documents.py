@@ -11,7 +11,8 @@ A fence says what a block is:
 - ```sh is how to install, and ```text is no command: neither runs.
 
 After a screen has changed: `make outputs`, or python tests/test_documents.py docs/plan.md … for some, writes the
-outputs anew; where `…` ends one, as many lines as it had. With --matrix those of `matrix` blocks too, as `make outputs` does.
+outputs anew; where `…` ends one, as many lines as it had. With --matrix those of `matrix` blocks too, as
+`make outputs` does.
 """
 
 import contextlib

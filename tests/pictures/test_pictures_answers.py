@@ -60,6 +60,7 @@ def test_an_answer_in_a_notebook_has_no_codes_of_a_terminal(name, monkeypatch):
     """Jupyter's kernel sets FORCE_COLOR: a page showed `[1m` around the bold lines."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     answer = ANSWERS[name][0]()
     assert "\x1b" not in str(answer) + answer._repr_html_()
 

@@ -25,9 +25,11 @@ def console(*, stderr: bool = False) -> Console:
     """Return the console for tables: the terminal, or plain text of `WIDTH` columns."""
     if stderr:
         return Console(highlight=False, stderr=True)
-    # A text that is kept, `str` of an answer or a notebook's HTML, has no colours, although Jupyter sets FORCE_COLOR.
-    is_kept = isinstance(sys.stdout, io.StringIO) and not sys.stdout.isatty()
-    return Console(highlight=False, width=terminal_columns() or WIDTH, force_terminal=False if is_kept else None)
+    width = terminal_columns() or WIDTH
+    # A text that is kept, `str` of an answer or a notebook's HTML, has no colours, although Jupyter has them.
+    if isinstance(sys.stdout, io.StringIO) and not sys.stdout.isatty():
+        return Console(highlight=False, width=width, force_terminal=False, color_system=None)
+    return Console(highlight=False, width=width)
 
 
 _WRONG = r"DOES NOT FIT|TOO LATE|NOT AS INFERRED"
