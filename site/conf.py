@@ -12,6 +12,7 @@ html_show_sphinx = False
 html_show_copyright = False
 
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
+exclude_patterns = ["files"]  # What pages link to, and no pages themselves.
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["site.css"]

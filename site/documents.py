@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from meshwright.lessons.lesson import Lesson, lessons
+
 ROOT = Path(__file__).parents[1]
 
 _FENCE = re.compile(r"^(```+)")
@@ -158,8 +160,9 @@ class Site:
 
     def _text(self, page: Page) -> str:
         """Return the Markdown of a page."""
-        if page.sources and page.sources[0].startswith("src/meshwright/lessons"):
-            return (ROOT / page.sources[0]).read_text(encoding="utf-8")
+        for lesson in lessons():
+            if page.sources == (str(lesson.file.relative_to(ROOT)),):
+                return self._lesson(page, lesson)
         if self._is_renamed(page):
             section = section_named(page.sources[0])
             body = self._part(page, page.sources[0], under=0).partition("\n")[2]
@@ -170,6 +173,19 @@ class Site:
             parts += [self._part(page, source, under=int(bool(page.title))) for source in page.sources]
         toctree = self._toctree(page)
         return "\n\n".join([*parts, *toctree]).strip() + "\n"
+
+    def _lesson(self, page: Page, lesson: Lesson) -> str:
+        """Return a lesson as it is, with a line below its title that links to its notebook."""
+        notebook = f"files/lessons/{lesson.file.stem}.ipynb"
+        self._put(self._target / notebook, lesson.notebook())
+        link = f"{{download}}`a notebook <{self._relative(page.path, notebook)}>`"
+        line = (
+            f"*Lesson {lesson.number}, {lesson.minutes} minutes, {len(lesson.exercises)} exercises.* Work through it as"
+            f" {link} (also `meshwright learn {lesson.number} --to .`). This page shows it as you get it, with nothing"
+            " answered."
+        )
+        title = f"# {lesson.title}\n"
+        return lesson.file.read_text(encoding="utf-8").replace(title, f"{title}\n{line}\n", 1)
 
     @staticmethod
     def _is_renamed(page: Page) -> bool:

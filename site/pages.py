@@ -8,7 +8,9 @@ from __future__ import annotations
 from documents import ROOT, Page, Site, sections_of
 from reference import api_pages, api_table, chip_pages, command_pages, command_table
 
-LESSONS = sorted((ROOT / "src/meshwright/lessons/pages").glob("*.md"))
+from meshwright.lessons.lesson import lessons
+
+LESSONS = [lesson.file for lesson in lessons()]
 FRAMEWORKS = [one.anchor for one in sections_of("docs/frameworks.md") if one.level == 3]
 FINDINGS = [one.anchor for one in sections_of("docs/findings.md") if one.level == 3]
 
