@@ -19,6 +19,10 @@ MISTAKES = [
     ([*FSDP[:7], "v5p:2x2x1"], ["8", "4"]),
     ([*GATHER[:5], "Z", *GATHER[6:]], ["'Z' is not on the mesh", "X"]),
     ([*GATHER[:9], "64Q"], ["--bytes is '64Q'"]),
+    (
+        ["matmul", "BM_x @ M_xE = BE -> Reduce-Scatter (RS) over x", "--mesh", "x=4"],
+        ["the dim that x will split is missing; write the result after ->"],
+    ),
 ]
 
 

@@ -5,6 +5,7 @@ import random
 import time
 
 import jax
+import pytest
 
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.hardware.system import parse_system
@@ -15,6 +16,8 @@ from meshwright.execution.runtime.mesh import build_mesh
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.text.tokenizer import byte_tokenizer
 from meshwright.mesh import MeshShape
+from meshwright.serving.engine import layout
+from meshwright.serving.engine.engine import Engine
 from meshwright.serving.engine.request import Request
 
 ONE = MeshShape()
@@ -30,6 +33,13 @@ def drawn_model(shape=ONE, config=None, dtype="f32", seed=0):
         config=config, params=params, mesh=devices, mesh_shape=shape, system=parse_system(f"cpu:{shape.num_devices}"),
         dtype=dtype, stored_dtype=dtype, tokenizer=byte_tokenizer(), source={}, seq_len=512,
     )  # fmt: skip
+
+
+def engine_of_few_programs(*arguments, halvings=0):
+    """An engine with decode programs of all rows alone, or also of half of them and so on: it starts in less time."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(layout, "HALVINGS", halvings)
+        return Engine(*arguments)
 
 
 def prompts_of(count, *, vocab, longest, seed=0):

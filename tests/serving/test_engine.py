@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from serving_cases import alone, answers, drawn_model, greedy_requests, prompts_of, tokens_of
+from serving_cases import alone, answers, drawn_model, engine_of_few_programs, greedy_requests, prompts_of, tokens_of
 
 import meshwright as mw
 from meshwright.description.families.registry import PRESETS
@@ -40,7 +40,7 @@ def is_empty(engine):
 
 @pytest.fixture(scope="module")
 def engine():
-    found = Engine(drawn_model(config=SMALL), TIGHT)
+    found = engine_of_few_programs(drawn_model(config=SMALL), TIGHT, halvings=1)
     found.start()
     yield found
     found.close()

@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from serving_cases import answers, drawn_model, tokens_of
+from serving_cases import answers, drawn_model, engine_of_few_programs, tokens_of
 
 from meshwright.description.families.registry import PRESETS
 from meshwright.errors import MeshwrightError
@@ -16,7 +16,6 @@ from meshwright.serving.engine import engine as engines
 from meshwright.serving.engine.active_request import ActiveRequest
 from meshwright.serving.engine.constraints import Matcher
 from meshwright.serving.engine.drafts import NgramDrafts
-from meshwright.serving.engine.engine import Engine
 from meshwright.serving.engine.prefix import PrefixCache
 from meshwright.serving.engine.request import Constraint, Request
 from meshwright.serving.engine.runner import Runner
@@ -57,7 +56,7 @@ HOOKS = [
 @pytest.fixture(scope="module")
 def engine():
     settings = EngineSettings(rows=2, context=32, page_size=4, chunk_tokens=16, num_drafts=1)
-    found = Engine(drawn_model(config=replace(PRESETS["tiny"], num_layers=1)), settings)
+    found = engine_of_few_programs(drawn_model(config=replace(PRESETS["tiny"], num_layers=1)), settings)
     found.start()
     found.good = tokens_of(answers(found, [PLAIN])[0])
     yield found

@@ -7,12 +7,11 @@ import pytest
 from chat_tokenizer import chat_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving_cases import drawn_model
+from serving_cases import drawn_model, engine_of_few_programs
 from started import serving
 from test_http_fuzz import check_answer, mostly, paths, values
 
 from meshwright.description.families.registry import PRESETS
-from meshwright.serving.engine.engine import Engine
 from meshwright.serving.engine.settings import EngineSettings
 from meshwright.serving.http.service import Limits, Service
 
@@ -45,7 +44,8 @@ BY_NAME = {
 @pytest.fixture(scope="module")
 def client():
     model = replace(drawn_model(config=replace(PRESETS["tiny"], num_layers=1)), tokenizer=chat_tokenizer())
-    engine = Engine(model, EngineSettings(rows=2, context=64, page_size=64, cache_tokens=256, chunk_tokens=16))
+    settings = EngineSettings(rows=2, context=64, page_size=64, cache_tokens=256, chunk_tokens=16)
+    engine = engine_of_few_programs(model, settings)
     service = Service(
         engine=engine,
         model="tiny",

@@ -1,9 +1,12 @@
 """The scheduler alone: no device is needed to see which pages a sequence has."""
 
+from serving_cases import drawn_model
+
+from meshwright.serving.engine.layout import engine_layout
 from meshwright.serving.engine.request import Request
 from meshwright.serving.engine.scheduler import PageCopy, Scheduler
 from meshwright.serving.engine.sequence import TokenSequence
-from meshwright.serving.engine.settings import EngineLayout
+from meshwright.serving.engine.settings import EngineLayout, EngineSettings
 
 LAYOUT = EngineLayout(
     context=16, page_size=4, shards=1, rows=2, windows=(None, 8), pages=(8, 8), widths=(4,), decoded=(2,),
@@ -29,7 +32,7 @@ def test_a_sequence_that_ends_drops_its_own_page_copies_alone():
 def scheduler_of(rows, **options):
     layout = EngineLayout(
         context=64, page_size=4, shards=1, rows=rows, windows=(None,), pages=(16 * rows,), widths=(16,),
-        decoded=(rows,), chunks=((rows, 8),), scored=((rows, 8),), **options,
+        decoded=(rows,), chunks=((rows, 8),), **options,
     )  # fmt: skip
     return Scheduler(layout)
 
@@ -100,6 +103,16 @@ def test_prompts_to_score_and_others_are_read_in_turns():
     scheduler.add(other)
     kinds = [step.is_scored for _ in range(3) for step in run_round(scheduler)]
     assert kinds[:2] in ([True, False], [False, True])
+
+
+def test_a_step_scores_several_short_texts():
+    layout, _ = engine_layout(drawn_model(), EngineSettings(rows=64, context=128, chunk_tokens=1024))
+    scheduler = Scheduler(layout)
+    for number in range(16):
+        scored = sequence_of(number, max_tokens=0, prompt_logprobs=1)
+        scored.is_scored = True
+        scheduler.add(scored)
+    assert [len(step.slices) for _ in range(2) for step in run_round(scheduler)] == [8, 8]
 
 
 def test_only_requests_with_the_same_salt_share_a_prefix():

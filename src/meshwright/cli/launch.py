@@ -1,4 +1,4 @@
-"""`meshwright launch`: `meshwright train` or `serve` as several processes of this machine, supervised."""
+"""`meshwright launch`: `train`, `serve` or a script of yours as several processes of this machine, supervised."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ EXAMPLES = (
     "meshwright launch -n 8 --elastic 4 -- train plan.yaml -o runs/long --save-every 500",
     "meshwright launch -n 8 --restarts 10 -- train plan.yaml -o runs/long --resume",
     "meshwright launch -n 2 -- serve runs/tiny --on cpu:8 --mesh tp=8",
+    "meshwright launch -n 4 --on h100:4 -- mine.py --out runs/mine",
     "meshwright launch --slurm -o long.sh -- train plan.yaml -o runs/long",
     "meshwright launch --jobset --image us-docker.pkg.dev/me/meshwright --claim runs -- train plan.yaml -o /runs/long",
 )
@@ -39,6 +40,8 @@ class ProcessesArgs:
 
     num_processes: Annotated[int, option("N", "-n")] = 1
     """How many processes the devices are shared among. Default: 1."""
+    on: Annotated[str | None, option("HARDWARE")] = None
+    """The devices that the processes of a script share, as h100:8; train and serve say theirs behind --."""
     restarts: Annotated[int, option("N")] = 3
     """Restarts from the last checkpoint after a lost process, before a new one is saved. Default: 3."""
     elastic: Annotated[int | None, option("N")] = None
@@ -71,10 +74,11 @@ class ManifestArgs:
 
 @dataclass(frozen=True)
 class Args:
-    """Train or serve as several processes of this machine, watched and restarted, or write the job of a cluster."""
+    """Run train, serve or a script as several processes of this machine, watched, or write a cluster's job."""
 
-    command: Annotated[tuple[str, ...], positional("train|serve …")]
-    """The words of meshwright train or serve, behind --. Process 0 has this terminal, others' lines a number."""
+    command: Annotated[tuple[str, ...], positional("train|serve|SCRIPT …")]
+    """The words of meshwright train or serve, or a script that calls mw.fit and its words, behind --. Process 0 has
+    this terminal, others' lines a number."""
     processes: ProcessesArgs = field(default_factory=ProcessesArgs)
     manifest: ManifestArgs = field(default_factory=ManifestArgs)
 
@@ -84,6 +88,8 @@ def run(args: Args) -> int:
 
     The exit code is process 0's, or 1 where a process was lost for good.
     """
+    if args.command and args.command[0].endswith(".py"):
+        return _run_script(args)
     words, said = _words(args.command)
     if isinstance(said, ServeArgs):
         require_extra("launch serve", "serve")
@@ -91,14 +97,7 @@ def run(args: Args) -> int:
     if args.manifest.slurm or args.manifest.jobset or args.manifest.tpu_vm:
         return _write_manifest(args, words, said)
     require_extra("launch train", "train")
-    here = args.processes
-    number, least = here.num_processes, here.num_processes if here.elastic is None else here.elastic
-    if number < 1:
-        raise MeshwrightError(f"-n is {number}; it is the number of processes, from 1")
-    if not 1 <= least <= number:
-        raise MeshwrightError(f"--elastic {least} of {number} processes (-n); it is from 1, and -n is not less")
-    if here.restarts < 0 or here.stuck_seconds <= 0:
-        raise MeshwrightError("--restarts is a number from 0, and --stuck-seconds one above 0")
+    number, least = args.processes.num_processes, _least(args.processes)
     system, directory = _run_of(said)
     each = devices_per_process(system, number)
 
@@ -112,6 +111,33 @@ def run(args: Args) -> int:
         return [*_again(without_options(words, {"--on", "--mesh"}), said, directory), *smaller]
 
     return _supervise(args, words_of, directory, system, least)
+
+
+def _least(here: ProcessesArgs) -> int:
+    """Return the fewest processes to continue with. Raises for options that contradict each other."""
+    number, least = here.num_processes, here.num_processes if here.elastic is None else here.elastic
+    if number < 1:
+        raise MeshwrightError(f"-n is {number}; it is the number of processes, from 1")
+    if not 1 <= least <= number:
+        raise MeshwrightError(f"--elastic {least} of {number} processes (-n); it is from 1, and -n is not less")
+    if here.restarts < 0 or here.stuck_seconds <= 0:
+        raise MeshwrightError("--restarts is a number from 0, and --stuck-seconds one above 0")
+    return least
+
+
+def _run_script(args: Args) -> int:
+    """Run a Python script as several processes; if one is lost, all are started again."""
+    require_extra("launch", "train")
+    here, script = args.processes, args.command[0]
+    if here.on is None:
+        raise MeshwrightError(f"launch of a script wants --on, the devices of all processes: --on cpu:8 -- {script} …")
+    if not Path(script).is_file():
+        raise MeshwrightError(f"there is no file {script}")
+    least, system = _least(here), read_system(here.on, None, None)
+    each = devices_per_process(system, here.num_processes)
+    on = {count: str(make_system(system.chip, (each * count,))) for count in range(least, here.num_processes)}
+    on[here.num_processes] = str(system)
+    return _supervise(args, lambda count, again: [on[count], *args.command], None, system, least, "for a script")
 
 
 def _serve(args: Args, words: Sequence[str], said: ServeArgs) -> int:
@@ -141,11 +167,19 @@ def _supervise(
     words: returns the command for a number of processes, either its first start or a restart. least: the fewest
     processes to continue with. why: for errors, where other options change nothing.
     """
+    from meshwright.execution.processes.launch.children import meshwright_command
     from meshwright.execution.processes.launch.supervisor import Job, supervise
 
     here, each = args.processes, devices_per_process(system, args.processes.num_processes)
+
+    def command(words: Sequence[str], meet: Sequence[str]) -> list[str]:
+        if here.on is not None:
+            return [sys.executable, "-m", "meshwright.cli.launched", *meet, "--on", *words]
+        return meshwright_command([*words, *meet])
+
     job = Job(
         words=words,
+        command=command,
         directory=directory,
         environments=lambda count: process_environments(system, each, count),
         num_processes=here.num_processes,
@@ -205,7 +239,7 @@ def _words(command: Sequence[str]) -> tuple[list[str], TrainArgs | ServeArgs]:
     """Return the command's words and its parsed arguments."""
     if not command or command[0] not in ("train", "serve"):
         raise MeshwrightError(
-            f"launch runs train or serve, and not {command[0] if command else 'nothing'!r}:"
+            f"launch runs train, serve or a script.py, and not {command[0] if command else 'nothing'!r}:"
             f" meshwright launch -n 4 -- train …"
         )
     words = canonical(command)

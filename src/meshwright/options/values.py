@@ -31,8 +31,8 @@ def given(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
     names = list(allowed)
     for name in options:
         if name not in names:
-            hint = did_you_mean(difflib.get_close_matches(name, names, n=1))
-            raise MeshwrightError(f"there is no option {name!r}; {hint}options are {', '.join(names)}")
+            hint = did_you_mean(difflib.get_close_matches(name, names, n=1)).strip()
+            raise MeshwrightError(f"there is no option {name!r}; {hint or 'options are ' + ', '.join(names)}")
     return {name: value for name, value in options.items() if value is not None}
 
 

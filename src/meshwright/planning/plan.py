@@ -216,9 +216,9 @@ def check_kernel(system: System, strategy: Strategy) -> None:
 def as_run(plan: Plan) -> Plan:
     """Return the plan if `meshwright train` can run it; if it cannot, raises an error with the reason."""
     if reason := plan.planned_only:
-        of_model = plan.workload.model.planned_only
-        hint = "it can be planned alone" if of_model else "`meshwright plan` without --include-planned finds what can"
-        raise MeshwrightError(f"{reason}; {hint}")
+        is_of_model = bool(plan.workload.model.planned_only)  # Then no other plan of it runs.
+        hint = "" if is_of_model else "; `meshwright plan` without --include-planned finds what can"
+        raise MeshwrightError(f"{reason}{hint}")
     return plan
 
 

@@ -170,5 +170,5 @@ def test_a_text_of_one_token_and_no_text_are_not_scored(model):
 
 def test_choices_that_are_the_same_are_refused(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"query": "q", "choices": ["x", "x"], "gold": 0}\n')
-    with pytest.raises(mw.MeshwrightError, match="it is a list of texts that differ"):
+    with pytest.raises(mw.MeshwrightError, match=r"choices is \['x', 'x'\]; it is a list of texts that differ"):
         read_task(tmp_path / "a.jsonl")

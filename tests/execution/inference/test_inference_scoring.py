@@ -115,9 +115,9 @@ BAD = {
     "a letter": ({"query": "q", "choices": ["a", "b"], "gold": "B"}, "gold is 'B'; it is the number of the right"),
     "too large": (
         {"query": "q", "choices": ["a", "b"], "gold": 2},
-        "gold is '2'; it is the number of the right choice",
+        "gold is 2; it is the number of the right choice",
     ),
-    "true": ({"query": "q", "choices": ["a", "b"], "gold": True}, "gold is 'True'"),
+    "true": ({"query": "q", "choices": ["a", "b"], "gold": True}, "gold is True"),
     "one choice": ({"query": "q", "choices": ["a"], "gold": 0}, "choices is .* it is a list of two texts or more"),
     "empty choice": ({"query": "q", "choices": ["a", ""], "gold": 0}, "choices is"),
     "no choices": ({"query": "q", "gold": 0}, "choices is missing"),

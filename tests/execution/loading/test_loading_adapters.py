@@ -101,7 +101,9 @@ def test_peft_takes_every_adapter_that_we_write():
         ({"r": 8}, "adapter_config.json makes them [8, in]"),
         ({"rank_pattern": {"q_proj": 8}}, "adapter_config.json makes them [8, in]"),
         ({"rank_pattern": {"q_proj": "x"}}, "rank_pattern={'q_proj': 'x'}; it takes an object of numbers"),
-        ({"target_modules": r".*layers\.0\..*q_proj"}, "and not model.layers.1.self_attn.q_proj; all layers have"),
+        ({"target_modules": r".*layers\.0\..*q_proj"}, "which no target of adapter_config.json has"),
+        ({"layers_to_transform": [0]}, "which no target of adapter_config.json has"),
+        ({"layers_to_transform": "all"}, "layers_to_transform='all'; it takes the number of a layer, or a list"),
         ({"target_modules": "(lm_head|.*q_proj)"}, "which matches lm_head, which has no adapter here"),
         ({"target_modules": "q_proj"}, "which matches no product of the layers"),
         ({"target_modules": "("}, "which is no pattern"),
@@ -116,6 +118,31 @@ def test_an_adapter_that_is_none_of_this_model_is_refused_in_a_line(change, said
         read_adapter(path.parent, adapted("llama", path.parent))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"layers_to_transform": 1}, {"layers_to_transform": [1]}, {"target_modules": r".*layers\.1\..*_proj"}],
+    ids=["number", "list", "pattern"],
+)
+def test_layers_without_an_adapter_are_as_the_base_model(change, tmp_path):
+    """Found with published adapters: layers_to_transform was refused, and a pattern had to match in all layers."""
+    shutil.copytree(GOLDENS / "adapters" / "llama", tmp_path / "all")
+    path = tmp_path / "all" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    save_file({k: v * (".layers.1." in k or "lora_A" in k) for k, v in tensors.items()}, path)
+    shutil.copytree(GOLDENS / "adapters" / "llama", tmp_path / "some")
+    save_file({k: v for k, v in tensors.items() if ".layers.1." in k}, tmp_path / "some" / "adapter_model.safetensors")
+    config = tmp_path / "some" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    one, other = (adapted("llama", tmp_path / name) for name in ("all", "some"))
+    assert one.lora == other.lora
+    wanted, found = read_adapter(tmp_path / "all", one)["layers"], read_adapter(tmp_path / "some", other)["layers"]
+    assert wanted.keys() == found.keys()
+    for name, array in found.items():
+        assert not array[0].any()
+        assert name.endswith("_lora_a") or np.array_equal(array, wanted[name])
+        assert np.array_equal(array[1], wanted[name][1])
 
 
 def test_values_that_are_no_numbers_and_tensors_that_are_missing_are_refused(tmp_path):

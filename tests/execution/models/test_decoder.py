@@ -100,7 +100,7 @@ def plain_loss(params, tokens, targets, model):
 )
 def test_the_decoder_computes_what_a_plain_one_does(model):
     found = loss_and_gradients(model, MeshShape())
-    plain = jax.value_and_grad(lambda params: plain_loss(params, TEXT[:, :-1], TEXT[:, 1:], model))
+    plain = jax.jit(jax.value_and_grad(lambda params: plain_loss(params, TEXT[:, :-1], TEXT[:, 1:], model)))
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         value, gradients = plain(jax.tree.map(jnp.asarray, found[2]))
     assert_same(found, (float(value), jax.tree.map(np.asarray, gradients)))

@@ -1,6 +1,7 @@
 """Products in 8 bits: equal to rounding by hand, as near as their formats allow, and the same on a mesh."""
 
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,11 @@ LETTERS = "bsd,dkgh->bskgh"
 E4M3 = ml_dtypes.float8_e4m3fn
 LARGEST = {"int8": 127.5, "fp8": float(ml_dtypes.finfo(E4M3).max)}
 """What the largest value of a slice becomes: half of int8's last step is within it, as in qwix."""
+
+
+def multiplied(x, weight, name):
+    """The product in float32, compiled."""
+    return jax.jit(partial(multiply, LETTERS, dtype=jnp.float32), static_argnums=2)(x, weight, FORMATS[name].forward)
 
 
 @pytest.fixture(autouse=True)
@@ -57,14 +63,14 @@ def error(array, dims, name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_product_is_that_of_operands_rounded_by_hand(name):
-    found = multiply(LETTERS, X, WEIGHT, FORMATS[name].forward, dtype=jnp.float32)
+    found = multiplied(X, WEIGHT, name)
     wanted = np.einsum(LETTERS, rounded(X, 2, name), rounded(WEIGHT, 0, name))
     np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_product_is_as_near_as_its_format_allows(name):
-    found = multiply(LETTERS, X, WEIGHT, FORMATS[name].forward, dtype=jnp.float32)
+    found = multiplied(X, WEIGHT, name)
     of_x, of_weight = error(X, 2, name), error(WEIGHT, 0, name)
     allowed = np.einsum(LETTERS, of_x, np.abs(WEIGHT) + of_weight) + np.einsum(LETTERS, np.abs(X), of_weight)
     off = np.abs(found - np.einsum(LETTERS, X, WEIGHT))
@@ -76,7 +82,7 @@ def test_a_product_is_as_near_as_its_format_allows(name):
 def test_a_product_whose_summed_dims_are_whole_is_the_same_on_a_mesh(name):
     x, weight = jax.device_put(X, P("fsdp")), jax.device_put(WEIGHT, P(None, "tp"))
     run = jax.jit(lambda x, weight: product(LETTERS, x, weight, matmul_dtype=name))
-    wanted = multiply(LETTERS, X, WEIGHT, FORMATS[name].forward, dtype=jnp.float32)
+    wanted = multiplied(X, WEIGHT, name)
     if name == "int8":
         np.testing.assert_array_equal(run(x, weight), wanted)  # Summed in int32, in whichever order.
     else:
@@ -94,7 +100,7 @@ def test_each_part_of_a_split_summed_dim_has_scales_of_its_own(name):
         return jax.reshard(added, P("fsdp"))
 
     halves = zip(np.split(X, 2, axis=2), np.split(WEIGHT, 2, axis=0), strict=True)
-    wanted = sum(multiply(LETTERS, *half, FORMATS[name].forward, dtype=jnp.float32) for half in halves)
+    wanted = sum(multiplied(*half, name) for half in halves)
     np.testing.assert_allclose(jax.jit(run)(x, weight), wanted, rtol=1e-5, atol=1e-4)
 
 
@@ -121,7 +127,7 @@ def test_backward_rounds_what_its_formats_say(name):
 def test_without_qwix_one_line_says_what_brings_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "qwix", None)
     with pytest.raises(MeshwrightError, match=r"pip install meshwright\[quantized\]"):
-        multiply(LETTERS, X, WEIGHT, FORMATS["int8"].forward, dtype=jnp.float32)
+        multiplied(X, WEIGHT, "int8")
 
 
 def test_where_they_do_not_run_is_told():

@@ -59,7 +59,8 @@ def test_rows_meet_the_weights_of_their_expert(sizes, compiled):
 def test_sums_of_narrow_rows_are_rounded_once():
     """An expert's blocks add up in float32: 256 ones, and one bfloat16 cannot tell from 256."""
     ones = jnp.ones((512, 1), jnp.bfloat16).at[:, 0].set(1.0078125)
-    (summed,) = grouped_matmul_transposed(ones, jnp.ones_like(ones), jnp.array([512]), jnp.bfloat16)
+    run = jax.jit(partial(grouped_matmul_transposed, dtype=jnp.bfloat16))
+    (summed,) = run(ones, jnp.ones_like(ones), jnp.array([512]))
     assert summed[0, 0] == 516
 
 

@@ -44,7 +44,7 @@ def by_definition(logits, routing):
 @pytest.mark.parametrize("routing", ROUTINGS, ids=str)
 def test_a_router_chooses_and_weighs_as_defined(routing):
     bias = jnp.asarray(BIAS) if routing.has_choice_bias else None
-    choice = route(jnp.asarray(LOGITS), ACTIVE, routing, bias)
+    choice = jax.jit(route, static_argnums=(1, 2))(jnp.asarray(LOGITS), ACTIVE, routing, bias)
     found = np.zeros_like(LOGITS)
     np.put_along_axis(found, np.asarray(choice.chosen), np.asarray(choice.shares), axis=-1)
     wanted = np.apply_along_axis(by_definition, -1, LOGITS, routing)
@@ -57,7 +57,7 @@ def test_the_bias_that_chooses_has_no_gradient():
         choice = route(logits, ACTIVE, V3, bias)
         return jnp.sum(choice.shares * jnp.cos(choice.chosen))
 
-    of_logits, of_bias = jax.grad(weighed, argnums=(0, 1))(jnp.asarray(LOGITS), jnp.asarray(BIAS))
+    of_logits, of_bias = jax.jit(jax.grad(weighed, argnums=(0, 1)))(jnp.asarray(LOGITS), jnp.asarray(BIAS))
     assert np.abs(of_logits).max() > 0
     assert np.abs(of_bias).max() == 0
 

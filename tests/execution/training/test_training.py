@@ -160,6 +160,20 @@ def test_a_line_that_is_none_of_metrics_is_named(tmp_path, line):
         read_metrics(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"step": 1}', "hardware is missing"),
+        (f'{{"step": 1, "step_seconds": 0, {ROW}}}', "step_seconds is 0; it is a number above 0"),
+        (f'{{"step": 1, "step_seconds": 1, "loss": "5.5", {ROW}}}', "loss is '5.5'; it is a number"),
+    ],
+)
+def test_the_field_that_makes_a_line_none_of_metrics_is_named(tmp_path, line, said):
+    (tmp_path / "metrics.jsonl").write_text(line + "\n")
+    with pytest.raises(MeshwrightError, match=f"line 1: this is no line of metrics: {said}"):
+        read_metrics(tmp_path)
+
+
 def test_a_directory_that_is_no_run_is_told(tmp_path):
     with pytest.raises(MeshwrightError, match="no run in"):
         read_config(tmp_path)

@@ -29,7 +29,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 """The file in which PEFT describes an adapter."""
 
 UNKNOWN = (
-    "use_dora", "use_qalora", "lora_bias", "bias", "modules_to_save", "layers_to_transform", "target_parameters",
+    "use_dora", "use_qalora", "lora_bias", "bias", "modules_to_save", "target_parameters",
     "exclude_modules", "trainable_token_indices", "alora_invocation_tokens", "arrow_config", "layer_replication",
     "kasa_config", "velora_config", "use_bdlora", "monteclora_config",
 )  # fmt: skip
@@ -171,7 +171,14 @@ def adapter_config(directory: Path) -> dict[str, Any]:
         own = config.get(name) or {}
         if not isinstance(own, dict) or not all(isinstance(n, (int, float)) and n > 0 for n in own.values()):
             raise MeshwrightError(f"{path} has {name}={own!r}; it takes an object of numbers above 0")
+    layers = config.get("layers_to_transform")
+    if not (layers is None or _is_layers(layers if isinstance(layers, list) else [layers])):
+        raise MeshwrightError(f"{path} has layers_to_transform={layers!r}; it takes the number of a layer, or a list")
     return config
+
+
+def _is_layers(layers: list[Any]) -> bool:
+    return all(type(layer) is int and layer >= 0 for layer in layers)
 
 
 class ModuleScale(NamedTuple):
@@ -198,6 +205,22 @@ def module_scale(config: Mapping[str, Any], module: str) -> ModuleScale:
     return ModuleScale(rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
+def is_adapted(config: Mapping[str, Any], module: str) -> bool:
+    """Whether PEFT adapts a target in this layer: a pattern or `layers_to_transform` may leave layers out.
+
+    Args:
+        config: result of `adapter_config`.
+        module: full name of a target, such as model.layers.0.self_attn.q_proj.
+    """
+    targets, layers = config.get("target_modules"), config.get("layers_to_transform")
+    if isinstance(targets, str):  # PEFT refuses layers_to_transform beside it.
+        return targets == ALL_LINEAR or re.fullmatch(targets, module) is not None
+    if layers is None or layers == []:
+        return True
+    number = re.match(r".*\.(\d+)\.", module)
+    return number is not None and int(number[1]) in ([layers] if isinstance(layers, int) else layers)
+
+
 def _modules(model: ModelConfig) -> dict[str, list[str]]:
     """Return the matmuls in each module of a family's layers, by its full name with {layer}."""
     published = next((known for known in PUBLISHED if known.family == model.family), None)
@@ -210,21 +233,16 @@ def _modules(model: ModelConfig) -> dict[str, list[str]]:
 
 
 def _matched(pattern: str, model: ModelConfig, path: Path) -> list[str]:
-    """Return the matmuls whose full module names match a pattern, in every layer.
+    """Return the matmuls whose full module names match a pattern in any layer; `is_adapted` tells the layers.
 
     Raises:
-        MeshwrightError: the pattern is invalid, matches nothing, or matches only in some layers.
+        MeshwrightError: the pattern is invalid or matches nothing.
     """
     known, found = adaptable(program(replace(model, lora=None))), []
     try:
         for module, ops in _modules(model).items():
-            hits = [bool(re.fullmatch(pattern, module.format(layer=n))) for n in range(model.num_layers)]
-            if any(hits) and not all(hits):
-                raise MeshwrightError(
-                    f"{path} has target_modules={pattern!r}, which matches {module.format(layer=hits.index(True))} and"
-                    f" not {module.format(layer=hits.index(False))}; all layers have adapters, or none"
-                )
-            found += [op for op in ops if all(hits) and op in known]
+            if any(re.fullmatch(pattern, module.format(layer=layer)) for layer in range(model.num_layers)):
+                found += [op for op in ops if op in known]
         heads = [name for name in ("lm_head", "model.embed_tokens") if re.fullmatch(pattern, name)]
     except re.error as error:
         raise MeshwrightError(f"{path} has target_modules={pattern!r}, which is no pattern: {error}") from None

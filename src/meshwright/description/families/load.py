@@ -41,7 +41,7 @@ def trained_seq_len(name: str) -> int:
     path = _config_path(name)
     if path is None:
         return SEQ_LENS.get(name.lower(), 0)
-    found = text_config(_read_json(path), name=path.parent.name).get("max_position_embeddings")
+    found = text_config(_read_json(path), name=_model_name(path)).get("max_position_embeddings")
     return found if isinstance(found, int) else 0
 
 
@@ -56,7 +56,7 @@ def load_model(name: str) -> ModelConfig:
             f"{name} is a model of images, which `meshwright plan {name} …` plans and nothing runs yet"
         )
     if (path := _config_path(name)) is not None:
-        return model_from_hugging_face(_read_json(path), name=path.parent.name or path.stem)
+        return model_from_hugging_face(_read_json(path), name=_model_name(path))
     hint = did_you_mean(near_names(name.lower(), (*PRESETS, *RESNETS)))
     raise MeshwrightError(
         f"no model {name!r}; {hint}`meshwright help models` lists them, or give the path of a config.json"
@@ -67,6 +67,11 @@ def _config_path(name: str) -> Path | None:
     """Return the path of a `config.json`, given itself or its folder; None if there is none."""
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     return path if path.is_file() else None
+
+
+def _model_name(path: Path) -> str:
+    """Return the name of the model in a file: that of its folder for `config.json`, else the file's own."""
+    return path.parent.name if path.name == "config.json" and path.parent.name else path.stem
 
 
 class _TwiceError(Exception):

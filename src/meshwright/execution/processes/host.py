@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from meshwright.errors import MeshwrightError
@@ -95,6 +96,8 @@ class Host:
     on_note: Callable[[str], None]
     on_met: Callable[[], None] = lambda: None
     stuck_seconds: float | None = None
+    directory: Path | None = None
+    """The run directory of a script, once a process has reported it."""
     _peers: dict[int, _Peer] = field(default_factory=dict)
     _strangers: dict[socket.socket, Inbox] = field(default_factory=dict)
     _has_met: bool = False
@@ -227,6 +230,8 @@ class Host:
             if step != peer.step:
                 self._stepped, self._named = now, ()
             peer.step, peer.at, peer.is_idle = step, message.get("at", ""), message.get("idle")
+            if "directory" in message:
+                self.directory = Path(message["directory"])
         elif "done" in message:
             peer.is_done = True
         elif "failed" in message:

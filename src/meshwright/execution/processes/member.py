@@ -29,13 +29,17 @@ from meshwright.execution.processes.options import HOSTED, Processes, split_addr
 
 SOURCES = str(Path(meshwright.__file__).parent)
 
+of_script: Member | None = None
+"""This process among those of a script that `meshwright launch` started, which is set before the script runs."""
+
 
 class Member:
     """Connection of this process to the rendezvous, made by `join`.
 
     number: number of this process. host: address of process 0. before_end: called, in a thread, before the process is
-    ended from outside; it restores the terminal. step: steps taken so far; None until there are steps to take. is_idle:
+    ended from outside; it restores the terminal. step: steps taken so far; None while there are none to take. is_idle:
     for process 0 of a server, whether there is no step to take now; None for a run, which always has a next one.
+    directory: the run directory, which only a script has to report.
     """
 
     def __init__(self, connection: socket.socket, number: int, address: str, *, is_hosted: bool) -> None:
@@ -44,6 +48,7 @@ class Member:
         self.before_end: Callable[[], None] = lambda: None
         self.step: int | None = None
         self.is_idle: Callable[[], bool] | None = None
+        self.directory: Path | None = None
         self._connection, self._address, self._is_hosted = connection, address, is_hosted
         self._inbox, self._sending = Inbox(), threading.Lock()
         self._has_left = False
@@ -138,8 +143,10 @@ class Member:
 
     def _beat(self) -> None:
         while not self._has_left:
-            idle = {} if self.is_idle is None else {"idle": self.is_idle()}
-            self._say({"beat": self.step, "at": _place()} | idle)
+            more: dict[str, Any] = {} if self.is_idle is None else {"idle": self.is_idle()}
+            if self.directory is not None:
+                more["directory"] = str(self.directory.absolute())
+            self._say({"beat": self.step, "at": _place()} | more)
             time.sleep(BEAT_SECONDS)
 
     def _say(self, message: dict[str, Any]) -> None:

@@ -98,6 +98,7 @@ def train(
             )
             raise MeshwrightError(wrong)
         return _record(run_steps(what, Path(directory), on_step=on_step), what, Path(directory))
+    said = given(said, (*TrainOptions.__annotations__, "from_scratch"))
     allowed = allowed_differences(allow, said, change=change)
     if (home := run_to_resume(what, directory) if resume else None) is not None:
         begun_with = what if directory is not None else None
@@ -121,7 +122,7 @@ def _record(outcome: Outcome, config: RunConfig, directory: Path) -> Record:
     """Return the measurements of a run; raise if a signal ended it early."""
     if outcome.stopped_by is not None and outcome.taken < config.steps:
         line = f"stopped by {signal.Signals(outcome.stopped_by).name} after {outcome.taken} of {config.steps} steps"
-        raise RunStoppedError(f"{line}; {what_is_left(config, directory)}")
+        raise RunStoppedError(f"{line}; {what_is_left(config, directory)}", outcome.stopped_by)
     return outcome.record
 
 

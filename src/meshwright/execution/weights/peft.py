@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.description.families.adapters import ADAPTER_CONFIG, adapter_config, module_scale
+from meshwright.description.families.adapters import ADAPTER_CONFIG, adapter_config, is_adapted, module_scale
 from meshwright.description.step.lora import LoRA
 from meshwright.description.step.model import ModelConfig, without_lora
 from meshwright.description.step.parameter_tree import LORA_A, LORA_B, RANK, Parameter
@@ -77,6 +77,8 @@ def write_adapter(
 def read_adapter(directory: Path, model: ModelConfig) -> dict[str, dict[str, np.ndarray]]:
     """Return the float32 adapters of a model with `lora`, layers stacked, from PEFT's tensors.
 
+    Layers without an adapter (`is_adapted`) have zeros, whose gradients are 0 too: training leaves them as they are.
+
     Raises:
         MeshwrightError: if a tensor is missing, extra, of another shape, or not finite.
     """
@@ -85,9 +87,15 @@ def read_adapter(directory: Path, model: ModelConfig) -> dict[str, dict[str, np.
     used = {tensor.name for tensor in saved_tensors(directory).values()}
     for module in _modules(model):
         for _, name_a, name_b in module.names():
+            name = name_a.removeprefix(PREFIX).removesuffix(".lora_A.weight")
+            if not is_adapted(config, name):
+                for path, place in module.parts:
+                    a, b = np.zeros((*place.inputs, lora.rank)), np.zeros((lora.rank, *place.outputs))
+                    _append(found, path, a.astype(np.float32), b.astype(np.float32))
+                continue
             a, b = (_array(name, tensors, directory) for name in (name_a, name_b))
             used |= {name_a, name_b}
-            own = module_scale(config, name_a.removeprefix(PREFIX).removesuffix(".lora_A.weight"))
+            own = module_scale(config, name)
             if a.shape[:1] != (own.rank,) or b.shape[-1:] != (own.rank,):
                 raise MeshwrightError(
                     f"{name_a} in {tensors[name_a].file} has shape {list(a.shape)}, and its B {list(b.shape)};"
@@ -98,13 +106,18 @@ def read_adapter(directory: Path, model: ModelConfig) -> dict[str, dict[str, np.
                 a, b = np.pad(a, ((0, rest), (0, 0))), np.pad(b, ((0, 0), (0, rest)))
             b = b * np.float32(own.scale / lora.low_rank.scale)
             for path, ours_a, ours_b in _split(module, a, b, lora, tensors[name_a]):
-                stack, _, name = path.rpartition(".")
-                own = found.setdefault(stack, {})
-                own.setdefault(f"{name}{LORA_A}", []).append(ours_a)
-                own.setdefault(f"{name}{LORA_B}", []).append(ours_b)
+                _append(found, path, ours_a, ours_b)
     if extra := sorted(tensors.keys() - used):
         raise MeshwrightError(f"{tensors[extra[0]].file} holds {extra[0]}, which no target of {ADAPTER_CONFIG} has")
     return {stack: {name: np.stack(layers) for name, layers in own.items()} for stack, own in found.items()}
+
+
+def _append(found: dict[str, dict[str, list[np.ndarray]]], path: str, a: np.ndarray, b: np.ndarray) -> None:
+    """Append a layer's A and B to those of the matmul at `path`."""
+    stack, _, name = path.rpartition(".")
+    own = found.setdefault(stack, {})
+    own.setdefault(f"{name}{LORA_A}", []).append(a)
+    own.setdefault(f"{name}{LORA_B}", []).append(b)
 
 
 def saved_tensors(directory: Path) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from meshwright.description.hardware.system import System
 from meshwright.description.notation.array import ShardedArray
 from meshwright.description.notation.expression import Chain, Expression, Product
 from meshwright.description.notation.parser import parse, parse_numbers
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, NotationError
 from meshwright.mesh import MeshShape
 from meshwright.options.values import Count, SystemLike, read_system
 
@@ -124,8 +124,11 @@ def named_dims_and_axes(text: str, known: Collection[str]) -> tuple[tuple[str, .
     """
     try:
         expression = parse(text, axes=known)
-    except MeshwrightError:
-        expression = parse(text)
+    except NotationError as first:
+        try:
+            expression = parse(text)
+        except NotationError as second:  # Of two mistakes, show the one further on: the text before it was read.
+            raise max(first, second, key=lambda error: error.position) from None
     arrays = arrays_of(expression)
     stages = expression.stages if isinstance(expression, Chain) else ()
     axes = [axis for array in arrays for axis in (*array.split_axes, *array.unreduced)]

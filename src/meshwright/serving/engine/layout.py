@@ -102,8 +102,6 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
         widths=tuple(widths),
         decoded=tuple(sorted({max(1, math.ceil(rows / 2**n)) for n in range(HALVINGS + 1)})),
         chunks=chunks,
-        # For each length, the shape with the most rows and the one with a single row.
-        scored=tuple(c for n, c in enumerate(chunks) if c[0] == 1 or not n or chunks[n - 1][1] != c[1]),
         chunk_overhead=_ridge(model) * mesh.degree(context.rules["batch"]) / shards,
         num_drafts=settings.num_drafts,
         prefix_cache=settings.prefix_cache,

@@ -166,7 +166,7 @@ def scoring_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shap
         params: Any, pages: tuple[Pages, ...], last: Array, numbers: Array, targets: Array
     ) -> tuple[Any, Logprobs, Array]:
         read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype, is_whole=True)
-        scores = jax.reshard(logits(params, x, table, model, layout), P())
+        scores = logits(params, x, table, model, layout)
         final = program(model).logits[0]
         assert isinstance(final, Norm)
         hidden = norm(x, final, params[final.name], params.get(f"{final.name}_bias"))
@@ -379,8 +379,15 @@ def _logprobs(scores: Array, tokens: Array, num_wanted: Array) -> Logprobs:
         return jnp.zeros(shape, scores.dtype), jnp.zeros(shape, jnp.int32)
 
     def wanted() -> Logprobs:
-        every = jax.nn.log_softmax(scores, axis=-1)
-        own = jnp.take_along_axis(every, jnp.maximum(tokens, 0)[..., None], axis=-1)[..., 0]
-        return Logprobs(own, *lax.cond(most > 1, lambda: tuple(lax.top_k(every, shape[-1])), none_likeliest))
+        # Logits may be split over the vocabulary; only the likeliest tokens need them whole.
+        totals = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+        is_own = lax.broadcasted_iota(tokens.dtype, scores.shape, 2, out_sharding=jax.typeof(scores).sharding)
+        placed = jax.reshard(tokens, P(*jax.typeof(scores).sharding.spec[:2]))
+        own = jnp.sum(jnp.where(is_own == placed[..., None], scores - totals, 0), axis=-1)
+
+        def likeliest() -> tuple[Array, Array]:
+            return tuple(lax.top_k(jax.reshard(scores - totals, P()), shape[-1]))  # type: ignore
+
+        return Logprobs(jax.reshard(own, P()), *lax.cond(most > 1, likeliest, none_likeliest))
 
     return lax.cond(most > 0, wanted, lambda: Logprobs(jnp.zeros(tokens.shape, scores.dtype), *none_likeliest()))

@@ -228,7 +228,7 @@ class Runner:
         # collective.
         scored = [
             ("scoring", self.shape_of(Step([], True, rows, width, length)))
-            for rows, length in layout.scored
+            for rows, length in layout.chunks
             for width in layout.widths
         ]
         return (*self.programs, *scored)

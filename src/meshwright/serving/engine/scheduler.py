@@ -251,7 +251,7 @@ class Scheduler:
             )
             return count / (self.layout.chunk_overhead + rows * length)
 
-        rows, length = max(self.layout.scored if is_scored else self.layout.chunks, key=throughput)
+        rows, length = max(self.layout.chunks, key=throughput)
         taken = [sequence for sequences in by_shard for sequence in sequences[:rows]]
         end = max(min(sequence.computed + length, len(sequence.tokens)) for sequence in taken)
         step = Step([], True, rows, self._width(end), length, is_scored)

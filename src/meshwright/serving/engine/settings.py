@@ -70,8 +70,7 @@ class EngineLayout:
         pages: pages of each shard, for each window.
         widths: page-table entries for which programs are compiled, ascending; the last one fits `context`.
         decoded: rows per shard for which decoding is compiled, ascending; the last is all rows.
-        chunks: shapes of prompt chunks: rows of each shard, and tokens of each row.
-        scored: the chunk shapes in which prompts are scored.
+        chunks: shapes of prompt chunks, of scored prompts too: rows of each shard, and tokens of each row.
         chunk_overhead: time to read the weights once, as an equivalent number of a shard's tokens.
         switch: length from which all rotary frequencies of a text change (LongRoPE); None for other models.
         stretched_from: length from which the rotary frequencies depend on the prompt's length (dynamic scaling); None
@@ -87,7 +86,6 @@ class EngineLayout:
     widths: tuple[int, ...]
     decoded: tuple[int, ...]
     chunks: tuple[tuple[int, int], ...]
-    scored: tuple[tuple[int, int], ...] = ()
     chunk_overhead: float = 0.0
     num_drafts: int = 0
     prefix_cache: bool = True

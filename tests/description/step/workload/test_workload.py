@@ -1,5 +1,6 @@
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -123,6 +124,15 @@ def test_a_file_that_is_no_config_is_told(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(MeshwrightError):
         load_model(str(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize("name", ["mine/config.json", "mine.json"])
+def test_a_model_has_the_name_of_its_file_or_of_its_folder(name, tmp_path):
+    """Once a file of another name than config.json had that of its folder, unless it was in the current one."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text((Path(__file__).parents[3] / "references/llama/config.json").read_text())
+    assert load_model(str(path)).name == "mine"
 
 
 def test_an_unknown_model_is_told_with_the_nearest():

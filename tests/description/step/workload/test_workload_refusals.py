@@ -244,3 +244,9 @@ def test_what_a_plan_says_beyond_what_runs_is_refused_and_not_left_out():
     )
     with pytest.raises(MeshwrightError, match=r"profile=flat_buffers=True can be planned, .* has profile=XLA"):
         as_run(plan)
+
+
+def test_a_model_that_is_only_planned_says_so_once():
+    workload = Workload(model=replace(TINY, planned_only=("a tail",)), batch=16, seq_len=64, compute_dtype="f32")
+    with pytest.raises(MeshwrightError, match=r"^model tiny has a tail; it can be planned, and does not run yet$"):
+        as_run(make_plan(workload, MeshShape(fsdp=4), parse_system("cpu:4"), Strategy()))

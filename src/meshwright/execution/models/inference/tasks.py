@@ -125,5 +125,5 @@ def _question(data: dict[str, Any], place: str) -> Question:
 
 
 def _field_error(place: str, name: str, data: dict[str, Any], wanted: str) -> MeshwrightError:
-    said = f"is {str(data[name])[:40]!r}" if name in data else "is missing"
+    said = f"is {repr(data[name])[:40]}" if name in data else "is missing"
     return MeshwrightError(f"{place}: {name} {said}; it is {wanted}")

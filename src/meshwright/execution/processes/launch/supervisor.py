@@ -19,7 +19,7 @@ from pathlib import Path
 
 from meshwright.errors import MeshwrightError
 from meshwright.execution.processes.host import FAILED, End, Host, listen
-from meshwright.execution.processes.launch.children import Children, Exit, meshwright_command, state_of
+from meshwright.execution.processes.launch.children import Children, Exit, state_of
 from meshwright.support.signals import drop_terminals, find_terminals, handled_signals, not_ignored
 
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
@@ -37,10 +37,14 @@ INTERRUPTED = 130
 class Job:
     """A run of several processes, and the rules for restarting it."""
 
-    # Words of `meshwright` for a number of processes, to start (False) or continue with fewer (True). Raises
+    # Words of the command for a number of processes, to start (False) or continue with fewer (True). Raises
     # MeshwrightError if the run cannot have that many.
     words: Callable[[int, bool], Sequence[str]]
-    directory: Path | None  # The run's; a new checkpoint there shows that a restart helped. None for a server.
+    # Makes a process's command of those words and of the options with which it finds the others.
+    command: Callable[[Sequence[str], Sequence[str]], Sequence[str]]
+    # The run's; a new checkpoint there shows that a restart helped. None for a server, and for a script, which reports
+    # it.
+    directory: Path | None
     # Additional environment of each process, for a number of processes.
     environments: Callable[[int], Sequence[Mapping[str, str]]]
     num_processes: int  # At the start.
@@ -56,7 +60,8 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
     SIGINT, SIGTERM and SIGHUP are passed on to all processes, which finish their step, save and end. say: called, also
     from threads, with lines for the user.
     """
-    number, used, before = job.num_processes, 0, checkpoints_in(job.directory)
+    number, used, directory = job.num_processes, 0, job.directory
+    before = checkpoints_in(directory)
     words = job.words(number, False)
     received: list[int] = []
     terminals = find_terminals()
@@ -70,17 +75,18 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
     with handled_signals(not_ignored(FORWARDED), receive):
         while True:
             began = time.monotonic()
-            end, code = _attempt(job, number, words, received, say)
+            end, code, reported = _attempt(job, number, words, received, say)
             if end is None:
                 return code
             if end.kind in ("refused", "failed"):
                 say(f"error: {end.line}")
                 return end.code
-            found = checkpoints_in(job.directory)
-            is_of_use = found != before or (job.directory is None and time.monotonic() - began > STEADY_SECONDS)
+            directory = job.directory or reported or directory
+            found = checkpoints_in(directory)
+            is_of_use = found != before or (directory is None and time.monotonic() - began > STEADY_SECONDS)
             used, before = (1 if is_of_use else used + 1), found
             if used > job.restarts:
-                brought = "brought no new checkpoint" if job.directory else f"did not last {STEADY_SECONDS:.0f} s"
+                brought = "brought no new checkpoint" if directory else f"did not last {STEADY_SECONDS:.0f} s"
                 no_use = f"; {job.restarts} restarts in a row {brought}" if job.restarts else ""
                 say(f"error: {end.line}{no_use}")
                 return FAILED
@@ -88,7 +94,7 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
             number, words = _next(job, number, max(1, len(end.numbers)))
             wait = min(FIRST_WAIT_SECONDS * 2 ** (used - 1), LONGEST_WAIT_SECONDS)
             goes_on = f"{number} processes go on" if number > 1 else "1 process goes on"
-            if job.directory is not None:
+            if directory is not None:
                 goes_on += (
                     f" from checkpoint {max(found)}" if found else " from the start, as there is no checkpoint yet"
                 )
@@ -111,8 +117,11 @@ def _next(job: Job, number: int, num_lost: int) -> tuple[int, Sequence[str]]:
 
 def _attempt(
     job: Job, number: int, words: Sequence[str], received: list[int], say: Callable[[str], None]
-) -> tuple[End | None, int]:
-    """Run all processes to their end. Return the reason to stop them, if any, and the exit code of process 0."""
+) -> tuple[End | None, int, Path | None]:
+    """Run all processes to their end.
+
+    Returns the reason to stop them, if any, the exit code of process 0, and the run directory that they reported.
+    """
     port, ends = free_ports(), queue.Queue[End]()
     host = Host(
         listen("127.0.0.1", port), number, job.start_seconds, ends.put,
@@ -120,7 +129,7 @@ def _attempt(
     )  # fmt: skip
     meet = ["--coordinator", f"127.0.0.1:{port}", "--num-processes", str(number)]
     meet += ["--start-seconds", f"{job.start_seconds:g}"]
-    commands = [meshwright_command([*words, *meet, "--process-id", str(one)]) for one in range(number)]
+    commands = [job.command(words, [*meet, "--process-id", str(one)]) for one in range(number)]
     children = Children(commands, job.environments(number), say)
     num_sent = 0
     host.on_met = children.show
@@ -139,8 +148,8 @@ def _attempt(
                 elif end.kind == "lost":
                     time.sleep(0.5)
                     exits += [one for one in children.exits() if one.number in end.numbers]
-                return _cause(exits, end, host, children), FAILED
-        return None, children.codes[0] or max(children.codes.values())
+                return _cause(exits, end, host, children), FAILED, host.directory
+        return None, children.codes[0] or max(children.codes.values()), host.directory
     finally:
         children.mute()
         host.stop()

@@ -37,7 +37,14 @@ Row = dict[str, Any]
 
 
 class RunStoppedError(MeshwrightError):
-    """A run that had started cannot continue; the message has the reason and what is left on disk."""
+    """A run that had started cannot continue; the message has the reason and what is left on disk.
+
+    signal: the signal that stopped it after a checkpoint; None for another reason.
+    """
+
+    def __init__(self, line: str, signal: int | None = None) -> None:
+        super().__init__(line)
+        self.signal = signal
 
 
 class NotFiniteError(MeshwrightError):
@@ -206,8 +213,8 @@ def read_metrics(directory: Path) -> list[Row]:
     rows: dict[int, Row] = {}
     for place, line in read_json_lines(path, {"step"}):
         row = rows.get(line["step"], {}) | line
-        if not _is_row(row):
-            raise MeshwrightError(f"{place}: {_no_line(json.dumps(line).encode())}")
+        if problem := _row_problem(row):
+            raise MeshwrightError(f"{place}: this is no line of metrics: {problem}")
         rows[line["step"]] = row
     return list(rows.values())
 
@@ -247,7 +254,7 @@ def repair_lines(directory: Path, on_note: Callable[[str], None]) -> None:
             rows: dict[int, Row] = {}
             for _, data in found:
                 rows[data["step"]] = rows.get(data["step"], {}) | data
-            found = [(line, data) for line, data in found if _is_row(rows[data["step"]])]
+            found = [(line, data) for line, data in found if not _row_problem(rows[data["step"]])]
         if len(found) < len(lines):
             kept = path.with_name(f"{name}.damaged")
             path.replace(kept)
@@ -279,10 +286,13 @@ _MEASURED = {"step", "mesh", "hardware", "step_seconds", "memory_peak_bytes"}
 """Fields that every row has."""
 
 
-def _is_row(row: Row) -> bool:
-    """Whether a row has all measured fields, with mesh and hardware as text and all other fields not."""
-    if not row.keys() >= _MEASURED:
-        return False
-    if any(isinstance(value, str) is not (name in ("mesh", "hardware")) for name, value in row.items()):
-        return False
-    return isinstance(row["step_seconds"], int | float) and row["step_seconds"] > 0
+def _row_problem(row: Row) -> str:
+    """Return why a row is none: a measured field is missing, or a value is of another type; empty if it is one."""
+    if missing := sorted(_MEASURED - row.keys()):
+        return f"{missing[0]} is missing"
+    for name, value in row.items():
+        if isinstance(value, str) is not (wants_text := name in ("mesh", "hardware")):
+            return f"{name} is {repr(value)[:40]}; it is {'a text' if wants_text else 'a number'}"
+    if not isinstance(seconds := row["step_seconds"], int | float) or seconds <= 0:
+        return f"step_seconds is {repr(seconds)[:40]}; it is a number above 0"
+    return ""

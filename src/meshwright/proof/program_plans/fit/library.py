@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from meshwright.errors import MeshwrightError
+from meshwright.execution.processes import member
 from meshwright.execution.training.interrupt import interruptions
 from meshwright.execution.training.run_directory.lock import RunLock
 from meshwright.execution.training.run_directory.restart import is_first_process
@@ -57,7 +58,8 @@ def fit(
 ) -> Fit:
     """Train with any JAX step, with the run directory, checkpoints and report of `meshwright train`.
 
-    With several processes (`jax.distributed.initialize`), all call it alike, with one directory.
+    With several processes (`meshwright launch -n 4 --on cpu:8 -- script.py`, or `jax.distributed.initialize`), all call
+    it alike, with one directory.
 
     Args:
         step: a function (state, batch) -> (state, metrics), jitted or not; if it has further arguments, a batch is the
@@ -98,15 +100,27 @@ def fit(
     laid = lay_out(step, state, plan)
     config = _config(step, laid, plan if isinstance(plan, ProgramPlan) else None, count, saving)
     lock = RunLock(directory, warnings.warn) if is_first_process() else None
+    several = member.of_script
+
+    def tell_step(row: Row) -> None:
+        if several is not None:
+            several.step = row["step"] + 1
+        on_step(row)
+
     try:
+        if several is not None:
+            several.directory = directory
         with interruptions(warnings.warn, None, grace_seconds=saving.grace_seconds) as interruption:
-            last, taken = run_steps(config, laid, state, batches, directory, interruption, on_step, warnings.warn)
+            last, taken = run_steps(config, laid, state, batches, directory, interruption, tell_step, warnings.warn)
     finally:
+        if several is not None:
+            several.step = None
         if lock is not None:
             lock.release()
     if interruption.stop is not None and taken < count:
         name = signal.Signals(interruption.stop).name
-        raise RunStoppedError(f"stopped by {name} after {taken} of {count} steps; {left_on_disk(config, directory)}")
+        left = left_on_disk(config, directory)
+        raise RunStoppedError(f"stopped by {name} after {taken} of {count} steps; {left}", interruption.stop)
     rows = read_metrics(directory)
     here = [row for row in rows if (row["mesh"], row["hardware"]) == (config.mesh_text, config.hardware)]
     final = laid.tree(last) if whole is None else whole.whole(jax.tree.leaves(laid.tree(last)))
