@@ -8,8 +8,9 @@ from dataclasses import replace
 from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
 from meshwright.description.hardware.system import System
 from meshwright.description.step.blocks import program
+from meshwright.description.step.padding import padding_notes
 from meshwright.description.step.passes.pipeline import is_shared_before, pre_pipeline_stack
-from meshwright.description.step.rules import RULES
+from meshwright.description.step.rules import RULES, rules_of
 from meshwright.description.step.strategy import DEFAULT, STAGES_APART, Strategy
 from meshwright.description.step.strategy_checks import has_reference
 from meshwright.description.step.token_routing import device_blocks, dropless_padding
@@ -77,6 +78,7 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
     notes = ()
     if strategy.profile.name:
         notes += (f"planned as {strategy.profile.name} runs a step, which meshwright does not run",)
+    notes += padding_notes(workload.model, mesh, rules_of(strategy))
     notes += (SIMULATED,) if system.chip.kind == "cpu" else borrowed_notes(system)
     if before := pre_pipeline_stack(program(workload.model), mesh, strategy):
         notes += _repeated(before.num_layers, workload, mesh, strategy)
