@@ -240,9 +240,13 @@ class _Step:
             # The weight's gradient is computed from the narrow logits gradient, once the float32 logits are freed.
             narrow = max(0.0, narrow - (both - 1) * weight)
         gradients = self._summed()
-        if self.kind == "gpu" and not is_apart and self.mesh.pp == 1 and self.strategy.attention != "scores":
-            # XLA:GPU fills the stacked gradients of the layers with zeros before the loss; with scores in memory, after.
-            gradients += self.states.gradients(self.states.stored[0])
+        # Frameworks whose stages are no SPMD program are PyTorch's.
+        is_xla = self.kind == "gpu" and not is_apart and self.strategy.profile.spmd_pipeline
+        if is_xla and self.mesh.pp == 1 and self.strategy.attention != "scores":
+            # It zeroes the stacked gradients of the layers before the loss (with scores in memory, after it), and with
+            # ZeRO-2 and microbatches a second time, for those that are scattered.
+            is_twice = self.strategy.zero_stage == 2 and self.strategy.num_microbatches > 1
+            gradients += (2 if is_twice else 1) * self.states.gradients(self.states.stored[0])
         return {
             "activations": self._kept(last=True),
             "gradients": gradients,
