@@ -102,6 +102,7 @@ def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: 
     else:
         weight = layout.weight(params[unembedding.name], "embed", "vocab", dtype=h.dtype)
         scores = product("bsd,dv->bsv", h, weight, dtype=jnp.float32)
+    scores = scores if loss.scale == 1.0 else loss.scale * scores
     return loss.softcap * jnp.tanh(scores / loss.softcap) if loss.softcap else scores
 
 
