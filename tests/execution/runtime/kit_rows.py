@@ -347,6 +347,7 @@ COHERE2 = replace(
     unrotated_layers=(1, 3),
     logits_scale=0.25,
 )
+SMOLLM3 = replace(DENSE, name="smollm3", unrotated_layers=(1, 3))
 SCALED = replace(
     DENSE,
     name="scaled",
@@ -409,6 +410,7 @@ FAMILIES = [
     Row(COHERE2, MeshShape(fsdp=2, tp=2), WHOLE_STREAM, "matmuls"),
     Row(COHERE2, MeshShape(tp=2, pp=2), ALTERNATING),
     Row(SCALED, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(SMOLLM3, MeshShape(fsdp=2, pp=2), fused("gather", num_microbatches=4)),
 ]
 """Families with other ops than Llama's."""
 

@@ -367,11 +367,23 @@ def _full_attention(is_full: list[bool], window: int) -> dict[str, Any]:
     """Return the features of a model with a window in some layers: every n-th has none, or listed ones have none."""
     if all(is_full):
         return dict(_NO_WINDOW)
-    every = is_full.index(True) + 1 if any(is_full) else 0
-    if is_full == [every > 0 and (layer + 1) % every == 0 for layer in range(len(is_full))]:
-        return {"sliding_window": window, "full_attention_every": every, "full_attention_layers": ()}
-    full = tuple(layer for layer, own in enumerate(is_full) if own)
-    return {"sliding_window": window, "full_attention_every": 0, "full_attention_layers": full}
+    every, full = _every_or_listed(is_full)
+    return {"sliding_window": window, "full_attention_every": every, "full_attention_layers": full}
+
+
+def unrotated(layers: Iterable[int], num_layers: int) -> dict[str, Any]:
+    """Return the features of a model some of whose layers have no rotary embedding."""
+    found = set(layers)
+    every, listed_layers = _every_or_listed([layer in found for layer in range(num_layers)])
+    return {"unrotated_every": every, "unrotated_layers": listed_layers}
+
+
+def _every_or_listed(has: list[bool]) -> tuple[int, tuple[int, ...]]:
+    """Return (n, ()) if every n-th layer has something, (0, ()) if none has; else 0 and the layers that have it."""
+    every = has.index(True) + 1 if any(has) else 0
+    if has == [every > 0 and (layer + 1) % every == 0 for layer in range(len(has))]:
+        return every, ()
+    return 0, tuple(layer for layer, own in enumerate(has) if own)
 
 
 def full_layers(features: Mapping[str, Any]) -> tuple[int, ...]:

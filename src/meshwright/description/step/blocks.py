@@ -397,10 +397,10 @@ def _frequencies(model: ModelConfig, first_layer: int) -> tuple[Frequencies, ...
     if model.rope_theta_local is not None:
         local = Frequencies(theta=model.rope_theta_local)
         by_layer = tuple(everywhere if is_full else local for is_full in _full_layers(model, first_layer))
-    if not model.unrotated_layers:
+    if not (model.unrotated_every or model.unrotated_layers):
         return by_layer
     none = Frequencies(theta=model.rope_theta, is_identity=True)
     return _cycle(
-        none if first_layer + layer in model.unrotated_layers else by_layer[layer % len(by_layer)]
+        by_layer[layer % len(by_layer)] if model.rotates(first_layer + layer) else none
         for layer in range(_stop_layer(model, first_layer) - first_layer)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from meshwright.description.step.blocks import layers, program
+from meshwright.description.step.blocks import program
 from meshwright.description.step.layer import Lookup
 from meshwright.description.step.model import Model, ProgramModel
 from meshwright.description.step.parameter_tree import leaves, parameters
@@ -142,7 +142,7 @@ def _check_attention(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
                 f"model {model.name} has attention sinks, which attention={strategy.attention!r} does not have;"
                 f" use attention='scores'"
             )
-    if mesh.pp > 1 and any(stack.period > 1 for stack in layers(model)):
+    if mesh.pp > 1 and any(len(op.windows) > 1 for op in attention_ops(model)):
         raise MeshwrightError(
             f"the layers of {model.name} differ in their windows, which attention={strategy.attention!r} does not take"
             f" in the stages of pp={mesh.pp}; use attention='scores', or pp=1"

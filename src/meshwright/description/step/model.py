@@ -172,7 +172,8 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
     rotary_dims: int = 0  # First dims of a head that are rotated; 0: all.
     rotary_interleaved: bool = False  # Pairs of adjacent dims are rotated (see `step.layer.Rotary`).
-    unrotated_layers: tuple[int, ...] = ()  # Indices from 0 of layers without rotary embedding (SmolLM3).
+    unrotated_every: int = 0  # Every n-th layer has no rotary embedding (SmolLM3); 0: all have it.
+    unrotated_layers: tuple[int, ...] = ()  # Indices from 0 of layers without rotary embedding, if no n fits.
     attention_softcap: float | None = None  # Scores become c * tanh(scores / c).
     logits_softcap: float | None = None  # The same for logits.
     attention_scale: float | None = None  # Factor of the scores; None: 1 / sqrt(head_dim).
@@ -218,6 +219,11 @@ class ModelConfig:
     def needs_scores(self) -> bool:
         """Whether attention scores must go through memory: no fused kernel supports a softcap or sinks."""
         return self.attention_softcap is not None or self.attention_sinks
+
+    def rotates(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, has rotary embedding, in a model with rotary positions."""
+        every = self.unrotated_every
+        return layer not in self.unrotated_layers and not (every and (layer + 1) % every == 0)
 
     @property
     def num_groups(self) -> int:
@@ -339,10 +345,10 @@ def _check_unrotated(model: ModelConfig) -> None:
             f"model {model.name} has unrotated_layers={model.unrotated_layers}; they are layers from 0 to"
             f" {model.num_layers - 1}"
         )
-    if model.unrotated_layers and (model.positions != "rotary" or model.latent):
+    if (model.unrotated_every or model.unrotated_layers) and (model.positions != "rotary" or model.latent):
         raise MeshwrightError(
-            f"model {model.name} has unrotated_layers={model.unrotated_layers}, which differ from others only with"
-            f" positions='rotary' and without latent attention"
+            f"model {model.name} has layers without rotary embedding, by unrotated_every and unrotated_layers, which"
+            f" differ from others only with positions='rotary' and without latent attention"
         )
 
 

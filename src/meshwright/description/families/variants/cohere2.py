@@ -6,7 +6,7 @@ from typing import Any
 
 from meshwright.description.families import llama
 from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
-from meshwright.description.families.fields import Fields, full_layers
+from meshwright.description.families.fields import Fields, full_layers, unrotated
 from meshwright.description.step.model import Family, ModelConfig
 
 COHERE2 = Family("cohere2")
@@ -22,14 +22,17 @@ def read(fields: Fields) -> Features:
     for field, value in _RELEASED.items():
         fields.only(field, value)
     fields.unused_options("layer_switch", "use_embedding_sharing", "use_parallel_embedding")
-    return features | {
-        "norm": "layer",
-        "parallel_blocks": True,
-        "shared_norm": True,
-        "rotary_interleaved": True,
-        "unrotated_layers": full_layers(features),
-        "logits_scale": fields.positive("logit_scale"),
-    }
+    return (
+        features
+        | unrotated(full_layers(features), features["num_layers"])
+        | {
+            "norm": "layer",
+            "parallel_blocks": True,
+            "shared_norm": True,
+            "rotary_interleaved": True,
+            "logits_scale": fields.positive("logit_scale"),
+        }
+    )
 
 
 _RELEASED: dict[str, Any] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 from meshwright.description.families import llama, olmo2
 from meshwright.description.families.family import Features, PublishedFamily
-from meshwright.description.families.fields import Fields, full_layers
+from meshwright.description.families.fields import Fields, full_layers, unrotated
 from meshwright.description.step.model import Family, ModelConfig
 
 EXAONE4 = Family("exaone4")
@@ -20,12 +20,8 @@ def read(fields: Fields) -> Features:
     fields.unused_options("sliding_window_pattern")
     features = llama.read(fields) | fields.windows(layers, every=every)
     is_hybrid = fields.value("sliding_window", None) is not None
-    return features | {
-        "qk_norm": True,
-        "pre_norms": False,
-        "post_norms": True,
-        "unrotated_layers": full_layers(features) if is_hybrid else (),
-    }
+    norms = {"qk_norm": True, "pre_norms": False, "post_norms": True}
+    return features | norms | unrotated(full_layers(features) if is_hybrid else (), layers)
 
 
 def write(model: ModelConfig) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from meshwright.description.families import llama
 from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
-from meshwright.description.families.fields import Fields
+from meshwright.description.families.fields import Fields, unrotated
 from meshwright.description.step.model import Family, ModelConfig
 
 SMOLLM3 = Family("smollm3")
@@ -24,7 +24,7 @@ def read(fields: Fields) -> Features:
     return (
         llama.read(fields)
         | fields.windows(layers, full=rotated, is_on=is_on)
-        | {"unrotated_layers": tuple(layer for layer in range(layers) if not rotates[layer])}
+        | unrotated((layer for layer in range(layers) if not rotates[layer]), layers)
     )
 
 
@@ -33,7 +33,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
     return llama.write_shared(model, "smollm3", "SmolLM3ForCausalLM") | {
         "attention_bias": model.qkv_bias,
         "mlp_bias": model.mlp_bias,
-        "no_rope_layers": [int(layer not in model.unrotated_layers) for layer in range(model.num_layers)],
+        "no_rope_layers": [int(model.rotates(layer)) for layer in range(model.num_layers)],
         "use_sliding_window": model.sliding_window is not None,
         "sliding_window": model.sliding_window,
         "layer_types": llama.layer_types(model),
