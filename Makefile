@@ -9,7 +9,7 @@ PYTHON := $(shell for python in python3.13 python3.12 python3.11; do \
 endif
 BIN := .venv/bin
 
-.PHONY: demo test matrix exhaustive quick lint format hooks lock docs references exports clean
+.PHONY: demo test matrix exhaustive quick lint format hooks lock docs site outputs references exports clean
 
 demo: .venv/installed
 	$(BIN)/meshwright demo
@@ -55,8 +55,14 @@ lock:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	touch $@
 
+# The site, build/site/html/index.html: the documents, the lessons with their outputs, and pages made from the code.
+docs: site
+
+site: .venv/installed
+	$(BIN)/python site/build.py
+
 # The outputs of all commands in README.md and docs/ anew, after a screen or a figure has changed.
-docs: .venv/installed
+outputs: .venv/installed
 	$(BIN)/python tests/test_documents.py --matrix README.md docs/*.md
 
 # What transformers computes on tiny models of every family; neither it nor torch is needed for anything else.

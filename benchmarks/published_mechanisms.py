@@ -24,7 +24,7 @@ from meshwright.description.step.strategy import DEFAULT, XLA, FrameworkProfile
 
 Change = Callable[[Setting], Setting]
 
-STRATEGY = ("collective_matmul", "overlaps_gradients", "overlaps_weights", "gradient_dtype", "tp_stream", "dropout")
+STRATEGY = ("collective_matmul", "gradient_dtype", "tp_stream", "dropout")
 """Fields of `Strategy` that the files set."""
 
 
@@ -49,7 +49,7 @@ def mechanisms() -> dict[str, Change]:
     found: dict[str, Change] = {
         field.name: partial(_of_profile, field.name, getattr(XLA, field.name))
         for field in fields(FrameworkProfile)
-        if field.name not in ("name", "saved_values")
+        if field.name not in ("name", "saved_values", "spmd_pipeline")
     }
     found |= {name: partial(_of_strategy, name, getattr(DEFAULT, name)) for name in STRATEGY}
     found["remat by the values' names"] = _saves_products

@@ -10,8 +10,9 @@ A fence says what a block is:
 - ```toml FILE and the like write a file.
 - ```sh is how to install, and ```text is no command: neither runs.
 
-After a screen has changed: `make docs`, or python tests/test_documents.py docs/plan.md … for some, writes the outputs
-anew; where `…` ends one, as many lines as it had. With --matrix those of `matrix` blocks too, as `make docs` does.
+After a screen has changed: `make outputs`, or python tests/test_documents.py docs/plan.md … for some, writes the
+outputs anew; where `…` ends one, as many lines as it had. With --matrix those of `matrix` blocks too, as
+`make outputs` does.
 """
 
 import contextlib
@@ -232,9 +233,11 @@ def run_blocks(found, folder):
 LONG = (
     "README.md",
     "docs/data.md",
+    "docs/eight_gpus.md",
     "docs/finetune.md",
     "docs/frameworks.md",
     "docs/inspect.md",
+    "docs/numbers.md",
     "docs/plan.md",
     "docs/preference.md",
     "docs/python.md",

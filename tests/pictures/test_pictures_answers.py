@@ -56,6 +56,16 @@ def test_an_answer_is_the_screen_of_its_command_everywhere(name, capsys):
 
 
 @pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_in_a_notebook_has_no_codes_of_a_terminal(name, monkeypatch):
+    """Jupyter's kernel sets FORCE_COLOR: a page showed `[1m` around the bold lines."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    answer = ANSWERS[name][0]()
+    assert "\x1b" not in str(answer) + answer._repr_html_()
+
+
+@pytest.mark.parametrize("name", ANSWERS)
 def test_an_answer_as_data_is_the_commands_json(name, capsys):
     make, words = ANSWERS[name]
     assert main([*words, "--json"]) == 0

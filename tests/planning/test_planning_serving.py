@@ -250,4 +250,4 @@ def test_the_speed_of_texts_is_that_of_the_plans_of_their_steps():
         step_seconds=make_serving_plan(replace(texts, batch=6), layout, system).seconds,
         batch=6,
     )
-    assert planned_speed(texts, ServingLayout(MeshShape(tp=16)), system, prompts=1) is None
+    assert planned_speed(texts, ServingLayout(MeshShape(tp=64)), system, prompts=1) is None

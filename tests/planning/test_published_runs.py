@@ -136,7 +136,7 @@ def test_a_row_becomes_the_setting_it_describes():
 def test_each_software_runs_a_step_in_its_own_way():
     """What the rows do not say is what the framework's code of the time does."""
     megatron = read_setting(ROWS["sc21-t1-39.1b"]).strategy
-    assert (megatron.dropout, megatron.overlaps_gradients, megatron.collective_matmul) == (0.1, False, False)
+    assert (megatron.dropout, megatron.profile.overlaps_gradients, megatron.collective_matmul) == (0.1, False, False)
     titan = read_setting(ROWS["torchtitan-8b-8gpu-fsdp8-compile"])
     assert (titan.strategy.gradient_dtype, titan.strategy.profile.flat_buffers, titan.strategy.attention) == (
         "f32",

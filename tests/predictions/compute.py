@@ -88,7 +88,7 @@ def _train(case: Case) -> dict[str, Any]:
         "offloaded bytes": offloaded_bytes(workload, mesh, strategy),
         "hbm bytes by phase": hbm_bytes(workload, mesh),
     }
-    if mesh.pp > 1 and strategy.spmd_pipeline:
+    if mesh.pp > 1 and strategy.profile.spmd_pipeline:
         found["untaken branch flops"] = untaken_branch_flops(workload, mesh, strategy)
         found["untaken branch collectives"] = _unmerged(untaken_branch_collectives(workload, mesh, strategy))
     for name, choices in case["search"].items():
@@ -104,6 +104,7 @@ PROFILE = {
     "flat_buffers": "flat_buffers",
     "lists_shards": "shard_lists",
     "reruns_blocks": "recomputes_whole_blocks",
+    **{name: name for name in ("spmd_pipeline", "overlaps_gradients", "overlaps_weights")},
 }
 """The fields of a strategy that have become those of a framework's profile."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +25,11 @@ def console(*, stderr: bool = False) -> Console:
     """Return the console for tables: the terminal, or plain text of `WIDTH` columns."""
     if stderr:
         return Console(highlight=False, stderr=True)
-    return Console(highlight=False, width=terminal_columns() or WIDTH)
+    width = terminal_columns() or WIDTH
+    # A text that is kept, `str` of an answer or a notebook's HTML, has no colours, although Jupyter has them.
+    if isinstance(sys.stdout, io.StringIO) and not sys.stdout.isatty():
+        return Console(highlight=False, width=width, force_terminal=False, color_system=None)
+    return Console(highlight=False, width=width)
 
 
 _WRONG = r"DOES NOT FIT|TOO LATE|NOT AS INFERRED"

@@ -199,7 +199,7 @@ def least_weight_budget(workload: Workload, mesh: MeshShape, system: System, str
     It assumes that all gathered weights and their gradients are sent at once, at the full rate of the links.
     """
     stored = tuple(axis for axis in RULES["embed"] if mesh.degree(axis) > 1)
-    if not stored or not strategy.overlaps_weights:
+    if not stored or not strategy.profile.overlaps_weights:
         return FREE_LINKS
     rate = _gather_rate(lay_mesh(system, mesh.layout), stored)
     # Gathered bytes do not depend on the degree of fsdp: its least degree above 1 stands for all.
@@ -282,9 +282,9 @@ def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy, *, is_
         return False
     if is_once and strategy.profile.once_collectives == "exposed":
         return False
-    if move.kind == "all-reduce" and move.phase == "backward" and not strategy.overlaps_gradients:
+    if move.kind == "all-reduce" and move.phase == "backward" and not strategy.profile.overlaps_gradients:
         return False
-    if move.kind in ("all-gather", "reduce-scatter") and not strategy.overlaps_weights:
+    if move.kind in ("all-gather", "reduce-scatter") and not strategy.profile.overlaps_weights:
         return False
     if not is_critical(move):
         return True

@@ -8,9 +8,10 @@ from dataclasses import replace
 from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
 from meshwright.description.hardware.system import System
 from meshwright.description.step.blocks import program
+from meshwright.description.step.padding import padding_notes
 from meshwright.description.step.passes.pipeline import is_shared_before, pre_pipeline_stack
-from meshwright.description.step.rules import RULES
-from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.rules import RULES, rules_of
+from meshwright.description.step.strategy import DEFAULT, STAGES_APART, Strategy
 from meshwright.description.step.strategy_checks import has_reference
 from meshwright.description.step.token_routing import device_blocks, dropless_padding
 from meshwright.description.step.workload import Workload
@@ -34,9 +35,6 @@ from meshwright.planning.overlap import (
 from meshwright.planning.reference import reference_seconds, timed_reference_collectives
 from meshwright.record import Bound, Collective, Record, merge
 from meshwright.units import show_bytes
-
-_WORKED = replace(DEFAULT, spmd_pipeline=False)
-"""The default strategy, except that pipeline stages do no work while they wait."""
 
 SIMULATED = "simulated devices share one machine's cores, so times on cpu are an indication"
 
@@ -80,6 +78,7 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
     notes = ()
     if strategy.profile.name:
         notes += (f"planned as {strategy.profile.name} runs a step, which meshwright does not run",)
+    notes += padding_notes(workload.model, mesh, rules_of(strategy))
     notes += (SIMULATED,) if system.chip.kind == "cpu" else borrowed_notes(system)
     if before := pre_pipeline_stack(program(workload.model), mesh, strategy):
         notes += _repeated(before.num_layers, workload, mesh, strategy)
@@ -193,7 +192,7 @@ def _in_every_tick(
 
 def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
     """Return the resource that limits most of the step; a pipeline bubble is not a resource."""
-    flops, traffic = step_flops(workload, mesh, _WORKED), hbm_bytes(workload, mesh)
+    flops, traffic = step_flops(workload, mesh, STAGES_APART), hbm_bytes(workload, mesh)
     seconds: dict[Bound, float] = {
         "compute": 0.0,
         "memory": breakdown["update"],

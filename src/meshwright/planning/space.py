@@ -13,6 +13,7 @@ from meshwright.description.step.blocks import layers
 from meshwright.description.step.layer import Attention as AttentionOfLayer
 from meshwright.description.step.legality import check_mesh, check_positions, check_runnable, limits
 from meshwright.description.step.model import Model
+from meshwright.description.step.padding import divides_heads
 from meshwright.description.step.rules import RULES, stream_rules
 from meshwright.description.step.sequence import sequence_method
 from meshwright.description.step.stages import STAGE_REMATS, num_staged_layers
@@ -238,10 +239,8 @@ def factorings(product: int, count: int) -> Iterator[tuple[int, ...]]:
 def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...], tp_stream: TpStream) -> tuple[MeshShape, ...]:
     """Return the meshes of `num_devices` devices that can split a workload."""
     check_positions(workload.model, workload.seq_len)
-    sizes = [
-        (size, [axes.index(axis) for axis in over if axis in axes])
-        for size, over in limits(workload, stream_rules(tp_stream))
-    ]
+    rules = stream_rules(tp_stream)
+    sizes = [(size, [axes.index(axis) for axis in over if axis in axes]) for size, over in limits(workload, rules)]
     stages = axes.index("pp") if "pp" in axes else None
     found, shapes = list[MeshShape](), list(factorings(num_devices, len(axes)))
     for degrees in shapes:
@@ -256,7 +255,9 @@ def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...], tp_strea
                 continue
             break
         else:
-            found.append(MeshShape(**dict(zip(axes, degrees, strict=True))))
+            mesh = MeshShape(**dict(zip(axes, degrees, strict=True)))
+            if divides_heads(workload.model, mesh, rules):
+                found.append(mesh)
     if not found:
         raise MeshwrightError(_none_legal(workload, axes, shapes, tp_stream))
     return tuple(found)

@@ -22,7 +22,7 @@ from meshwright.description.step.passes.optimizer import update_moves
 from meshwright.description.step.passes.pipeline import EMBEDDING, LOGITS, repeats, stage_moves
 from meshwright.description.step.passes.rematerialize import recomputed
 from meshwright.description.step.passes.shard import shard_stack
-from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.strategy import STAGES_APART, Strategy
 from meshwright.description.step.train import STAGED, layout_of, train_step
 from meshwright.description.step.workload import REMATS, Workload
 from meshwright.mesh import MeshShape
@@ -249,14 +249,16 @@ def test_gradients_of_several_microbatches_are_added_up():
 
 
 def test_stages_of_their_own_programs_run_their_layers_once_a_microbatch():
-    found = repeats(program(LLAMA), MeshShape(pp=4), Strategy(num_microbatches=8, spmd_pipeline=False))
+    found = repeats(program(LLAMA), MeshShape(pp=4), Strategy(num_microbatches=8, profile=STAGES_APART.profile))
     assert (found["layers"].useful, found["layers"].executed, found["layers"].mean) == (64, 64, 64)
     assert found[LOGITS].mean == 2
 
 
 def test_the_mean_of_stages_is_under_the_most_where_layers_do_not_divide():
     model = replace(LLAMA, num_layers=31)
-    found = repeats(program(model), MeshShape(pp=4), Strategy(num_microbatches=4, spmd_pipeline=False))["layers"]
+    found = repeats(program(model), MeshShape(pp=4), Strategy(num_microbatches=4, profile=STAGES_APART.profile))[
+        "layers"
+    ]
     assert (found.useful, found.mean) == (32, 31)
 
 
@@ -275,7 +277,7 @@ def test_branches_of_virtual_stages_stand_in_the_text_as_if_taken_in_every_tick(
 
 def test_dense_layers_and_those_of_experts_are_counted_together():
     """3 and 58 layers over 2 stages: 31 at most, of which the first stage has all 3."""
-    found = repeats(program(PRESETS["deepseek-v3"]), MeshShape(pp=2), Strategy(spmd_pipeline=False))
+    found = repeats(program(PRESETS["deepseek-v3"]), MeshShape(pp=2), Strategy(profile=STAGES_APART.profile))
     assert found["dense_layers"].once + found["layers"].once == 31
 
 

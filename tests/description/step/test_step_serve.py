@@ -1,12 +1,14 @@
 """The step of a server as ops: which collectives each layout has, and that folds over its products give its weights."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.padding import padded
 from meshwright.description.step.serve import model_step, serve_step
-from meshwright.description.step.serving import CACHE_SPLITS, Serving, ServingLayout
+from meshwright.description.step.serving import CACHE_SPLITS, SERVING_RULES, Serving, ServingLayout
 from meshwright.mesh import MeshShape
 
 
@@ -61,6 +63,7 @@ def test_devices_share_out_what_the_model_needs(model, phase):
         )
 
     mesh = MeshShape(dp=2, fsdp=2, tp=2)
+    stored = replace(serving, model=padded(serving.model, mesh, SERVING_RULES))
     assert mesh.num_devices * flops(serve_step(serving, ServingLayout(mesh), 2)) == pytest.approx(
-        flops(model_step(serving, 2))
+        flops(model_step(stored, 2))
     )

@@ -269,7 +269,7 @@ def test_checkpoints_are_read_as_they_were_published(case, tmp_path):
         ({"on": "cpu:9999"}, "wants 9999"),
         ({"on": "cpu:8", "mesh": "1,3,1,1"}, "wants 3 devices"),
         ({"on": "cpu:8", "mesh": "pp=8"}, "stages"),
-        ({"on": "cpu:8", "mesh": "1,1,8,1"}, "tp"),
+        ({"on": "cpu:8", "mesh": "ep=8"}, "splits experts"),
     ],
 )
 def test_a_mesh_that_a_model_cannot_be_on_is_one_line(options, message):

@@ -73,16 +73,9 @@ def test_documents_packed_in_a_row_stay_apart_in_stages(shape, schedule):
         assert np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(other), path
 
 
-@pytest.mark.parametrize(
-    ("model", "strategy", "message"),
-    [
-        (replace(MODEL, vocab=66), GPIPE, r"pp=4 cannot split vocab=66 of embedding: 66 % 4 = 2"),
-        (MODEL, replace(GPIPE, zero_stage=2), "ZeRO-2 on pp=4 stages .*, which is ZeRO-1; use zero_stage 1, or 3"),
-    ],
-)
-def test_what_does_not_run_as_stages_is_one_clear_error(model, strategy, message):
-    with pytest.raises(MeshwrightError, match=message):
-        check_runnable(model, MeshShape(pp=4), strategy)
+def test_what_does_not_run_as_stages_is_one_clear_error():
+    with pytest.raises(MeshwrightError, match=r"ZeRO-2 on pp=4 stages .*, which is ZeRO-1; use zero_stage 1, or 3"):
+        check_runnable(MODEL, MeshShape(pp=4), replace(GPIPE, zero_stage=2))
 
 
 @pytest.mark.parametrize(

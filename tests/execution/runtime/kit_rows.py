@@ -28,6 +28,17 @@ WIDE = replace(DENSE, name="wide", embed=128)
 UNEVEN = replace(DENSE, name="uneven", num_layers=5)
 """With layers that no stages divide."""
 
+ODD = replace(DENSE, name="odd", num_heads=10, num_kv_heads=5, vocab=257)
+"""With a vocabulary and heads that tp=2 does not divide, so that they are padded."""
+
+ODD_TIED = replace(ODD, name="oddtied", tied_embeddings=True)
+
+FEW = replace(DENSE, name="few", num_kv_heads=2, vocab=257)
+"""With fewer kv heads than tp=4 has devices, so that each is copied."""
+
+ONE_HEAD = replace(TIED, name="onehead", num_kv_heads=1, qkv_bias=True, qk_norm=True)
+"""As Gemma 2B and PaLM: one kv head for all."""
+
 MOE = replace(DENSE, name="moe", experts=Experts(count=8, num_active=2, mlp=32, balance_weight=0.1))
 """Mixtral's shape, dropless."""
 
@@ -262,6 +273,20 @@ PACKED = [
     Row(AFTER_TWO, MeshShape(fsdp=2, sp=2, pp=2), parts(4), packed=True),
 ]
 
+PADDED = [
+    Row(ODD, MeshShape(tp=4), core=True),
+    Row(ODD_TIED, MeshShape(tp=2), Strategy(collective_matmul=True)),
+    Row(ODD, MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
+    Row(ODD_TIED, MeshShape(fsdp=2, tp=2), Strategy(zero_stage=1)),
+    Row(ODD, MeshShape(sp=2, tp=2), RING),
+    Row(ODD_TIED, MeshShape(fsdp=2, tp=2, pp=2), parts(4), core=True),
+    Row(FEW, MeshShape(fsdp=2, tp=4), core=True),
+    Row(FEW, MeshShape(tp=4), parts(2, collective_matmul=True)),
+    Row(ONE_HEAD, MeshShape(dp=2, tp=2), WHOLE_STREAM),
+    Row(ONE_HEAD, MeshShape(sp=2, tp=2), RING),
+    Row(ONE_HEAD, MeshShape(fsdp=2, tp=2, pp=2), parts(4), core=True),
+]
+
 WITHOUT_DROPOUT = [
     Row(MOE, MeshShape(ep=2, dp=2, tp=2)),
     Row(UNEVEN, MeshShape(dp=2, pp=2), parts(4, virtual_stages=2)),
@@ -271,7 +296,7 @@ WITHOUT_DROPOUT = [
 REPEATED = [Row(SHARED, MeshShape(ep=2, fsdp=2, pp=2), parts(4, schedule="gpipe"))]
 """Where a device has one sequence of a microbatch, so that all stages run its plain layers: `inspect` finds it."""
 
-ROWS = [*DENSE_ALONE, *DENSE_MIXES, *MOE_ALONE, *MOE_MIXES, *STAGES, *OPTIMIZERS, *DROPOUT, *PACKED]
+ROWS = [*DENSE_ALONE, *DENSE_MIXES, *MOE_ALONE, *MOE_MIXES, *STAGES, *OPTIMIZERS, *DROPOUT, *PACKED, *PADDED]
 
 
 def narrow(preset: str, **more: object) -> ModelConfig:

@@ -27,6 +27,7 @@ from meshwright.description.hlo.records import read_hlo
 from meshwright.description.step.legality import check_runnable
 from meshwright.description.step.parameter_tree import CHOICE_BIAS, LORA_B, leaves, map_leaves
 from meshwright.description.step.rules import rules_of
+from meshwright.execution.runtime.arrays import fit
 from meshwright.execution.runtime.attention.sequence import token_order
 from meshwright.execution.runtime.mesh import build_mesh
 from meshwright.execution.runtime.sharding_context import ShardingContext
@@ -72,7 +73,11 @@ def run(row: Row, drawn: Mapping[str, Any]) -> Ran:
     metrics, gradients = [], None
     with jax.set_mesh(mesh):
         wanted = abstract_state(row.workload, layout, OPTIMIZER, mesh, row.strategy)
-        state = jax.tree.map(lambda array, to: jax.device_put(array, to.sharding), in_slots(drawn, layers), wanted)
+        state = jax.tree.map(
+            lambda array, to: jax.device_put(fit(array, to.shape), to.sharding),
+            in_slots(drawn, layers),
+            wanted,
+        )
         tokens = jax.sharding.NamedSharding(mesh, layout.spec("batch", "sequence"))
         batch = jax.device_put(text(row, layout), tokens)
         if row.strategy.dropout or row.workload.lora_dropout:
@@ -87,7 +92,8 @@ def run(row: Row, drawn: Mapping[str, Any]) -> Ran:
             assert not found.pop("skipped", False)
             metrics.append({name: value.item() for name, value in found.items()})
             if len(metrics) == 1:
-                gradients = in_order(optax.tree_utils.tree_get(state["optimizer"], "mu"), layers)
+                moments = in_order(optax.tree_utils.tree_get(state["optimizer"], "mu"), layers)
+                gradients = without_padding(moments, drawn["params"])
     memory = step.memory_analysis()
     assert memory is not None
     # Of a moment that Adafactor does not keep one element is there, which nothing reads and no program takes.
@@ -96,7 +102,7 @@ def run(row: Row, drawn: Mapping[str, Any]) -> Ran:
         metrics=metrics,
         gradients=gradients,
         first=drawn["params"],
-        last=in_order(state["params"], layers),
+        last=without_padding(in_order(state["params"], layers), drawn["params"]),
         hlo=step.as_text() or "",
         argument_bytes=memory.argument_size_in_bytes + unread,
     )
@@ -115,6 +121,18 @@ def in_slots(tree: Any, layers: Slots) -> Any:
         return np.stack([array[0] * 0 if layer is None else array[layer] for layer in layers])
 
     return jax.tree.map_with_path(one, tree)
+
+
+def without_padding(tree: Any, drawn: Mapping[str, Any]) -> Any:
+    """Arrays as the model declares them: padding must be zero to the bit, and copies of a head equal."""
+    shapes = {path: array.shape for path, array in leaves(drawn)}
+
+    def one(path: str, array: np.ndarray) -> np.ndarray:
+        kept = fit(array, shapes[path])
+        assert np.array_equal(fit(kept, array.shape), array), path
+        return kept
+
+    return map_leaves(one, tree)
 
 
 def in_order(tree: Any, layers: Slots) -> Any:

@@ -7,7 +7,7 @@ import pytest
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.step.parameter_tree import num_parameters
-from meshwright.description.step.strategy import DEFAULT, FrameworkProfile, Strategy
+from meshwright.description.step.strategy import DEFAULT, STAGES_APART, XLA, FrameworkProfile, Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.comm_volume import step_collectives
@@ -36,13 +36,13 @@ H100 = parse_system("h100:64")
 def test_the_products_of_a_device_are_its_share_of_the_models(workload, mesh):
     """Forward flops of the products with weights, of all devices: those that MFU counts, less the scores."""
     system = parse_system(f"cpu:{mesh.num_devices}")
-    rows = op_table(workload, mesh, system, Strategy(spmd_pipeline=False))
+    rows = op_table(workload, mesh, system, STAGES_APART)
     each = sum(row.times * row.flops for row in rows if row.phase == "forward" and not row.is_attention)
     scores = 2 * workload.model.num_heads * (workload.model.query_key_dim + workload.model.value_dim)
     scores *= workload.tokens * workload.seq_len * workload.model.num_layers
     # Latents are made whole on every device of tp; here only ep and fsdp split such a model.
     assert each * mesh.num_devices == pytest.approx(model_flops(workload) / 3 - scores)
-    again = step_flops(workload, mesh, Strategy(spmd_pipeline=False))
+    again = step_flops(workload, mesh, STAGES_APART)
     assert again.forward * mesh.num_devices == pytest.approx(model_flops(workload) / 3)
 
 
@@ -142,7 +142,7 @@ def test_an_optimizer_keeps_its_moments(optimizer, share):
 
 def test_a_pipeline_holds_the_microbatches_in_flight():
     """All of them in GPipe, one a stage in 1F1B (arXiv:2104.04473, section 2.2), up to twice that interleaved."""
-    mesh, alone = MeshShape(dp=8, pp=8), Strategy(num_microbatches=8 * 2, spmd_pipeline=False)
+    mesh, alone = MeshShape(dp=8, pp=8), Strategy(num_microbatches=8 * 2, profile=STAGES_APART.profile)
 
     def held(**changes):
         return step_memory(replace(GPT, batch=128), mesh, replace(alone, **changes))["activations"]
@@ -150,10 +150,10 @@ def test_a_pipeline_holds_the_microbatches_in_flight():
     assert held(schedule="gpipe") / held() == pytest.approx(2)
     assert held(virtual_stages=2) / held() == pytest.approx(1 + 7 / 16)
     # In lockstep one more on its way between stages that keep for each other, and one that is worked on.
-    assert held(spmd_pipeline=True) / held() == pytest.approx((8 + 2) / 8)
+    assert held(profile=XLA) / held() == pytest.approx((8 + 2) / 8)
     # Ticks of the bubble are kept too, and the stream that each microbatch ends as.
     layers, ticks = GPT.model.num_layers // 8, 16 + 8 - 1
-    assert held(spmd_pipeline=True, schedule="gpipe") / held() == pytest.approx((ticks + 16 / layers) / 8)
+    assert held(profile=XLA, schedule="gpipe") / held() == pytest.approx((ticks + 16 / layers) / 8)
 
 
 def test_a_stream_kept_whole_is_summed_instead_of_split_with_the_same_traffic_forward():
@@ -187,7 +187,9 @@ def test_stages_hand_on_the_stream_once_for_every_virtual_stage():
     once, twice = (
         [
             move
-            for move in step_collectives(GPT, MeshShape(pp=8, dp=8), Strategy(virtual_stages=v, spmd_pipeline=False))
+            for move in step_collectives(
+                GPT, MeshShape(pp=8, dp=8), Strategy(virtual_stages=v, profile=STAGES_APART.profile)
+            )
             if move.axes == ("pp",)
         ]
         for v in (1, 2)

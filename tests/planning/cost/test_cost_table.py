@@ -9,7 +9,7 @@ from meshwright.description.families.registry import PRESETS
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.step.legality import check_mesh
 from meshwright.description.step.model import Experts
-from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.strategy import STAGES_APART, Strategy
 from meshwright.description.step.workload import REMATS, Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
@@ -35,7 +35,7 @@ THOROUGH = ("gpt2-xl", "palm-540b", "llama3-8b", "mixtral-8x7b", "deepseek-v3")
 
 STRATEGIES = [
     Strategy(num_microbatches=4),
-    Strategy(num_microbatches=2, spmd_pipeline=False, virtual_stages=2),
+    Strategy(num_microbatches=2, profile=STAGES_APART.profile, virtual_stages=2),
     Strategy(num_microbatches=4, schedule="gpipe"),
     Strategy(zero_stage=0),
     Strategy(zero_stage=1, num_microbatches=2),

@@ -8,7 +8,7 @@ from meshwright.description.families.registry import PRESETS
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.step.blocks import program
 from meshwright.description.step.passes.pipeline import EMBEDDING, KEPT_INPUTS, LOGITS, STAGES, repeats
-from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.strategy import STAGES_APART, Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.comm_volume import step_collectives, untaken_branch_collectives
@@ -26,7 +26,7 @@ REGIONS = ("layers", EMBEDDING, LOGITS, STAGES)
 
 RUNS = [
     (8, MeshShape(), FOUR, (32, 4, 4, 4), {}),
-    (8, MeshShape(pp=2), replace(FOUR, spmd_pipeline=False), (16, 4, 4, 4), {}),
+    (8, MeshShape(pp=2), replace(FOUR, profile=STAGES_APART.profile), (16, 4, 4, 4), {}),
     (8, MeshShape(pp=2), FOUR, (20, 5, 4, 5), {}),
     (7, MeshShape(pp=4), FOUR, (14, 7, 4, 7), {}),
     (8, TWO, TWICE, (18, 4, 4, 9), {EMBEDDING: 9, LOGITS: 6}),
@@ -66,7 +66,7 @@ def test_stages_in_lockstep_hand_on_in_every_tick_and_keep_for_each_other():
 
 def test_stages_of_their_own_programs_move_the_stream_alone():
     """As Megatron-LM's do (arXiv:2104.04473): nothing is shared, and nothing kept for others."""
-    moves = step_collectives(WORKLOAD, MeshShape(pp=2), replace(FOUR, spmd_pipeline=False), counted="executed")
+    moves = step_collectives(WORKLOAD, MeshShape(pp=2), replace(FOUR, profile=STAGES_APART.profile), counted="executed")
     assert {move.array for move in moves if "pp" in move.axes} == {"stream"}
     assert sum(move.bytes for move in moves if "pp" in move.axes) == 2 * STREAM
 

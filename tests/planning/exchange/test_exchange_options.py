@@ -10,6 +10,7 @@ import pytest
 from meshwright.description.step.strategy import Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.planning.exchange import levanter, maxtext, megatron, mesh_dim, torchtitan
+from meshwright.planning.exchange.plan_fields import OVERLAPS
 from meshwright.planning.exchange.tables import exchange_names, load_table, named_options
 
 DOCUMENTED = tomllib.loads((Path(__file__).parent / "documented.toml").read_text())
@@ -55,7 +56,7 @@ def test_tables_and_modules_name_documented_options(framework):
 @pytest.mark.parametrize("framework", exchange_names())
 def test_tables_set_fields_that_a_plan_has(framework):
     table = load_table(framework)
-    fields = {*Workload.__dataclass_fields__, *Strategy.__dataclass_fields__}
+    fields = {*Workload.__dataclass_fields__, *Strategy.__dataclass_fields__, *OVERLAPS}
     named = [*table.numbers.values(), *table.fixed, *table.unsaid]
     named += [field for meaning in table.words.values() for field in meaning]
     assert {field for field in named if "." not in field} <= fields

@@ -26,15 +26,19 @@ def help_text(args: type, command: str, examples: Sequence[str]) -> str:
     """
     arguments = [word.name if word.is_needed else f"[{word.name}]" for word in declared_words(args)[1]]
     usage = " ".join(["usage: meshwright", command, "[OPTIONS]", *arguments])
-    sections: dict[str, list[tuple[str, str]]] = {"arguments": [], "options": []}
-    _add_fields(args, "options", sections)
     lines = wrap(usage, then=" " * 7)
     for paragraph in inspect.cleandoc(args.__doc__ or "").split("\n\n"):
         lines += ["", *wrap(paragraph)]
-    for title, rows in sections.items():
-        if rows:
-            lines += ["", *wrap(title), *(line for row in rows for line in _row(*row))]
+    for title, rows in help_sections(args).items():
+        lines += ["", *wrap(title), *(line for row in rows for line in _row(*row))]
     return "\n".join([*lines, "", "examples", *(f"  {example}" for example in examples)])
+
+
+def help_sections(args: type) -> dict[str, list[tuple[str, str]]]:
+    """Return the groups of a command's arguments and options by title: of each its label and its help text."""
+    sections: dict[str, list[tuple[str, str]]] = {"arguments": [], "options": []}
+    _add_fields(args, "options", sections)
+    return {title: rows for title, rows in sections.items() if rows}
 
 
 def field_docs(args: type) -> dict[str, str]:

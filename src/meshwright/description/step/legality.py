@@ -7,9 +7,10 @@ from functools import lru_cache
 from meshwright.description.step.blocks import program
 from meshwright.description.step.layer import Lookup
 from meshwright.description.step.model import Model, ProgramModel
+from meshwright.description.step.padding import check_padding, is_padded, padded
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.precision import check_precision
-from meshwright.description.step.rules import RULES, Rules, check_rules, local_parameter_shape
+from meshwright.description.step.rules import RULES, Rules, check_rules, local_parameter_shape, rules_of
 from meshwright.description.step.sequence import attention_ops, check_sequence
 from meshwright.description.step.stages import check_stages
 from meshwright.description.step.strategy import DEFAULT, Strategy
@@ -41,19 +42,22 @@ def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> Non
     check_batch(mesh, batch=workload.batch, seq_len=workload.seq_len, batch_axes=rules["batch"])
     check_divides("batch", workload.batch, mesh, rules["batch"])
     check_divides("sequence length", workload.seq_len, mesh, rules["residual_sequence"])
-    for path, parameter in leaves(parameters(workload.model)):
+    for path, parameter in leaves(parameters(padded(workload.model, mesh, rules))):
         local_parameter_shape(parameter, mesh=mesh, rules=rules, what=path)
 
 
 def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tuple[str, ...]]]:
     """Return the divisibility conditions of `check_mesh`, except pp's stages: pairs of a size and axes that split it.
 
+    Dims that are padded are left out: the caller checks `divides_heads`.
+
     A mesh is legal if the product of each pair's degrees divides its size. An axis that splits nothing is paired with
     size 1.
     """
     found = {(workload.batch, rules["batch"]), (workload.seq_len, rules["residual_sequence"])}
     for _, parameter in leaves(parameters(workload.model)):
-        found.update((size, rules[name]) for name, size in zip(parameter.axes, parameter.shape, strict=True))
+        dims = zip(parameter.axes, parameter.shape, strict=True)
+        found.update((size, rules[name]) for name, size in dims if not is_padded(workload.model, name))
     found.update((1, (axis,)) for axis in AXES if axis not in _used_axes(workload.model, rules))
     if workload.objective == "dpo":
         found.add((1, ("pp",)))
@@ -102,6 +106,7 @@ def check_runnable(model: Model, mesh: MeshShape, strategy: Strategy = DEFAULT) 
     check_stages(model, mesh, strategy)
     check_sequence(model, mesh, strategy)
     _check_rings(model, strategy)
+    check_padding(model, mesh, rules_of(strategy), strategy)
     if strategy.zero_stage in (1, 2) and model.experts:
         raise MeshwrightError(
             f"ZeRO-{strategy.zero_stage} can be planned, but what runs has it without experts yet; use zero_stage 3"

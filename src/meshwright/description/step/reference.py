@@ -22,7 +22,6 @@ KEPT = (
     "sp_method",
     "tp_stream",
     "collective_matmul",
-    "overlaps_weights",
     "matmul_dtype",
     "profile",
 )

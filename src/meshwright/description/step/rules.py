@@ -58,11 +58,12 @@ def stream_rules(tp_stream: TpStream) -> Rules:
 def rules_of(strategy: Strategy) -> Rules:
     """Return a strategy's sharding rules.
 
-    Each pipeline stage stores its own layers, and all share the vocab. With ZeRO stage 0, no dim is sharded only in
-    storage.
+    Each pipeline stage stores its own layers; stages that are one program share the vocab. With ZeRO stage 0, no dim is
+    sharded only in storage.
     """
     stored = {} if strategy.zero_stage else dict.fromkeys(IN_USE, ())
-    return {**stream_rules(strategy.tp_stream), **stored, "layers": ("pp",), "vocab": (*RULES["vocab"], "pp")}
+    vocab = (*RULES["vocab"], "pp") if strategy.profile.spmd_pipeline else RULES["vocab"]
+    return {**stream_rules(strategy.tp_stream), **stored, "layers": ("pp",), "vocab": vocab}
 
 
 def logical_rules(strategy: Strategy) -> Rules:

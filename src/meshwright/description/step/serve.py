@@ -19,6 +19,7 @@ from meshwright.description.step.blocks import program
 from meshwright.description.step.ir import Array, Extents, Repeat, Step
 from meshwright.description.step.layer import Attention, Dispatch, Program
 from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.padding import padded
 from meshwright.description.step.serve_ops import EMBEDDING, LOGITS, serving_ops
 from meshwright.description.step.serving import SERVING_RULES, Serving, ServingLayout, cache_axes
 from meshwright.mesh import MeshShape
@@ -61,9 +62,11 @@ def serve_step(serving: Serving, layout: ServingLayout, batch: int) -> ServeStep
 @lru_cache(maxsize=1 << 10)
 def _one_sequence(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, Dispatch | None]:
     """Return the batch-independent part of a step, and the model's `Dispatch` if it has experts."""
-    mesh, found = layout.mesh, program(serving.model)
+    mesh = layout.mesh
+    model = padded(serving.model, mesh, SERVING_RULES)
+    found = program(model)
     live = frozenset(axis for axis, degree in vars(mesh).items() if degree > 1)
-    ops, arrays = serving_ops(serving.model, serving.is_paged, layout.cache, live)
+    ops, arrays = serving_ops(model, serving.is_paged, layout.cache, live)
     parts = page_parts(serving.model, layout)
     paged = paged_tokens(serving, parts)
     kept = min(kept_tokens(serving), math.ceil(paged)) if parts > 1 else kept_tokens(serving)

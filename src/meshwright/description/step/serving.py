@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.rules import RULES, Rules, local_parameter_shape
 from meshwright.errors import MeshwrightError
@@ -130,7 +131,7 @@ def generation_rules(model: ModelConfig, mesh: MeshShape) -> Rules:
     Otherwise sp splits the residual stream together with fsdp.
     """
     try:
-        for path, parameter in leaves(parameters(model)):
+        for path, parameter in leaves(parameters(padded(model, mesh, SERVING_RULES))):
             local_parameter_shape(parameter, mesh=mesh, rules=SERVING_RULES, what=path)
     except MeshwrightError:
         along, across = ("fsdp", "sp"), ("tp",)
@@ -145,7 +146,7 @@ def check_serving(serving: Serving, layout: ServingLayout) -> None:
         raise MeshwrightError(f"mesh {mesh} has pp={mesh.pp}; a server has no pipeline, use pp=1 and more tp or dp")
     if mesh.ep > 1 and model.experts is None:
         raise MeshwrightError(f"mesh {mesh} has ep={mesh.ep}, but {model.name} has no experts; use ep=1")
-    for path, parameter in leaves(parameters(model)):
+    for path, parameter in leaves(parameters(padded(model, mesh, SERVING_RULES))):
         local_parameter_shape(parameter, mesh=mesh, rules=SERVING_RULES, what=path)
     if serving.batch is not None and serving.batch % layout.num_groups:
         raise MeshwrightError(

@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 
 from meshwright.description.step.model import Model
-from meshwright.description.step.parameter_tree import Parameter, Tree, leaves, map_leaves, parameters
-from meshwright.description.step.rules import RULES, local_parameter_shape, rules_of
-from meshwright.description.step.strategy import Strategy, TpStream
+from meshwright.description.step.parameter_tree import Parameter, Tree, map_leaves, parameters
+from meshwright.description.step.rules import RULES
+from meshwright.description.step.strategy import Strategy
 from meshwright.description.step.workload import FOREIGN_REMATS, Remat
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
@@ -90,21 +89,6 @@ def check_stages(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
             f" {virtual} empty: {layers} % {stages * virtual} = {layers % (stages * virtual)}; use adamw, lion or sgd,"
             f" or stages that divide the layers"
         )
-    # Any number of layers fits into slots; the tables outside the layers are split over stages too.
-    _check_ends(model, mesh, strategy.zero_stage > 0, strategy.tp_stream)
-
-
-@lru_cache(maxsize=1 << 14)
-def _check_ends(model: Model, mesh: MeshShape, is_sharded: bool, tp_stream: TpStream) -> None:
-    """Raise if the degrees of a mesh do not divide the parameters before and after the layers.
-
-    Args:
-        is_sharded: whether fsdp shards them (any ZeRO stage above 0).
-    """
-    rules = rules_of(Strategy(zero_stage=3 if is_sharded else 0, tp_stream=tp_stream))
-    for path, parameter in leaves(parameters(model)):
-        if "layers" not in parameter.axes:
-            local_parameter_shape(parameter, mesh=mesh, rules=rules, what=path)
 
 
 def check_stage_remat(remat: Remat, mesh: MeshShape, strategy: Strategy) -> None:

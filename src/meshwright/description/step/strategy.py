@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from meshwright.description.step.workload import Dtype
@@ -28,6 +28,11 @@ class FrameworkProfile:
     """
 
     name: str = ""  # The framework; '' for meshwright.
+    # All stages are one SPMD program: idle stages compute on zeros, and embedding and unembedding are shared by all.
+    # If False, each stage is a program of its own (Megatron-LM).
+    spmd_pipeline: bool = True
+    overlaps_gradients: bool = True  # Gradient all-reduces run behind backward; if False, after each layer.
+    overlaps_weights: bool = True  # Weight all-gathers and gradient reduce-scatters run beside matmuls.
     # Weights are gathered into one buffer and copied out of it, and gradients copied into one (PyTorch FSDP).
     flat_buffers: bool = False
     shard_lists: bool = False  # Weights and gradients are copied into and out of lists of shards (DeepSpeed in 2021).
@@ -65,7 +70,7 @@ XLA = FrameworkProfile()
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """How a step runs on a mesh, by default as `meshwright train` runs it. Some values can only be planned."""
+    """How a step runs on a mesh, by default as `meshwright train` runs it; other profiles can only be planned."""
 
     # Microbatches that a device's batch is split into, run one after the other (with pp, as a pipeline).
     num_microbatches: int = 1
@@ -75,15 +80,10 @@ class Strategy:
     # Order in which pipeline stages run forward and backward of the microbatches.
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
     virtual_stages: int = 1  # Parts of each stage in an interleaved schedule (arXiv:2104.04473).
-    # All stages are one SPMD program: idle stages compute on zeros, and embedding and unembedding are shared by all.
-    # If False, each stage is a program of its own (Megatron-LM).
-    spmd_pipeline: bool = True
     # Between matmuls, split the residual stream over tp along the sequence (Megatron's sequence parallelism), or keep
     # it whole on each device.
     tp_stream: TpStream = "split"
     collective_matmul: bool = False  # Run collectives over tp chunk by chunk beside the matmuls that need them.
-    overlaps_gradients: bool = True  # Gradient all-reduces run behind backward; if False, after each layer.
-    overlaps_weights: bool = True  # Weight all-gathers and gradient reduce-scatters run beside matmuls.
     gradient_dtype: Dtype | None = None  # Format in which gradients are summed over devices; None: the compute dtype.
     # Attention scores go through memory, or a fused kernel keeps them on the chip and skips the masked half:
     # FlashAttention-2 (arXiv:2307.08691) or cuDNN's.
@@ -120,8 +120,13 @@ class Strategy:
 DEFAULT = Strategy()
 """The strategy of `meshwright train` without options."""
 
+STAGES_APART = replace(DEFAULT, profile=replace(XLA, spmd_pipeline=False))
+"""The same with a program for each pipeline stage."""
+
 
 _FORMER_NAMES = {"sequence": "sp_method", "overlaps_tp": "collective_matmul", "lockstep": "spmd_pipeline"}
+_IN_PROFILE = ("spmd_pipeline", "overlaps_gradients", "overlaps_weights")
+"""Fields of a profile that were fields of a strategy."""
 
 
 def strategy_from_data(data: Any, path: str = "") -> Strategy:
@@ -135,4 +140,6 @@ def strategy_from_data(data: Any, path: str = "") -> Strategy:
     if isinstance(is_split := fields.get("sequence_parallel"), bool):
         del fields["sequence_parallel"]
         fields["tp_stream"] = "split" if is_split else "whole"
+    if moved := {name: fields.pop(name) for name in _IN_PROFILE if name in fields}:
+        fields["profile"] = {**fields.get("profile", {}), **moved}
     return from_data(Strategy, fields, path)

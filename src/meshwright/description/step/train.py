@@ -23,6 +23,7 @@ from meshwright.description.step.ir import (
 )
 from meshwright.description.step.layer import STREAM, Stack
 from meshwright.description.step.model import Model
+from meshwright.description.step.padding import is_of_kv_heads, kv_copies, padded
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.passes.differentiate import (
     backward_ops,
@@ -35,7 +36,7 @@ from meshwright.description.step.passes.differentiate import (
 from meshwright.description.step.passes.microbatch import extents_of, gradient_sum
 from meshwright.description.step.passes.muon import is_matrix, matrix_moves
 from meshwright.description.step.passes.nodes import IMBALANCE, Core, Exchange, Layout, Node, Product, Vector, Weight
-from meshwright.description.step.passes.optimizer import update_moves
+from meshwright.description.step.passes.optimizer import sum_of_copies, update_moves
 from meshwright.description.step.passes.pipeline import (
     BATCH,
     end_moves,
@@ -50,7 +51,7 @@ from meshwright.description.step.passes.shard import shard_stack
 from meshwright.description.step.passes.shard_ends import embedding_nodes, logits_nodes
 from meshwright.description.step.rules import RULES, rules_of
 from meshwright.description.step.sequence import has_attention
-from meshwright.description.step.strategy import DEFAULT, Optimizer, Strategy
+from meshwright.description.step.strategy import DEFAULT, XLA, Optimizer, Strategy
 from meshwright.description.step.workload import Objective, Remat, Workload, num_query_chunks
 from meshwright.mesh import MeshShape
 from meshwright.record import Phase
@@ -62,7 +63,7 @@ STAGED = MeshShape(pp=2)
 @lru_cache(maxsize=1 << 14)
 def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> Step:
     """Return a train step: its ops, how often each region repeats on a device, and the sizes of its symbols."""
-    model = workload.model
+    model = padded(workload.model, mesh, rules_of(strategy))
     found = program(model)
     shared = is_shared_before(found, workload.batch, mesh, strategy)
     live = frozenset(axis for axis, degree in mesh.degrees.items() if degree > 1)
@@ -83,6 +84,7 @@ def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
             plain,
             shared,
             workload.packed,
+            kv_copies(workload.model, mesh, rules_of(strategy)),
         ),
         stages=stages,
         repeats=repeats(found, mesh, strategy),
@@ -101,9 +103,10 @@ def _without_counts(strategy: Strategy, *, has_stages: bool) -> Strategy:
 @lru_cache(maxsize=1 << 12)
 def _of_layout(strategy: Strategy) -> Strategy:
     """Return the strategy with only the fields that affect array layouts, and defaults for all others."""
-    names = ("spmd_pipeline", "tp_stream", "collective_matmul", "attention", "sp_method", "dropout")
+    names = ("tp_stream", "collective_matmul", "attention", "sp_method", "dropout")
     kept = {name: getattr(strategy, name) for name in names}
-    return Strategy(zero_stage=3 if strategy.zero_stage else 0, **kept)
+    profile = replace(XLA, spmd_pipeline=strategy.profile.spmd_pipeline)
+    return Strategy(zero_stage=3 if strategy.zero_stage else 0, profile=profile, **kept)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -118,6 +121,7 @@ def _ops(
     strategy: Strategy,
     is_shared: bool,
     is_packed: bool,
+    copies: int,
 ) -> Ops:
     """Return the ops of a step, which depend on which axes are larger than 1, not on their degrees.
 
@@ -128,6 +132,7 @@ def _ops(
         is_pair: whether sp is 2.
         is_shared: whether stages share the sequences of the layers before the pipeline (`is_shared_before`).
         is_packed: whether rows hold several documents.
+        copies: the number of devices that have each kv head.
     """
     found, mesh = program(model), STAGED if "pp" in live else MeshShape()
     layout = layout_of(live, mesh, _of_layout(strategy), is_pair=is_pair, is_packed=is_packed)
@@ -156,7 +161,7 @@ def _ops(
         ))  # fmt: skip
     moves = end_moves(found, mesh, strategy, layout, is_shared=is_shared)
     ops += (op for op in moves if is_entry_trained or op.phase == "forward")
-    ops += _update(model, frozen, layout, is_spmd_pipeline(mesh, strategy), strategy.optimizer)
+    ops += _update(model, frozen, layout, is_spmd_pipeline(mesh, strategy), strategy.optimizer, copies)
     return Ops(tuple(ops))
 
 
@@ -192,7 +197,7 @@ class _Builder:
     def __init__(self, strategy: Strategy, mesh: MeshShape, has_chunks: bool, layout: Layout) -> None:
         self.strategy, self.has_chunks, self.layout = strategy, has_chunks, layout
         self.is_spmd_pipeline = is_spmd_pipeline(mesh, strategy)
-        self.sums_once = mesh.pp > 1 and not strategy.spmd_pipeline
+        self.sums_once = mesh.pp > 1 and not strategy.profile.spmd_pipeline
         self.tables: set[str] = set()
         self.has_gradient = False
 
@@ -322,9 +327,9 @@ def _has_product(node: Node) -> bool:
 
 @lru_cache(maxsize=1 << 10)
 def _update(
-    model: Model, frozen: frozenset[str], layout: Layout, is_one_program: bool, optimizer: Optimizer
+    model: Model, frozen: frozenset[str], layout: Layout, is_one_program: bool, optimizer: Optimizer, copies: int
 ) -> tuple[Communicate, ...]:
-    """Return the collectives of the optimizer's update of trained parameters."""
+    """Return the collectives of the optimizer's update of trained parameters, with the sums over copies of kv heads."""
     found: list[Communicate] = []
     for path, parameter in leaves(parameters(model)):
         if path in frozen:
@@ -333,6 +338,8 @@ def _update(
         for name, size in zip(parameter.axes, parameter.shape, strict=True):
             axes = () if name == "layers" and not is_one_program else layout.axes(name)
             dims.append(Dim("N", size, axes))
+        if copies > 1 and is_of_kv_heads(parameter):
+            found.append(sum_of_copies(path, tuple(dims), parameter.axes.index("kv_heads"), copies))
         found += update_moves(path, tuple(dims), is_adafactor=optimizer == "adafactor")
         if optimizer == "muon" and is_matrix(parameter):
             live = layout.live if is_one_program else layout.live - {"pp"}

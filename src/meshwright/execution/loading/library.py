@@ -17,7 +17,9 @@ from meshwright.description.families.wrappers import text_config
 from meshwright.description.hardware.system import System
 from meshwright.description.step.legality import check_runnable
 from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import leaves, map_leaves, parameters
+from meshwright.description.step.strategy import DEFAULT
 from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.adapters import merge_adapters
@@ -32,6 +34,7 @@ from meshwright.execution.training.pretrained import MODEL_FILES, pretrained_dir
 from meshwright.execution.training.run_directory.checkpoint import Note
 from meshwright.execution.training.run_directory.resume import restore_params
 from meshwright.execution.training.run_directory.run import RunConfig, holds_run, read_config
+from meshwright.execution.training.slots import move_to_stage_layout, with_whole_heads
 from meshwright.execution.weights.directory import Tensor, tensor_dtype
 from meshwright.execution.weights.load import load_weights, read_tensors
 from meshwright.execution.weights.peft import read_adapter, saved_tensors
@@ -110,12 +113,10 @@ class Found:
             tokenizer = run_tokenizer(self.run, self.path)
         with jax.set_mesh(mesh):
             if self.run is None:
-                wanted: Any = abstract_for_inference(
-                    parameters(self.model), mesh, ShardingContext(self.mesh), self.params_dtype
-                )
-                params = load_weights(self.tensors, self.model, wanted, on_bytes)
+                layout = ShardingContext(self.mesh)
+                params = self._read(mesh, layout, on_bytes)
                 if self.adapter is not None:
-                    params = _with_adapter(params, *self.adapter, mesh, ShardingContext(self.mesh))
+                    params = _with_adapter(params, *self.adapter, mesh, layout)
             else:
                 params = restore_params(self.path, self.run, self.mesh, mesh, on_note, dtype=self.params_dtype)
         return LoadedModel(
@@ -131,6 +132,16 @@ class Found:
             seq_len=self.run.workload.seq_len if self.run else _most_positions(self.path),
             sp_method=self.run.strategy.sp_method if self.run else "gather",
         )
+
+    def _read(self, mesh: Mesh, layout: ShardingContext, on_bytes: Callable[[int], None]) -> Any:
+        """Read the weights onto the mesh; heads that are copied or padded are read once and then put in place."""
+        in_file = with_whole_heads(layout, self.model)
+        read, wanted = (
+            abstract_for_inference(parameters(padded(self.model, self.mesh, each.rules)), mesh, each, self.params_dtype)
+            for each in (in_file, layout)
+        )
+        params = load_weights(self.tensors, self.model, read, on_bytes)
+        return params if in_file is layout else move_to_stage_layout(params, wanted, self.model, layout, DEFAULT)
 
 
 def find_model(
@@ -206,7 +217,7 @@ def _with_adapter(
     params: Any, adapter: Path, model: ModelConfig, mesh: Mesh, layout: ShardingContext
 ) -> dict[str, Any]:
     """Merge the adapters of a directory into parameters. Call under `jax.set_mesh`."""
-    where = dict(leaves(shardings(parameters(model), mesh, layout)))
+    where = dict(leaves(shardings(parameters(padded(model, layout.mesh, layout.rules)), mesh, layout)))
     own = map_leaves(lambda path, array: jax.device_put(array, where[path]), read_adapter(adapter, model))
     both = {name: {**part, **own[name]} if name in own else part for name, part in params.items()}
     return jax.jit(lambda params: merge_adapters(params, model))(both)

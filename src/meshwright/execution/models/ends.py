@@ -83,7 +83,10 @@ def _positions(stored: Array, tokens: Array, numbers: Array, layout: ShardingCon
 
 
 def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: ShardingContext) -> Array:
-    """Return the float32 logits [b, s, v] of the residual stream x, sharded over vocab. `table` comes from `embed`."""
+    """Return the float32 logits [b, s, v] of the residual stream x, sharded over vocab. `table` comes from `embed`.
+
+    Those of rows that pad the vocabulary (`step.padding`) are minus infinity.
+    """
     final, unembedding, loss = program(model).logits
     assert isinstance(final, Norm)
     assert isinstance(unembedding, Linear)
@@ -102,8 +105,13 @@ def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: 
     else:
         weight = layout.weight(params[unembedding.name], "embed", "vocab", dtype=h.dtype)
         scores = product("bsd,dv->bsv", h, weight, dtype=jnp.float32)
-    scores = scores if loss.scale == 1.0 else loss.scale * scores
-    return loss.softcap * jnp.tanh(scores / loss.softcap) if loss.softcap else scores
+    if loss.scale != 1.0:
+        scores = loss.scale * scores
+    if loss.softcap:
+        scores = loss.softcap * jnp.tanh(scores / loss.softcap)
+    if scores.shape[-1] == model.vocab:
+        return scores
+    return jnp.where((jnp.arange(scores.shape[-1]) < model.vocab)[None, None], scores, -jnp.inf)
 
 
 class LossParts(NamedTuple):

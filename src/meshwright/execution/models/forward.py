@@ -68,7 +68,7 @@ def _logits(model: ModelConfig, mesh: MeshShape, rows: int, length: int, dtype: 
     @jax.jit
     def run(params: Weights, lengths: Array, tokens: Array) -> Array:
         scores = _scores(params, tokens, lengths, model, layout, dtype)
-        return jax.reshard(scores, P(None, None, None))[:rows, :length]
+        return jax.reshard(scores, P(None, None, None))[:rows, :length, : model.vocab]
 
     return run
 

@@ -69,8 +69,8 @@ def column_parallel_linear(
         read = (layout.spec(*RESIDUAL), *map(_spec, used))
         made = on_shards(local, layout, in_specs=read, out_specs=results)(h, *used)
     return [
-        checkpoint_name(array, PRODUCT).reshape(*h.shape[:2], *(size for _, size in op.outputs))
-        for array, op in zip(made, ops, strict=True)
+        checkpoint_name(array, PRODUCT).reshape(*h.shape[:2], *weight.shape[1:])
+        for array, weight in zip(made, weights, strict=True)
     ]
 
 
@@ -114,7 +114,7 @@ def low_rank_columns(
     low = checkpoint_name(product("bsd,dr->bsr", h, into), PRODUCT) * jnp.asarray(op.low_rank.scale, h.dtype)
     out = layout.weight(_matrix(b, 1), "rank", splits, dtype=h.dtype)
     made = product("bsr,rn->bsn", gathered(low, layout, splits), out)
-    return made.reshape(*h.shape[:2], *(size for _, size in op.outputs))
+    return made.reshape(*h.shape[:2], *b.shape[1:])
 
 
 def low_rank_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingContext, rng: DropoutRng | None) -> Array:

@@ -48,4 +48,14 @@ def rematerialized(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any
         )
     else:
         policy = policies.save_only_these_names(*KEPT[remat])
+        if ATTENTION_RESIDUALS in KEPT[remat]:
+            policy = policies.save_from_both_policies(policy, _is_cudnn_attention)
     return jax.checkpoint(layer, policy=policy)
+
+
+def _is_cudnn_attention(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Whether values are the results of cuDNN's attention, which JAX 0.10.2 and 0.12.0.1 leave without names.
+
+    One is the sum of each row's scores, without which backward would run the whole kernel again.
+    """
+    return primitive.name == "dot_product_attention_fwd_wrapper"

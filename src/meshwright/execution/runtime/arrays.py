@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
@@ -21,6 +23,32 @@ DTYPES: dict[Dtype, Any] = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 def widest(*dtypes: Any) -> Any:
     """Return the widest of some floating dtypes; `jnp.promote_types` would raise under strict promotion."""
     return max(map(jnp.dtype, dtypes), key=lambda dtype: dtype.itemsize)
+
+
+def fit(array: Any, shape: tuple[int, ...]) -> Any:
+    """Convert a parameter, or its moment, between the shapes that a mesh and a file have (`step.padding`).
+
+    A dim that becomes several times as long has copies, one that becomes that much shorter loses them; others get rows
+    of zeros, or lose their last rows. Query heads, of which there are as many, are only numbered otherwise. Dims that
+    change must not be sharded. Takes arrays of NumPy, and those of JAX under `jax.jit`.
+    """
+    if array.shape == shape:
+        return array
+    is_on_host = isinstance(array, np.ndarray)
+    if array.size == math.prod(shape):
+        if is_on_host:
+            return array.reshape(shape)
+        return jax.lax.reshape(array, shape, out_sharding=jax.typeof(array).sharding.spec)
+    xp: Any = np if is_on_host else jnp
+    for dim, (own, size) in enumerate(zip(array.shape, shape, strict=True)):
+        before = (slice(None),) * dim
+        if own < size and size % own == 0:
+            array = xp.repeat(array, size // own, axis=dim)
+        elif own < size:
+            array = xp.pad(array, [(0, size - own if at == dim else 0) for at in range(array.ndim)])
+        elif own > size:
+            array = array[(*before, slice(None, None, own // size) if own % size == 0 else slice(size))]
+    return array
 
 
 def shardings(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: ShardingContext) -> Tree[NamedSharding]:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.rules import Rules, logical_rules, rules_of, spec
 from meshwright.description.step.stages import staged_parameters
@@ -57,8 +58,9 @@ def _declared(plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]
     Layers may be stacked in the model's order, or in that of pipeline stages.
     """
     model, context = plan.workload.model, ShardingContext(plan.mesh, rules_of(plan.strategy))
-    declared = dict(leaves(parameters(model)))
-    staged = dict(leaves(staged_parameters(model, stages=plan.mesh.pp, virtual_stages=plan.strategy.virtual_stages)))
+    stored = padded(model, plan.mesh, context.rules)
+    declared = dict(leaves(parameters(stored)))
+    staged = dict(leaves(staged_parameters(stored, stages=plan.mesh.pp, virtual_stages=plan.strategy.virtual_stages)))
     specs = []
     for path, shape in zip(paths, shapes, strict=True):
         if path not in declared:
@@ -68,7 +70,9 @@ def _declared(plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]
                 f" (logical axis of each dim)}}"
             )
         if shape not in (declared[path].shape, staged[path].shape):
-            raise MeshwrightError(f"{path} has shape {shape}; in {model.name} it has {declared[path].shape}")
+            raise MeshwrightError(
+                f"{path} has shape {shape}; {model.name} on {plan.mesh} has it of {declared[path].shape}"
+            )
         _check_divides(path, shape, declared[path].axes, plan.mesh, context.rules)
         specs.append(context.spec(*declared[path].axes))
     return specs

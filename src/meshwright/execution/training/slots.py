@@ -1,7 +1,9 @@
-"""Convert a state between model order, used by checkpoints, and pipeline slots.
+"""Convert a state between what checkpoints have, layers in model order without padding, and what a mesh runs.
 
-Checkpoints have layers in model order without empty slots, so that any mesh can read them. During conversion, pp shards
-parameters along embed instead of layers, so no device holds more than before.
+A mesh may run pipeline slots, some of them empty, and a padded vocabulary; checkpoints have neither, so that any mesh
+can read them. During conversion, pp shards parameters along embed instead of layers, so no device holds more than
+before. A vocabulary with padding is then whole on the devices that split it, because they do not divide it without;
+padded heads are split along head_dim.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ import numpy as np
 from jax import Array
 
 from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.padding import padded
 from meshwright.description.step.passes.schedule import slot_layers
 from meshwright.description.step.stages import num_staged_layers
 from meshwright.description.step.strategy import Strategy
+from meshwright.execution.runtime.arrays import fit
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
 Tree = Any
@@ -31,40 +35,78 @@ def layer_of_slots(model: ModelConfig, layout: ShardingContext, strategy: Strate
 
 
 def in_order(layout: ShardingContext, model: ModelConfig, strategy: Strategy) -> ShardingContext:
-    """Return the layout of a state with its layers in model order; the same layout if its slots are in that order."""
-    if layer_of_slots(model, layout, strategy) == tuple(range(num_staged_layers(model))):
+    """Return the layout of a state as in checkpoints; the same layout if its slots are so and nothing is padded."""
+    rules = layout.rules
+    if layer_of_slots(model, layout, strategy) != tuple(range(num_staged_layers(model))):
+        stages, rules = layout.axes("layers"), {**rules, "layers": ()}
+        stored = (*rules["embed"], *stages)
+        if model.embed % layout.mesh.degree(stored) == 0:
+            free = tuple(axis for axis in rules["vocab"] if axis not in stages)
+            rules |= {"embed": stored, "vocab": free}
+    if padded(model, layout.mesh, rules).vocab != model.vocab:
+        rules = {**rules, "vocab": ()}
+    return with_whole_heads(layout if rules is layout.rules else replace(layout, rules=rules), model)
+
+
+def with_whole_heads(layout: ShardingContext, model: ModelConfig) -> ShardingContext:
+    """Return a layout in which kv heads are neither padded nor copied: split along head_dim instead, if that divides.
+
+    The same layout if its axes divide the heads.
+    """
+    axes = layout.rules["kv_heads"]
+    if padded(model, layout.mesh, layout.rules).num_kv_heads == model.num_kv_heads:
         return layout
-    stages, rules = layout.axes("layers"), {**layout.rules, "layers": ()}
-    stored = (*rules["embed"], *stages)
-    if model.embed % layout.mesh.degree(stored) == 0:
-        free = tuple(axis for axis in rules["vocab"] if axis not in stages)
-        rules |= {"embed": stored, "vocab": free}
-    return replace(layout, rules=rules)
+    is_even = model.latent is None and model.head_dim % layout.mesh.degree(axes) == 0
+    return replace(layout, rules={**layout.rules, "kv_heads": (), "head_dim": axes if is_even else ()})
 
 
 def to_stage_layout(state: Tree, wanted: Tree, model: ModelConfig, layout: ShardingContext, strategy: Strategy) -> Tree:
-    """Move layers from model order, sharded as `in_order`, into pipeline slots, sharded as `wanted`.
+    """Move layers from model order, sharded as `in_order`, into pipeline slots, padded and sharded as `wanted`.
 
-    Empty slots are zeros. Call under `jax.jit`.
+    Empty slots and padding are zeros. Call under `jax.jit`.
     """
     layers, count = layer_of_slots(model, layout, strategy), num_staged_layers(model)
     # An index past the end gives zeros.
     rows = np.array([count if layer is None else layer for layer in layers])
     is_same = layers == tuple(range(count))
-    return _reshard_as(state if is_same else _rows(state, rows), wanted)
+    return _reshard_as(_fit(state if is_same else _rows(state, rows), wanted), wanted)
+
+
+def move_to_stage_layout(
+    state: Tree, wanted: Tree, model: ModelConfig, layout: ShardingContext, strategy: Strategy
+) -> Tree:
+    """Do what `to_stage_layout` does, outside of `jax.jit`, and delete the arrays of `state`.
+
+    Arrays are moved one at a time, because moving all at once would hold the state twice in memory, more than training
+    does.
+    """
+
+    def move(path: tuple[Any, ...], array: Array, to: jax.ShapeDtypeStruct) -> Array:
+        name = "layers" if any(getattr(key, "key", None) == "layers" for key in path) else "other"
+        to_stages = jax.jit(lambda tree: to_stage_layout(tree, {name: to}, model, layout, strategy))
+        moved = jax.block_until_ready(to_stages({name: array})[name])
+        array.delete()
+        return moved
+
+    return jax.tree.map_with_path(move, state, wanted)
 
 
 def to_order(state: Tree, wanted: Tree, model: ModelConfig, layout: ShardingContext, strategy: Strategy) -> Tree:
-    """Move layers from pipeline slots into model order, sharded as `wanted`.
+    """Move layers from pipeline slots into model order without padding, sharded as `wanted`.
 
-    If layers change their position, `wanted` must have them whole over pp, as `in_order` has. Call under `jax.jit`.
+    Dims whose layers move or whose padding is cut must be whole in `wanted`, as `in_order` has them. Call under
+    `jax.jit`.
     """
     layers, count = layer_of_slots(model, layout, strategy), num_staged_layers(model)
-    if layers == tuple(range(count)):
-        return _reshard_as(state, wanted)
-    specs = jax.tree.map(lambda leaf: leaf.sharding.spec, wanted)
-    whole = jax.tree.map(jax.reshard, state, specs)
-    return _rows(whole, np.array([layers.index(layer) for layer in range(count)]))
+    state = _reshard_as(state, wanted)
+    if layers != tuple(range(count)):
+        state = _rows(state, np.array([layers.index(layer) for layer in range(count)]))
+    return _fit(state, wanted)
+
+
+def _fit(state: Tree, wanted: Tree) -> Tree:
+    """Cut or pad each array of a state to the shape of the same array of `wanted`."""
+    return jax.tree.map(lambda array, to: fit(array, to.shape), state, wanted)
 
 
 def _reshard_as(state: Tree, wanted: Tree) -> Tree:

@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from meshwright.description.families.registry import workload_from_data
 from meshwright.description.step.legality import check_mesh, check_runnable
+from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import Parameter, Tree, is_adapter, leaves, map_leaves, parameters
 from meshwright.description.step.rules import rules_of, stream_rules
 from meshwright.description.step.sequence import is_zigzag
@@ -25,6 +26,7 @@ from meshwright.description.step.workload import Dtype, Workload
 from meshwright.execution.runtime.arrays import DTYPES, abstract, initialise, widest
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.compiler import compiler_options
+from meshwright.execution.training.copies import each_once, sum_over_copies
 from meshwright.execution.training.gradients import loss_and_gradients
 from meshwright.execution.training.preference.loss import DPO, Preference
 from meshwright.execution.training.slots import in_order, to_stage_layout
@@ -59,9 +61,10 @@ def train_step(
         limit = batch.pop(NORM_LIMIT, None)
         (_, parts), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy, preference)
         with jax.named_scope("update"):
+            gradients = sum_over_copies(gradients, workload, layout)
             # Optax adds squares of several dtypes, in the widest.
             with jax.numpy_dtype_promotion("standard"):
-                norm = optax.tree.norm(gradients)
+                norm = optax.tree.norm(each_once(gradients, workload, layout))
             if optimizer.clip_norm:
                 scale = jnp.minimum(1.0, optimizer.clip_norm / norm)
                 gradients = jax.tree.map(lambda g: g.astype(widest(g.dtype, scale.dtype)) * scale, gradients)
@@ -216,9 +219,10 @@ def _abstract_parameters(
 
 
 def _stored(workload: Workload, layout: ShardingContext, strategy: Strategy) -> Tree[Parameter]:
-    """Return the declarations of the parameters with layers stacked as a layout stores them."""
+    """Return the declarations of the parameters as a layout stores them: layers stacked, the vocabulary padded."""
     stages = layout.mesh.degree(layout.axes("layers"))
-    return staged_parameters(workload.model, stages=stages, virtual_stages=strategy.virtual_stages)
+    model = padded(workload.model, layout.mesh, layout.rules)
+    return staged_parameters(model, stages=stages, virtual_stages=strategy.virtual_stages)
 
 
 def _on_mesh(leaf: jax.ShapeDtypeStruct, mesh: Mesh) -> jax.ShapeDtypeStruct:

@@ -55,7 +55,7 @@ def load_weights(
     """Return a model's parameters from the tensors of its directory (`read_tensors`).
 
     Args:
-        wanted: shape, dtype and sharding of each parameter.
+        wanted: shape, dtype and sharding of each parameter; rows that pad the vocabulary become zeros.
         on_bytes: called with the bytes of each slice read.
 
     Raises:

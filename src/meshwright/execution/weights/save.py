@@ -13,6 +13,7 @@ from jax import Array
 
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.parameter_tree import CHOICE_BIAS, Tree, leaves
+from meshwright.execution.runtime.arrays import fit
 from meshwright.execution.weights.directory import DTYPES, INDEX, SINGLE, write_file
 from meshwright.execution.weights.places import Place, places
 
@@ -43,7 +44,11 @@ def save_weights(
     def tensor(name: str) -> np.ndarray:
         found = np.empty(shapes[name], DTYPES[dtypes[name]])
         for path, place, numbers in parts[name]:
-            _copy(arrays[path], numbers, place.view(found))
+            own, target = arrays[path], place.view(found)
+            part = np.empty(own.shape[len(numbers) :], found.dtype) if own.shape != place.parameter.shape else target
+            _copy(own, numbers, part)
+            if part is not target:
+                target[...] = fit(part, target.shape)
         on_bytes(found.nbytes)
         return found
 

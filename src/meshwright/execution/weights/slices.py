@@ -43,7 +43,7 @@ _EXPONENT: Mapping[Any, tuple[Any, int]] = {
 def read_slice(
     place: Place, tensors: Mapping[str, Tensor], bounds: Bounds, dtype: Any, readers: Executor
 ) -> np.ndarray:
-    """Read the part of a parameter within bounds, in several threads.
+    """Read the part of a parameter within bounds, in several threads; zeros beyond the parameter's own size.
 
     Raises:
         MeshwrightError: if values are not finite, or overflow `dtype`.
@@ -51,10 +51,14 @@ def read_slice(
     result = _aligned([stop - start for start, stop in bounds], np.dtype(dtype))
     depth = len(place.stacked)
     within = tuple(slice(start, stop) for start, stop in bounds[depth:])
+    sizes = [len(range(*part.indices(size))) for part, size in zip(within, place.parameter.shape[depth:], strict=True)]
+    held = tuple(map(slice, sizes))
+    if tuple(sizes) != result.shape[depth:]:
+        result[...] = 0
     tasks = []
     for numbers in np.ndindex(*(stop - start for start, stop in bounds[:depth])):
         tensor = tensors[place.name(*(number + start for number, (start, _) in zip(numbers, bounds, strict=False)))]
-        target = result[numbers]
+        target = result[numbers][held]
         rows = max(1, TASK_BYTES // max(1, target[:1].nbytes))
         parts = (slice(start, start + rows) for start in range(0, len(target), rows))
         tasks += [readers.submit(_copy, place, tensor, within, part, target) for part in parts]

@@ -61,7 +61,10 @@ EXERCISES: Mapping[str, Exercise] = {
         because="Eight bytes travel, instead of the array: reduce on the device first.",
     ),
     "transposes": Several(
-        question="Which collective is in the gradient of each of these?",
+        question=(
+            "Which collective is in the gradient of each of these: all-gather, reduce-scatter, all-reduce, all-to-all"
+            " or collective-permute?"
+        ),
         answer=lambda: TRANSPOSES,
         values=("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"),
         mistakes=(

@@ -18,7 +18,7 @@ def _held(array: str) -> int:
 
 EXERCISES: Mapping[str, Exercise] = {
     "simulated-speed": Choice(
-        question="A product takes about as long on eight simulated devices as on one. Why?",
+        question="A product is not faster on eight simulated devices than on one. Why?",
         options={
             "a": "The array was not split: all devices computed all of it.",
             "b": "Simulated devices are threads that share the cores of this machine.",

@@ -84,11 +84,11 @@ class Devices(Answer):
             peak, memory = self.system.peak(), self.system.hbm_bytes
             bandwidth = show_rate(self.system.hbm_bytes_per_second, "B/s")
             print()
-            shared = ", its share of the machine" if self.platform == "cpu" else ""
+            shared = ", its share of this machine," if self.platform == "cpu" else ""
             print(
                 folded(
-                    f"plans count a device{shared} with {show_rate(peak, 'flop/s')} in bf16 and {show_bytes(memory)} at"
-                    f" {bandwidth}"
+                    f"plans expect of each device{shared} {show_rate(peak, 'flop/s')} in bf16, and"
+                    f" {show_bytes(memory)} of memory at {bandwidth}"
                 )
             )
 

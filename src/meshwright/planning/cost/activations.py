@@ -299,11 +299,15 @@ class Activations:
     def _kept_scores(self) -> float:
         """Bytes of saved attention scores; 0 if the remat policy or query chunks recompute them.
 
-        A fused kernel saves the float32 softmax sum of each query (arXiv:2205.14135).
+        A fused kernel saves the float32 softmax sum of each query (arXiv:2205.14135); of cuDNN's, JAX saves the result
+        as it comes and as the next matmul reads it.
         """
         if not keeps_read(self.workload.remat) and self.workload.remat != "alternate":
             return 0.0
         if self.strategy.attention != "scores":
-            return 4 * self._heads
+            results = (
+                sum(self._size(op.query) for op in self.ops.attention) if self.strategy.attention == "cudnn" else 0
+            )
+            return 4 * self._heads + self.narrow * results
         is_whole = num_query_chunks(self.workload.seq_len) == 1 and self.workload.remat == "none"
         return 4 * self.scores if is_whole else 0.0

@@ -13,6 +13,7 @@ from meshwright.description.hardware.system import System
 from meshwright.description.step.blocks import program
 from meshwright.description.step.ir import Block, Matmul
 from meshwright.description.step.layer import CrossEntropy, Stack
+from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.passes.pipeline import (
     LOGITS,
@@ -23,7 +24,7 @@ from meshwright.description.step.passes.pipeline import (
     stage_layers,
 )
 from meshwright.description.step.reference import reference_pass, shares_base
-from meshwright.description.step.rules import RULES, token_axes
+from meshwright.description.step.rules import RULES, rules_of, token_axes
 from meshwright.description.step.sequence import has_attention, is_zigzag
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.workload import Workload, with_remat
@@ -89,7 +90,7 @@ def reference_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy, *, 
     total = float(_text_bytes(own.workload, own.mesh, own.strategy))
     if shares_base(workload, mesh, strategy):
         return total
-    model, mesh = own.workload.model, replace(own.mesh, dp=1)
+    model, mesh = padded(own.workload.model, own.mesh, rules_of(own.strategy)), replace(own.mesh, dp=1)
     paths = {path: parameter.role == "vector" for path, parameter in leaves(parameters(model))}
     for of_vectors, dtype in ((False, workload.compute_dtype), (True, workload.param_dtype)):
         others = frozenset(path for path, is_vector in paths.items() if is_vector is not of_vectors)
@@ -238,9 +239,13 @@ class _Step:
         if self.kind == "tpu":
             # The weight's gradient is computed from the narrow logits gradient, once the float32 logits are freed.
             narrow = max(0.0, narrow - (both - 1) * weight)
+        gradients = self._summed()
+        if self.kind == "gpu" and not is_apart and self.mesh.pp == 1 and self.strategy.attention != "scores":
+            # XLA:GPU fills the stacked gradients of the layers with zeros before the loss; with scores in memory, after.
+            gradients += self.states.gradients(self.states.stored[0])
         return {
             "activations": self._kept(last=True),
-            "gradients": self._summed(),
+            "gradients": gradients,
             "logits": self.activations.logits + narrow,
             "gathered": both * weight,
         }

@@ -13,11 +13,12 @@ from itertools import permutations
 
 from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.step.model import Model
+from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.passes.muon import dealt_matrices, matrices, short_and_long
 from meshwright.description.step.passes.optimizer import factored_dims
 from meshwright.description.step.passes.pipeline import is_spmd_pipeline
-from meshwright.description.step.rules import RULES, local_parameter_shape
+from meshwright.description.step.rules import RULES, local_parameter_shape, rules_of
 from meshwright.description.step.stages import chunk_slots
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.workload import Workload
@@ -155,8 +156,7 @@ class States:
     def _stored_on(self, mesh: MeshShape, without: frozenset[str]) -> tuple[int, int]:
         """Return the elements of layers and of the ends on a mesh without dp, leaving out some parameters."""
         virtual = self.strategy.virtual_stages if is_spmd_pipeline(self.mesh, self.strategy) else 0
-        model = self.workload.model
-        return stored_elements(model, mesh, is_tiled=self.is_tiled, virtual_stages=virtual, without=without)
+        return stored_elements(self._model, mesh, is_tiled=self.is_tiled, virtual_stages=virtual, without=without)
 
     @property
     def frozen(self) -> float:
@@ -214,7 +214,7 @@ class States:
         name, updated = self.strategy.optimizer, "f32" if self.strategy.master_weights else self.workload.param_dtype
         each = dtype_bytes(self.strategy.moment_dtype or updated)
         if name == "adafactor":
-            return each * factored_elements(self.workload.model, self._kept_on, self.workload.frozen_paths)
+            return each * factored_elements(self._model, self._kept_on, self.workload.frozen_paths)
         if name == "adamw-8bit":
             each = 1 + 4 / BLOCK_OF_8BIT
         second = 0
@@ -244,6 +244,11 @@ class States:
         if self.strategy.num_microbatches > 1 and (self.mesh.pp == 1 or self.strategy.zero_stage == 1):
             each = self._summed_in
         return each * elements * (1 if self.strategy.zero_stage >= 2 else self._shards)
+
+    @property
+    def _model(self) -> Model:
+        """The model as the mesh stores it."""
+        return padded(self.workload.model, self.mesh, rules_of(self.strategy))
 
     @property
     def _summed_in(self) -> float:

@@ -114,7 +114,7 @@ def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, stra
         return stage + ahead.layer(before.name) * before.num_layers
     num_layers = workload.model.num_layers
     layer = _mean([(timed.layer(stack.name), stack.num_layers) for stack in found.stacks])
-    if mesh.pp == 1 or strategy.spmd_pipeline:
+    if mesh.pp == 1 or strategy.profile.spmd_pipeline:
         return layer * stage_slots(num_layers, mesh, strategy) + ends * (1 / mesh.pp)
     most = stage_layers(num_layers, mesh)
     last = max(num_layers - most * (mesh.pp - 1), 0)

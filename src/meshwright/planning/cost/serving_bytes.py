@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.rules import local_parameter_shape
 from meshwright.description.step.serve import ServeStep, page_parts, serve_step, table_entries
@@ -74,7 +75,7 @@ def last_true(holds: Callable[[int], bool], at_most: int) -> int:
 def _elements(model: ModelConfig, mesh: MeshShape) -> tuple[int, int]:
     """Return the elements of a device's matrices, and of its norms and biases."""
     sizes = {"matrix": 0, "vector": 0}
-    for path, parameter in leaves(parameters(model)):
+    for path, parameter in leaves(parameters(padded(model, mesh, SERVING_RULES))):
         shape = local_parameter_shape(parameter, mesh=mesh, rules=SERVING_RULES, what=path)
         sizes["vector" if parameter.role == "vector" else "matrix"] += math.prod(shape)
     return sizes["matrix"], sizes["vector"]

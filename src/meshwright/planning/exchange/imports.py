@@ -12,6 +12,7 @@ from meshwright.description.frameworks.framework import framework_fields
 from meshwright.errors import MeshwrightError
 from meshwright.options.values import SystemLike, read_system
 from meshwright.planning.exchange.files import Format, read_values
+from meshwright.planning.exchange.plan_fields import OVERLAPS
 from meshwright.planning.exchange.reading import read_options
 from meshwright.planning.exchange.settings import Meaning
 from meshwright.planning.exchange.tables import Table, exchange_names, load_table, named_options
@@ -65,9 +66,8 @@ def import_settings(
     strategy = read.strategy
     if framework is not None:
         theirs = framework_fields(framework, system.chip.kind)
-        strategy = replace(
-            strategy, **{field: theirs[field] for field in ("profile", "spmd_pipeline") if field in theirs}
-        )
+        overlaps = {field: getattr(strategy.profile, field) for field in OVERLAPS}
+        strategy = replace(strategy, profile=replace(theirs["profile"], **overlaps))
     plan = make_plan(read.workload, read.mesh, system, strategy)
     table = load_table(name)
     return Imported(

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.description.families.registry import FAMILIES, PRESETS
 from meshwright.description.step.model import Experts, Model, ModelConfig
-from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.strategy import DEFAULT, XLA, Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape
@@ -16,8 +16,8 @@ from meshwright.mesh import AXES, MeshShape
 SIZES = ("num_layers", "embed", "mlp", "num_heads", "num_kv_heads", "head_dim", "vocab")
 """Fields of a model without which it is not known."""
 
-_NOT_COMPARED = ("profile", "spmd_pipeline")
-"""Fields of a strategy that describe a framework."""
+OVERLAPS = ("overlaps_gradients", "overlaps_weights")
+"""Fields of a framework's profile that its own options change."""
 
 _NEEDS = {
     "zero_stage": "fsdp",
@@ -38,8 +38,9 @@ def plan_fields(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict
     found |= {field.name: getattr(workload, field.name) for field in fields(Workload) if field.name != "model"}
     for field in fields(Strategy):
         axis = _NEEDS.get(field.name)
-        if field.name not in _NOT_COMPARED and (axis is None or mesh.degree(axis) > 1):
+        if field.name != "profile" and (axis is None or mesh.degree(axis) > 1):
             found[field.name] = getattr(strategy, field.name)
+    found |= {name: getattr(strategy.profile, name) for name in OVERLAPS}
     found["gradient_dtype"] = strategy.gradient_dtype or workload.compute_dtype
     found["moment_dtype"] = strategy.moment_dtype or workload.param_dtype
     model = workload.model
@@ -84,4 +85,5 @@ def strategy_of(found: Mapping[str, Any], mesh: MeshShape) -> Strategy:
         for name, value in found.items()
         if name in names and (name not in _NEEDS or mesh.degree(_NEEDS[name]) > 1)
     }
-    return replace(DEFAULT, **kept)
+    overlaps = {name: found[name] for name in OVERLAPS if name in found}
+    return replace(DEFAULT, **kept | {"profile": replace(kept.get("profile", XLA), **overlaps)})

@@ -11,7 +11,8 @@ from typing import Any
 from meshwright.description.families.registry import serving_from_data
 from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
 from meshwright.description.hardware.system import System, parse_system
-from meshwright.description.step.serving import CacheSplit, Serving, ServingLayout, check_serving
+from meshwright.description.step.padding import padding_notes
+from meshwright.description.step.serving import SERVING_RULES, CacheSplit, Serving, ServingLayout, check_serving
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.memory import pool_notes
@@ -147,7 +148,10 @@ def _record(serving: Serving, layout: ServingLayout, system: System, laid: MeshP
         tokens_per_second=step_tokens(serving, serving.batch) / step.seconds,
         breakdown_seconds=step.breakdown_seconds,
         collectives=merge(step.collectives),
-        notes=laid.notes + borrowed_notes(system) + pool_notes(system, memory["peak"]),
+        notes=laid.notes
+        + padding_notes(serving.model, layout.mesh, SERVING_RULES)
+        + borrowed_notes(system)
+        + pool_notes(system, memory["peak"]),
     )
 
 

@@ -132,7 +132,8 @@ def serving_meshes(serving: Serving, num_devices: int) -> Iterator[MeshShape]:
     """Yield the meshes of `num_devices` devices for a server, without useless splits.
 
     tp splits kv heads before sp is used (scaling book, inference: heads first), so sp gets no factor that tp could
-    still take. If every query head has its own kv head, sp has nothing to split.
+    still take. If every query head has its own kv head, sp has nothing to split. tp beyond the kv heads is left out: it
+    copies them, where sp splits the query heads of each without a copy.
     """
     sizes = {
         name: size
@@ -143,6 +144,8 @@ def serving_meshes(serving: Serving, num_devices: int) -> Iterator[MeshShape]:
     for degrees in factorings(num_devices, len(axes)):
         mesh = MeshShape(**dict(zip(axes, degrees, strict=True)))
         heads_left = sizes["kv_heads"] // math.gcd(sizes["kv_heads"], mesh.tp)
+        if mesh.tp > sizes["kv_heads"]:
+            continue
         if mesh.sp == 1 or (sizes["group"] > 1 and math.gcd(heads_left, mesh.sp) == 1):
             yield mesh
 

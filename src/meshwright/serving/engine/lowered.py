@@ -11,9 +11,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.description.families.registry import serving_from_data
+from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import parameters
 from meshwright.description.step.serve import page_parts, table_entries
-from meshwright.description.step.serving import CacheSplit, Serving, ServingLayout, check_serving
+from meshwright.description.step.serving import SERVING_RULES, CacheSplit, Serving, ServingLayout, check_serving
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.generate import decode_layout
 from meshwright.execution.models.generation.paged_cache import abstract_pages, page_axes
@@ -44,7 +45,9 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
     with jax.set_mesh(mesh):
         stored = jnp.int8 if read.kv_dtype == "int8" else dtype
         pages: Any = abstract_pages(model, context, counts, read.page_size * parts, stored)
-        params = abstract(parameters(model), mesh, context, dtype_of("weight_dtype", weight_dtype))
+        params = abstract(
+            parameters(padded(model, shape, SERVING_RULES)), mesh, context, dtype_of("weight_dtype", weight_dtype)
+        )
         if read.weight_dtype == "int8":
             params = jax.eval_shape(lambda own: in_int8(own, model), params)
         params, pages = jax.tree.map(

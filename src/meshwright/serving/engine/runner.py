@@ -21,7 +21,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.padding import padded
 from meshwright.description.step.serve import layers_by_window
+from meshwright.description.step.serving import SERVING_RULES
 from meshwright.execution.models.generation.generate import decode_layout, placed_params
 from meshwright.execution.models.generation.paged_cache import Pages, abstract_pages, page_axes
 from meshwright.execution.models.generation.sampling import GREEDY, Sampling, Written
@@ -165,7 +167,7 @@ class Runner:
 
         dtype: dtype of keys and values in the model's pages.
         """
-        layout, vocab = self._layout, self._config.vocab
+        layout, vocab = self._layout, self._vocab
         wanted = [abstract_pages(self._config, self._context, layout.pages, layout.page_size, dtype), ()]
         if (draft := self._draft) is not None:
             counts = (layout.pages[draft.group],) * len(layers_by_window(draft.config))
@@ -191,9 +193,14 @@ class Runner:
         return self._draft is not None
 
     @property
+    def _vocab(self) -> int:
+        """Number of logits of a token, padding included."""
+        return padded(self._config, self._context.mesh, SERVING_RULES).vocab
+
+    @property
     def words(self) -> int:
         """Number of words of a token mask."""
-        return -(-self._config.vocab // WORD)
+        return -(-self._vocab // WORD)
 
     def shape_of(self, step: Step) -> Shape:
         """Return the shape of a step's program."""
@@ -389,7 +396,7 @@ class Runner:
 
     def row_state(self, change: RowChange) -> RowState:
         """Return a row's state, on the host."""
-        vocab = self._config.vocab
+        vocab = self._vocab
         seen, made, bias = np.zeros(vocab, bool), np.zeros(vocab, np.int32), np.zeros(vocab, np.float32)
         seen[list(change.prompt)] = True
         seen[list(change.made)] = True

@@ -176,7 +176,7 @@ def test_a_local_shape_divides_each_dim_by_its_axes_or_says_why_not():
         (MeshShape(pp=4), "pp=4 stages for the 2 layers of tiny, so that some would split nothing; use pp in 1 to 2"),
         (MeshShape(ep=2), "ep=2, which would split nothing"),
         (MeshShape(dp=3), "batch 16 is not a multiple of dp*fsdp = 3*1 = 3; use 15 or 18"),
-        (MeshShape(tp=16), "tp=16 cannot split vocab=257 of embedding"),
+        (MeshShape(tp=16), "tp=16 cannot split kv_heads=8 of layers.query"),
         (MeshShape(sp=7), "sequence length 64 is not a multiple of sp = 7"),
     ],
     ids=str,

@@ -19,7 +19,9 @@ from meshwright.planning.space import run_attentions
 
 TINY = PRESETS["tiny"]
 MOE = replace(TINY, experts=Experts(count=8, num_active=2, mlp=64))
-TWELVE = replace(TINY, num_heads=12, num_kv_heads=12)
+TWELVE = replace(TINY, num_heads=12, num_kv_heads=12, qk_norm=True, qk_norm_over_heads=True)
+"""A norm takes the mean of all heads, so that none are added."""
+
 RING = Strategy(attention="flash", sp_method="ring")
 ULYSSES = Strategy(attention="flash", sp_method="ulysses")
 
@@ -46,8 +48,8 @@ MESHES = [
     ((TINY, MeshShape(tp=16)), "tp=16 cannot split kv_heads=8 of layers.query: 8 % 16 = 8; use tp=8"),
     ((MOE, MeshShape(ep=16)), "ep=16 cannot split expert=8 of layers.expert_gate: 8 % 16 = 8; use ep=8"),
     (
-        (replace(TINY, vocab=250), MeshShape(tp=8)),
-        "tp=8 cannot split vocab=250 of embedding: 250 % 8 = 2; use tp=5 or tp=10",
+        (replace(TINY, mlp=250), MeshShape(tp=8)),
+        "tp=8 cannot split mlp=250 of layers.gate: 250 % 8 = 2; use tp=5 or tp=10",
     ),
     (
         (replace(TINY, embed=100), MeshShape(fsdp=4, sp=2)),

@@ -46,7 +46,7 @@ def test_activations_are_never_narrower_than_two_bytes():
     [
         ("llama3-70b", MeshShape(pp=2), "heads", None, "pp=2; a server has no pipeline"),
         ("llama3-70b", MeshShape(ep=2), "heads", None, "ep=2, but llama3-70b has no experts"),
-        ("llama3-70b", MeshShape(tp=16), "heads", None, "cannot split kv_heads=8 of layers.query"),
+        ("llama3-70b", MeshShape(tp=128), "heads", None, "cannot split kv_heads=8 of layers.query"),
         ("llama3-70b", MeshShape(tp=8, sp=16), "heads", None, "cannot split group=8 of layers.query"),
         ("llama3-70b", MeshShape(fsdp=3), "heads", None, "cannot split"),
         ("deepseek-v3", MeshShape(sp=2), "batch", None, "cannot split group"),

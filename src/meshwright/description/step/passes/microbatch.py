@@ -36,7 +36,7 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
         sizes["I"] = workload.tokens / parts
     # If each stage runs its own program, the last stage first sums the losses of all microbatches.
     sums = 1 if workload.z_loss == 0 else 2
-    sizes["loss"] = sums if mesh.pp == 1 or strategy.spmd_pipeline else sums / parts
+    sizes["loss"] = sums if mesh.pp == 1 or strategy.profile.spmd_pipeline else sums / parts
     if experts := workload.model.experts:
         copies, tokens = routed_tokens(workload, mesh), sent_tokens(workload, mesh)
         ours = workload.tokens / mesh.degree(token_axes())

@@ -52,6 +52,17 @@ def update_moves(path: str, dims: tuple[Dim, ...], *, is_adafactor: bool) -> Ite
                 yield _sum(name, axes, Array("means", kept, width="float32"))
 
 
+def sum_of_copies(path: str, dims: tuple[Dim, ...], at: int, copies: int) -> Communicate:
+    """Return the all-reduce of the gradient of kv heads, of which each device has a copy of one.
+
+    Args:
+        dims: of the parameter with all copies; `at` is the dim of the heads.
+    """
+    heads = Dim("N", (dims[at].size or 0) // copies)
+    array = Array("gradient", (*dims[:at], heads, *dims[at + 1 :]), width="float32")
+    return _sum(f"gradient of the copies of {path}", dims[at].axes, array)
+
+
 def _sum(name: str, axes: tuple[str, ...], array: Array, times: int = 1) -> Communicate:
     """Return an all-reduce of the update."""
     return Communicate(

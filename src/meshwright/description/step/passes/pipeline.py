@@ -32,7 +32,7 @@ KEPT_INPUTS = "kept inputs"
 
 def is_spmd_pipeline(mesh: MeshShape, strategy: Strategy) -> bool:
     """Whether a step has pipeline stages that are one program (SPMD) and run every tick together."""
-    return mesh.pp > 1 and strategy.spmd_pipeline
+    return mesh.pp > 1 and strategy.profile.spmd_pipeline
 
 
 def schedule_of(mesh: MeshShape, strategy: Strategy) -> Schedule:

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.padding import padded
 from meshwright.description.step.serve import cache_slots, layers_by_window
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
@@ -41,7 +42,7 @@ def abstract_caches(model: ModelConfig, layout: ShardingContext, num_rows: int, 
     """Return a model's caches for sequences of up to `length` tokens, as shapes and shardings."""
     latent = model.latent
     split = layout.mesh.degree(split_axes(layout, latent is not None)) if layout.cache_split == "sequence" else 1
-    heads = 1 if latent else model.num_kv_heads
+    heads = 1 if latent else padded(model, layout.mesh, layout.rules).num_kv_heads
     sizes = (latent.kv_rank, latent.rope_head_dim) if latent else (model.head_dim, model.head_dim)
 
     def of(window: int | None, count: int) -> Cache:

@@ -23,9 +23,10 @@ from meshwright.description.step.blocks import layers
 from meshwright.description.step.frequencies import LongRopeScaling
 from meshwright.description.step.layer import Attention, Stack
 from meshwright.description.step.model import ModelConfig
-from meshwright.description.step.parameter_tree import map_leaves, parameters
+from meshwright.description.step.padding import padded
+from meshwright.description.step.parameter_tree import Parameter, parameters
 from meshwright.description.step.serve import layers_by_window
-from meshwright.description.step.serving import CacheSplit, generation_rules
+from meshwright.description.step.serving import SERVING_RULES, CacheSplit, generation_rules
 from meshwright.description.step.strategy import DEFAULT, SequenceMethod
 from meshwright.execution.models.context import LayerContext, PositionInfo, positions_in_cache, positions_of
 from meshwright.execution.models.ends import embed, logits, table_in_use
@@ -49,6 +50,7 @@ from meshwright.execution.models.generation.sampling import (
 from meshwright.execution.models.generation.stationary import WEIGHTS, attention_layout, head_rows
 from meshwright.execution.models.layer import run_layer
 from meshwright.execution.models.quantised.int8_weights import layer_weights
+from meshwright.execution.runtime.arrays import fit
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape
 
@@ -111,7 +113,7 @@ def generate_tokens(
     unit = SLOTS * math.lcm(parts, mesh.degree(split_axes(layout, model.latent is not None)))
     length = -(-(int(lengths.max()) + num_tokens) // unit) * unit
     samplers = samplers_of(sampling)
-    written = written_before(samplers, prompts, model.vocab)
+    written = written_before(samplers, prompts, padded(model, mesh, SERVING_RULES).vocab)
     params = placed_params(params, model, layout)
     prefill, decode = programs(model, mesh, split, rows, length, jnp.dtype(dtype), sp_method)
 
@@ -164,9 +166,16 @@ def cache_split(model: ModelConfig, mesh: MeshShape, num_rows: int) -> CacheSpli
 
 
 def placed_params(params: Mapping[str, Any], model: ModelConfig, layout: ShardingContext) -> Any:
-    """Put parameters where decoding reads them; those that are there already are not copied."""
-    specs: Any = map_leaves(lambda _, parameter: layout.spec(*parameter.axes), parameters(model))
-    return jax.tree.map(jax.device_put, params, specs)
+    """Put parameters where decoding reads them, with its padding; those that are there already are not copied."""
+
+    def place(parameter: Parameter, array: Array) -> Array:
+        spec = layout.spec(*parameter.axes)
+        if array.shape != parameter.shape:
+            refit = jax.jit(lambda array: jax.reshard(fit(jax.reshard(array, P()), parameter.shape), spec))
+            return refit(array)
+        return jax.device_put(array, spec)
+
+    return jax.tree.map(place, parameters(padded(model, layout.mesh, SERVING_RULES)), dict(params))
 
 
 def _on_host(tokens: Array) -> np.ndarray:

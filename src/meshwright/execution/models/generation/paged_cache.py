@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.padding import padded
 from meshwright.description.step.serve import layers_by_window
 from meshwright.execution.models.generation.cache import Cache, cache_spec
 from meshwright.execution.runtime.sharding_context import ShardingContext
@@ -58,7 +59,7 @@ def abstract_pages(
         dtype: dtype of keys and values; int8 adds scales.
     """
     latent, spec = model.latent, cache_spec(layout, model.latent is not None)
-    heads = 1 if latent else model.num_kv_heads
+    heads = 1 if latent else padded(model, layout.mesh, layout.rules).num_kv_heads
     sizes = (latent.kv_rank, latent.rope_head_dim) if latent else (model.head_dim, model.head_dim)
     shards = layout.mesh.degree(page_axes(layout, model))
 

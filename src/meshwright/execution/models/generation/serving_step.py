@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.description.families.registry import serving_from_data
 from meshwright.description.step.legality import check_runnable
+from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import parameters
-from meshwright.description.step.serving import CacheSplit, Serving, ServingLayout, check_serving
+from meshwright.description.step.serving import SERVING_RULES, CacheSplit, Serving, ServingLayout, check_serving
 from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.generate import programs, prompt_layout, prompt_parts
@@ -60,6 +61,11 @@ def lower_prefill_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit
         lengths = jax.ShapeDtypeStruct((read.batch,), jnp.int32, sharding=whole)
         seeds: Any = jax.ShapeDtypeStruct((read.batch,), jnp.uint32, sharding=whole)
         step = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
-        params = abstract(parameters(read.model), mesh, layout, dtype_of("weight_dtype", read.weight_dtype))
+        params = abstract(
+            parameters(padded(read.model, shape, SERVING_RULES)),
+            mesh,
+            layout,
+            dtype_of("weight_dtype", read.weight_dtype),
+        )
         program = programs(read.model, shape, cache, read.batch, read.context, dtype).prefill
         return program.lower(params, tokens, lengths, likeliest_of(seeds), Written(), step)

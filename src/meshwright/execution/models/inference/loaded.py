@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from meshwright.description.hardware.system import System
 from meshwright.description.step.legality import check_positions
 from meshwright.description.step.model import ModelConfig
-from meshwright.description.step.parameter_tree import Tree
+from meshwright.description.step.parameter_tree import Tree, num_parameters
 from meshwright.description.step.rules import RULES
 from meshwright.description.step.strategy import SequenceMethod
 from meshwright.description.step.workload import Dtype
@@ -272,8 +272,8 @@ class LoadedModel:
 
     @cached_property
     def num_parameters(self) -> int:
-        """The number of parameters."""
-        return sum(array.size for array in jax.tree.leaves(self.params))
+        """The number of parameters, without what the mesh pads."""
+        return num_parameters(self.config)
 
     def _num_bytes(self, text: Prompt, tokens: np.ndarray) -> int | None:
         """Return the bytes of a text after its first token; a replacement character in that token counts as one."""

@@ -30,7 +30,13 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.data.pair_batches import REFERENCE_BATCH, BatchPlacement, PairBatches
 from meshwright.execution.training.data.pairs import PairData, RunPairs
 from meshwright.execution.training.inputs import StepInputs
-from meshwright.execution.training.preference.reference import abstract_reference, reference_step, text_batch
+from meshwright.execution.training.preference.reference import (
+    abstract_reference,
+    reference_step,
+    text_batch,
+    to_reference,
+    to_saved,
+)
 from meshwright.execution.training.run_directory.checkpoint import Checkpoints, Note
 from meshwright.execution.training.run_directory.run import RunConfig
 from meshwright.execution.training.step import State, first_parameters
@@ -93,7 +99,8 @@ def pair_inputs(
     def keep() -> None:
         # The base weights of adapters are read or initialised again on resume, and checked (`run_directory.frozen`).
         if not has_adapters:
-            _save(directory, config, params)
+            with jax.set_mesh(there):
+                _save(directory, config, to_saved(params, own, there))
 
     place = BatchPlacement.of(there, ShardingContext(own.mesh, rules_of(own.strategy)), seq_len, own.strategy)
     batches = PairBatches(pairs, config.workload, policy, place, **more)
@@ -120,13 +127,14 @@ def _first(config: RunConfig, own: ReferencePass, mesh: Mesh, on_bytes: Callable
     They are first rounded to the policy's own dtype, so that both models start with the same numbers.
     """
     weights, layout = config.weights, ShardingContext(own.mesh, rules_of(own.strategy))
-    wanted, dtype = abstract_reference(own, mesh), DTYPES[config.workload.param_dtype]
+    wanted, dtype = abstract_reference(own, mesh, is_saved=True), DTYPES[config.workload.param_dtype]
     with jax.set_mesh(mesh):
         drawn = first_parameters(
             own.workload, layout, mesh, config.strategy,
             seed=config.seed, weights=Path(weights) if weights else None, on_bytes=on_bytes,
         )  # fmt: skip
-        return jax.jit(lambda drawn: jax.tree.map(lambda a, to: a.astype(dtype).astype(to.dtype), drawn, wanted))(drawn)
+        round_as = jax.jit(lambda drawn: jax.tree.map(lambda a, to: a.astype(dtype).astype(to.dtype), drawn, wanted))
+        return to_reference(round_as(drawn), own, mesh)
 
 
 def _save(directory: Path, config: RunConfig, params: Any) -> None:
@@ -145,7 +153,8 @@ def _restored(directory: Path, own: ReferencePass, mesh: Mesh) -> Any:
             f"{directory} has lost its {FOLDER}/, the frozen model that it trains against; put it back"
         )
     with jax.set_mesh(mesh):
-        return checkpoints.restore(0, {"params": abstract_reference(own, mesh)})["params"]
+        saved = checkpoints.restore(0, {"params": abstract_reference(own, mesh, is_saved=True)})["params"]
+        return to_reference(saved, own, mesh)
 
 
 def _log_probabilities(

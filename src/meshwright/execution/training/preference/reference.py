@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from meshwright.description.families.registry import workload_from_data
+from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import leaves, map_leaves, parameters
 from meshwright.description.step.reference import ReferencePass, check_reference, reference_pass
 from meshwright.description.step.rules import rules_of
@@ -21,6 +22,7 @@ from meshwright.execution.models.pipelined import microbatches
 from meshwright.execution.runtime.arrays import DTYPES, abstract
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.compiler import compiler_options
+from meshwright.execution.training.slots import in_order, to_order, to_stage_layout
 from meshwright.execution.training.step import abstract_batch
 from meshwright.mesh import MeshShape
 
@@ -59,18 +61,39 @@ def _in_rows(parts: Array, layout: ShardingContext) -> Array:
     return jax.lax.reshape(jax.numpy.moveaxis(pairs, 0, 1), (count * size,), out_sharding=P(split))
 
 
-def abstract_reference(own: ReferencePass, mesh: Mesh) -> Any:
+def abstract_reference(own: ReferencePass, mesh: Mesh, *, is_saved: bool = False) -> Any:
     """Return the parameters of a reference as shapes, dtypes and shardings: sharded weights in the compute dtype.
 
     Norm scales and biases, which are used in float32, have the policy's dtype, so that a reference computes the same as
-    a policy with its parameters.
+    a policy with its parameters. is_saved: as they are in files, without padding.
     """
-    declared, read = parameters(own.workload.config), own.workload
+    layout, read = ShardingContext(own.mesh, rules_of(own.strategy)), own.workload
+    if is_saved:
+        layout = in_order(layout, read.config, own.strategy)
+    declared = parameters(padded(read.config, layout.mesh, layout.rules))
     vectors = {path for path, parameter in leaves(declared) if parameter.role == "vector"}
-    params = abstract(declared, mesh, ShardingContext(own.mesh, rules_of(own.strategy)), read.compute_dtype)
+    params = abstract(declared, mesh, layout, read.compute_dtype)
     return map_leaves(
         lambda path, leaf: leaf.update(dtype=DTYPES[read.param_dtype]) if path in vectors else leaf, params
     )
+
+
+def to_reference(params: Any, own: ReferencePass, mesh: Mesh) -> Any:
+    """Return parameters as in `abstract_reference`, of such as are in files. Call under `jax.set_mesh`."""
+    layout, model = ShardingContext(own.mesh, rules_of(own.strategy)), own.workload.config
+    if in_order(layout, model, own.strategy) == layout:
+        return params
+    wanted = abstract_reference(own, mesh)
+    return jax.jit(lambda params: to_stage_layout(params, wanted, model, layout, own.strategy))(params)
+
+
+def to_saved(params: Any, own: ReferencePass, mesh: Mesh) -> Any:
+    """Undo `to_reference`."""
+    layout, model = ShardingContext(own.mesh, rules_of(own.strategy)), own.workload.config
+    if in_order(layout, model, own.strategy) == layout:
+        return params
+    wanted = abstract_reference(own, mesh, is_saved=True)
+    return jax.jit(lambda params: to_order(params, wanted, model, layout, own.strategy))(params)
 
 
 def lower_reference_step(mesh: Mesh, *, workload: dict[str, Any], strategy: dict[str, Any]) -> jax.stages.Lowered:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
@@ -40,7 +39,7 @@ from meshwright.execution.training.run_directory.run import (
     read_metrics,
     repair_lines,
 )
-from meshwright.execution.training.slots import in_order, to_order, to_stage_layout
+from meshwright.execution.training.slots import in_order, move_to_stage_layout, to_order
 from meshwright.execution.training.step import State, abstract_state, initial_state
 from meshwright.execution.training.update.bad_steps import keep_bad_steps
 from meshwright.execution.training.update.skipping import is_schedule
@@ -233,26 +232,9 @@ def first_state(
     kept = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
     state = _restored(config, kept, saved, mesh, checkpoints, start)
     state = with_frozen(config, state, layout, mesh, config.strategy, on_bytes)
-    return state if saved == layout else _in_stages(state, wanted, config, layout)
-
-
-def _in_stages(state: State, wanted: State, config: RunConfig, layout: ShardingContext) -> State:
-    """Move layers into the slots of a layout's pipeline stages. Deletes the arrays of `state`.
-
-    Arrays are moved one at a time, because moving all at once would hold the state twice in memory, more than training
-    does.
-    """
-
-    def move(path: tuple[Any, ...], array: Array, to: jax.ShapeDtypeStruct) -> Array:
-        name = "layers" if any(getattr(key, "key", None) == "layers" for key in path) else "other"
-        to_stages = jax.jit(
-            lambda tree: to_stage_layout(tree, {name: to}, config.workload.config, layout, config.strategy)
-        )
-        moved = jax.block_until_ready(to_stages({name: array})[name])
-        array.delete()
-        return moved
-
-    return jax.tree.map_with_path(move, state, wanted)
+    if saved == layout:
+        return state
+    return move_to_stage_layout(state, wanted, config.workload.config, layout, config.strategy)
 
 
 def _restored(

@@ -12,6 +12,7 @@ import jax
 from jax.sharding import Mesh
 
 from meshwright.description.step.legality import check_positions
+from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import parameters
 from meshwright.description.step.strategy import DEFAULT
 from meshwright.description.step.strategy_checks import unused_options
@@ -27,6 +28,7 @@ from meshwright.execution.training.run_directory.compatible import OF_KIND, chec
 from meshwright.execution.training.run_directory.frozen import abstract_parts, with_frozen
 from meshwright.execution.training.run_directory.run import RunConfig, read_config
 from meshwright.execution.training.settings import as_texts, get_setting, with_settings
+from meshwright.execution.training.slots import in_order, move_to_stage_layout
 from meshwright.execution.training.update.optimizer import check_optimizer_options
 from meshwright.mesh import MeshShape
 from meshwright.options.keywords import TrainOptions
@@ -240,13 +242,19 @@ def restore_params(
     """
     checkpoints, step = _last_checkpoint(directory, config, on_note)
     model, layout = config.workload.config, ShardingContext(mesh_shape)
-    wanted: Any = {"params": abstract_for_inference(parameters(model), mesh, layout, dtype)}
+    saved = in_order(layout, model, DEFAULT)
+    wanted: Any = {"params": abstract_for_inference(parameters(model), mesh, saved, dtype)}
     if not config.workload.frozen_paths:
-        return checkpoints.restore(step, wanted)["params"]
-    found = checkpoints.restore(step, abstract_parts(config, wanted, mesh))
-    params = with_frozen(config, found, layout, mesh, DEFAULT)["params"]
-    stored = jax.tree.map(lambda array, to: array.astype(to.dtype), params, wanted["params"])
-    return jax.jit(lambda params: merge_adapters(params, model))(stored)
+        params = checkpoints.restore(step, wanted)["params"]
+    else:
+        found = checkpoints.restore(step, abstract_parts(config, wanted, mesh))
+        params = with_frozen(config, found, layout, mesh, DEFAULT)["params"]
+        params = jax.tree.map(lambda array, to: array.astype(to.dtype), params, wanted["params"])
+    if saved != layout:
+        stored = padded(model, mesh_shape, layout.rules)
+        to = abstract_for_inference(parameters(stored), mesh, layout, dtype)
+        params = move_to_stage_layout(params, to, model, layout, DEFAULT)
+    return jax.jit(lambda params: merge_adapters(params, model))(params) if config.workload.frozen_paths else params
 
 
 def restore_adapters(directory: Path, config: RunConfig, mesh: Mesh, on_note: Note) -> Any:

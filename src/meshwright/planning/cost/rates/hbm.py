@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.step.blocks import program
 from meshwright.description.step.passes.pipeline import EMBEDDING, LOGITS, stage_layers
-from meshwright.description.step.strategy import DEFAULT
+from meshwright.description.step.strategy import STAGES_APART
 from meshwright.description.step.train import train_step
 from meshwright.description.step.workload import Remat, Workload
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.activations import Activations
 from meshwright.planning.cost.model_states import trained_elements
-
-STAGE = replace(DEFAULT, spmd_pipeline=False)
-"""The default strategy, except that pipeline stages do no work while they wait."""
 
 RECOMPUTED: Mapping[Remat, float] = {
     "none": 0.0,
@@ -37,9 +33,9 @@ def hbm_bytes(workload: Workload, mesh: MeshShape) -> dict[str, float]:
     writes gradients of both. The optimizer reads gradient, parameter and two moments, and writes the last three. With
     pp the figures are for a stage that does no work while it waits and has both embedding table and output head.
     """
-    step, activations = train_step(workload, mesh, STAGE), Activations(workload, mesh)
+    step, activations = train_step(workload, mesh, STAGES_APART), Activations(workload, mesh)
     local = step.extents.local_dims
-    forward = activations.narrow * Activations(workload, mesh, STAGE).lookup_elements
+    forward = activations.narrow * Activations(workload, mesh, STAGES_APART).lookup_elements
     for name, region in step.ops.forward.items():
         weights = sum(local((*op.experts, *op.inner, *op.columns)) for op in region.matmuls)
         forward += activations.narrow * weights * (1 if name in (EMBEDDING, LOGITS) else step.repeats[name].once)

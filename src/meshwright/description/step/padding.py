@@ -1,0 +1,109 @@
+"""Padding of the vocabulary and of heads, and copies of kv heads, for meshes that do not divide them.
+
+GPT-2 XL has 50,257 tokens and 25 heads, which tp=4 does not divide, so its arrays get rows and heads of zeros until it
+does, as Megatron-LM pads the vocabulary (arXiv:1909.08053). Gemma 2B has one kv head: over tp=2 each device has a copy
+of it, and half of the query heads. `padded` decides how many there are: the ops of a step and the shapes of arrays on a
+mesh are those of the padded model. All else has the model as it is: configs, forward passes, checkpoints, exports.
+
+Logits beyond the vocabulary are minus infinity (`models.ends.logits`), so they have no probability and no gradient. A
+head of zeros has values of zero and is multiplied by zeros, so it adds nothing and has no gradient either. Gradients of
+copies are summed (`training.copies`), so that all copies stay equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import TypeVar
+
+from meshwright.description.step.model import Model, ModelConfig
+from meshwright.description.step.parameter_tree import Parameter, num_parameters
+from meshwright.description.step.rules import Rules
+from meshwright.description.step.strategy import Strategy
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+
+AnyModel = TypeVar("AnyModel", bound=Model)
+
+
+def is_padded(model: Model, name: str) -> bool:
+    """Whether the dims of a logical axis may be padded, or their heads copied; not in models written as ops."""
+    return name in ("vocab", "kv_heads") and isinstance(model, ModelConfig)
+
+
+def padded(model: AnyModel, mesh: MeshShape, rules: Rules) -> AnyModel:
+    """Return a model with as many tokens and kv heads as the axes divide that split them by `rules`.
+
+    Fewer kv heads than devices are copied, if that leaves each copy as many query heads. What cannot be padded or
+    copied stays as it is, and does not divide.
+    """
+    return _padded(model, mesh.degree(rules["vocab"]), mesh.degree(rules["kv_heads"]))
+
+
+@lru_cache(maxsize=1 << 10)
+def _padded(model: AnyModel, vocab_parts: int, head_parts: int) -> AnyModel:
+    """Return a model with its vocabulary and its kv heads padded or copied for so many devices."""
+    if not isinstance(model, ModelConfig):
+        return model
+    # Less than a vocabulary is added, so that `runtime.arrays.fit` tells padding from copies.
+    vocab = model.vocab + (-model.vocab % vocab_parts if model.vocab > vocab_parts else 0)
+    kv_heads, heads = model.num_kv_heads, model.num_heads
+    if kv_heads > head_parts and not model.qk_norm_over_heads:
+        kv_heads += -kv_heads % head_parts
+        heads = kv_heads * model.num_groups
+    elif not head_parts % kv_heads and not heads % head_parts and model.latent is None:
+        kv_heads = head_parts
+    if (vocab, kv_heads) == (model.vocab, model.num_kv_heads):
+        return model
+    return replace(model, vocab=vocab, num_kv_heads=kv_heads, num_heads=heads)
+
+
+def kv_copies(model: Model, mesh: MeshShape, rules: Rules) -> int:
+    """Return the number of copies of each kv head on a mesh."""
+    stored = padded(model, mesh, rules)
+    if not isinstance(model, ModelConfig) or not isinstance(stored, ModelConfig):
+        return 1
+    return max(1, stored.num_kv_heads // model.num_kv_heads)
+
+
+def is_of_kv_heads(parameter: Parameter) -> bool:
+    """Whether a parameter belongs to kv heads, and is copied with them."""
+    return "kv_heads" in parameter.axes and "group" not in parameter.axes
+
+
+def divides_heads(model: Model, mesh: MeshShape, rules: Rules) -> bool:
+    """Whether the axes that split a model's kv heads divide them, padded or copied."""
+    stored = padded(model, mesh, rules)
+    return not isinstance(stored, ModelConfig) or stored.num_kv_heads % mesh.degree(rules["kv_heads"]) == 0
+
+
+def describe_padding(model: Model, mesh: MeshShape, rules: Rules) -> str:
+    """Return what a mesh pads or copies, as `vocab padded from 257 to 260 and 2 copies of each of 8 kv heads`."""
+    stored = padded(model, mesh, rules)
+    if not isinstance(model, ModelConfig) or not isinstance(stored, ModelConfig):
+        return ""
+    found = [f"vocab padded from {model.vocab:,} to {stored.vocab:,}"] if stored.vocab != model.vocab else []
+    if (copies := kv_copies(model, mesh, rules)) > 1:
+        heads = "its one kv head" if model.num_kv_heads == 1 else f"each of {model.num_kv_heads} kv heads"
+        found.append(f"{copies} copies of {heads}")
+    elif stored.num_kv_heads != model.num_kv_heads:
+        found.append(f"kv_heads padded from {model.num_kv_heads} to {stored.num_kv_heads}")
+    return " and ".join(found)
+
+
+def padding_notes(model: Model, mesh: MeshShape, rules: Rules) -> tuple[str, ...]:
+    """Return a plan's note of what its mesh pads or copies; none if nothing."""
+    if not (what := describe_padding(model, mesh, rules)):
+        return ()
+    more = num_parameters(padded(model, mesh, rules)) / num_parameters(model) - 1
+    return (f"{mesh} has {what}: {more:.2%} more parameters, which memory and flops count and MFU does not",)
+
+
+def check_padding(model: Model, mesh: MeshShape, rules: Rules, strategy: Strategy) -> None:
+    """Raise if the optimizer's update of an array depends on its padding or copies."""
+    what, optimizer = describe_padding(model, mesh, rules), strategy.optimizer
+    if what and optimizer in ("adafactor", "muon"):
+        raise MeshwrightError(
+            f"{optimizer} updates an array by its shape, and mesh {mesh} has {what}; use adamw, lion or sgd, or a"
+            f" mesh that divides them"
+        )

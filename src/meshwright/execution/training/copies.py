@@ -1,0 +1,60 @@
+"""Gradients of kv heads that stand on several devices (`step.padding`): summed, so that the copies stay equal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from meshwright.description.step.padding import is_of_kv_heads, kv_copies
+from meshwright.description.step.parameter_tree import leaves, map_leaves, parameters
+from meshwright.description.step.workload import Workload
+from meshwright.execution.runtime.sharding_context import ShardingContext
+
+
+def sum_over_copies(gradients: Any, workload: Workload, layout: ShardingContext) -> Any:
+    """Return gradients in which each copy of a kv head has the sum over all its copies, added in float32.
+
+    Every device adds the gradient of its copy to those of all heads, which is one all-reduce over the axes that split
+    heads.
+    """
+    axes, copies = layout.axes("kv_heads"), kv_copies(workload.model, layout.mesh, layout.rules)
+
+    def summed(array: Array, dim: int) -> Array:
+        spec = jax.typeof(array).sharding.spec
+
+        def local(own: Array) -> Array:
+            head = jax.lax.axis_index(axes) // copies
+            shape = tuple(workload.config.num_kv_heads if at == dim else size for at, size in enumerate(own.shape))
+            heads = jax.lax.dynamic_update_slice_in_dim(
+                jnp.zeros(shape, jnp.float32), own.astype(jnp.float32), head, dim
+            )
+            return jax.lax.dynamic_slice_in_dim(jax.lax.psum(heads, axes), head, 1, dim).astype(own.dtype)
+
+        return jax.shard_map(local, in_specs=spec, out_specs=spec, check_vma=False)(array)
+
+    return _on_copied(summed, gradients, workload, layout)
+
+
+def each_once(gradients: Any, workload: Workload, layout: ShardingContext) -> Any:
+    """Return gradients whose norm counts each kv head once: those of c copies are divided by the root of c."""
+    share = 1 / math.sqrt(kv_copies(workload.model, layout.mesh, layout.rules))
+    return _on_copied(lambda array, dim: array * jnp.asarray(share, array.dtype), gradients, workload, layout)
+
+
+def _on_copied(
+    change: Callable[[Array, int], Array], gradients: Any, workload: Workload, layout: ShardingContext
+) -> Any:
+    """Map a function of an array and the dim of its kv heads over the gradients of copied heads, if there are any."""
+    if kv_copies(workload.model, layout.mesh, layout.rules) == 1:
+        return gradients
+    dims = {
+        path: parameter.axes.index("kv_heads")
+        for path, parameter in leaves(parameters(workload.model))
+        if is_of_kv_heads(parameter)
+    }
+    return map_leaves(lambda path, array: change(array, dims[path]) if path in dims else array, gradients)
