@@ -146,6 +146,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "cohere2": {name: size for name, size in SIZES.items() if name not in ("head_dim", "tie_word_embeddings")}
     | {"num_hidden_layers": 5, "sliding_window": 6, "logit_scale": 0.25},
     "nemotron": SIZES,
+    "phi": {name: size for name, size in SIZES.items() if name != "head_dim"} | {"qk_layernorm": True},
     "olmoe": {name: size for name, size in SIZES.items() if name != "head_dim"}
     | {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24},
     "glm4_moe": SIZES | {**EXPERTS, "attention_bias": True, "use_qk_norm": True},

@@ -115,6 +115,7 @@ DEFAULTS: Mapping[str, Config] = {
         "tie_word_embeddings": True,
     },
     "cohere2": {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "sliding_window": 4096, "tie_word_embeddings": True},
+    "phi": {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
     "olmoe": {"rms_norm_eps": 1e-5, "num_experts": 64},
     "glm4_moe": {
         "num_key_value_heads": 8,
@@ -175,6 +176,7 @@ LACKING: Mapping[str, tuple[str, ...]] = {
     "olmo2": ("mlp_bias", "qkv_bias", *_WINDOWS),
     "olmo3": ("mlp_bias", "qkv_bias"),
     "smollm3": ("qkv_bias",),
+    "phi": (*_BIASES, *_WINDOWS),
     "olmoe": (*_BIASES[1:], *_WINDOWS),
     "glm4_moe": ("mlp_bias", "qkv_bias", *_WINDOWS),
     "dots1": ("mlp_bias", "qkv_bias"),

@@ -35,6 +35,7 @@ from meshwright.description.families.variants import (
     hunyuan,
     nemotron,
     olmoe,
+    phi,
     seed_oss,
     smollm3,
     starcoder2,
@@ -52,7 +53,7 @@ PUBLISHED: tuple[PublishedFamily, ...] = tuple(
         *(llama, mixtral, qwen2, qwen3, gemma, gemma2, gemma3, phi3, olmo2),
         *(gpt2, gpt_neox, gpt_oss, deepseek),
         *(smollm3, granite, seed_oss, ernie4_5, glm4, hunyuan, exaone4, starcoder2, cohere2, nemotron),
-        *(olmoe, glm4_moe, dots1),
+        *(olmoe, glm4_moe, dots1, phi),
     )
 )
 

@@ -96,6 +96,7 @@ def logits_ops(model: ModelConfig) -> tuple[EndOp, ...]:
         target="logits",
         inputs=(("embed", model.embed),),
         outputs=(("vocab", model.vocab),),
+        has_bias=model.unembedding_bias,
         is_rounded=False,
         is_tied=model.tied_embeddings,
     )

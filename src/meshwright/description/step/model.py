@@ -152,6 +152,7 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    unembedding_bias: bool = False  # Of an untied unembedding (Phi).
     qk_norm: bool = False  # Norm of each query and key head (Qwen3).
     qk_norm_over_heads: bool = False  # That norm is over all heads of a token together (OLMo 2).
     qk_norm_after_rotary: bool = False  # That norm follows the rotary embedding (Hunyuan).

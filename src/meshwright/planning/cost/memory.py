@@ -241,7 +241,7 @@ class _Step:
             narrow = max(0.0, narrow - (both - 1) * weight)
         gradients = self._summed()
         if self.kind == "gpu" and not is_apart and self.mesh.pp == 1 and self.strategy.attention != "scores":
-            # XLA:GPU fills the stacked gradients of the layers with zeros before the loss; with scores in memory, after.
+            # XLA:GPU fills stacked gradients of the layers with zeros before the loss; with scores in memory, after.
             gradients += self.states.gradients(self.states.stored[0])
         return {
             "activations": self._kept(last=True),
