@@ -60,6 +60,13 @@ DEEPSEEK = {
     "attention_bias": True,
     "rope_parameters": {"rope_type": "yarn", "rope_theta": 1000.0, **YARN, "mscale": 1.5, "mscale_all_dim": 0.5},
 }
+EXPERTS = {
+    name: DEEPSEEK[name]
+    for name in (
+        *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size"),
+        *("first_k_dense_replace", "n_group", "topk_group"),
+    )
+} | {"routed_scaling_factor": 2.5}
 LONG = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0]}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -119,6 +126,34 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"q_lora_rank": None, "topk_method": "group_limited_greedy", "routed_scaling_factor": 3.0, "mlp_bias": True},
     "deepseek_v3": DEEPSEEK | {"q_lora_rank": 24, "routed_scaling_factor": 2.5, "num_mtp_layers": 0},
     "olmo2": {name: size for name, size in SIZES.items() if name != "head_dim"},
+    "olmo3": {name: size for name, size in SIZES.items() if name != "head_dim"}
+    | {
+        "sliding_window": 6,
+        "rope_parameters": {
+            LOCAL: {"rope_type": "default", "rope_theta": 1000.0},
+            FULL: {"rope_type": "yarn", "rope_theta": 1000.0, **YARN},
+        },
+    },
+    "smollm3": SIZES | {"num_hidden_layers": 5, "use_sliding_window": False, "no_rope_layers": [1, 0, 1, 0, 1]},
+    "granite": SIZES
+    | {"embedding_multiplier": 12.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5, "logits_scaling": 3.0},
+    "seed_oss": SIZES,
+    "ernie4_5": SIZES | {"use_bias": True},
+    "glm4": SIZES,
+    "hunyuan_v1_dense": SIZES | {"attention_bias": True},
+    "exaone4": SIZES | {"num_hidden_layers": 5, "sliding_window": 6},
+    "starcoder2": SIZES | {"sliding_window": 6},
+    "cohere2": {name: size for name, size in SIZES.items() if name not in ("head_dim", "tie_word_embeddings")}
+    | {"num_hidden_layers": 5, "sliding_window": 6, "logit_scale": 0.25},
+    "nemotron": SIZES,
+    "phi": {name: size for name, size in SIZES.items() if name != "head_dim"} | {"qk_layernorm": True},
+    "olmoe": {name: size for name, size in SIZES.items() if name != "head_dim"}
+    | {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24},
+    "glm4_moe": SIZES | {**EXPERTS, "attention_bias": True, "use_qk_norm": True},
+    "dots1": SIZES | {**EXPERTS, "norm_topk_prob": True, "sliding_window": 6, "max_window_layers": 2},
+    "granitemoe": SIZES
+    | {"embedding_multiplier": 12.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5, "logits_scaling": 3.0}
+    | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24},
     "gpt2": {"vocab_size": 96, "n_positions": 48, "n_embd": 32, "n_layer": 3, "n_head": 4},
     "gpt_neox": {name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
     | {"num_attention_heads": 4, "max_position_embeddings": 64},

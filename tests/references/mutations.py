@@ -56,7 +56,13 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "routed_scaling_factor": (0.5,),
     # Blocks.
     **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function"), ACTIVATIONS),
-    **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"), (0.2,)),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"), (0.2,)),
+    **dict.fromkeys(("embedding_multiplier", "attention_multiplier", "residual_multiplier"), (0.7, 2)),
+    **dict.fromkeys(("logits_scaling", "logit_scale"), (0.7, 2.0)),
+    "clip_qkv": (1.0,),
+    "no_rope_layers": ([0, 1, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0], [1, 0, 1, 0, 1, 0], [1, 0]),
+    "no_rope_layer_interval": (2,),
+    "sliding_window_pattern": (2,),
     "sliding_window": (3, 12, 64, None),
     "query_pre_attn_scalar": (4, 100),
     "attn_logit_softcapping": (1.0, None),
@@ -80,6 +86,8 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(TOKENS, (1,)),
     "initializer_range": (0.5,),
     **dict.fromkeys(("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"), (0.9,)),
+    **dict.fromkeys(("residual_dropout", "embedding_dropout"), (0.9,)),
+    "eod_token_id": (1,),
     **dict.fromkeys(("summary_first_dropout", "router_jitter_noise", "router_aux_loss_coef"), (0.9,)),
     "classifier_dropout": (0.9,),
     "pretraining_tp": (2,),
@@ -137,6 +145,9 @@ MINISTRAL3 = {
 }
 """The rotary embedding of the golden of that name."""
 
+HUNYUAN = {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 0.0}
+"""Fields of its released models' rotary embedding without effect."""
+
 MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
     "gemma3_text": (
         {"sliding_window_pattern": 2},
@@ -183,6 +194,34 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
     ),
     # As openai/gpt-oss-20b has them.
     "gpt_oss": ({"experts_per_token": 3}, {"initial_context_length": 8}, {"swiglu_limit": 7.0}),
+    "smollm3": (
+        *({"no_rope_layers": ABSENT, "no_rope_layer_interval": every, "layer_types": ABSENT} for every in (2, 3)),
+        *({"no_rope_layers": ABSENT, "sliding_window": 5, "use_sliding_window": on} for on in (True, False)),
+    ),
+    "olmo3": ({"rope_local_base_freq": 50.0}, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+    # As tencent/Hunyuan-7B-Instruct has it.
+    "hunyuan_v1_dense": tuple(
+        {"rope_scaling": {"type": "dynamic", "alpha": alpha, "factor": 1.0, **HUNYUAN}, "rope_parameters": ABSENT}
+        for alpha in (1000.0, 10.0)
+    ),
+    "exaone4": (
+        {"sliding_window": None, "layer_types": [FULL] * 5},
+        {"sliding_window_pattern": 2, "layer_types": ABSENT},
+        {"sliding_window_pattern": "LLLG"},
+    ),
+    "glm4": ({"partial_rotary_factor": 0.25, "rope_parameters": ABSENT},),
+    "nemotron": ({"partial_rotary_factor": 0.25, "rope_parameters": ABSENT},),
+    "starcoder2": ({"mlp_type": "default"}, {"norm_type": "layer_norm"}),
+    # As CohereLabs/c4ai-command-r7b-12-2024 has them.
+    "cohere2": (
+        {"sliding_window_pattern": 2, "layer_types": ABSENT},
+        {"layer_switch": 2},
+        {"order_of_interleaved_layers": "local_attn_first"},
+        {"position_embedding_type": "rope_gptj"},
+        {"rotary_pct": 1.0},
+        {"use_parallel_block": True, "use_gated_activation": True},
+        {"use_parallel_embedding": False, "use_embedding_sharing": False},
+    ),
     "qwen3_moe": (
         {"decoder_sparse_step": 5},
         {"mlp_only_layers": [0, 1]},

@@ -14,9 +14,13 @@ from meshwright.serving.engine.settings import EngineSettings
 from meshwright.serving.http.service import Service
 
 GOLDENS = Path(__file__).parents[1] / "references"
-FAMILIES = ("llama", "gemma3_text", "deepseek_v3", "gpt2", "gpt_neox", "phi3_longrope", "qwen2_moe", "olmo2", "gemma2")
+FAMILIES = (
+    *("llama", "gemma3_text", "deepseek_v3", "gpt2", "gpt_neox", "phi3_longrope", "qwen2_moe", "olmo2", "gemma2"),
+    *("smollm3", "granitemoe", "hunyuan_v1_dense", "cohere2"),
+)
 """Of `make test` the first; of `make matrix` others that differ: windows, latents with experts, learned positions,
-parallel blocks, long sequences, a shared expert, norms elsewhere, capped logits."""
+parallel blocks, long sequences, a shared expert, norms elsewhere, capped logits, layers without positions, factors,
+norms after the rotary embedding, parallel blocks with one norm."""
 
 
 def cases():

@@ -1,12 +1,16 @@
 """Each family computes what transformers does, on weights read from its directory: `references/make_references.py`."""
 
 import itertools
+import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "references"))
+from fields import in_order
 
 import meshwright as mw
 from meshwright.description.step.parameter_tree import leaves
@@ -16,7 +20,7 @@ from meshwright.execution.weights.load import read_tensors
 from meshwright.execution.weights.places import places
 
 GOLDENS = Path(__file__).parents[2] / "references"
-FAMILIES = sorted(path.parent.name for path in GOLDENS.glob("*/config.json"))
+FAMILIES = in_order(path.parent.name for path in GOLDENS.glob("*/config.json"))
 VARIANTS = ("llama_dynamic", "llama_yarn", "phi3_longrope")
 """Other settings of families that are among them too, and have the same weights."""
 
@@ -32,7 +36,10 @@ def load(family, mesh):
     return model, dict(np.load(GOLDENS / family / "golden.npz"))
 
 
-CORE = {("llama", "1,8,1,1"), ("qwen2", "1,1,4,2"), ("phi3_longrope", "1,1,1,1")}
+CORE = {
+    *(("llama", "1,8,1,1"), ("qwen2", "1,1,4,2"), ("phi3_longrope", "1,1,1,1")),
+    *(("granite", "1,8,1,1"), ("nemotron", "1,8,1,1")),
+}
 """What `make test` has of them."""
 
 

@@ -359,6 +359,33 @@ PHI3 = narrow(
     rope_scaling=LongRopeScaling(short_factor=(1.0, 1.5), long_factor=(2.0, 4.0), factor=4.0, original_max_seq_len=16),
 )
 
+COHERE2 = replace(
+    DENSE,
+    name="cohere2",
+    tied_embeddings=True,
+    norm="layer",
+    parallel_blocks=True,
+    shared_norm=True,
+    sliding_window=12,
+    full_attention_every=2,
+    rotary_interleaved=True,
+    unrotated_layers=(1, 3),
+    logits_scale=0.25,
+)
+SMOLLM3 = replace(DENSE, name="smollm3", unrotated_layers=(1, 3))
+SCALED = replace(
+    DENSE,
+    name="scaled",
+    qk_norm=True,
+    qk_norm_after_rotary=True,
+    activation="relu2",
+    embedding_scale=12.0,
+    attention_scale=0.2,
+    residual_scale=0.22,
+    logits_scale=0.5,
+)
+"""With Granite's factors, Hunyuan's norms and Nemotron's activation."""
+
 FAMILIES = [
     Row(MISTRAL, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(MINISTRAL3, MeshShape(fsdp=2, sp=2, tp=2)),
@@ -404,6 +431,11 @@ FAMILIES = [
     Row(GPT2, MeshShape(fsdp=2, sp=2, tp=2), packed=True),
     Row(DEEPSEEK, MeshShape(ep=2, sp=2, tp=2), packed=True),
     Row(LATENT, MeshShape(fsdp=2, sp=2, tp=2), RING, packed=True),
+    Row(COHERE2, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(COHERE2, MeshShape(fsdp=2, tp=2), WHOLE_STREAM, "matmuls"),
+    Row(COHERE2, MeshShape(tp=2, pp=2), ALTERNATING),
+    Row(SCALED, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(SMOLLM3, MeshShape(fsdp=2, pp=2), fused("gather", num_microbatches=4)),
 ]
 """Families with other ops than Llama's."""
 

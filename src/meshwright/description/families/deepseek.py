@@ -47,13 +47,18 @@ def read_v3(fields: Fields) -> Features:
 
     A bias is added to scores for the choice of experts only, not to their weights.
     """
-    fields.only("scoring_func", "sigmoid")
-    fields.only("topk_method", "noaux_tc")
     fields.only("mlp_bias", False)
     # If a file has this field, transformers rotates that number of dims.
     if fields.whole("head_dim", rotated := fields.whole("qk_rope_head_dim")) != rotated:
         raise fields.refusal("head_dim", f"it takes qk_rope_head_dim={rotated}")
-    routing = Routing(
+    return _read(fields, sigmoid_routing(fields))
+
+
+def sigmoid_routing(fields: Fields) -> Routing:
+    """Read the routing of DeepSeek-V3, which other families share."""
+    fields.only("scoring_func", "sigmoid")
+    fields.only("topk_method", "noaux_tc")
+    return Routing(
         scores="sigmoid",
         has_choice_bias=True,
         num_groups=fields.whole("n_group"),
@@ -62,7 +67,29 @@ def read_v3(fields: Fields) -> Features:
         is_normed=fields.flag("norm_topk_prob", True),
         scale=fields.positive("routed_scaling_factor"),
     )
-    return _read(fields, routing)
+
+
+def read_experts(fields: Fields, routing: Routing) -> Experts:
+    """Read the experts of all layers but the first few, and the MLP that they share."""
+    width = fields.whole("moe_intermediate_size")
+    layers, num_dense = fields.whole("num_hidden_layers"), fields.whole("first_k_dense_replace", 0, least=0)
+    if num_dense >= layers:
+        raise fields.refusal("first_k_dense_replace", f"it leaves none of num_hidden_layers={layers} to experts")
+    count, num_chosen = fields.whole("n_routed_experts"), fields.whole("num_experts_per_tok")
+    try:
+        return Experts(
+            count=count,
+            num_active=num_chosen,
+            mlp=width,
+            shared_mlp=width * fields.whole("n_shared_experts"),
+            num_dense_layers=num_dense,
+            routing=routing,
+        )
+    except MeshwrightError as error:
+        raise MeshwrightError(
+            f"the config.json of {fields.name} has n_routed_experts={count}, num_experts_per_tok={num_chosen},"
+            f" n_group={routing.num_groups} and topk_group={routing.num_active_groups}: {error}"
+        ) from None
 
 
 def _read(fields: Fields, routing: Routing) -> Features:
@@ -76,25 +103,7 @@ def _read(fields: Fields, routing: Routing) -> Features:
         value_head_dim=fields.whole("v_head_dim"),
         is_interleaved=fields.flag("rope_interleave", True),
     )
-    width = fields.whole("moe_intermediate_size")
-    layers, num_dense = fields.whole("num_hidden_layers"), fields.whole("first_k_dense_replace", 0, least=0)
-    if num_dense >= layers:
-        raise fields.refusal("first_k_dense_replace", f"it leaves none of num_hidden_layers={layers} to experts")
-    count, num_chosen = fields.whole("n_routed_experts"), fields.whole("num_experts_per_tok")
-    try:
-        experts = Experts(
-            count=count,
-            num_active=num_chosen,
-            mlp=width,
-            shared_mlp=width * fields.whole("n_shared_experts"),
-            num_dense_layers=num_dense,
-            routing=routing,
-        )
-    except MeshwrightError as error:
-        raise MeshwrightError(
-            f"the config.json of {fields.name} has n_routed_experts={count}, num_experts_per_tok={num_chosen},"
-            f" n_group={routing.num_groups} and topk_group={routing.num_active_groups}: {error}"
-        ) from None
+    experts = read_experts(fields, routing)
     if fields.whole("num_key_value_heads", heads) != heads:
         raise fields.refusal("num_key_value_heads", f"latent attention has as many as num_attention_heads={heads}")
     fields.only("moe_layer_freq", 1)
@@ -142,15 +151,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
         "qk_nope_head_dim": latent.nope_head_dim,
         "qk_rope_head_dim": latent.rope_head_dim,
         "v_head_dim": latent.value_head_dim,
-        "n_routed_experts": experts.count,
-        "num_experts_per_tok": experts.num_active,
-        "moe_intermediate_size": experts.mlp,
-        "n_shared_experts": experts.shared_mlp // experts.mlp,
-        "first_k_dense_replace": experts.num_dense_layers,
-        "n_group": routing.num_groups,
-        "topk_group": routing.num_active_groups,
-        "routed_scaling_factor": routing.scale,
-        "norm_topk_prob": routing.is_normed,
+        **write_experts(experts),
     }
     if is_v3:
         return fields | {"rope_interleave": latent.is_interleaved, "num_nextn_predict_layers": 0}
@@ -158,9 +159,33 @@ def write(model: ModelConfig) -> dict[str, Any]:
     return fields | {"topk_method": method, "mlp_bias": model.mlp_bias}
 
 
+def write_experts(experts: Experts) -> dict[str, Any]:
+    """Return the fields of experts and their routing."""
+    return {
+        "n_routed_experts": experts.count,
+        "num_experts_per_tok": experts.num_active,
+        "moe_intermediate_size": experts.mlp,
+        "n_shared_experts": experts.shared_mlp // experts.mlp,
+        "first_k_dense_replace": experts.num_dense_layers,
+        "n_group": experts.routing.num_groups,
+        "topk_group": experts.routing.num_active_groups,
+        "routed_scaling_factor": experts.routing.scale,
+        "norm_topk_prob": experts.routing.is_normed,
+    }
+
+
 _LAYER = "model.layers.{layer}"
 _ATTENTION = f"{_LAYER}.self_attn"
 _SHARED = f"{_LAYER}.mlp.shared_experts"
+
+SHARED_EXPERT_NAMES = {
+    **EXPERT_NAMES,
+    "layers.choice_bias": f"{_LAYER}.mlp.gate.e_score_correction_bias",
+    "layers.shared_gate": f"{_SHARED}.gate_proj.weight",
+    "layers.shared_up": f"{_SHARED}.up_proj.weight",
+    "layers.shared_down": f"{_SHARED}.down_proj.weight",
+}
+"""Names of DeepSeek-V3's experts, their router and the MLP that they share."""
 
 
 def _yarn(mscale: float) -> YarnRopeScaling:
@@ -198,7 +223,7 @@ FAMILY = PublishedFamily(
     names=names_of(
         {
             **LLAMA_NAMES,
-            **EXPERT_NAMES,
+            **SHARED_EXPERT_NAMES,
             "layers.latent": f"{_ATTENTION}.kv_a_proj_with_mqa.weight",
             "layers.latent_bias": f"{_ATTENTION}.kv_a_proj_with_mqa.bias",
             "layers.latent_norm": f"{_ATTENTION}.kv_a_layernorm.weight",
@@ -206,10 +231,6 @@ FAMILY = PublishedFamily(
             "layers.query_latent_bias": f"{_ATTENTION}.q_a_proj.bias",
             "layers.query_latent_norm": f"{_ATTENTION}.q_a_layernorm.weight",
             "layers.latent_query": f"{_ATTENTION}.q_b_proj.weight",
-            "layers.choice_bias": f"{_LAYER}.mlp.gate.e_score_correction_bias",
-            "layers.shared_gate": f"{_SHARED}.gate_proj.weight",
-            "layers.shared_up": f"{_SHARED}.up_proj.weight",
-            "layers.shared_down": f"{_SHARED}.down_proj.weight",
             "layers.shared_gate_bias": f"{_SHARED}.gate_proj.bias",
             "layers.shared_up_bias": f"{_SHARED}.up_proj.bias",
             "layers.shared_down_bias": f"{_SHARED}.down_proj.bias",

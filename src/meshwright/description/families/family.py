@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshwright.description.families.fields import Fields
@@ -72,6 +72,20 @@ def names_of(names: Mapping[str, str]) -> dict[str, Published]:
     for ours, theirs in names.items():
         is_matrix = not ("norm" in ours or ours.endswith("_bias") or ours in ("embedding", "positions"))
         found[ours] = Published(theirs, is_transposed=is_matrix)
+    return found
+
+
+QKV_PROJ = ("self_attn.qkv_proj", ("query", "key", "value"))
+GATE_UP_PROJ = ("mlp.gate_up_proj", ("gate", "up"))
+
+
+def fused(names: Names, *modules: tuple[str, tuple[str, ...]]) -> dict[str, Published]:
+    """Return the names with some parameters one after the other in one tensor: (its module, our names) of each."""
+    found = dict(names)
+    for module, parts in modules:
+        for index, ours in enumerate(parts):
+            name = f"model.layers.{{layer}}.{module}.weight"
+            found[f"layers.{ours}"] = replace(found[f"layers.{ours}"], name=name, part=(index, len(parts)))
     return found
 
 

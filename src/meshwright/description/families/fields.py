@@ -89,6 +89,57 @@ DEFAULTS: Mapping[str, Config] = {
         "rope_theta": 150_000.0,
     },
     "olmo2": {"rms_norm_eps": 1e-5},
+    "olmo3": {"rms_norm_eps": 1e-5, "sliding_window": 4096},
+    "smollm3": {"num_key_value_heads": 4, "tie_word_embeddings": True, "rope_theta": 2_000_000.0},
+    "seed_oss": {"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
+    "ernie4_5": {
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+    },
+    "glm4": {
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rms_norm_eps": 0.00000015625,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+    },
+    "hunyuan_v1_dense": {"rms_norm_eps": 1e-5},
+    "exaone4": {"num_key_value_heads": 32, "rms_norm_eps": 1e-5, "sliding_window": 4096},
+    "starcoder2": {
+        "num_key_value_heads": 2,
+        "hidden_act": "gelu_pytorch_tanh",
+        "norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+    },
+    "cohere2": {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "sliding_window": 4096, "tie_word_embeddings": True},
+    "phi": {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    "olmoe": {"rms_norm_eps": 1e-5, "num_experts": 64},
+    "glm4_moe": {
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "moe_intermediate_size": 1408,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "n_routed_experts": 128,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
+    "dots1": {
+        "num_key_value_heads": 32,
+        "moe_intermediate_size": 1408,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "sliding_window": 4096,
+    },
+    "nemotron": {"hidden_act": "relu2", "norm_eps": 1e-5, "partial_rotary_factor": 0.5},
     "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     "gpt2": {"n_positions": 1024},
     "deepseek_v2": {**LATENT_DEFAULTS, "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407},
@@ -123,6 +174,22 @@ LACKING: Mapping[str, tuple[str, ...]] = {
     "gemma3_text": ("mlp_bias", "qkv_bias", "attn_logit_softcapping"),
     "phi3": (*_BIASES, "layer_types"),
     "olmo2": ("mlp_bias", "qkv_bias", *_WINDOWS),
+    "olmo3": ("mlp_bias", "qkv_bias"),
+    "smollm3": ("qkv_bias",),
+    "phi": (*_BIASES, *_WINDOWS),
+    "olmoe": (*_BIASES[1:], *_WINDOWS),
+    "glm4_moe": ("mlp_bias", "qkv_bias", *_WINDOWS),
+    "dots1": ("mlp_bias", "qkv_bias"),
+    "granitemoe": ("mlp_bias", "qkv_bias", *_WINDOWS),
+    "granite": ("qkv_bias", *_WINDOWS),
+    "seed_oss": ("qkv_bias", *_WINDOWS),
+    "ernie4_5": (*_BIASES, *_WINDOWS),
+    "glm4": ("mlp_bias", "qkv_bias", *_WINDOWS),
+    "hunyuan_v1_dense": ("mlp_bias", "qkv_bias", *_WINDOWS),
+    "exaone4": _BIASES,
+    "starcoder2": (*_BIASES, "layer_types"),
+    "cohere2": ("mlp_bias", "qkv_bias"),
+    "nemotron": ("qkv_bias", *_WINDOWS),
 }
 """Fields that a family lacks in transformers although others have them; refused unless null or false."""
 
@@ -137,6 +204,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_python_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 
 MOST = {"num_hidden_layers": 10_000, "n_layer": 10_000}
@@ -301,11 +369,34 @@ def _full_attention(is_full: list[bool], window: int) -> dict[str, Any]:
     """Return the features of a model with a window in some layers: every n-th has none, or listed ones have none."""
     if all(is_full):
         return dict(_NO_WINDOW)
-    every = is_full.index(True) + 1 if any(is_full) else 0
-    if is_full == [every > 0 and (layer + 1) % every == 0 for layer in range(len(is_full))]:
-        return {"sliding_window": window, "full_attention_every": every, "full_attention_layers": ()}
-    full = tuple(layer for layer, own in enumerate(is_full) if own)
-    return {"sliding_window": window, "full_attention_every": 0, "full_attention_layers": full}
+    every, full = _every_or_listed(is_full)
+    return {"sliding_window": window, "full_attention_every": every, "full_attention_layers": full}
+
+
+def unrotated(layers: Iterable[int], num_layers: int) -> dict[str, Any]:
+    """Return the features of a model some of whose layers have no rotary embedding."""
+    found = set(layers)
+    every, listed_layers = _every_or_listed([layer in found for layer in range(num_layers)])
+    return {"unrotated_every": every, "unrotated_layers": listed_layers}
+
+
+def _every_or_listed(has: list[bool]) -> tuple[int, tuple[int, ...]]:
+    """Return (n, ()) if every n-th layer has something, (0, ()) if none has; else 0 and the layers that have it."""
+    every = has.index(True) + 1 if any(has) else 0
+    if has == [every > 0 and (layer + 1) % every == 0 for layer in range(len(has))]:
+        return every, ()
+    return 0, tuple(layer for layer, own in enumerate(has) if own)
+
+
+def full_layers(features: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the layers of a model that attend to all keys, from the features that `Fields.windows` returns."""
+    every, listed_layers = features["full_attention_every"], features["full_attention_layers"]
+    has_window = features["sliding_window"] is not None
+    return tuple(
+        layer
+        for layer in range(features["num_layers"])
+        if not has_window or layer in listed_layers or (every and (layer + 1) % every == 0)
+    )
 
 
 def activation_name(activation: Activation) -> str:

@@ -7,7 +7,12 @@ from typing import Any
 from meshwright.description.families import gemma, gemma2
 from meshwright.description.families.family import Features, PublishedFamily
 from meshwright.description.families.fields import Fields
-from meshwright.description.families.rope_fields import longest_sequence, read_rope, read_rotary_dims, rope_parameters
+from meshwright.description.families.rope_fields import (
+    longest_sequence,
+    read_rope_by_layer,
+    read_rotary_dims,
+    rope_by_layer,
+)
 from meshwright.description.step.frequencies import LinearRopeScaling
 from meshwright.description.step.model import Family, ModelConfig
 
@@ -19,16 +24,13 @@ def read(fields: Fields) -> Features:
     every = fields.whole("sliding_window_pattern", 6)
     fields.unused_options("_sliding_window_pattern")  # transformers writes it and does not read it.
     features = gemma2.read_capped(fields, every=every, has_rope=False)
-    full = read_rope(fields, "full_attention", theta=1_000_000.0)
-    local = read_rope(fields, "sliding_attention", theta=10_000.0, theta_field="rope_local_base_freq")
+    full, local = read_rope_by_layer(fields, theta=1_000_000.0, local_theta=10_000.0)
     read_rotary_dims(fields, full, features["head_dim"])
-    if local.scaling is not None:
-        raise fields.refusal("rope_parameters", "frequencies in layers of sliding_attention are known unscaled")
     return features | {
         "qk_norm": True,
         "rope_theta": full.theta,
         "rope_scaling": full.scaling,
-        "rope_theta_local": local.theta if features["sliding_window"] else None,
+        "rope_theta_local": local if features["sliding_window"] else None,
     }
 
 
@@ -36,14 +38,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a Gemma 3 text model."""
     fields = gemma2.write_capped(model, "gemma3_text", "Gemma3ForCausalLM")
     del fields["rope_theta"]
-    local = model.rope_theta if model.rope_theta_local is None else model.rope_theta_local
-    return fields | {
-        "rope_parameters": {
-            "full_attention": rope_parameters(model.rope_theta, model.rope_scaling),
-            "sliding_attention": rope_parameters(local, None),
-        },
-        **longest_sequence(model),
-    }
+    return fields | rope_by_layer(model) | longest_sequence(model)
 
 
 FAMILY = PublishedFamily(

@@ -8,7 +8,13 @@ from meshwright.description.families.family import Features, Published, Publishe
 from meshwright.description.families.fields import Fields, activation_name
 from meshwright.description.families.gpt2 import BIASED
 from meshwright.description.families.llama import preset
-from meshwright.description.families.rope_fields import longest_sequence, read_rope, read_rotary_dims, rope_parameters
+from meshwright.description.families.rope_fields import (
+    longest_sequence,
+    read_rope,
+    read_rotary_dims,
+    rope_parameters,
+    rotary_share,
+)
 from meshwright.description.step.model import Family, ModelConfig
 
 GPT_NEOX = Family("gpt_neox")
@@ -46,8 +52,8 @@ def read(fields: Fields) -> Features:
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a GPT-NeoX."""
-    share = (model.rotary_dims or model.head_dim) / model.head_dim
-    rope = rope_parameters(model.rope_theta, model.rope_scaling) | {"partial_rotary_factor": share}
+    share = rotary_share(model)
+    rope = rope_parameters(model.rope_theta, model.rope_scaling) | share
     return {
         "architectures": ["GPTNeoXForCausalLM"],
         "model_type": "gpt_neox",
@@ -60,7 +66,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
         "tie_word_embeddings": model.tied_embeddings,
         "attention_bias": model.qkv_bias,
         "use_parallel_residual": model.parallel_blocks,
-        "rotary_pct": share,
+        "rotary_pct": share["partial_rotary_factor"],
         "rope_parameters": rope,
         **longest_sequence(model),
         "layer_norm_eps": model.norm_epsilon,

@@ -22,10 +22,15 @@ from meshwright.description.step.model import Family, ModelConfig
 LLAMA = Family("llama")
 
 
-def read(fields: Fields, *, has_rope: bool = True, partial_field: str | None = None) -> Features:
+def read(
+    fields: Fields, *, has_rope: bool = True, partial_field: str | None = None, norm_field: str = "rms_norm_eps"
+) -> Features:
     """Read the fields that Llama and the families derived from it share.
 
-    has_rope: False if the family reads rotary embedding itself. partial_field: as in `read_rope`.
+    Args:
+        has_rope: False if the family reads rotary embedding itself.
+        partial_field: as in `read_rope`.
+        norm_field: the field of the norms' epsilon.
     """
     heads, embed = fields.whole("num_attention_heads"), fields.whole("hidden_size")
     layers, bias = fields.whole("num_hidden_layers"), fields.flag("attention_bias", False)
@@ -44,7 +49,7 @@ def read(fields: Fields, *, has_rope: bool = True, partial_field: str | None = N
         "output_bias": bias,
         "mlp_bias": fields.flag("mlp_bias", False),
         **fields.windows(layers),
-        "norm_epsilon": fields.positive("rms_norm_eps", 1e-6),
+        "norm_epsilon": fields.positive(norm_field, 1e-6),
     }
     if not has_rope:
         return features
@@ -73,7 +78,9 @@ def write(model: ModelConfig) -> dict[str, Any]:
     return write_shared(model, "llama", "LlamaForCausalLM") | biases
 
 
-def write_shared(model: ModelConfig, kind: str, architecture: str) -> dict[str, Any]:
+def write_shared(
+    model: ModelConfig, kind: str, architecture: str, *, norm_field: str = "rms_norm_eps"
+) -> dict[str, Any]:
     """Return the fields of config.json that Llama and the families derived from it share."""
     return {
         "architectures": [architecture],
@@ -87,7 +94,7 @@ def write_shared(model: ModelConfig, kind: str, architecture: str) -> dict[str, 
         "vocab_size": model.vocab,
         "tie_word_embeddings": model.tied_embeddings,
         "hidden_act": activation_name(model.activation),
-        "rms_norm_eps": model.norm_epsilon,
+        norm_field: model.norm_epsilon,
         "rope_theta": model.rope_theta,
         "rope_parameters": rope_parameters(model.rope_theta, model.rope_scaling),
         **longest_sequence(model),

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from meshwright.description.families import llama
-from meshwright.description.families.family import LLAMA_NAMES, Features, Published, PublishedFamily, names_of
+from meshwright.description.families.family import (
+    GATE_UP_PROJ,
+    LLAMA_NAMES,
+    QKV_PROJ,
+    Features,
+    PublishedFamily,
+    fused,
+    names_of,
+)
 from meshwright.description.families.fields import Fields
+from meshwright.description.families.rope_fields import rotary_share
 from meshwright.description.step.frequencies import LongRopeScaling
 from meshwright.description.step.model import Family, ModelConfig
 
@@ -30,34 +38,19 @@ def read(fields: Fields) -> Features:
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a Phi-3."""
-    share = (model.rotary_dims or model.head_dim) / model.head_dim
+    share = rotary_share(model)
     fields = llama.write_shared(model, "phi3", "Phi3ForCausalLM")
-    fields["rope_parameters"] |= {"partial_rotary_factor": share}
+    fields["rope_parameters"] |= share
     # The padding token of Hugging Face's config is 32000, which a smaller vocabulary does not have.
     if isinstance(model.rope_scaling, LongRopeScaling):
         fields["original_max_position_embeddings"] = model.rope_scaling.original_max_seq_len
-    return fields | {"sliding_window": model.sliding_window, "partial_rotary_factor": share, "pad_token_id": None}
-
-
-_FUSED = {
-    "self_attn.qkv_proj": ("query", "key", "value"),
-    "mlp.gate_up_proj": ("gate", "up"),
-}
-
-
-def _names() -> dict[str, Published]:
-    found = names_of(LLAMA_NAMES)
-    for module, parts in _FUSED.items():
-        for index, ours in enumerate(parts):
-            name = f"model.layers.{{layer}}.{module}.weight"
-            found[f"layers.{ours}"] = replace(found[f"layers.{ours}"], name=name, part=(index, len(parts)))
-    return found
+    return fields | share | {"sliding_window": model.sliding_window, "pad_token_id": None}
 
 
 FAMILY = PublishedFamily(
     family=PHI3,
     readers={"phi3": read},
-    names=_names(),
+    names=fused(names_of(LLAMA_NAMES), QKV_PROJ, GATE_UP_PROJ),
     write=write,
     presets=(
         # Phi-3: arXiv:2404.14219, section 2, and the config.json of microsoft/Phi-3-mini-4k-instruct.

@@ -24,6 +24,22 @@ from meshwright.description.families import (
 from meshwright.description.families.family import PublishedFamily
 from meshwright.description.families.fields import Config, Fields
 from meshwright.description.families.quantization import check_quantization
+from meshwright.description.families.variants import (
+    cohere2,
+    dots1,
+    ernie4_5,
+    exaone4,
+    glm4,
+    glm4_moe,
+    granite,
+    hunyuan,
+    nemotron,
+    olmoe,
+    phi,
+    seed_oss,
+    smollm3,
+    starcoder2,
+)
 from meshwright.description.families.wrappers import text_config
 from meshwright.description.step.model import Family, Model, ModelConfig
 from meshwright.description.step.serving import Serving
@@ -36,6 +52,8 @@ PUBLISHED: tuple[PublishedFamily, ...] = tuple(
     for module in (
         *(llama, mixtral, qwen2, qwen3, gemma, gemma2, gemma3, phi3, olmo2),
         *(gpt2, gpt_neox, gpt_oss, deepseek),
+        *(smollm3, granite, seed_oss, ernie4_5, glm4, hunyuan, exaone4, starcoder2, cohere2, nemotron),
+        *(olmoe, glm4_moe, dots1, phi),
     )
 )
 

@@ -92,6 +92,18 @@ def read_rope(
     return Rope(theta, _read_scaling(fields, kind, found), partial)
 
 
+def read_rope_by_layer(fields: Fields, *, theta: float, local_theta: float) -> tuple[Rope, float]:
+    """Read the rotary embedding of layers that attend to all keys, and theta of layers with a window.
+
+    theta, local_theta: defaults.
+    """
+    full = read_rope(fields, "full_attention", theta=theta)
+    local = read_rope(fields, "sliding_attention", theta=local_theta, theta_field="rope_local_base_freq")
+    if local.scaling is not None:
+        raise fields.refusal("rope_parameters", "frequencies in layers of sliding_attention are known unscaled")
+    return full, local.theta
+
+
 def read_rotary_dims(fields: Fields, rope: Rope, head_dim: int) -> int:
     """Return how many dims of a head, from the first, are rotated; 0 for all."""
     dims = int(head_dim * rope.partial)
@@ -102,6 +114,11 @@ def read_rotary_dims(fields: Fields, rope: Rope, head_dim: int) -> int:
             f" an even number"
         )
     return dims % head_dim
+
+
+def rotary_share(model: ModelConfig) -> dict[str, Any]:
+    """Return the rotated fraction of a head as a field of a config.json."""
+    return {"partial_rotary_factor": (model.rotary_dims or model.head_dim) / model.head_dim}
 
 
 def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScaling | None:
@@ -224,6 +241,17 @@ def rope_parameters(theta: float, scaling: RopeScaling | None) -> dict[str, Any]
             own |= {ORIGINAL: long.original_max_seq_len}
             own |= {} if long.attention_factor is None else {"attention_factor": long.attention_factor}
     return own | {"rope_theta": theta, "factor": scaling.factor}
+
+
+def rope_by_layer(model: ModelConfig) -> dict[str, Any]:
+    """Return `rope_parameters` as a field, for layers that attend to all keys and for layers with a window."""
+    local = model.rope_theta if model.rope_theta_local is None else model.rope_theta_local
+    return {
+        "rope_parameters": {
+            "full_attention": rope_parameters(model.rope_theta, model.rope_scaling),
+            "sliding_attention": rope_parameters(local, None),
+        }
+    }
 
 
 def longest_sequence(model: ModelConfig) -> dict[str, Any]:

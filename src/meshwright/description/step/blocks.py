@@ -6,8 +6,10 @@ Weights of matmuls that add to the residual stream are initialised smaller by sq
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
+from typing import TypeVar
 
 from meshwright.description.step.frequencies import Frequencies
 from meshwright.description.step.layer import (
@@ -36,6 +38,8 @@ from meshwright.description.step.layer import (
 )
 from meshwright.description.step.lora import with_lora
 from meshwright.description.step.model import Experts, LatentAttention, Model, ModelConfig, ProgramModel
+
+Kind = TypeVar("Kind")
 
 
 @cache
@@ -92,13 +96,14 @@ def logits_ops(model: ModelConfig) -> tuple[EndOp, ...]:
         target="logits",
         inputs=(("embed", model.embed),),
         outputs=(("vocab", model.vocab),),
+        has_bias=model.unembedding_bias,
         is_rounded=False,
         is_tied=model.tied_embeddings,
     )
     return (
         _norm(model, "final_norm", STREAM, "final"),
         unembedding,
-        CrossEntropy(source="logits", softcap=model.logits_softcap),
+        CrossEntropy(source="logits", softcap=model.logits_softcap, scale=model.logits_scale),
     )
 
 
@@ -143,19 +148,17 @@ def moe_block(model: ModelConfig, experts: Experts) -> Block:
             (*ops, on_residual("shared_expert_gate", "shared_logit", 1), gate),
             ("expert_added", "shared_added"),
         )
-    return Block(name="mlp", ops=(*ops, Add(sources=added)))
+    return Block(name="mlp", ops=(*ops, _add(model, *added)))
 
 
 def _blocks(model: ModelConfig, experts: Experts | None, first_layer: int) -> tuple[Block, ...]:
     """Return the blocks of one layer: attention and MLP (or experts), or one block with both in parallel."""
     attention = _attention_ops(model, first_layer)
     if model.parallel_blocks:
-        return (Block(name="block", ops=(*attention, *_mlp_ops(model), Add(sources=("attention_added", "mlp_added")))),)
-    if experts:
-        mlp = moe_block(model, experts)
-    else:
-        mlp = Block(name="mlp", ops=(*_mlp_ops(model), Add(sources=("mlp_added",))))
-    return Block(name="attention", ops=(*attention, Add(sources=("attention_added",)))), mlp
+        return (Block(name="block", ops=(*attention, *_mlp_ops(model), _add(model, "attention_added", "mlp_added"))),)
+    dense = Block(name="mlp", ops=(*_mlp_ops(model), _add(model, "mlp_added")))
+    mlp = moe_block(model, experts) if experts else dense
+    return Block(name="attention", ops=(*attention, _add(model, "attention_added"))), mlp
 
 
 def _attention_ops(model: ModelConfig, first_layer: int) -> tuple[LayerOp, ...]:
@@ -211,23 +214,30 @@ def _heads(model: ModelConfig, first_layer: int, stream: str) -> tuple[LayerOp, 
         )
         for name, outputs in dims.items()
     ]
+    norms: list[LayerOp] = []
     if model.qk_norm:
         together = model.qk_norm_over_heads
-        ops += [
+        norms = [
             _norm(model, f"{name}_norm", name, name, dims[name] if together else dims[name][-1:])
             for name in ("query", "key")
         ]
-    if model.positions == "rotary":
-        size, by_layer = model.rotary_dims or model.head_dim, _frequencies(model, first_layer)
-        if any(frequencies.scales_queries for frequencies in by_layer):
-            keys = tuple(frequencies.of_keys for frequencies in by_layer)
-            ops += [
-                Rotary(values=("query",), size=size, by_layer=by_layer),
-                Rotary(values=("key",), size=size, by_layer=keys),
-            ]
-        else:
-            ops.append(Rotary(values=("query", "key"), size=size, by_layer=by_layer))
-    return tuple(ops)
+    rotary = _rotary(model, first_layer) if model.positions == "rotary" else []
+    return *ops, *(rotary + norms if model.qk_norm_after_rotary else norms + rotary)
+
+
+def _rotary(model: ModelConfig, first_layer: int) -> list[LayerOp]:
+    """Return the rotary embedding of queries and keys: two ops if queries are also scaled by their position."""
+    by_layer = _frequencies(model, first_layer)
+    both = Rotary(
+        values=("query", "key"),
+        size=model.rotary_dims or model.head_dim,
+        by_layer=by_layer,
+        is_interleaved=model.rotary_interleaved,
+    )
+    if not any(frequencies.scales_queries for frequencies in by_layer):
+        return [both]
+    keys = tuple(frequencies.of_keys for frequencies in by_layer)
+    return [replace(both, values=("query",)), replace(both, values=("key",), by_layer=keys)]
 
 
 def _latent_heads(model: ModelConfig, latent: LatentAttention, stream: str) -> tuple[LayerOp, ...]:
@@ -276,8 +286,11 @@ def _latent_heads(model: ModelConfig, latent: LatentAttention, stream: str) -> t
 
 def _mlp_ops(model: ModelConfig) -> tuple[LayerOp, ...]:
     """Return the ops of the MLP from its norm to `mlp_added`, which is added to the residual stream."""
-    norms = (_norm(model, "mlp_norm", STREAM, "mlp_normed"),) if model.pre_norms else ()
-    stream = "mlp_normed" if model.pre_norms else STREAM
+    norms, stream = (), STREAM
+    if model.parallel_blocks and model.shared_norm:
+        stream = "attention_normed"
+    elif model.pre_norms:
+        norms, stream = (_norm(model, "mlp_norm", STREAM, "mlp_normed"),), "mlp_normed"
     if not model.post_norms:
         return *norms, *_mlp(model, "", stream, model.mlp, target="mlp_added")
     return (
@@ -340,6 +353,11 @@ def _norm(model: ModelConfig, name: str, source: str, target: str, dims: Dims = 
     )
 
 
+def _add(model: ModelConfig, *sources: str) -> Add:
+    """Return the op that adds values to the residual stream."""
+    return Add(sources=sources, scale=model.residual_scale)
+
+
 def _head_dims(model: ModelConfig, size: int) -> Dims:
     """Return the dims of query heads, each head of `size` elements."""
     return tuple(zip(HEADS, (model.num_kv_heads, model.num_groups, size), strict=True))
@@ -354,19 +372,36 @@ def _full_layers(model: ModelConfig, first_layer: int) -> tuple[bool, ...]:
     """Return whether each layer attends to all keys, as a repeating cycle that starts at layer `first_layer`."""
     every = model.full_attention_every
     if model.full_attention_layers:
-        num_dense = model.experts.num_dense_layers if model.experts else 0
-        stop = num_dense if first_layer < num_dense else model.num_layers
-        full = tuple(layer in model.full_attention_layers for layer in range(first_layer, stop))
-        return next(full[:size] for size in range(1, len(full) + 1) if full[size:] == full[:-size])
+        layers = range(first_layer, _stop_layer(model, first_layer))
+        return _cycle(layer in model.full_attention_layers for layer in layers)
     if not every:
         return (model.sliding_window is None,)
     return tuple((first_layer + layer + 1) % every == 0 for layer in range(every))
 
 
+def _stop_layer(model: ModelConfig, first_layer: int) -> int:
+    """Return the index after the last layer of the stack that starts at layer `first_layer`."""
+    num_dense = model.experts.num_dense_layers if model.experts else 0
+    return num_dense if first_layer < num_dense else model.num_layers
+
+
+def _cycle(by_layer: Iterable[Kind]) -> tuple[Kind, ...]:
+    """Return the shortest sequence whose repetition is that of all layers."""
+    every = tuple(by_layer)
+    return next(every[:size] for size in range(1, len(every) + 1) if every[size:] == every[:-size])
+
+
 def _frequencies(model: ModelConfig, first_layer: int) -> tuple[Frequencies, ...]:
     """Return the rotary frequencies of each layer, as a repeating cycle that starts at layer `first_layer`."""
     everywhere = Frequencies(theta=model.rope_theta, scaling=model.rope_scaling)
-    if model.rope_theta_local is None:
-        return (everywhere,)
-    local = Frequencies(theta=model.rope_theta_local)
-    return tuple(everywhere if is_full else local for is_full in _full_layers(model, first_layer))
+    by_layer = (everywhere,)
+    if model.rope_theta_local is not None:
+        local = Frequencies(theta=model.rope_theta_local)
+        by_layer = tuple(everywhere if is_full else local for is_full in _full_layers(model, first_layer))
+    if not (model.unrotated_every or model.unrotated_layers):
+        return by_layer
+    none = Frequencies(theta=model.rope_theta, is_identity=True)
+    return _cycle(
+        by_layer[layer % len(by_layer)] if model.rotates(first_layer + layer) else none
+        for layer in range(_stop_layer(model, first_layer) - first_layer)
+    )

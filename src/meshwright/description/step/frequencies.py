@@ -101,6 +101,7 @@ class Frequencies:
 
     theta: float
     scaling: RopeScaling | None = None
+    is_identity: bool = False  # Whether all angles are 0: a layer without positions among layers that have them.
 
     @property
     def scales_queries(self) -> bool:

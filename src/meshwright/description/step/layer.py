@@ -16,7 +16,7 @@ from meshwright.description.step.frequencies import Frequencies
 STREAM = "stream"
 """The name of the residual stream."""
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 NormKind = Literal["rms", "layer"]
 
 Dims = tuple[tuple[str, int], ...]
@@ -216,6 +216,7 @@ class Add:
 
     sources: tuple[str, ...]
     target: str = STREAM
+    scale: float = 1.0  # Factor of their sum.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,11 +258,12 @@ class Lookup:
 class CrossEntropy:
     """Mean cross-entropy in nats of the logits `source` and integer targets; a split vocab is reduced, never gathered.
 
-    softcap: logits are softcap * tanh(logits / softcap).
+    scale, softcap: logits are multiplied by scale, then softcap * tanh(logits / softcap).
     """
 
     source: str
     softcap: float | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from meshwright.description.step.blocks import layers, program
+from meshwright.description.step.blocks import program
 from meshwright.description.step.layer import Lookup
 from meshwright.description.step.model import Model, ProgramModel
 from meshwright.description.step.padding import check_padding, is_padded, padded
@@ -147,7 +147,7 @@ def _check_attention(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
                 f"model {model.name} has attention sinks, which attention={strategy.attention!r} does not have;"
                 f" use attention='scores'"
             )
-    if mesh.pp > 1 and any(stack.period > 1 for stack in layers(model)):
+    if mesh.pp > 1 and any(len(op.windows) > 1 for op in attention_ops(model)):
         raise MeshwrightError(
             f"the layers of {model.name} differ in their windows, which attention={strategy.attention!r} does not take"
             f" in the stages of pp={mesh.pp}; use attention='scores', or pp=1"
@@ -160,6 +160,11 @@ def _check_rings(model: Model, strategy: Strategy) -> None:
         raise MeshwrightError(
             f"collective_matmul with the latent attention of {model.name} can be planned, but what runs gathers the"
             f" stream for latents at once; use collective_matmul=False"
+        )
+    if strategy.collective_matmul and not isinstance(model, ProgramModel) and model.shared_norm:
+        raise MeshwrightError(
+            f"collective_matmul with the parallel blocks of {model.name} can be planned, but what runs gathers the"
+            f" stream once for attention and MLP; use collective_matmul=False"
         )
     if strategy.collective_matmul and strategy.tp_stream == "whole":
         raise MeshwrightError(

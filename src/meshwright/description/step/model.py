@@ -27,7 +27,7 @@ SIZES = ("num_layers", "embed", "mlp", "num_heads", "num_kv_heads", "head_dim", 
 
 ABOVE_ZERO = (
     *("rope_theta", "rope_theta_local", "attention_softcap", "logits_softcap", "attention_scale"),
-    *("embedding_scale", "norm_epsilon"),
+    *("embedding_scale", "residual_scale", "logits_scale", "norm_epsilon"),
 )
 """Model fields that must be above 0, or None."""
 
@@ -152,13 +152,16 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    unembedding_bias: bool = False  # Of an untied unembedding (Phi).
     qk_norm: bool = False  # Norm of each query and key head (Qwen3).
     qk_norm_over_heads: bool = False  # That norm is over all heads of a token together (OLMo 2).
+    qk_norm_after_rotary: bool = False  # That norm follows the rotary embedding (Hunyuan).
     pre_norms: bool = True  # Norm of the residual stream before each block.
     post_norms: bool = False  # Norm of each block's output, before it is added to the residual stream (Gemma 2).
     embedding_norm: bool = False  # Norm after the embedding (BLOOM).
     # Attention and MLP read the same residual stream, so their outputs are summed over devices at once (GPT-J, PaLM).
     parallel_blocks: bool = False
+    shared_norm: bool = False  # Parallel blocks have one norm for attention and MLP (Command R).
     positions: Literal["rotary", "learned", "alibi"] = "rotary"
     max_positions: int = 0  # Rows of the table of learned positions.
     sliding_window: int | None = None  # Keys a query attends to, its own included; None: all before it.
@@ -169,10 +172,15 @@ class ModelConfig:
     rope_theta_local: float | None = None
     rope_scaling: RopeScaling | None = None
     rotary_dims: int = 0  # First dims of a head that are rotated; 0: all.
+    rotary_interleaved: bool = False  # Pairs of adjacent dims are rotated (see `step.layer.Rotary`).
+    unrotated_every: int = 0  # Every n-th layer has no rotary embedding (SmolLM3); 0: all have it.
+    unrotated_layers: tuple[int, ...] = ()  # Indices from 0 of layers without rotary embedding, if no n fits.
     attention_softcap: float | None = None  # Scores become c * tanh(scores / c).
     logits_softcap: float | None = None  # The same for logits.
     attention_scale: float | None = None  # Factor of the scores; None: 1 / sqrt(head_dim).
     embedding_scale: float = 1.0  # Factor of embeddings.
+    residual_scale: float = 1.0  # Factor of each block's output as it is added to the residual stream (Granite).
+    logits_scale: float = 1.0  # Factor of logits, before their softcap.
     norm_epsilon: float = 1e-5
     attention_sinks: bool = False  # Learned logit of each head that takes part in its softmax (gpt-oss).
     clamped_swiglu: ClampedSwiglu | None = None  # Activation of MLPs instead of `activation` (gpt-oss).
@@ -199,6 +207,7 @@ class ModelConfig:
                 f" heads are shared evenly, so kv heads must divide heads"
             )
         _check_positions(self)
+        _check_unrotated(self)
         _check_rope_scaling(self)
         if self.experts and self.experts.num_dense_layers >= self.num_layers:
             raise MeshwrightError(
@@ -211,6 +220,11 @@ class ModelConfig:
     def needs_scores(self) -> bool:
         """Whether attention scores must go through memory: no fused kernel supports a softcap or sinks."""
         return self.attention_softcap is not None or self.attention_sinks
+
+    def rotates(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, has rotary embedding, in a model with rotary positions."""
+        every = self.unrotated_every
+        return layer not in self.unrotated_layers and not (every and (layer + 1) % every == 0)
 
     @property
     def num_groups(self) -> int:
@@ -322,6 +336,20 @@ def _check_positions(model: ModelConfig) -> None:
         raise MeshwrightError(
             f"model {model.name} has full_attention_layers={model.full_attention_layers}; they are layers from 0 to"
             f" {model.num_layers - 1}, and full_attention_every is left out beside them"
+        )
+
+
+def _check_unrotated(model: ModelConfig) -> None:
+    """Raise if the layers without rotary embedding are no layers of the model, or the model rotates none."""
+    if not all(0 <= layer < model.num_layers for layer in model.unrotated_layers):
+        raise MeshwrightError(
+            f"model {model.name} has unrotated_layers={model.unrotated_layers}; they are layers from 0 to"
+            f" {model.num_layers - 1}"
+        )
+    if (model.unrotated_every or model.unrotated_layers) and (model.positions != "rotary" or model.latent):
+        raise MeshwrightError(
+            f"model {model.name} has layers without rotary embedding, by unrotated_every and unrotated_layers, which"
+            f" differ from others only with positions='rotary' and without latent attention"
         )
 
 

@@ -105,6 +105,10 @@ def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: 
     else:
         weight = layout.weight(params[unembedding.name], "embed", "vocab", dtype=h.dtype)
         scores = product("bsd,dv->bsv", h, weight, dtype=jnp.float32)
+    if unembedding.has_bias:
+        scores = scores + jax.lax.broadcast_to_rank(params[f"{unembedding.name}_bias"].astype(jnp.float32), 3)
+    if loss.scale != 1.0:
+        scores = loss.scale * scores
     if loss.softcap:
         scores = loss.softcap * jnp.tanh(scores / loss.softcap)
     if scores.shape[-1] == model.vocab:

@@ -82,7 +82,8 @@ class _Run:
     """The state of a layer while its ops run: its values by name.
 
     partial: the values that are partial sums over tp, each with the bias to add after the sum, if any. branches: for
-    these values, the output of the low-rank branch, which is also added after the sum.
+    these values, the output of the low-rank branch, which is also added after the sum. whole: inputs of the block's
+    matmuls, gathered (`column_parallel_linear`).
     """
 
     weights: Weights
@@ -90,6 +91,7 @@ class _Run:
     values: dict[str, Array]
     partial: dict[str, Array | None] = field(default_factory=dict)
     branches: dict[str, Array] = field(default_factory=dict)
+    whole: dict[str, Array] = field(default_factory=dict)
     cache: Cache | PagedCache | None = None
     load: Array | None = None
 
@@ -98,6 +100,7 @@ def run_layer(stack: Stack, x: Array, weights: Weights, context: LayerContext) -
     """Run one layer of a stack on the residual stream x [b, s, d]."""
     run = _Run(weights, context, {STREAM: x})
     for block in stack.blocks:
+        run.whole.clear()
         with jax.named_scope(block.name):
             for ops in _groups(block if context.cache is None else with_absorbed_latents(block)):
                 LOWERINGS[type(ops[0])](run, block, *ops)
@@ -118,7 +121,8 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
     elif op.is_on_residual:
         run.values[op.target] = _with_bias(router_logits(source, run.weights[op.name], layout), _bias(run, op))
     elif op.inputs[0][0] in ("embed", "latent_input"):
-        products = column_parallel_linear(source, [run.weights[each.name] for each in ops], ops, layout, strategy)
+        weights = [run.weights[each.name] for each in ops]
+        products = column_parallel_linear(source, weights, ops, layout, strategy, run.whole)
         for each, product in zip(ops, products, strict=True):
             run.values[each.target] = _with_bias(product, _bias(run, each))
             if each.low_rank:
@@ -249,7 +253,8 @@ def _run_add(run: _Run, block: Block, op: Add) -> None:
         summed = checkpoint_name(_sum([summed, *branches]), PRODUCT)
         values.append(_with_bias(summed, _sum(biases) if biases else None))
     place = MLP if block.name == "mlp" else ATTENTION
-    run.values[op.target] = run.values[op.target] + dropout(_sum(values), rng, layout, place)
+    added = _sum(values) if op.scale == 1.0 else _sum(values) * jnp.asarray(op.scale, values[0].dtype)
+    run.values[op.target] = run.values[op.target] + dropout(added, rng, layout, place)
 
 
 LOWERINGS: Mapping[type, Callable[..., None]] = {

@@ -34,11 +34,17 @@ RANK_OF_STREAM = ("embed", "rank")
 
 
 def column_parallel_linear(
-    h: Array, weights: Sequence[Array], ops: Sequence[Linear], layout: ShardingContext, strategy: Strategy
+    h: Array,
+    weights: Sequence[Array],
+    ops: Sequence[Linear],
+    layout: ShardingContext,
+    strategy: Strategy,
+    whole: dict[str, Array],
 ) -> list[Array]:
     """Multiply h [b, s, d], the residual stream or a latent, by weights whose columns may be sharded over tp.
 
-    h is gathered once for all weights. Returns an array [b, s, *outputs] for each op, without its bias.
+    h is gathered once for all weights. `whole` keeps it, by the name of the axis and of the value, for other matmuls of
+    the block that read it too. Returns an array [b, s, *outputs] for each op, without its bias.
     """
     rows, splits = ops[0].inputs[0][0], ops[0].outputs[0][0]
     subscripts = ("bsd,dn->bsn",) * len(ops)
@@ -46,9 +52,11 @@ def column_parallel_linear(
     used = [layout.weight(_matrix(array, 1), rows, splits, dtype=h.dtype) for array in weights]
     ring = _ring(layout, splits, strategy)
     if not ring:
-        whole = gathered(h, layout, splits)
+        read = f"{layout.axes(splits)} {ops[0].source}"
+        if read not in whole:
+            whole[read] = gathered(h, layout, splits)
         made = [
-            product(letters, whole, weight, matmul_dtype=strategy.matmul_dtype, layout=layout)
+            product(letters, whole[read], weight, matmul_dtype=strategy.matmul_dtype, layout=layout)
             for letters, weight in zip(subscripts, used, strict=True)
         ]
     else:

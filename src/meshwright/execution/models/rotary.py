@@ -110,6 +110,8 @@ def is_of_kind(kind: Hashable, cycle: Sequence[Hashable], layer: Array | int | N
 
 def _angles(frequencies: Frequencies, size: int, length: Array) -> Array:
     """Return the angle per position of each pair of rotated dims [b, s, size / 2], for `length` tokens [b, s, 1]."""
+    if frequencies.is_identity:
+        return jnp.zeros((1, 1, -(-size // 2)), jnp.float32)
     theta, exponents = frequencies.theta, -jnp.arange(0, size, 2, dtype=jnp.float32)[None, None] / size
     angles = theta**exponents
     match frequencies.scaling:

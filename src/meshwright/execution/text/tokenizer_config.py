@@ -19,7 +19,10 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 """The fields of an added token beyond its text."""
 
 WITH_THEIR_FILE = frozenset(
-    ("mistral", "mistral3", "ministral", "ministral3", "mixtral", "phi3", "olmo2", "qwen2", "qwen2_moe")
+    (
+        *("mistral", "mistral3", "ministral", "ministral3", "mixtral", "phi3", "olmo2", "qwen2", "qwen2_moe"),
+        *("ernie4_5", "glm4", "glm4_moe", "granite", "granitemoe", "nemotron", "olmo3"),
+    )
 )
 """The model_types whose tokenizer.json transformers uses unchanged although the config names `LlamaTokenizer`."""
 

@@ -242,9 +242,10 @@ class _Step:
         gradients = self._summed()
         # Frameworks whose stages are no SPMD program are PyTorch's.
         is_xla = self.kind == "gpu" and not is_apart and self.strategy.profile.spmd_pipeline
-        if is_xla and self.mesh.pp == 1 and self.strategy.attention != "scores":
+        is_scattered = self.strategy.zero_stage >= 2 and self.mesh.degree(RULES["embed"]) > 1 and self.mesh.pp == 1
+        if is_xla and is_scattered and self.strategy.attention != "scores":
             # It zeroes the stacked gradients of the layers before the loss (with scores in memory, after it), and with
-            # ZeRO-2 and microbatches a second time, for those that are scattered.
+            # ZeRO-2 and microbatches a second time.
             is_twice = self.strategy.zero_stage == 2 and self.strategy.num_microbatches > 1
             gradients += (2 if is_twice else 1) * self.states.gradients(self.states.stored[0])
         return {

@@ -78,8 +78,9 @@ class _BlockSharder:
     def nodes(self) -> Iterator[Node]:
         """Yield a node for each op, with reshards between them."""
         for op in self.ops:
-            if isinstance(op, Norm) and op.source == STREAM and self.arrays:
-                # The second of two parallel blocks starts here.
+            is_second = isinstance(op, Norm) and op.source == STREAM
+            if (is_second and self.arrays) or (self.name == "block" and isinstance(op, Linear) and _is_of_mlp(op)):
+                # The second of two parallel blocks starts here, with its norm, or its first matmul if they share one.
                 self.block = Block.MLP
             match op:
                 case Norm():
@@ -454,6 +455,11 @@ class _BlockSharder:
         passes = [PassOver(kind=kind, arrays=(stream,)) for kind in kinds]
         reads = (STREAM, *(name for name in op.sources if name not in partial), *(("added",) if partial else ()))
         yield self._node(*passes, reads=reads, writes=op.target)
+
+
+def _is_of_mlp(op: Linear) -> bool:
+    """Whether a matmul opens an MLP."""
+    return op.outputs[-1][0] == "mlp"
 
 
 def _resized(array: Array, name: str, size: int) -> Array:

@@ -96,7 +96,8 @@ def _logits_nodes(ops: tuple[EndOp, ...], layout: Layout, objective: Objective) 
                     weight=weight,
                 )
                 logits = Array(op.target, (*product.rows, *product.columns), width="float32")
-                yield _node(LOGITS, Block.LOGITS, entry, weight, product, writes=op.target)
+                biases = [_bias(op, layout)] if op.has_bias else []
+                yield _node(LOGITS, Block.LOGITS, entry, weight, product, *biases, writes=op.target)
             case DotProduct():
                 node, logits = _dot_product(op, layout)
                 yield node
@@ -176,6 +177,19 @@ def _scales(op: Norm, layout: Layout) -> Iterator[Work]:
             pending=(along, outermost_first(layout.batch)),
             is_trained=name not in layout.frozen,
         )
+
+
+def _bias(op: Linear, layout: Layout) -> Vector:
+    """Return the bias of the logits, added in float32."""
+    name, used = f"{op.name}_bias", layout.used(op.outputs)
+    split = {axis for dim in used for axis in dim.axes}
+    batch, *others = (outermost_first(axis for axis in dim.axes if axis not in split) for dim in layout.tokens)
+    return Vector(
+        name=name,
+        array=Array(name, used, width="float32"),
+        pending=(*others, batch),
+        is_trained=name not in layout.frozen,
+    )
 
 
 def _weight(name: str, dims: tuple[tuple[str, int], ...], layout: Layout, pending: tuple[str, ...]) -> Weight:

@@ -1,0 +1,30 @@
+"""Seed-OSS: Llama with biases of queries, keys and values, and a field of its own for that of attention's output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.description.families import llama
+from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
+from meshwright.description.families.fields import Fields
+from meshwright.description.step.model import Family, ModelConfig
+
+SEED_OSS = Family("seed_oss")
+
+
+def read(fields: Fields) -> Features:
+    """Read Llama's fields, and the bias of attention's output."""
+    fields.unused_options("residual_dropout")
+    return llama.read(fields) | {"output_bias": fields.flag("attention_out_bias", False)}
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """Return the config.json of a Seed-OSS."""
+    return llama.write_shared(model, "seed_oss", "SeedOssForCausalLM") | {
+        "attention_bias": model.qkv_bias,
+        "attention_out_bias": model.output_bias,
+        "mlp_bias": model.mlp_bias,
+    }
+
+
+FAMILY = PublishedFamily(family=SEED_OSS, readers={"seed_oss": read}, names=names_of(LLAMA_NAMES), write=write)

@@ -1,0 +1,44 @@
+"""SmolLM3: Llama with every fourth layer without rotary embedding (huggingface.co/blog/smollm3, arXiv:2501.18795)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.description.families import llama
+from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
+from meshwright.description.families.fields import Fields, unrotated
+from meshwright.description.step.model import Family, ModelConfig
+
+SMOLLM3 = Family("smollm3")
+
+
+def read(fields: Fields) -> Features:
+    """Read Llama's fields, the layers without rotary embedding, and the window if it is on: in those layers only."""
+    layers, every = fields.whole("num_hidden_layers"), fields.whole("no_rope_layer_interval", 4)
+    rotates = fields.value("no_rope_layers", [(layer + 1) % every != 0 for layer in range(layers)])
+    if not isinstance(rotates, list) or len(rotates) < layers or any(flag not in (0, 1) for flag in rotates):
+        raise fields.refusal(
+            "no_rope_layers", f"it takes 1 or 0, without rotary embedding, for each of {layers} layers"
+        )
+    is_on, rotated = fields.flag("use_sliding_window", False), tuple(n for n in range(layers) if rotates[n])
+    return (
+        llama.read(fields)
+        | fields.windows(layers, full=rotated, is_on=is_on)
+        | unrotated((layer for layer in range(layers) if not rotates[layer]), layers)
+    )
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """Return the config.json of a SmolLM3."""
+    return llama.write_shared(model, "smollm3", "SmolLM3ForCausalLM") | {
+        "attention_bias": model.qkv_bias,
+        "mlp_bias": model.mlp_bias,
+        "no_rope_layers": [int(model.rotates(layer)) for layer in range(model.num_layers)],
+        "use_sliding_window": model.sliding_window is not None,
+        "sliding_window": model.sliding_window,
+        "layer_types": llama.layer_types(model),
+        "pad_token_id": None,
+    }
+
+
+FAMILY = PublishedFamily(family=SMOLLM3, readers={"smollm3": read}, names=names_of(LLAMA_NAMES), write=write)
