@@ -96,7 +96,8 @@ def test_the_meshes_searched_are_those_that_can_split_the_workload(workload, har
             check_mesh(workload, mesh)
         except MeshwrightError:
             continue
-        legal.add(mesh)
+        if mesh.tp <= 8 or mesh.tp <= workload.model.num_kv_heads:  # Beyond a node no search copies kv heads.
+            legal.add(mesh)
     assert set(whole_space(workload, system).meshes()) == legal
 
 
