@@ -46,7 +46,7 @@ def test_plans_come_best_first_and_those_that_fit_before_those_that_do_not():
 
 
 def test_every_mesh_of_the_devices_is_a_candidate_or_illegal():
-    """210 ways to write 64 as a product of five; in 15 tp exceeds the 8 kv heads and a node, in one pp the 32 layers."""
+    """210 ways to write 64 as a product of five; in 15 tp exceeds kv heads and a node, in one pp the 32 layers."""
     system = parse_system("h100:64")
     assert len(set(runnable_space(LLAMA, system).meshes())) == 210 - 15 - 1
     assert rank(LLAMA, system, is_runnable=True, top=1).num_meshes == 194
