@@ -132,7 +132,7 @@ def without_padding(tree: Any, drawn: Mapping[str, Any]) -> Any:
         assert np.array_equal(fit(kept, array.shape), array), path
         return kept
 
-    return map_leaves(one, tree)
+    return None if tree is None else map_leaves(one, tree)  # SGD without momentum has no moments.
 
 
 def in_order(tree: Any, layers: Slots) -> Any:

@@ -205,7 +205,7 @@ def test_sigterm_is_passed_on_and_the_run_is_saved(tmp_path):
         (["-n", "3", "--", "serve", LLAMA, "--on", "cpu:4"], "4 devices cannot be divided equally among 3 processes"),
         (["-n", "2", "--", "serve", LLAMA, "--replicas", "2"], "--replicas 2 starts processes of its own"),
         (["-n", "2", "--", "serve", LLAMA, "--process-id", "1"], "--process-id is what launch says itself"),
-        (["-n", "2"], "serve … is missing|launch runs train, serve or a script.py, and not 'nothing'"),
+        (["-n", "2"], "SCRIPT … is missing|launch runs train, serve or a script.py, and not 'nothing'"),
         (["-n", "4", "--", "train", "llama3-8b", "--on", "v5e:4x4", "--batch", "16"], "one process drives all chips"),
     ],
 )
