@@ -135,9 +135,12 @@ def _run_script(args: Args) -> int:
         raise MeshwrightError(f"there is no file {script}")
     least, system = _least(here), read_system(here.on, None, None)
     each = devices_per_process(system, here.num_processes)
-    on = {count: str(make_system(system.chip, (each * count,))) for count in range(least, here.num_processes)}
-    on[here.num_processes] = str(system)
-    return _supervise(args, lambda count, again: [on[count], *args.command], None, system, least, "for a script")
+
+    def words(count: int, again: bool) -> Sequence[str]:
+        own = system if count == here.num_processes else make_system(system.chip, (each * count,))
+        return [str(own), *args.command]
+
+    return _supervise(args, words, None, system, least, "for a script", "meshwright.cli.launched")
 
 
 def _serve(args: Args, words: Sequence[str], said: ServeArgs) -> int:
@@ -161,25 +164,20 @@ def _supervise(
     system: System,
     least: int,
     why: str = "here",
+    module: str = "meshwright",
 ) -> int:
     """Run and supervise the processes of a job; return its exit code.
 
     words: returns the command for a number of processes, either its first start or a restart. least: the fewest
-    processes to continue with. why: for errors, where other options change nothing.
+    processes to continue with. why: for errors, where other options change nothing. module: what runs the words.
     """
-    from meshwright.execution.processes.launch.children import meshwright_command
     from meshwright.execution.processes.launch.supervisor import Job, supervise
 
     here, each = args.processes, devices_per_process(system, args.processes.num_processes)
 
-    def command(words: Sequence[str], meet: Sequence[str]) -> list[str]:
-        if here.on is not None:
-            return [sys.executable, "-m", "meshwright.cli.launched", *meet, "--on", *words]
-        return meshwright_command([*words, *meet])
-
     job = Job(
         words=words,
-        command=command,
+        module=module,
         directory=directory,
         environments=lambda count: process_environments(system, each, count),
         num_processes=here.num_processes,

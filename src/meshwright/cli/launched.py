@@ -11,19 +11,23 @@ import sys
 from pathlib import Path
 
 from meshwright.execution.processes import member
+from meshwright.execution.processes.launch.supervisor import INTERRUPTED
 from meshwright.execution.processes.member import leave_at_once, report_end_to_others
 from meshwright.execution.processes.options import Processes
 from meshwright.execution.runtime.devices import claim_devices
 from meshwright.execution.training.run_directory.run import RunStoppedError
 from meshwright.options.values import read_system
 
-INTERRUPTED = 130
+MEETING = 4
+"""The options, each with a value, that `launch` adds behind the words (`launch.supervisor`)."""
 
 
-def run_script(options: dict[str, str], words: list[str]) -> int:
+def run_script(on: str, words: list[str], options: dict[str, str]) -> int:
     """Run a script with its words as one of several processes; return the exit code.
 
-    options: what `Job.command` says: `--coordinator`, `--num-processes`, `--process-id`, `--start-seconds` and `--on`.
+    Args:
+        on: the devices of all processes.
+        options: `--coordinator`, `--num-processes`, `--process-id` and `--start-seconds`.
     """
     processes = Processes(
         options["--coordinator"],
@@ -32,7 +36,7 @@ def run_script(options: dict[str, str], words: list[str]) -> int:
         float(options["--start-seconds"]),
     )
     script, *_ = words
-    several = claim_devices(read_system(options["--on"], None, None), processes, {"words of the script": words})
+    several = claim_devices(read_system(on, None, None), processes, {"words of the script": words})
     assert several is not None
     member.of_script = several
     sys.argv, sys.path[0] = words, str(Path(script).resolve().parent)
@@ -55,10 +59,10 @@ def run_script(options: dict[str, str], words: list[str]) -> int:
 
 
 def main() -> None:
-    """Read `OPTION VALUE …` to `--on`, then the script and its words."""
-    place = sys.argv.index("--on") + 2
-    options = dict(zip(sys.argv[1:place:2], sys.argv[2:place:2], strict=True))
-    sys.exit(run_script(options, sys.argv[place:]))
+    """Read the hardware, the script with its words, and the options of the meeting."""
+    _, on, *words = sys.argv[: -2 * MEETING]
+    meeting = sys.argv[-2 * MEETING :]
+    sys.exit(run_script(on, words, dict(zip(meeting[::2], meeting[1::2], strict=True))))
 
 
 if __name__ == "__main__":

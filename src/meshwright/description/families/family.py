@@ -109,7 +109,10 @@ LLAMA_NAMES: Mapping[str, str] = {
     "layers.gate_bias": "model.layers.{layer}.mlp.gate_proj.bias",
     "layers.up_bias": "model.layers.{layer}.mlp.up_proj.bias",
     "layers.down_bias": "model.layers.{layer}.mlp.down_proj.bias",
+    "layers.attention_norm_bias": "model.layers.{layer}.input_layernorm.bias",
+    "layers.mlp_norm_bias": "model.layers.{layer}.post_attention_layernorm.bias",
     "final_norm": "model.norm.weight",
+    "final_norm_bias": "model.norm.bias",
     "unembedding": "lm_head.weight",
 }
 """The names of Llama's weights, which many families share."""

@@ -29,16 +29,4 @@ def write(model: ModelConfig) -> dict[str, Any]:
     return fields | rotary_share(model) | {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
 
 
-FAMILY = PublishedFamily(
-    family=NEMOTRON,
-    readers={"nemotron": read},
-    names=names_of(
-        {
-            **LLAMA_NAMES,
-            "layers.attention_norm_bias": "model.layers.{layer}.input_layernorm.bias",
-            "layers.mlp_norm_bias": "model.layers.{layer}.post_attention_layernorm.bias",
-            "final_norm_bias": "model.norm.bias",
-        }
-    ),
-    write=write,
-)
+FAMILY = PublishedFamily(family=NEMOTRON, readers={"nemotron": read}, names=names_of(LLAMA_NAMES), write=write)

@@ -42,9 +42,6 @@ FAMILY = PublishedFamily(
             "layers.up_bias": "model.layers.{layer}.mlp.c_fc.bias",
             "layers.down": "model.layers.{layer}.mlp.c_proj.weight",
             "layers.down_bias": "model.layers.{layer}.mlp.c_proj.bias",
-            "layers.attention_norm_bias": "model.layers.{layer}.input_layernorm.bias",
-            "layers.mlp_norm_bias": "model.layers.{layer}.post_attention_layernorm.bias",
-            "final_norm_bias": "model.norm.bias",
         }
     ),
     write=write,

@@ -171,6 +171,6 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def meshwright_command(words: Sequence[str]) -> list[str]:
+def meshwright_command(words: Sequence[str], module: str = "meshwright") -> list[str]:
     """Return a command of this meshwright, run by this Python."""
-    return [sys.executable, "-m", "meshwright", *words]
+    return [sys.executable, "-m", module, *words]

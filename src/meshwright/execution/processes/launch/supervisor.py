@@ -19,7 +19,7 @@ from pathlib import Path
 
 from meshwright.errors import MeshwrightError
 from meshwright.execution.processes.host import FAILED, End, Host, listen
-from meshwright.execution.processes.launch.children import Children, Exit, state_of
+from meshwright.execution.processes.launch.children import Children, Exit, meshwright_command, state_of
 from meshwright.support.signals import drop_terminals, find_terminals, handled_signals, not_ignored
 
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
@@ -40,8 +40,7 @@ class Job:
     # Words of the command for a number of processes, to start (False) or continue with fewer (True). Raises
     # MeshwrightError if the run cannot have that many.
     words: Callable[[int, bool], Sequence[str]]
-    # Makes a process's command of those words and of the options with which it finds the others.
-    command: Callable[[Sequence[str], Sequence[str]], Sequence[str]]
+    module: str  # The module that takes those words, and the options with which a process finds the others behind them.
     # The run's; a new checkpoint there shows that a restart helped. None for a server, and for a script, which reports
     # it.
     directory: Path | None
@@ -129,7 +128,7 @@ def _attempt(
     )  # fmt: skip
     meet = ["--coordinator", f"127.0.0.1:{port}", "--num-processes", str(number)]
     meet += ["--start-seconds", f"{job.start_seconds:g}"]
-    commands = [job.command(words, [*meet, "--process-id", str(one)]) for one in range(number)]
+    commands = [meshwright_command([*words, *meet, "--process-id", str(one)], job.module) for one in range(number)]
     children = Children(commands, job.environments(number), say)
     num_sent = 0
     host.on_met = children.show
