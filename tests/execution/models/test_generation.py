@@ -1,5 +1,6 @@
 """Decoding from a cache, however it is split: the same tokens as without one, and no more slots than are read."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -35,6 +36,17 @@ def test_single_rows_continue_as_transformers_does(family, mesh):
         prompt = golden["tokens"][row, : golden["lengths"][row]].tolist()
         wanted = golden["continuations"][row].tolist()
         assert model.generate(prompt, max_tokens=len(wanted))[0].tokens == tuple(wanted)
+
+
+def test_a_model_with_fewer_layers_than_repeat_continues_as_its_logits_say():
+    """Gemma 3 repeats every third layer here; its first two have a window, and no cache of whole texts."""
+    whole = mw.load(GOLDENS / "gemma3_text", on="cpu:1")
+    params = {**whole.params, "layers": jax.tree.map(lambda leaf: leaf[:2], whole.params["layers"])}
+    model = replace(whole, config=replace(whole.config, num_layers=2), params=params)
+    tokens = list(range(3, 13))
+    for _ in range(4):
+        tokens.append(int(np.argmax(model.logits([tokens])[0][-1])))
+    assert model.generate(tokens[:10], max_tokens=4)[0].tokens == tuple(tokens[10:])
 
 
 def test_layers_with_a_window_have_slots_for_it_alone():

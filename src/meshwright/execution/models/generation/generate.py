@@ -326,7 +326,7 @@ def _through_layers(
     before = [0] * len(windows)
     """For each cache, the number of its layers in earlier stacks."""
     for stack in layers(model):
-        members = [stack.layer(number) for number in range(stack.period)]
+        members = [stack.layer(number) for number in range(min(stack.period, stack.num_layers))]
         caches_of = [windows.index(_window(member)) for member in members]
         first = list(before)
 
