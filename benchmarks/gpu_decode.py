@@ -1,6 +1,6 @@
 """Decode steps of one GPU that is here, predicted beside measured: milliseconds, tokens/s, share of HBM's bandwidth.
 
-    .venv/bin/python benchmarks/gpu_decode.py [--rows "llama3-8b 64x2048" …] [--steps 20] [--json FILE]
+    .venv/bin/python benchmarks/gpu_decode.py [--rows "llama3-8b 64x2048" …] [--steps 20] [--kernels] [--json FILE]
 
 A row is a model (with `:N`, its first N layers) and rows x tokens: so many sequences, each with so many tokens in the
 cache. The step is the server's own (`greedy_program`), with random weights and pages, every sequence at its full
@@ -33,7 +33,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--on", help="plan for this chip instead of the one that is here, as h100")
+    parser.add_argument("--kernels", action="store_true", help="compare the kernels' results with the gather's alone")
     args = parser.parse_args()
+    if args.kernels:
+        for case in KERNELS:
+            print(*case, f"{kernel_error(*case):.1e}")
+        return
     spawn = multiprocessing.get_context("spawn")
     found: list[dict[str, Any]] = []
     print(f"{'':26}{'predicted':>12}{'waited for':>12}{'dispatched':>12}  p/m   of HBM    tokens/s")
@@ -51,6 +56,63 @@ def main() -> None:
         found.append(row)
         if args.json:
             args.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+KERNELS = (
+    ("float32", "float32", 1, 4, 128, None, None), ("bfloat16", "bfloat16", 1, 4, 128, None, None),
+    ("bfloat16", "bfloat16", 2, 8, 64, 100, None), ("bfloat16", "bfloat16", 5, 2, 256, None, 30.0),
+    ("bfloat16", "int8", 1, 4, 128, None, None),
+)  # fmt: skip
+"""dtypes of queries and of the cache, tokens, query heads of a kv head, dims of a head, window and softcap."""
+
+
+def kernel_error(
+    dtype: str, stored: str, length: int, group: int, head_dim: int, window: int | None, softcap: float | None
+) -> float:
+    """The largest difference between attention by the kernel and by a gather in float32, over the largest value."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from meshwright.execution.models.attention import Scoring
+    from meshwright.execution.models.generation.paged_cache import Pages, read_pages
+    from meshwright.execution.models.generation.paged_kernel import attend_to_pages
+
+    random, scoring = np.random.default_rng(0), Scoring(divisor=head_dim**0.5, softcap=softcap)
+    batch, heads, layers, entries, slots = 3, 2, 2, 37, 16
+    table = jnp.asarray(random.permutation(batch * entries).reshape(batch, entries), jnp.int32)
+    first = jnp.asarray([0, 2, 0], jnp.int32)
+    positions = jnp.asarray([[400], [500], [3]]) + jnp.arange(length)[None]
+    query = jnp.asarray(random.normal(size=(batch, length, heads, group, head_dim)), dtype)
+    size = (layers, batch * entries, heads, slots, head_dim)
+    if stored == "int8":
+        values = [jnp.asarray(random.integers(-127, 128, size), jnp.int8) for _ in range(2)]
+        scales = [jnp.asarray(random.uniform(0.005, 0.02, size[:4]), jnp.float32) for _ in range(2)]
+        pages = wide = Pages(values[0], values[1], (scales[0], scales[1]))
+    else:
+        pages = Pages(*(jnp.asarray(random.normal(size=size), dtype) for _ in range(2)))
+        wide = Pages(*(x.astype(jnp.float32) for x in pages[:2]))
+
+    @jax.jit
+    def by_kernel(query: Any, pages: Any) -> Any:
+        found = attend_to_pages(
+            query, positions, pages, jnp.asarray(1), table, first, offset=0, page_size=slots, window=window,
+            scoring=scoring, is_interpreted=jax.default_backend() == "cpu",
+        )  # fmt: skip
+        return found.product / found.sums[..., None]
+
+    @jax.jit
+    def by_gather(query: Any, wide: Any) -> Any:
+        key, value, distance = read_pages(wide, jnp.asarray(1), table, first, positions, (), jnp.float32)
+        wanted = jnp.einsum("bskgh,bkth->bskgt", query.astype(jnp.float32), key, precision="highest")
+        scores = wanted / scoring.divisor
+        scores = scores if not softcap else softcap * jnp.tanh(scores / softcap)
+        visible = (distance >= 0) & (distance < (window or 10**6))
+        weights = jax.nn.softmax(jnp.where(visible[:, :, None, None], scores, -jnp.inf), axis=-1)
+        return jnp.einsum("bskgt,bkth->bskgh", weights, value, precision="highest")
+
+    wanted = by_gather(query, wide)
+    return float(jnp.max(jnp.abs(by_kernel(query, pages) - wanted)) / jnp.max(jnp.abs(wanted)))
 
 
 def line(row: dict[str, Any]) -> str:

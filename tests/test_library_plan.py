@@ -122,11 +122,26 @@ WRONG = {
     "a price alone": (lambda: mw.plan("tiny", **TINY, price=4.2), "price changes nothing without tokens"),
     "a mesh twice": (lambda: mw.plan("tiny", **TINY, compare=["tp=8", "1,1,8,1"]), "compare has tp=8 twice"),
     "meshes as text": (lambda: mw.plan("tiny", **TINY, compare="tp=8"), "compare is 'tp=8'; it is a list of meshes"),
+    "tokens of a server": (
+        lambda: mw.plan("tiny", "cpu:8", serve="decode", tokens="1T"),
+        "tokens changes nothing beside serve='decode'",
+    ),
+    "a server's phase": (
+        lambda: mw.plan("tiny", "cpu:8", serve="decod"),
+        "phase is 'decod'; it is one of prefill, decode",
+    ),
     "lengths without a batch": (
         lambda: mw.plan("tiny", on="cpu:8", sweep="seq_len=64,128"),
         "--sweep seq-len needs --batch",
     ),
 }  # fmt: skip
+
+
+def test_a_server_is_planned_as_verify_plans_it():
+    found = mw.plan("tiny", "cpu:8", serve="decode", batch=8, prompt_len=48, output_len=16, mesh="tp=8")
+    assert (str(found.mesh), found.batch) == ("tp=8", 8)
+    assert str(found).startswith("tiny · decode · 8 × 48 + 16 tokens · cpu:8\ntp=8   ")
+    assert str(found) in found._repr_html_().replace("</div><div><b>", "\n")
 
 
 @pytest.mark.parametrize(("call", "said"), WRONG.values(), ids=WRONG)

@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from meshwright.description.frameworks.framework import framework_fields
 from meshwright.description.hardware.system import System
 from meshwright.description.step.legality import check_mesh, check_positions
+from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.rules import stream_rules
+from meshwright.description.step.serving import CacheSplit, ServingPhase
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.strategy_checks import check_strategy, has_reference
 from meshwright.description.step.workload import REMATS, Remat, Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.options.keywords import PlanOptions, SearchOptions
+from meshwright.options.keywords import PlanOptions, SearchOptions, ServingOptions
 from meshwright.options.values import Count, MeshLike, SystemLike, given, read_count, read_mesh, read_price
 from meshwright.planning.files import is_run_directory
 from meshwright.planning.options import (
+    SERVING_OPTIONS,
     STRATEGY_OPTIONS,
     WORKLOAD_OPTIONS,
     ModelLike,
@@ -32,6 +35,8 @@ from meshwright.planning.options import (
 )
 from meshwright.planning.plan import Plan, as_run, is_plan_file, make_plan, read_plan
 from meshwright.planning.search import Ranking, find_faster, plan_stages, rank_space
+from meshwright.planning.serving.plan import ServingPlan
+from meshwright.planning.serving.search import best_serving_plan
 from meshwright.planning.space import Space, run_strategy, runnable_space, whole_space
 from meshwright.planning.sweep import Point, read_sweep, run_sweep, swept_options
 from meshwright.planning.ties import simplest_first
@@ -85,6 +90,18 @@ def plan(
 
 @overload
 def plan(
+    model: str | Path | ModelConfig,
+    on: SystemLike,
+    *,
+    serve: ServingPhase,
+    mesh: MeshLike | None = None,
+    cache: CacheSplit | None = None,
+    **options: Unpack[ServingOptions],
+) -> ServingPlan: ...
+
+
+@overload
+def plan(
     model: Callable[..., Any],
     *args: Any,
     on: SystemLike,
@@ -106,9 +123,12 @@ def plan(
     strategy: Strategy | None = None,
     tokens: Count | None = None,
     price: float | str | None = None,
+    serve: ServingPhase | None = None,
     **options: Any,
-) -> Plan | tuple[Plan, ...] | tuple[Point, ...] | ProgramPlan:
+) -> Plan | tuple[Plan, ...] | tuple[Point, ...] | ServingPlan | ProgramPlan:
     """Plan the training of a model on some hardware: find the best mesh and the best strategy to run it.
+
+    Or plan to serve it: `plan("llama3-8b", "v5e:8", serve="decode", batch=64)` returns the best `ServingPlan`.
 
     Or plan your own JAX function from its arguments: `plan(step, state, batch, on="v5e:4x4")`. Its dims are found by
     tracing, the best layouts are compiled, and the fastest is returned as a `ProgramPlan`, whose `apply()` returns the
@@ -129,6 +149,8 @@ def plan(
         strategy: run the mesh with exactly this strategy; requires mesh.
         tokens: also compute the cost of training on this many tokens, as `15T`, in `Plan.training_run`.
         price: with tokens, the price of a chip-hour, for the price of the training.
+        serve: plan a server's phase, `decode` or `prefill`; its options are `ServingOptions`, mesh and cache (how the
+            cache is split), as `verify` takes them.
         options: the workload (`WorkloadOptions`), as seq_len, remat and dtype, with either batch (in sequences) or
             batch_tokens; single fields of the strategy (`StrategyOptions`); include_planned. For a function, its
             arguments by name, and num_compiled: how many of its best layouts are compiled (default 3; 0 for none).
@@ -154,6 +176,10 @@ def plan(
     if is_image_model(model):
         raise MeshwrightError(f"{model} is a model of images; meshwright.planning.plan_images plans it")
     check_model(model)
+    if serve is not None:
+        _refuse(named.keys() - {"mesh"}, f"beside serve={serve!r}")
+        own = given({"on": on, **options}, ("cache", *ServingOptions.__annotations__))
+        return best_serving_plan(model, serve, _only(own, SERVING_OPTIONS), mesh=mesh, cache=own.get("cache"))
     said = given({"on": on, **options}, ("on", *SearchOptions.__annotations__))
     if isinstance(model, str | Path) and (kept := _kept_plan(model, named | said)) is not None:
         return kept

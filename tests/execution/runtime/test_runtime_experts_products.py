@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from meshwright.description.step.token_routing import expert_blocks
-from meshwright.execution.runtime.experts.products import grouped_matmul, grouped_matmul_transposed
+from meshwright.execution.runtime.experts.products import (
+    _multiply_by_kernel,
+    grouped_matmul,
+    grouped_matmul_transposed,
+)
 
 ROWS, EXPERTS, D, F = 256, 4, 8, 12
 """Blocks of 16 rows."""
@@ -54,6 +58,14 @@ def test_rows_meet_the_weights_of_their_expert(sizes, compiled):
     for expert, own in enumerate(slices(sizes)):
         np.testing.assert_array_equal(made[own], rows[own] @ weights[expert])
         np.testing.assert_array_equal(summed[expert], rows[own].T @ gradient[own])
+
+
+@pytest.mark.parametrize("sizes", [(10, 0, 20, 5), (40, 0, 0, 0), (1, 1, 1, 1), (0, 0, 0, 0)], ids=str)
+def test_the_kernel_for_gpus_multiplies_as_blocks_do(sizes):
+    rows, weights = draw(40, 128), draw(EXPERTS, 128, 96)
+    made = jax.jit(partial(_multiply_by_kernel, dtype=jnp.float32, interpret=True))(rows, weights, np.array(sizes))
+    for expert, own in enumerate(slices(sizes)):
+        np.testing.assert_array_equal(made[own], rows[own] @ weights[expert])
 
 
 def test_sums_of_narrow_rows_are_rounded_once():

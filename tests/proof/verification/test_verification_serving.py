@@ -117,6 +117,24 @@ def test_a_decode_step_for_a_tpu_moves_what_is_planned_and_copies_neither_cache_
     assert step.compiled < most_seconds
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("model", "mesh", "layers"),
+    [("llama3-8b", "tp=8", 4), ("mixtral-8x7b", "ep=2,tp=4", 2), ("gpt-oss-20b", "tp=8", 2)],
+)
+def test_a_decode_step_for_gpus_computes_what_is_planned_and_copies_neither_cache_nor_weights(model, mesh, layers):
+    """Each kernel tells its flops; from stacked weights, or by a gather of pages, a step would need a layer's bytes."""
+    pytest.importorskip("jax_cuda13_plugin")
+    found = mw.verify(model, serve="decode", on="h100:8", batch=64, mesh=mesh, num_layers=layers)
+    rows = {row.quantity: row for row in found.rows}
+    assert all(row.is_explained for row in found.rows)
+    assert not any("have no known flops" in note for note in found.compiled.notes)
+    memory = found.plan.predicted.memory_bytes
+    assert rows["memory temporaries"].compiled < min(memory["weights"], memory["cache"]) / layers / 3
+    if model == "llama3-8b":
+        assert rows["flops"].is_equal
+
+
 def test_a_serving_plan_says_its_layout_itself(tmp_path):
     plan = best_serving_plan("tiny", "decode", {"on": "cpu:8", "batch": 8, "prompt_len": 48, "output_len": 16})
     path = tmp_path / "served.yaml"

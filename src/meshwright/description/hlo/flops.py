@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from meshwright.description.hlo.kernel_cost import cost_of
 from meshwright.description.hlo.loops import count_executions
 from meshwright.description.hlo.module import Instruction, Module
 from meshwright.description.hlo.phases import describe
@@ -41,8 +42,8 @@ def count_flops(module: Module) -> ProgramFlops:
     """Return the flops of a program's dots, convolutions (the TPU compiler's form of dots) and GEMM calls.
 
     A multiply-add counts as two. Loop bodies count as often as they run, unlike in XLA's own `cost_analysis`.
-    Elementwise work is not counted. A kernel counts as its author's estimate (`pl.CostEstimate`); kernels without one
-    are named in the notes.
+    Elementwise work is not counted. A kernel counts as its author's estimate (`pl.CostEstimate`, or its scope's
+    `KernelCost`); kernels without one are named in the notes.
     """
     runs = count_executions(module)
     by_phase: Counter[Phase] = Counter()
@@ -73,6 +74,8 @@ def flops_of(module: Module, instruction: Instruction) -> int | None:
         return _dot(module, instruction, found[1])
     if found := _COST_ESTIMATE.search(config):
         return int(found[1])
+    if cost := cost_of(instruction):
+        return cost.flops
     return None if is_kernel(instruction) else 0
 
 

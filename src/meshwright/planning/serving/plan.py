@@ -23,6 +23,8 @@ from meshwright.planning.files import has_fields, read_data, write_data
 from meshwright.planning.plan import is_plan_file
 from meshwright.record import Record, merge
 from meshwright.support.field_types import from_data
+from meshwright.support.notebook import card
+from meshwright.units import show_bytes, show_seconds
 
 FORMAT = 1
 """The version of the file format; other versions are refused."""
@@ -44,6 +46,24 @@ class ServingPlan:
     predicted: Record
     hardware_file: str | None = None
     memory_headroom: float | None = None
+
+    def __str__(self) -> str:
+        """Format workload, layout and prediction in two lines."""
+        serving, peak = self.serving, self.predicted.memory_bytes["peak"]
+        answers = f" + {serving.output_len:,}" if serving.phase == "decode" else ""
+        chunks = "" if serving.chunk is None else f" in chunks of {serving.chunk:,}"
+        unit = "a token" if serving.phase == "decode" else "a batch" if serving.chunk is None else "a chunk"
+        return (
+            f"{serving.model.name} · {serving.phase} · {self.batch:,} × {serving.prompt_len:,}{answers} tokens{chunks}"
+            f" · {self.hardware}\n{self.layout}   {show_seconds(self.seconds)} {unit}"
+            f"   {self.tokens_per_second:,.0f} tok/s   {show_bytes(peak)} of"
+            f" {show_bytes(self.system.usable_bytes)}" + ("" if self.predicted.fits else "   DOES NOT FIT")
+        )
+
+    def _repr_html_(self) -> str:
+        """Return HTML for a notebook: the answer, and the terms of step time and memory."""
+        title, answer = str(self).split("\n")
+        return card(title, answer, self.predicted.tables(), self.predicted.notes)
 
     @property
     def system(self) -> System:

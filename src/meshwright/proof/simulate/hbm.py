@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from meshwright.description.hlo.kernel_cost import cost_of
 from meshwright.description.hlo.module import Instruction, Module
 from meshwright.proof.simulate.aliasing import parse_aliases
 
@@ -23,11 +24,14 @@ def hbm_bytes(module: Module, instruction: Instruction) -> int:
     """Return the bytes that one execution of an instruction reads from and writes to main memory.
 
     Counts operands, each once, and results, with tile padding; not arrays in other memories (VMEM, host), nor results
-    that share memory with an operand. A slice counts only the part it takes, an in-place update only the update. Values
-    inside a fusion stay on chip. Asynchronous starts and ends count nothing: other engines transfer the data.
+    that share memory with an operand. A slice counts only the part it takes, an in-place update only the update, a
+    kernel what its scope tells (`KernelCost`). Values inside a fusion stay on chip. Asynchronous starts and ends count
+    nothing: other engines transfer the data.
     """
     if is_free(instruction):
         return 0
+    if cost := cost_of(instruction):
+        return cost.num_bytes
     if instruction.opcode == "fusion":
         return _fusion_bytes(module, instruction)
     operands, result = module.operands(instruction), instruction.shape.hbm_bytes

@@ -71,9 +71,8 @@ class Engine:
             raise MeshwrightError(f"{draft.config.name} cannot draft for {model.config.name}: {reason}")
         self.layout, self.context = engine_layout(model, settings)
         self.runner = Runner(model, self.layout, self.context, settings, draft)
-        if settings.weight_dtype is not None:
-            # The runner has quantised parameters; drop the loaded ones.
-            self.model = replace(model, params={})
+        # The runner has the parameters, where it may quantise them or lay them otherwise; the loaded ones are dropped.
+        self.model = replace(model, params={})
         self.scheduler = self._new_scheduler()
         self.on_failure: Callable[[], None] = lambda: None
         self._changes, self._sampling_rows = list[RowChange](), set[int]()

@@ -19,7 +19,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.generate import decode_layout
 from meshwright.execution.models.generation.paged_cache import abstract_pages, page_axes
 from meshwright.execution.models.generation.serving_step import check_served, dtype_of
-from meshwright.execution.models.generation.stationary import for_tpu_products
+from meshwright.execution.models.generation.stationary import for_server_products
 from meshwright.execution.models.quantised.int8_weights import in_int8
 from meshwright.execution.runtime.arrays import DTYPES, abstract
 from meshwright.mesh import MeshShape
@@ -54,7 +54,7 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, leaf.sharding.spec)),
             (params, pages),
         )
-        params = for_tpu_products(params, model)
+        params = for_server_products(params, model)
         last, numbers = (
             jax.ShapeDtypeStruct(size, jnp.int32, sharding=NamedSharding(mesh, P()))
             for size in ((read.batch,), (read.batch, program.columns.width))

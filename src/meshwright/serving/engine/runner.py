@@ -27,7 +27,7 @@ from meshwright.description.step.serving import SERVING_RULES
 from meshwright.execution.models.generation.generate import decode_layout, placed_params
 from meshwright.execution.models.generation.paged_cache import Pages, abstract_pages, page_axes
 from meshwright.execution.models.generation.sampling import GREEDY, Sampling, Written
-from meshwright.execution.models.generation.stationary import for_tpu_products
+from meshwright.execution.models.generation.stationary import for_server_products
 from meshwright.execution.models.inference.loaded import LoadedModel
 from meshwright.execution.models.quantised.int8_weights import in_int8
 from meshwright.execution.runtime.arrays import DTYPES
@@ -144,13 +144,13 @@ class Runner:
             self._params = placed_params(model.params, model.config, context)
             if settings.weight_dtype == "int8":
                 self._params = in_int8(self._params, model.config)
-            self._params = for_tpu_products(self._params, model.config)
+            self._params = for_server_products(self._params, model.config)
             self._draft = None
             if draft is not None:
                 # It uses the page numbers of layers without a window, which have all tokens of a text.
                 group = layout.windows.index(None)
                 of = decode_layout(draft.config, context.mesh, self._split)
-                params = for_tpu_products(placed_params(draft.params, draft.config, of), draft.config)
+                params = for_server_products(placed_params(draft.params, draft.config, of), draft.config)
                 self._draft = _Draft(draft.config, of, params, group, DTYPES[draft.dtype])
             pages, self._last, self._state = self._empty_arrays(stored_dtype(model, settings))
             self._pages, draft_pages = pages

@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 from meshwright.execution.models.attention import Scoring
 from meshwright.execution.models.generation.cache import Cache, split_axes, with_tokens
 from meshwright.execution.models.generation.paged_cache import PagedCache, Pages, read_pages, with_tokens_in_pages
+from meshwright.execution.models.generation.paged_kernel import attend_to_pages, fits_kernel
+from meshwright.execution.runtime.mesh import mesh_platform
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
 CACHED_ATTENTION = "cached_attention"
@@ -72,13 +74,22 @@ def write_and_attend(
         there = P(batch, None, heads, group, None)
     else:
         there = P(stored[0], None, heads, None, None)
-    local = partial(_attend_on_device, read=read, parts=parts, across=across, scoring=scoring, is_latent=is_latent)
+    has_kernel = isinstance(cache, PagedCache) and not is_latent and _has_kernel(query, cache.pages)
+    if has_kernel:
+        local = partial(_attend_to_pages, parts=parts, across=across, scoring=scoring, window=window)
+    else:
+        local = partial(_attend_on_device, read=read, parts=parts, across=across, scoring=scoring, is_latent=is_latent)
     result = P(*there[:3], across or there[3], None)
     # Two reshards: first split rows over fsdp (with latents they are not yet), then exchange heads for rows.
     rows = layout.axes("batch") + (layout.axes("embed") if layout.cache_split == "batch" else ())
     between = P(rows or None, None, heads, group, None)
     of_heads = P(there[2], there[3])
-    heads_output = jax.shard_map(local, in_specs=(there, P(stored[0], None), of_heads, *specs), out_specs=result)(
+    heads_output = jax.shard_map(
+        local,
+        in_specs=(there, P(stored[0], None), of_heads, *specs),
+        out_specs=result,
+        check_vma=not has_kernel,
+    )(
         jax.reshard(jax.reshard(query, between), there),
         jax.reshard(positions, P(stored[0], None)),
         None if sinks is None else jax.reshard(sinks.astype(jnp.float32), of_heads),
@@ -116,6 +127,40 @@ def _read_pages(
     return key, value, visible if window is None else visible & (distance < window)
 
 
+def _attend_to_pages(
+    query: Array,
+    positions: Array,
+    sinks: Array | None,
+    pages: Pages,
+    layer: Array,
+    table: Array,
+    first: Array,
+    *,
+    parts: tuple[str, ...],
+    across: tuple[str, ...] | None,
+    scoring: Scoring,
+    window: int | None,
+) -> Array:
+    """Like `_attend_on_device`, with the kernel for GPUs."""
+    slots = pages.key.shape[3]
+    own = attend_to_pages(
+        query,
+        positions,
+        pages,
+        layer,
+        table,
+        first,
+        offset=lax.axis_index(parts) * slots if parts else 0,
+        page_size=slots * (lax.axis_size(parts) if parts else 1),
+        window=window,
+        scoring=scoring,
+    )
+    largest = own.largest if sinks is None else jnp.maximum(own.largest, sinks[None, None])
+    largest = lax.pmax(largest, parts) if parts else largest
+    rescale = jnp.exp(own.largest - largest)
+    return _combined(own.product * rescale[..., None], own.sums * rescale, largest, sinks, parts, across, query.dtype)
+
+
 def _attend_on_device(
     query: Array,
     positions: Array,
@@ -149,12 +194,31 @@ def _attend_on_device(
         largest = jnp.maximum(largest, sinks)
     largest = lax.pmax(largest, parts) if parts else largest
     weights = jnp.exp(scores - largest)
-    sums = jnp.sum(weights, axis=-1, keepdims=True)
+    sums = jnp.sum(weights, axis=-1)
+    product = jnp.einsum("bskgt,bkth->bskgh", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
+    return _combined(
+        product, sums, largest[..., 0], None if sinks is None else sinks[0, 0, ..., 0], parts, across, query.dtype
+    )
+
+
+def _combined(
+    product: Array,
+    sums: Array,
+    largest: Array,
+    sinks: Array | None,
+    parts: tuple[str, ...],
+    across: tuple[str, ...] | None,
+    dtype: Any,
+) -> Array:
+    """Return the outputs [b, s, k, g, h] from weighted values, their weights' sums and the largest scores [b, s, k, g].
+
+    They are summed over `parts`. sinks: logits [k, g], of which each softmax gets one.
+    """
     if sinks is not None:
         # If a row is split over devices, one of them adds its sink.
-        own_share = jnp.exp(sinks - largest)
+        own_share = jnp.exp(sinks[None, None] - largest)
         sums += jnp.where(lax.axis_index(parts) == 0, own_share, 0.0) if parts else own_share
-    product = jnp.einsum("bskgt,bkth->bskgh", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
+    sums = sums[..., None]
     if parts:
         rest = tuple(axis for axis in parts if axis not in (across or ()))
 
@@ -162,5 +226,12 @@ def _attend_on_device(
             x = lax.psum_scatter(x, across, scatter_dimension=3, tiled=True) if across else x
             return lax.psum(x, rest) if rest else x
 
-        product, sums = add(product.astype(query.dtype)), add(sums)
-    return (product / sums).astype(query.dtype)
+        product, sums = add(product.astype(dtype)), add(sums)
+    return (product / sums).astype(dtype)
+
+
+def _has_kernel(query: Array, pages: Pages) -> bool:
+    """Return whether attention of queries [b, s, k, g, h] over pages has a kernel on the current mesh's devices."""
+    sharding: Any = jax.typeof(pages.key).sharding
+    slots = sharding.shard_shape(pages.key.shape)[3]
+    return mesh_platform() in ("gpu", "cuda") and fits_kernel(query.shape[1] * query.shape[3], pages, slots)

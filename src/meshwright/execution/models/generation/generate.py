@@ -318,7 +318,8 @@ def _through_layers(
     caches: tuple[Any, ...],
     model: ModelConfig,
 ) -> tuple[Array, Any]:
-    """Run all layers, in a loop over repeating cycles of layers; returns the stream and the caches.
+    """Run all layers; returns the stream and the caches. Stacked weights run in a loop over repeating cycles of layers,
+    weights in an array for each layer (`for_server_products`) one layer after the other.
 
     layer: (stack of one layer, stream, weights, cache of its window, index in that cache) -> stream and cache.
     """
@@ -351,7 +352,10 @@ def _through_layers(
             return x, caches
 
         cycles, rest = divmod(stack.num_layers, stack.period)
-        if cycles:
+        if isinstance(params[stack.name], tuple):
+            for number in range(cycles):
+                x, caches = cycle((x, caches), number, stack.period)
+        elif cycles:
             (x, caches), _ = jax.lax.scan(
                 lambda carry, number, cycle=cycle, count=stack.period: (cycle(carry, number, count), None),
                 (x, caches),

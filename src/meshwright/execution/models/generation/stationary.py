@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental.layout import Format, Layout
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.description.step.layer import Linear
@@ -31,16 +32,47 @@ LEAST_TPU_ROWS = 8
 """Rows that fill a TPU's registers: a matmul of this many rows costs no more than one of a single row."""
 
 
-def for_tpu_products(params: Mapping[str, Any], model: ModelConfig) -> Any:
-    """Put parameters, arrays or abstract ones, in the memory layout in which XLA:TPU multiplies them.
+def for_server_products(params: Mapping[str, Any], model: ModelConfig) -> Any:
+    """Put parameters, arrays or abstract ones, where the compiler of the mesh's devices multiplies them in place.
 
-    On other platforms they are unchanged. In this layout, each head's matrix [inputs, head_dim] of a weight [layers,
-    inputs, ..., head_dim] is contiguous. From the default layout the compiler would rearrange each layer's weights in
-    every step (libtpu 0.0.42.1): 13% of a step of Llama 3 8B, 64 rows on v5e:4x4. `Layout.AUTO` chooses the same
-    layout.
+    On TPUs that is another memory layout, on GPUs an array for each layer; elsewhere they are unchanged.
     """
-    if mesh_platform() != "tpu":
-        return params
+    if mesh_platform() == "tpu":
+        return _in_tpu_layout(params, model)
+    return _apart(params) if mesh_platform() in ("gpu", "cuda") else params
+
+
+def _apart(params: Mapping[str, Any]) -> Any:
+    """Return parameters with a mapping for each layer of a stack: {stack: ({name: array}, ...)}.
+
+    From a stack XLA:GPU copies each layer's weights in every step before it multiplies them, so that it reads and
+    writes three times their bytes (XLA of JAX 0.10.2 and 0.11.2; `benchmarks/gpu_decode.py`). Stacked arrays are
+    deleted one by one as they are cut.
+    """
+
+    def cut(leaf: Any) -> tuple[Any, ...]:
+        count = leaf.shape[0]
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            sharding = NamedSharding(leaf.sharding.mesh, P(*leaf.sharding.spec[1:]))
+            return (jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=sharding),) * count
+        parts = jax.block_until_ready(jax.jit(lambda whole: tuple(whole[number] for number in range(count)))(leaf))
+        leaf.delete()
+        return parts
+
+    def of_stack(stored: Mapping[str, Any]) -> tuple[Any, ...]:
+        leaves, tree = jax.tree.flatten(dict(stored))
+        return tuple(tree.unflatten(parts) for parts in zip(*map(cut, leaves), strict=True))
+
+    return {name: of_stack(own) if isinstance(own, Mapping) else own for name, own in params.items()}
+
+
+def _in_tpu_layout(params: Mapping[str, Any], model: ModelConfig) -> Any:
+    """Return parameters in the memory layout in which XLA:TPU multiplies them.
+
+    In this layout, each head's matrix [inputs, head_dim] of a weight [layers, inputs, ..., head_dim] is contiguous.
+    From the default layout the compiler would rearrange each layer's weights in every step (libtpu 0.0.42.1): 13% of a
+    step of Llama 3 8B, 64 rows on v5e:4x4. `Layout.AUTO` chooses the same layout.
+    """
 
     def in_layout(leaf: Any, order: tuple[int, ...]) -> Any:
         form: Any = Format(Layout(order), leaf.sharding)

@@ -47,13 +47,21 @@ def in_int8(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
     return found
 
 
-def layer_weights(stored: Mapping[str, Any], number: Array | int, dtype: Any) -> dict[str, Array]:
-    """Return the weights of one layer of a stack, dequantizing those in int8."""
+def layer_weights(
+    stored: Mapping[str, Any] | tuple[Mapping[str, Any], ...], number: Array | int, dtype: Any
+) -> dict[str, Array]:
+    """Return the weights of one layer of a stack, dequantizing those in int8.
 
-    def of_layer(whole: Array | Int8Weight) -> Array:
-        parts = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, 0, keepdims=False), whole)
-        if isinstance(parts, Int8Weight):
-            return (parts.values.astype(jnp.float32) * parts.scale).astype(dtype)
-        return parts
+    stored: stacked, or a mapping for each layer, of which `number` is then a Python number.
+    """
+    if isinstance(stored, tuple):
+        own = stored[number]
+    else:
+        own = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, 0, keepdims=False), stored)
 
-    return {name: of_layer(whole) for name, whole in stored.items()}
+    def dequantized(weight: Array | Int8Weight) -> Array:
+        if isinstance(weight, Int8Weight):
+            return (weight.values.astype(jnp.float32) * weight.scale).astype(dtype)
+        return weight
+
+    return {name: dequantized(weight) for name, weight in own.items()}

@@ -17,8 +17,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from meshwright.description.hlo.kernel_cost import KernelCost
 from meshwright.description.step.token_routing import expert_blocks
 from meshwright.execution.runtime.arrays import widest
+from meshwright.execution.runtime.experts.gpu_kernel import fits_kernel, multiply_blocks
+from meshwright.execution.runtime.mesh import mesh_platform
 
 
 def grouped_matmul(rows: Array, weights: Array, sizes: Array | None, dtype: Any) -> Array:
@@ -28,6 +31,9 @@ def grouped_matmul(rows: Array, weights: Array, sizes: Array | None, dtype: Any)
     """
     if sizes is None:
         return jnp.einsum("esd,edf->esf", rows, weights, preferred_element_type=dtype)
+    _, size = expert_blocks(rows.shape[0], sizes.shape[0])
+    if mesh_platform() in ("gpu", "cuda") and fits_kernel(size, weights):
+        return _multiply_by_kernel(rows, weights, sizes, dtype)
     in_groups = partial(lax.ragged_dot, preferred_element_type=dtype)
     return lax.platform_dependent(
         rows, weights, sizes, tpu=in_groups, default=partial(_multiply_in_blocks, dtype=dtype)
@@ -80,6 +86,24 @@ def _multiply_in_blocks(rows: Array, weights: Array, sizes: Array, *, dtype: Any
 
     zeros = jnp.zeros_like(rows, dtype=dtype, shape=(rows.shape[0], weights.shape[2]))
     return _over_blocks(fill, zeros, _blocks(sizes, count, size))
+
+
+def _multiply_by_kernel(rows: Array, weights: Array, sizes: Array, dtype: Any, **options: Any) -> Array:
+    """`grouped_matmul` of few rows on GPUs. options: of the kernel's `pallas_call`."""
+    (num_rows, _), (num_experts, inner, columns) = rows.shape, weights.shape
+    count, size = expert_blocks(num_rows, num_experts)
+    blocks = _blocks(sizes, count, size)
+    at = blocks.start[:, None] + jnp.arange(size)[None]
+    read = min(num_rows, num_experts) * inner * columns * weights.dtype.itemsize
+    moved = count * size * (inner + columns) * rows.dtype.itemsize
+    with jax.named_scope(KernelCost(2 * num_rows * inner * columns, read + moved).scope):
+        product = multiply_blocks(
+            rows.at[at].get(mode="clip"), weights, blocks.expert, blocks.is_needed, dtype, **options
+        )
+    is_own = (at < blocks.end[:, None]) & blocks.is_needed[:, None]
+    places = jnp.where(is_own, at, num_rows)  # Others are dropped.
+    result = jnp.zeros_like(rows, dtype=dtype, shape=(num_rows, columns))
+    return result.at[places.reshape(-1)].set(product.reshape(-1, columns), mode="drop")
 
 
 def _sum_in_blocks(left: Array, right: Array, sizes: Array, dtype: Any) -> Array:

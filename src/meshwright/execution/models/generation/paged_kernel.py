@@ -1,0 +1,239 @@
+"""Attention of a few new tokens over pages, on NVIDIA GPUs: a Pallas kernel that reads each page once, where it lies.
+
+Without it XLA:GPU gathers a sequence's pages into one array, and the matmuls read that array: three times the bytes.
+The tokens of a sequence are divided over several programs of the grid, whose results are combined afterwards (flash
+decoding, pytorch.org/blog/flash-decoding).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+
+from meshwright.description.hlo.kernel_cost import KernelCost
+from meshwright.execution.models.attention import Scoring
+from meshwright.execution.models.generation.paged_cache import Pages
+
+LEAST_ROWS = 16
+"""Rows of the smallest matmul of Triton."""
+
+MOST_ROWS = 64
+"""Most queries that share keys; more of them are a chunk of a prompt, which is bound by its matmuls."""
+
+BLOCK_TOKENS = 64
+"""Tokens that a program of the grid reads at once."""
+
+BUSY_PROGRAMS = 1024
+"""Programs that keep a GPU busy: about 8 for each of an H100's 132 multiprocessors."""
+
+_MASKED = -1e30
+"""Score of a key that a query does not attend to: finite, so that no difference of two is NaN."""
+
+
+class Partial(NamedTuple):
+    """Attention over some of the keys: weighted values [..., h], sums of weights and largest scores [...], float32.
+
+    Weights are exponentials of the scores less the largest one.
+    """
+
+    product: Array
+    sums: Array
+    largest: Array
+
+
+def fits_kernel(queries: int, pages: Pages, slots: int) -> bool:
+    """Return whether the kernel takes so many queries of a kv head, and pages with so many slots on each device.
+
+    Triton's arrays have sizes that are powers of 2. Pallas computes places of arrays of up to 4 GiB in 32 bits (JAX
+    0.10.2 to 0.12), which are too few for more than 2^31 values of a byte.
+    """
+    small = pages.key.dtype.itemsize > 1 or pages.key.size < 1 << 31 or pages.key.size > 1 << 32
+    return queries <= MOST_ROWS and slots <= BLOCK_TOKENS and all(map(_is_power, (slots, pages.key.shape[4]))) and small
+
+
+def attend_to_pages(
+    query: Array,
+    positions: Array,
+    pages: Pages,
+    layer: Array,
+    table: Array,
+    first: Array,
+    *,
+    offset: Array | int,
+    page_size: int,
+    window: int | None,
+    scoring: Scoring,
+    is_interpreted: bool = False,
+) -> Partial:
+    """Attend with queries [b, s, k, g, h] at positions [b, s] to the pages of one device, [layers, pages, k, slots, h].
+
+    Called inside `jax.shard_map` without `check_vma`.
+
+    Args:
+        table: pages of each row [b, entries], of which the first is number `first` [b] of its sequence.
+        offset: the position in a page of this device's first slot.
+        page_size: tokens of a page over all devices that share it.
+        is_interpreted: run on a CPU, slowly.
+
+    Returns arrays [b, s, k, g, ...].
+    """
+    batch, length, heads, group, head_dim = query.shape
+    slots = pages.key.shape[3]
+    rows = max(LEAST_ROWS, 1 << (length * group - 1).bit_length())
+    entries_of_block = BLOCK_TOKENS // slots
+    blocks = math.ceil(table.shape[1] / entries_of_block)
+    splits = min(blocks, max(1, BUSY_PROGRAMS // (batch * heads)))
+    blocks_of_split = math.ceil(blocks / splits)
+    splits = math.ceil(blocks / blocks_of_split)
+    entries = splits * blocks_of_split * entries_of_block
+
+    def padded(x: Array, value: int = 0) -> Array:
+        """Pad the rows, which are before the last dim."""
+        return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, rows - length * group), (0, 0)], constant_values=value)
+
+    of_heads = jnp.moveaxis(query, 2, 1).reshape(batch, heads, length * group, head_dim)
+    of_rows = padded(jnp.repeat(positions, group, axis=1)[..., None], -1)[..., 0]
+    table = jnp.pad(table, ((0, 0), (0, entries - table.shape[1])))
+    starts = jnp.stack([first, jnp.broadcast_to(jnp.asarray(layer), first.shape)], axis=1).astype(jnp.int32)
+    starts = jnp.concatenate([starts, jnp.broadcast_to(jnp.asarray(offset, jnp.int32), (batch, 1))], axis=1)
+    starts = jnp.pad(starts, ((0, 0), (0, 1)))  # A size that is a power of 2.
+
+    def of_row(*sizes: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, *sizes), lambda row, head, split: (row, *(0 for _ in sizes)))
+
+    def of_split(*sizes: int) -> pl.BlockSpec:
+        return pl.BlockSpec(
+            (None, None, None, *sizes), lambda row, head, split: (row, head, split, *(0 for _ in sizes))
+        )
+
+    whole = pl.BlockSpec(memory_space=pl.ANY) if is_interpreted else pl.BlockSpec()
+    # Slots of all layers and pages one after the other, as they lie in memory.
+    arrays = [array.reshape(-1, head_dim) for array in pages[:2]] + [scale.reshape(-1) for scale in pages.scales or ()]
+    kernel = partial(
+        _kernel,
+        page_size=page_size,
+        window=window,
+        scoring=scoring,
+        num_pages=pages.key.shape[1],
+        slots=slots,
+        blocks=blocks_of_split,
+        entries=entries_of_block,
+    )
+    options: Any = {"interpret": True} if is_interpreted else {"compiler_params": _triton_options()}
+    tokens, elements = entries * slots, math.prod(of_heads.shape[:2]) * head_dim
+    stored = sum(array.dtype.itemsize * math.prod(array.shape[1:]) for array in arrays) * batch * heads * tokens
+    results = 4 * batch * heads * splits * rows * (head_dim + 2)
+    cost = KernelCost(4 * elements * length * group * tokens, stored + results)
+    call = pl.pallas_call(
+        kernel,
+        grid=(batch, heads, splits),
+        in_specs=[
+            of_row(4),
+            of_row(rows),
+            of_row(entries),
+            pl.BlockSpec((None, None, rows, head_dim), lambda row, head, split: (row, head, 0, 0)),
+            *(whole for _ in arrays),
+        ],
+        out_specs=[of_split(rows, head_dim), of_split(rows), of_split(rows)],
+        out_shape=[
+            jax.ShapeDtypeStruct((batch, heads, splits, *sizes), jnp.float32)
+            for sizes in ((rows, head_dim), (rows,), (rows,))
+        ],
+        name="paged_attention",
+        **options,
+    )
+    with jax.named_scope(cost.scope):
+        product, sums, largest = call(starts, of_rows, table, padded(of_heads), *arrays)
+    most = jnp.max(largest, axis=2, keepdims=True)
+    weights = jnp.exp(largest - most)
+
+    def by_token(x: Array) -> Array:
+        """[b, k, rows, ...] as [b, s, k, g, ...]."""
+        own = x[:, :, : length * group]
+        return jnp.moveaxis(own.reshape(batch, heads, length, group, *x.shape[3:]), 1, 2)
+
+    return Partial(
+        by_token(jnp.sum(product * weights[..., None], axis=2)),
+        by_token(jnp.sum(sums * weights, axis=2)),
+        by_token(most[:, :, 0]),
+    )
+
+
+def _kernel(
+    starts: Any,
+    positions: Any,
+    table: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    *rest: Any,
+    page_size: int,
+    window: int | None,
+    scoring: Scoring,
+    num_pages: int,
+    slots: int,
+    blocks: int,
+    entries: int,
+) -> None:
+    """Attend over the `blocks` blocks of pages of one split, of `entries` pages each.
+
+    starts: number of the row's first page, layer, and offset of this device's slots. rest: the scales of int8 keys and
+    values if there are any, then the results.
+    """
+    *scales, product, sums, largest = rest
+    head, split = pl.program_id(1), pl.program_id(2)
+    first, layer, offset = starts[0], starts[1], starts[2]
+    tokens = entries * slots
+    wanted, own_query = positions[...], query[...]
+    newest = jnp.max(wanted)
+
+    def block(number: Array, before: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        begin = (split * blocks + number) * entries
+        places = jnp.arange(tokens)
+        at = (first + begin + places // slots) * page_size + offset + places % slots
+        pages = table[begin + places // slots]
+        stored = ((layer * num_pages + pages) * pl.num_programs(1) + head) * slots + places % slots
+        keys, values, *factors = (array[stored] for array in (key, value, *scales))
+        scores = jnp.dot(own_query, keys.astype(own_query.dtype).T, preferred_element_type=jnp.float32)
+        scores = (scores * factors[0][None] if factors else scores) / scoring.divisor
+        if scoring.softcap:
+            scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
+        distance = wanted[:, None] - at[None]
+        visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+        scores = jnp.where(visible, scores, _MASKED)
+        total, weight, most = before
+        now = jnp.maximum(most, jnp.max(scores, axis=1))
+        weights, rescale = jnp.exp(scores - now[:, None]), jnp.exp(most - now)
+        weighed = weights * factors[1][None] if factors else weights
+        added = jnp.dot(
+            weighed.astype(own_query.dtype), values.astype(own_query.dtype), preferred_element_type=jnp.float32
+        )
+        return total * rescale[:, None] + added, weight * rescale + jnp.sum(weights, axis=1), now
+
+    rows = wanted.shape[0]
+    empty = (
+        jnp.zeros((rows, key.shape[1]), jnp.float32),
+        jnp.zeros(rows, jnp.float32),
+        jnp.full(rows, _MASKED, jnp.float32),
+    )
+    # Pages past the newest token are not read.
+    left = newest // page_size + 1 - first - split * blocks * entries
+    read = jnp.clip((left + entries - 1) // entries, 0, blocks)
+    product[...], sums[...], largest[...] = lax.fori_loop(0, read, block, empty)
+
+
+def _triton_options() -> Any:
+    from jax.experimental.pallas import triton
+
+    return triton.CompilerParams(num_warps=4, num_stages=3)
+
+
+def _is_power(size: int) -> bool:
+    """Whether a size is a power of 2."""
+    return size & (size - 1) == 0

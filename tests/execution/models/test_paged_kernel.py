@@ -1,0 +1,62 @@
+"""Attention over pages by the kernel for GPUs, interpreted here: what a gather of the pages gives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshwright.execution.models.attention import Scoring
+from meshwright.execution.models.generation.paged_cache import Pages, read_pages
+from meshwright.execution.models.generation.paged_kernel import attend_to_pages, fits_kernel
+
+BATCH, HEADS, LAYERS, ENTRIES, SLOTS = 3, 2, 2, 21, 16
+
+
+def drawn_pages(random, head_dim, *, is_int8):
+    size = (LAYERS, BATCH * ENTRIES, HEADS, SLOTS, head_dim)
+    if not is_int8:
+        return Pages(*(jnp.asarray(random.normal(size=size), jnp.float32) for _ in range(2)))
+    values = [jnp.asarray(random.integers(-127, 128, size), jnp.int8) for _ in range(2)]
+    return Pages(*values, tuple(jnp.asarray(random.uniform(0.005, 0.02, size[:4]), jnp.float32) for _ in range(2)))
+
+
+def by_gather(query, positions, pages, table, first, window, scoring):
+    keys, values, distance = read_pages(pages, jnp.asarray(1), table, first, positions, (), jnp.float32)
+    scores = jnp.einsum("bskgh,bkth->bskgt", query, keys) / scoring.divisor
+    if scoring.softcap:
+        scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
+    visible = (distance >= 0) & (distance < (window or 10**6))
+    weights = jax.nn.softmax(jnp.where(visible[:, :, None, None], scores, -jnp.inf), axis=-1)
+    return jnp.einsum("bskgt,bkth->bskgh", weights, values)
+
+
+@pytest.mark.parametrize(
+    ("length", "group", "head_dim", "window", "softcap", "is_int8"),
+    [(1, 4, 32, None, None, False), (5, 3, 16, 70, 20.0, False), (1, 1, 64, None, None, True)],
+)
+def test_the_kernel_gives_what_a_gather_gives(length, group, head_dim, window, softcap, is_int8):
+    """Tables begin at the third page of one row; another row has a single page of tokens."""
+    random, scoring = np.random.default_rng(0), Scoring(divisor=head_dim**0.5, softcap=softcap)
+    query = jnp.asarray(random.normal(size=(BATCH, length, HEADS, group, head_dim)), jnp.float32)
+    pages = drawn_pages(random, head_dim, is_int8=is_int8)
+    table = jnp.asarray(random.permutation(BATCH * ENTRIES).reshape(BATCH, ENTRIES), jnp.int32)
+    first = jnp.asarray([0, 2, 0], jnp.int32)
+    positions = jnp.asarray([[200], [330], [3]], jnp.int32) + jnp.arange(length, dtype=jnp.int32)[None]
+    found = attend_to_pages(
+        query, positions, pages, jnp.asarray(1), table, first, offset=0, page_size=SLOTS, window=window,
+        scoring=scoring, is_interpreted=True,
+    )  # fmt: skip
+    wanted = by_gather(query, positions, pages, table, first, window, scoring)
+    np.testing.assert_allclose(found.product / found.sums[..., None], wanted, atol=2e-6)
+
+
+def test_the_kernel_is_left_out_where_triton_or_32_bits_do_not_do():
+    def pages(dtype, count, head_dim=128):
+        return Pages(*(jax.ShapeDtypeStruct((1, count, 8, 16, head_dim), dtype) for _ in range(2)))
+
+    assert fits_kernel(4, pages("bfloat16", 1 << 10), 16)
+    assert fits_kernel(4, pages("int8", 1 << 16), 16)
+    assert not fits_kernel(65, pages("bfloat16", 1 << 10), 16)
+    assert not fits_kernel(4, pages("bfloat16", 1 << 10), 12)
+    assert not fits_kernel(4, pages("bfloat16", 1 << 10, head_dim=96), 16)
+    assert not fits_kernel(4, pages("int8", 1 << 17), 16)

@@ -1,0 +1,63 @@
+"""What the engine does for GPUs alone, done on other devices with an interpreted kernel: tokens are the same."""
+
+from dataclasses import replace
+
+import pytest
+from serving_cases import answers, drawn_model, greedy_requests, prompts_of, tokens_of
+
+from meshwright.description.families.registry import PRESETS
+from meshwright.execution.models.generation import cached_attention, stationary
+from meshwright.execution.models.generation.paged_kernel import attend_to_pages
+from meshwright.mesh import MeshShape
+from meshwright.serving.engine.engine import Engine
+from meshwright.serving.engine.programs import greedy_program, sampling_program, scoring_program
+from meshwright.serving.engine.settings import EngineSettings
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """The shapes of queries that the kernel gets, as on GPUs; no other test gets these programs from their caches."""
+    programs, called = (greedy_program, sampling_program, scoring_program), list[tuple[int, ...]]()
+
+    def forget():
+        for program in programs:
+            program.cache_clear()
+
+    forget()
+    for module in (stationary, cached_attention):
+        monkeypatch.setattr(module, "mesh_platform", lambda: "gpu")
+
+    def interpreted(*args, **options):
+        called.append(args[0].shape)
+        return attend_to_pages(*args, **options, is_interpreted=True)
+
+    monkeypatch.setattr(cached_attention, "attend_to_pages", interpreted)
+    yield called
+    forget()
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "cache"),
+    [
+        ("tiny", MeshShape(tp=2), None),
+        pytest.param("tiny-gemma3", MeshShape(dp=2, tp=2), None, marks=pytest.mark.matrix),
+        pytest.param("tiny", MeshShape(fsdp=2, tp=2), "sequence", marks=pytest.mark.matrix),
+        pytest.param("tiny-moe", MeshShape(ep=2, tp=2), None, marks=pytest.mark.matrix),
+        pytest.param("tiny-gpt-oss", MeshShape(tp=2), None, marks=pytest.mark.matrix),
+    ],
+)
+def test_weights_of_each_layer_and_a_kernel_change_no_token(model, shape, cache, called):
+    settings = {} if cache is None else {"cache_split": cache}
+    loaded = drawn_model(shape, replace(PRESETS[model], num_layers=2))
+    requests = greedy_requests(prompts_of(4, vocab=256, longest=30), most_tokens=8)
+    wanted = [loaded.generate([list(each.prompt)], max_tokens=each.max_tokens, stop_tokens=())[0] for each in requests]
+    engine = Engine(loaded, EngineSettings(rows=2, context=64, page_size=8, chunk_tokens=16, **settings))
+    assert [len(layer["query"].shape) for layer in engine.runner._params["layers"]] == [4, 4]
+    assert all(leaf.is_deleted() for leaf in loaded.params["layers"].values())
+    engine.start()
+    try:
+        got = answers(engine, requests)
+    finally:
+        engine.close()
+    assert [tokens_of(outputs) for outputs in got] == [each.tokens for each in wanted]
+    assert 1 in {length for _, length, *_ in called}
