@@ -146,6 +146,39 @@ def test_a_kernel_counts_what_its_author_estimated():
     assert count_flops(parse_hlo(KERNEL.replace("COST", estimate))).total == 123456
 
 
+def test_a_kernel_counts_and_moves_what_its_scope_tells():
+    text = """HloModule kernel
+
+ENTRY %main (pages: bf16[1000000,128]) -> f32[16,128] {
+  pages = bf16[1000000,128]{1,0} parameter(0)
+  ROOT call = f32[16,128]{1,0} custom-call(pages), custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="jit(f)/flops4096_bytes8192/pallas_call"}
+}
+"""
+    module = parse_hlo(text)
+    assert count_flops(module).total == 4096
+    assert hbm_bytes(module, module.root("main")) == 8192
+
+
+@pytest.mark.parametrize(("right", "flops"), [("pad.2", 2 * 16 * 90 * 8), ("plain", 2 * 16 * 96 * 8)])
+def test_zeros_that_a_summed_dim_is_padded_with_are_not_counted(right, flops):
+    """XLA:GPU pads both operands where it sums parts of a dim apart; padding of one operand adds rows, which count."""
+    text = f"""HloModule split
+
+ENTRY %main (x: bf16[16,90]) -> f32[4,16,8] {{
+  x = bf16[16,90]{{1,0}} parameter(0)
+  w = bf16[90,8]{{1,0}} parameter(1)
+  plain = bf16[96,8]{{1,0}} parameter(2)
+  zero = bf16[] constant(0)
+  pad.1 = bf16[16,96]{{1,0}} pad(x, zero), padding=0_0x0_6
+  pad.2 = bf16[96,8]{{1,0}} pad(w, zero), padding=0_6x0_0
+  left = bf16[16,4,24]{{2,1,0}} bitcast(pad.1)
+  right = bf16[4,24,8]{{2,1,0}} bitcast({right})
+  ROOT dot = f32[4,16,8]{{2,1,0}} dot(left, right), lhs_batch_dims={{1}}, lhs_contracting_dims={{2}}, rhs_batch_dims={{0}}, rhs_contracting_dims={{1}}
+}}
+"""
+    assert count_flops(parse_hlo(text)).total == flops
+
+
 def test_a_kernel_without_an_estimate_is_named():
     flops = count_flops(parse_hlo(KERNEL.replace(",COST", "")))
     assert flops.total == 0

@@ -131,8 +131,7 @@ def test_a_decode_step_for_gpus_computes_what_is_planned_and_copies_neither_cach
     assert not any("have no known flops" in note for note in found.compiled.notes)
     memory = found.plan.predicted.memory_bytes
     assert rows["memory temporaries"].compiled < min(memory["weights"], memory["cache"]) / layers / 3
-    if model == "llama3-8b":
-        assert rows["flops"].is_equal
+    assert rows["flops"].is_equal or found.plan.mesh.ep > 1
 
 
 def test_a_serving_plan_says_its_layout_itself(tmp_path):

