@@ -91,8 +91,7 @@ def plan(
 @overload
 def plan(
     model: str | Path | ModelConfig,
-    on: SystemLike,
-    *,
+    *on: SystemLike,
     serve: ServingPhase,
     mesh: MeshLike | None = None,
     cache: CacheSplit | None = None,
@@ -166,7 +165,7 @@ def plan(
     named = {"compare": compare, "compare_systems": compare_systems, "sweep": sweep, **single}
     named = {name: value for name, value in named.items() if value is not None}
     if callable(model):
-        return _plan_function(model, args, on, named, options)
+        return _plan_function(model, args, on, named | ({} if serve is None else {"serve": serve}), options)
     for beside in args:
         if on is not None:
             raise MeshwrightError(
@@ -177,6 +176,8 @@ def plan(
         raise MeshwrightError(f"{model} is a model of images; meshwright.planning.plan_images plans it")
     check_model(model)
     if serve is not None:
+        if isinstance(model, Workload):
+            raise MeshwrightError("a Workload is training; with serve give its model")
         _refuse(named.keys() - {"mesh"}, f"beside serve={serve!r}")
         own = given({"on": on, **options}, ("cache", *ServingOptions.__annotations__))
         return best_serving_plan(model, serve, _only(own, SERVING_OPTIONS), mesh=mesh, cache=own.get("cache"))
