@@ -71,8 +71,9 @@ class Engine:
             raise MeshwrightError(f"{draft.config.name} cannot draft for {model.config.name}: {reason}")
         self.layout, self.context = engine_layout(model, settings)
         self.runner = Runner(model, self.layout, self.context, settings, draft)
-        # The runner has the parameters, where it may quantise them or lay them otherwise; the loaded ones are dropped.
-        self.model = replace(model, params={})
+        if settings.weight_dtype is not None or model.system.chip.kind == "gpu":
+            # The runner has parameters of its own, quantised or cut into layers; drop the loaded ones.
+            self.model = replace(model, params={})
         self.scheduler = self._new_scheduler()
         self.on_failure: Callable[[], None] = lambda: None
         self._changes, self._sampling_rows = list[RowChange](), set[int]()
