@@ -3,6 +3,7 @@
 A command runs up to its expensive work, which `Reached` stands for here.
 """
 
+import functools
 import itertools as it
 
 import pytest
@@ -17,11 +18,13 @@ from meshwright.cli.words.options import declared_options
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
+from meshwright.execution.training.data.text_files import check_text
 from meshwright.execution.training.run_directory.run import RunConfig, begin_run
 from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
 from meshwright.options.declare import given_options
 from meshwright.options.plan import WorkloadArgs
+from meshwright.planning.prediction import predict
 
 
 class ReachedError(Exception):
@@ -36,6 +39,7 @@ WORK = {
     "plan": [
         "meshwright.cli.plan.command.find_meshes",
         "meshwright.cli.plan.command.plan_one_mesh",
+        "meshwright.cli.plan.command.plan_systems",
         "meshwright.cli.plan.sweep.run_sweep",
         "meshwright.cli.plan.serving.rank_serving",
         "meshwright.cli.plan.images.rank_images",
@@ -183,6 +187,10 @@ def stubbed(monkeypatch, tmp_path):
     """Every command ends where its work begins, in an empty folder."""
     for place in it.chain(*WORK.values()):
         monkeypatch.setattr(place, reach)
+    # A run that is checked up to its first step predicts the same few steps, and looks at the same text, again and again.
+    monkeypatch.setattr("meshwright.planning.plan.predict", functools.cache(predict))
+    checked = functools.cache(check_text)
+    monkeypatch.setattr("meshwright.execution.training.data.run_data.check_text", lambda files: checked(tuple(files)))
     monkeypatch.chdir(tmp_path)
     workload = Workload(model=PRESETS["tiny"], batch=16, seq_len=64)
     settings = {"mesh": MeshShape(fsdp=2, tp=4), "hardware": "cpu:8", "optimizer": Optimizer(), "steps": 5}
