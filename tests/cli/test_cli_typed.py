@@ -208,8 +208,8 @@ def stubbed(monkeypatch, tmp_path):
     return watched
 
 
-# Their options are those of plan, and so many that the pairs of each take half a minute.
-LONG = ("plan", "verify", "train")
+# Their options are those of plan and more, so many that the pairs of each take up to half a minute.
+LONG = ("verify", "train", "launch")
 PAIRS = [pytest.param(name, marks=pytest.mark.matrix if name in LONG else ()) for name in CALLS]
 
 
