@@ -30,7 +30,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Lesson:
-    """A lesson: its number, title, the minutes that it takes a reader, and its cells."""
+    """A lesson: its number, title, reading time in minutes, and cells."""
 
     number: int
     file: Path
@@ -45,7 +45,7 @@ class Lesson:
 
     @property
     def code(self) -> tuple[str, ...]:
-        """The texts of its code cells."""
+        """The source of each code cell."""
         return tuple(cell.text for cell in self.cells if cell.kind == "code")
 
     def notebook(self) -> str:
@@ -74,7 +74,7 @@ def lessons() -> tuple[Lesson, ...]:
 
 
 def find_lesson(text: str) -> Lesson:
-    """Return the lesson of a number, given as text. Raises an error with the numbers that there are."""
+    """Return the lesson with a number, given as text. Raises an error that lists the numbers if there is none."""
     found = lessons()
     for lesson in found:
         if text.strip().isdecimal() and lesson.number == int(text):
@@ -100,7 +100,7 @@ def read_code(file: Path) -> tuple[str, ...]:
 
 
 def exercises_in(code: str) -> tuple[str, ...]:
-    """Return the names of the exercises that some code checks, each once."""
+    """Return the names of the exercises that a piece of code calls `check` for, each once."""
     return tuple(dict.fromkeys(_CHECKED.findall(code)))
 
 
@@ -113,7 +113,7 @@ def _notebook_code(file: Path, text: str) -> tuple[str, ...]:
 
 
 def _read_lesson(file: Path) -> Lesson:
-    """Read a page; its front matter, which jupytext reads too, has the title and the minutes."""
+    """Read a page. Title and minutes come from its front matter, which jupytext reads too."""
     text = file.read_text(encoding="utf-8")
     front = _FRONT.match(text)
     assert front, f"{file.name} has no front matter"

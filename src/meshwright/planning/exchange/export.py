@@ -1,4 +1,4 @@
-"""Write a plan as another framework's settings, and check that they say the same when they are read."""
+"""Write a plan as another framework's settings, and check that reading them gives the same plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WRITERS: Mapping[str, Callable[[dict[str, Any], System], dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Exported:
-    """The text of a file of settings, and why some fields of the plan are not in it, by field."""
+    """The text of a settings file, and the fields of the plan that it leaves out, each with the reason."""
 
     text: str
     unsaid: Mapping[str, str]
@@ -42,7 +42,7 @@ def export_settings(
     """Return a plan as settings of maxtext, torchtitan, megatron or levanter.
 
     Raises:
-        MeshwrightError: if the framework has no option or no value for a field of the plan; the message names it.
+        MeshwrightError: the framework has no option or value for a field of the plan; the message names the field.
     """
     table = export_table(framework)
     fields = plan_fields(workload, mesh, strategy)
@@ -61,14 +61,14 @@ def export_settings(
 
 
 def export_table(framework: str) -> Table:
-    """Return the table of a framework for which plans are written. Raises for any other name."""
+    """Return the table of a framework that plans can be exported to. Raises for any other name."""
     if framework not in _WRITERS:
         raise MeshwrightError(f"no export for {framework!r}; a plan is written for {', '.join(_WRITERS)}")
     return load_table(framework)
 
 
 def _values(framework: str, table: Table, fields: dict[str, Any], model: ModelConfig, system: System) -> dict[str, Any]:
-    """Return the options that say the fields of a plan."""
+    """Return the options that express the fields of a plan."""
     values: dict[str, Any] = {}
     preset = PRESETS.get(model.name)
     named = ""
@@ -108,7 +108,7 @@ def _values(framework: str, table: Table, fields: dict[str, Any], model: ModelCo
 
 
 def _check_same(table: Table, fields: Mapping[str, Any], read: Mapping[str, Any]) -> None:
-    """Raise if settings say another plan than the one that they were written for."""
+    """Raise if the written settings, read again, give another plan."""
     wrong = {
         field: read.get(field) for field in fields if field not in table.unsaid and read.get(field) != fields[field]
     }
@@ -123,12 +123,12 @@ def _check_same(table: Table, fields: Mapping[str, Any], read: Mapping[str, Any]
 
 
 def _shown(value: Any) -> str:
-    """Return a value for a message, of an object its kind alone."""
+    """Return a value as text for a message; for an object, only its type."""
     return type(value).__name__ if is_dataclass(value) else str(value)
 
 
 def _option(field: str, value: Any) -> str:
-    """Return the option of `meshwright plan` that sets a field to a value; '' without one."""
+    """Return the option of `meshwright plan` that sets a field to a value; '' if there is none."""
     name = {"compute_dtype": "dtype"}.get(field, field)
     if name not in (*WORKLOAD_OPTIONS, *STRATEGY_OPTIONS) or value is None or value is False:
         return ""

@@ -20,8 +20,8 @@ Format = Literal["yaml", "toml", "flags"]
 class Table:
     """The options of one framework.
 
-    A field here is a mesh axis, a field of `Workload` or `Strategy`, or of the model (`model.embed`, `experts.count`).
-    Names of options in sections are joined by dots; names of flags are without their dashes.
+    Values are fields: a mesh axis, a field of `Workload` or `Strategy`, or of the model (`model.embed`,
+    `experts.count`). An option's name has its sections, joined by dots; a flag's name has no dashes.
     """
 
     title: str
@@ -49,7 +49,7 @@ class Table:
 
 
 def named_options(table: Table) -> tuple[str, ...]:
-    """Return the options that a table names, other than those that change nothing."""
+    """Return the options in a table, without those that have no effect on a step."""
     return (*table.numbers, *table.words, *table.parts, *table.structure, *table.only)
 
 
