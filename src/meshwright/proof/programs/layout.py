@@ -124,7 +124,7 @@ class Layout:
         return found[1] if found else ()
 
     def stored(self, dims: Atoms) -> tuple[int, tuple[str, ...]] | None:
-        """Return the index of the dim that `store` splits, the largest free one, and its axes; None if there is none."""
+        """Return the index and axes of the dim that `store` splits, the largest free one; None if there is none."""
         if self.store and dims not in self._stored:
             self._stored[dims] = self._free(dims)
         return self._stored.get(dims)

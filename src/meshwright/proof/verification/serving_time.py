@@ -1,4 +1,4 @@
-"""Why the time of a server's compiled step differs from the plan: seconds by cause, which sum to the difference."""
+"""Explain the difference between a server's simulated and planned step time: seconds by cause, with that sum."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def step_causes(plan: ServingPlan, schedule: Schedule) -> tuple[Cause, ...]:
 
 
 def _least_seconds(ops: Sequence[Event]) -> float:
-    """Return a time that three of four ops reach or exceed; 0 for no ops. ops: the shortest first."""
+    """Return the lower quartile of the ops' times; 0 for no ops. ops: shortest first."""
     left = sum(event.count for event in ops) / 4
     for event in ops:
         left -= event.count
