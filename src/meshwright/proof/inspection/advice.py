@@ -74,7 +74,7 @@ _absent = _says(
 )
 
 DEVICES_ABSENT = r"UNIMPLEMENTED|no attribute 'local_devices'"
-"""Errors of JAX where an array is to be placed on devices that are only described."""
+"""JAX's errors for putting an array on devices that are described but not present."""
 
 _ANSWERS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
     (r"ambiguous how the output should be sharded[^(]*lhs_contracting_spec=\((.*?)\) and", _ambiguous),

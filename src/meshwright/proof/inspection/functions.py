@@ -80,10 +80,10 @@ def inspect(
     baseline: str | Path | None = None,
     **kwargs: Any,
 ) -> Inspection:
-    """Compile a function on some arguments, and report what the program does and what is wrong with it. Nothing runs.
+    """Compile a function for some arguments; report what the program does and its mistakes. Nothing is executed.
 
     The program is the one that a call would run: traced in the caller's `jax.set_mesh` or `with mesh:`, with the
-    donation, weak types, layouts and memory kinds of its arguments.
+    donation, weak types, layouts and memory kinds of the arguments.
 
     Args:
         function: any JAX function, jitted or not; an object with `.lower`, as from `nnx.jit`, `eqx.filter_jit` and
@@ -100,8 +100,8 @@ def inspect(
         types: axis types where only degrees are given; by default explicit, or auto if that does not lower.
         effort: `fast` compiles for a TPU in a fraction of the time, without the schedule that will run; bytes differ
             too where the default effort moves or fuses more.
-        state: names of arguments that a step returns new values of, which could be donated; by default those that the
-            program computes updates of. Gradients are not state.
+        state: names of the arguments whose new values a step returns, so that they could be donated; by default those
+            that the program computes updates of. Gradients are not state.
         rules: regular expressions over argument paths, each with the intended mesh axes of every dim.
         expected: the intended collectives; by default unknown.
         ignore: ids of findings that do not count, each with the files, if not all: `padded-arrays:models/*.py`.
@@ -385,7 +385,7 @@ def _mesh_of(call: Call, mesh: MeshLike | None) -> MeshLike | None:
 
 
 def _mesh_held(call: Call, count: int) -> MeshLike | None:
-    """Return the only mesh of `count` devices in a function's closure; None if there is none or several."""
+    """Return the mesh of `count` devices in a function's closure; None if there is none, or more than one."""
     try:
         held = {mesh for mesh in held_meshes(call.function) if math.prod(mesh.shape.values()) == count}
     except NOT_COPIED:

@@ -30,7 +30,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def inspect_call(line: str, cell: str | None, names: dict[str, Any]) -> Inspection:
-    """Inspect a call, or the call at the end of a cell, whose other lines are run.
+    """Inspect a call, or the last call of a cell after running its other lines.
 
     Args:
         line: options, `--on`, `--mesh` and `--effort`, then, without a cell, the call. In `state = step(state, batch)`

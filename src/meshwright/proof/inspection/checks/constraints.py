@@ -42,7 +42,7 @@ class DroppedConstraint(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class UnevenConstraint(Finding):
-    """A constraint that shards a dim which the degree of its axes does not divide: the partitioner pads the dim."""
+    """A constraint whose axes' degree does not divide the dim: the partitioner pads it."""
 
     kind = FindingKind.CONSTRAINT_WITHOUT_EFFECT
     merged_by = ("degree", "padded")
