@@ -1,4 +1,4 @@
-"""The chart of a server under several loads: latency against throughput, with the plan's prediction."""
+"""The chart of a server under several loads: latency against throughput, measured and predicted."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _show_seconds(seconds: float, _: float) -> str:
 
 
 def _draw(axes: Axes, points: Sequence[LoadPoint], measure: str, name: str) -> None:
-    """Draw a measure's percentiles over throughput, in the order of the loads, with a label at each load."""
+    """Draw a measure's percentiles over throughput, one point per load, each labelled."""
     with_it = [point for point in points if measure in point.latencies]
     rates = [point.tokens_per_second for point in with_it]
     for (percentile, style), colour in zip(STYLES.items(), RUN_COLOURS, strict=False):

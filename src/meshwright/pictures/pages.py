@@ -51,7 +51,7 @@ def verify_page(found: Verification, measured: Record | None = None) -> str:
 def inspection_page(found: Inspection, trace: str | None = None) -> str:
     """Return the page of an inspection: findings first, then memory, collectives by axes, flops and the timeline.
 
-    trace: the path, relative to the page, of a file with the trace of the step, to which the page links.
+    trace: the path of a trace file, relative to the page, to link to.
     """
     record, program = found.record, found.program
     mesh = show_degrees(record.mesh)
@@ -78,7 +78,7 @@ def inspection_page(found: Inspection, trace: str | None = None) -> str:
 
 
 def findings_section(findings: Sequence[Finding]) -> Section:
-    """Return a section with each finding: evidence, cost, source, and what to change."""
+    """Return a section with each finding: evidence, cost, source and fix."""
     return Section("Findings", "\n".join(_finding(number, one) for number, one in enumerate(findings, 1)))
 
 

@@ -73,7 +73,7 @@ class Picture:
         return self.svg()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Render for rich: at the terminal's width, in colour if it has any, in ASCII if it shows nothing else."""
+        """Render for rich at the terminal's width, in colour if supported, in ASCII if it cannot show Unicode."""
         from rich.text import Text
 
         width = options.max_width if console.is_terminal else WIDTH

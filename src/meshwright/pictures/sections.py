@@ -23,10 +23,10 @@ from meshwright.units import show_bytes, show_percent, show_seconds
 _TRACE = 'The same for ui.perfetto.dev: <a href="{}">{}</a>'
 
 _MOST_RUNS = 2_000
-"""The most executions of one event that are drawn: the first iterations of a longer loop."""
+"""The most executions of one event that are drawn; of a longer loop, the first iterations."""
 
 _NARROW = 0.06
-"""In characters: neighbouring boxes of one phase that are narrower are drawn as one box."""
+"""The width in characters below which neighbouring boxes of one phase are merged."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _row(move: Collective) -> tuple[str, ...]:
 
 
 def draw_bars(bars: Mapping[str, Sequence[Piece]], limit: float | None) -> str:
-    """Draw bars of pieces on one scale, with a legend of the pieces below, and a line at a limit."""
+    """Draw stacked bars on one scale, with a legend below and a line at `limit`, if it is given."""
     longest = max((sum(piece.size for piece in pieces) for pieces in bars.values()), default=0.0)
     if not longest:
         return ""
@@ -123,7 +123,7 @@ def draw_bars(bars: Mapping[str, Sequence[Piece]], limit: float | None) -> str:
 
 
 def timeline_section(schedule: Schedule | None, trace: str | None = None) -> Section:
-    """Return the timeline of a step and its breakdown; empty without a schedule. trace: a file to which it links."""
+    """Return the timeline of a step and its breakdown; empty without a schedule. trace: a file to link to."""
     title = "Timeline of the step, as simulated"
     if schedule is None or not schedule.events or not schedule.step_seconds:
         return Section(title, "")

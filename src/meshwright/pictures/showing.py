@@ -41,7 +41,7 @@ def show(
     every: bool = False,
     on: str | System | None = None,
 ) -> Picture:
-    """Return a picture of what each device holds.
+    """Return a picture of each device's part of an array, or of the arrays of a tree or plan.
 
     Args:
       what: text in the notation, `A[I_X, J_Y]`, with `mesh`, `dims` and `dtype`; a live `jax.Array` of any rank and
@@ -50,10 +50,10 @@ def show(
       mesh: axes and degrees.
       dims: sizes of the dims.
       dtype: the array's dtype.
-      every: show all legal shardings of the array on the mesh.
+      every: draw all legal shardings of the array on the mesh.
       on: a system, `v5e:4x4`, on whose torus the mesh is drawn too.
 
-    Raises MeshwrightError where the sharding is not legal, or an argument does not apply to `what`.
+    Raises MeshwrightError if the sharding is not legal, or an argument does not apply to `what`.
 
       >>> picture = show("A[I_X, J_Y]", mesh="X=2,Y=2", dims="I=8,J=8")
     """
@@ -101,7 +101,7 @@ def _kept_plan(what: Any) -> Plan | None:
 
 
 def show_data(array: ShardedArray, sizes: Sizes, *, every: bool = False, on: str | None = None) -> dict[str, Any]:
-    """Return `show`'s picture as data: each device's part; if asked, all shardings (`every`) and the torus (`on`)."""
+    """Return the data of `show`'s picture: each device's part; with `every`, all shardings; with `on`, the torus."""
     data = holdings_of(array, sizes).to_json()
     if every:
         data["shardings"] = [holdings_of(other, sizes).to_json() for other in every_sharding(array, sizes)]

@@ -1,4 +1,4 @@
-"""Scenes as lines of text: Unicode or ASCII, with the fills of boxes where the terminal has colours."""
+"""Convert scenes to lines of text, in Unicode or ASCII; boxes are filled if the terminal has colours."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _JOINTS = {
     _LEFT: "─",
     _RIGHT: "─",
 }
-"""The character of a cell by the directions in which rules leave it."""
+"""The box-drawing character of a cell, by the directions of its rules."""
 
 
 class Piece(NamedTuple):
@@ -44,7 +44,7 @@ Cells = dict[int, Piece]
 
 
 def lines_of(scene: Scene, *, is_ascii: bool = False) -> list[tuple[Piece, ...]]:
-    """Return the lines of a scene; spaces at their ends are left out, unless they have a colour."""
+    """Return the lines of a scene. Trailing spaces are removed, unless they are coloured."""
     shown = to_ascii if is_ascii else str
     rows: defaultdict[int, Cells] = defaultdict(dict)
     for (row, column), sign in _rules(scene).items():

@@ -1,4 +1,4 @@
-"""`meshwright.matmul_cases`: the four cases of a sharded product side by side."""
+"""`meshwright.matmul_cases`: the four cases of a sharded matmul side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CASES = (
     "A[I, J_{axis}] @ B[J_{axis}, K] -> C[I, K]",
     "A[I_{axis}, J] @ B[J, K_{axis}] -> C[I_{axis}, K]",
 )
-"""A product of each case, from 1 on, over one mesh axis."""
+"""A matmul of each case, 1 to 4, over one mesh axis."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,7 +40,7 @@ class MatmulCases(DrawnAnswer):
         return {"cases": [found.to_json() for found in self.matmuls]}
 
     def print(self) -> None:
-        """Print a row for each case: the product, what moves, and how long it takes."""
+        """Print a row for each case: the matmul, its collectives and its time."""
         first = self.matmuls[0]
         mesh = show_mesh(first.mesh)
         show(console(), f"the four cases of A @ B   {mesh} on {first.system}")

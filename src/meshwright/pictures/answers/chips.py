@@ -1,4 +1,4 @@
-"""`meshwright.chips`: the known chips with their figures, and of one chip where each figure is from."""
+"""`meshwright.chips`: the known chips with their figures; for one chip, the source of each figure too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 @dataclass(frozen=True, repr=False)
 class Chips(Answer):
-    """Some chips. Several are a table; one is shown with the source of each figure."""
+    """Some chips. Several are printed as a table, one in full with the source of each figure."""
 
     chips: tuple[Chip, ...]
 
@@ -48,7 +48,7 @@ def chips(name: str | None = None, *, hardware: str | Path | None = None) -> Chi
 
     Args:
         name: one chip, by name or alias, as "v5e" or "H100", with the source of each figure; by default all.
-        hardware: a TOML file that describes a chip of your own, which is checked and shown instead.
+        hardware: a TOML file with your own chip, which is checked and shown instead.
 
     >>> chips("H100").chips[0].peak("bf16")
     989000000000000.0
@@ -82,7 +82,7 @@ def _row(chip: Chip) -> tuple[str, ...]:
 
 
 def _shape(sizes: tuple[int, ...]) -> str:
-    """Return the shape of a slice as people type it."""
+    """Return the shape of a slice as users type it: `4x4x4`."""
     return "x".join(map(str, sizes))
 
 

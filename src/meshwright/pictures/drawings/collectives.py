@@ -1,4 +1,4 @@
-"""A collective run on real devices with small numbers, and drawn before and after."""
+"""Run a collective on real devices with small numbers, and draw it before and after."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIGITS: Values = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 1, 2)
 
 
 def small_values(degree: int) -> Values:
-    """Return few numbers for `degree` devices: each device's part can be cut again into one for every device."""
+    """Return degree * degree small numbers, so that each device's part can be split again over all devices."""
     return DIGITS if len(DIGITS) % degree**2 == 0 else tuple(range(degree**2))
 
 
@@ -76,7 +76,7 @@ def run_collective(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 
 def split_values(
     kind: Kind, values: Sequence[int], degree: int, *, cut_again: tuple[Kind, ...] = ("reduce-scatter", "all-to-all")
 ) -> tuple[Values, ...]:
-    """Return the initial values of `degree` devices; for kinds in `cut_again` each device's part must split again.
+    """Return the initial values of `degree` devices. For kinds in `cut_again`, each part must be divisible again.
 
     Raises if the values cannot be split evenly.
     """

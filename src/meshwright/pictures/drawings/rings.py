@@ -1,4 +1,4 @@
-"""Ring collectives hop by hop: what each device holds after each message. Pure Python.
+"""Ring collectives hop by hop: the contents of each device after each message. Pure Python.
 
 In every hop each device i sends to device i + 1, and the last to the first, all at once. In an all-gather a device
 passes on the part received last. In a reduce-scatter it passes on a running sum, to which each device adds its part. An
@@ -105,7 +105,7 @@ def _gather(held: Slots) -> Iterator[Frame]:
 
 
 def _scatter(held: Slots) -> Iterator[Frame]:
-    """Yield the frames of a reduce-scatter: the sum of slot i starts at device i + 1 and is complete at device i."""
+    """Yield the frames of a reduce-scatter. The sum of slot i starts at device i + 1 and is complete at device i."""
     degree = len(held)
     for hop in range(1, degree):
         sent = [(device - hop) % degree for device in range(degree)]

@@ -1,4 +1,4 @@
-"""The screen of a plan of any JAX function: its mesh, the dims that are split, and the layouts that were compared."""
+"""The screen of a plan of any JAX function: its mesh, the split dims, and the compared layouts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def print_plan(plan: ProgramPlan) -> None:
 
 
 def _class_table(plan: ProgramPlan) -> Lines:
-    """Return the classes of dims with their mesh axes; those that are split first."""
+    """Return a table of the classes of dims with their mesh axes; split classes come first."""
     rows = []
     for one in sorted(plan.classes, key=lambda one: one.atom not in plan.layout.table):
         axes = "*".join(plan.layout.table.get(one.atom, ())) or "–"
@@ -56,7 +56,7 @@ def _class_table(plan: ProgramPlan) -> Lines:
 
 
 def _candidate_table(plan: ProgramPlan) -> Lines:
-    """Return the compared layouts: predicted and compiled step, and memory."""
+    """Return a table of the compared layouts: predicted and compiled step, and memory."""
     compiled = [one for one in plan.candidates if one.compiled is not None or one.wrong]
     rest = [one for one in plan.candidates if one not in compiled]
     shown = [*compiled, *rest[: max(0, MOST_SHOWN - len(compiled))]]
@@ -74,7 +74,7 @@ def _candidate_table(plan: ProgramPlan) -> Lines:
 
 
 def _splits(plan: ProgramPlan, one: Candidate) -> str:
-    """Return what each axis of a layout splits, by the names of the classes."""
+    """Return the classes that each axis of a layout splits, by name."""
     if one.layout is None:
         return "as its arguments are"
     parts = []

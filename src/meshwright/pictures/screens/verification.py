@@ -49,7 +49,7 @@ def verification_data(found: Verification | ServingVerification, measured: Recor
 
 
 def print_verification(found: Verification | ServingVerification) -> None:
-    """Print the table of a verification, and another of the quantities that a run measured."""
+    """Print the table of a verification, then a table of the measured quantities, if any."""
     plan, program, rows = found.plan, found.program, found.rows
     took = f"in {show_seconds(program.compile_seconds)}{' (cached)' if program.cached else ''}"
     show(console(), title(found))
