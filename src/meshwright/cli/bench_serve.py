@@ -57,7 +57,7 @@ class Args:
     url: Annotated[str, positional("URL")]
     """The server's address, with or without /v1."""
     rate: Annotated[str | None, option("N[,N…]")] = None
-    """Requests a second, at random (Poisson) times; several rates are run one after the other."""
+    """Requests per second, at random (Poisson) times; several rates are run one after the other."""
     concurrency: Annotated[str | None, option("N[,N…]")] = None
     """Concurrent requests: each answer is followed by the next request. Default: 8, without --rate."""
     num_requests: Annotated[str, option("N")] = "100"
@@ -161,7 +161,7 @@ def _loads(args: Args) -> list[Load]:
 
 
 def _requests(args: Args, seed: int, variant: int) -> list[LoadRequest]:
-    """Return the requests of a load. Random prompts of another variant have the same lengths and other tokens."""
+    """Return the requests of a load. variant: random prompts of other variants have equal lengths, other tokens."""
     from meshwright.serving.load.requests import MAX_LEN, random_requests, read_requests
 
     count = read_count("--num-requests", args.num_requests)

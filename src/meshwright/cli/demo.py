@@ -26,7 +26,7 @@ EXAMPLES = ("meshwright demo", "meshwright demo -o runs/second")
 
 @dataclass(frozen=True)
 class Args:
-    """The whole story, from a plan to a sample, and a TPU slice that is not there."""
+    """Run the main workflow, from a plan to generated text, and plan a TPU slice that is not present."""
 
     output: Annotated[Path, option("DIRECTORY", "-o")] = Path("runs/demo")
     """Run directory; a number is appended if it exists. Default: runs/demo."""

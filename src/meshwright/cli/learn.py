@@ -23,14 +23,14 @@ EXAMPLES = ("meshwright learn", "meshwright learn 5 --to lessons", "meshwright l
 
 @dataclass(frozen=True)
 class Args:
-    """Lessons on sharding with exercises that check themselves: list them, print or write one, grade a finished one."""
+    """Lessons on sharding with graded exercises: list them, print or write one, grade a finished one."""
 
     lesson: Annotated[str | None, positional("N")] = None
     """The number of a lesson, which is printed. Default: list all."""
     to: Annotated[Path | None, option("DIR")] = None
     """Write the lesson as a notebook into this directory instead."""
     check: Annotated[Path | None, option("FILE")] = None
-    """Run a finished notebook or script on simulated devices, and grade it: exit code 1 if an exercise is not right."""
+    """Run a finished notebook or script on simulated devices and grade it. Exits with 1 if an exercise is wrong."""
 
 
 def run(args: Args) -> int:
@@ -71,7 +71,7 @@ def _list() -> int:
 
 
 def _grade(file: Path) -> int:
-    """Run a file in a process of its own, with simulated CPU devices, and return its exit code."""
+    """Run a file in a child process with simulated CPU devices, and return its exit code."""
     if not exercises_in("\n".join(read_code(file))):
         raise MeshwrightError(f'{file} checks no exercise: it has no line check("NAME", answer)')
     # A lesson says itself how many devices it simulates; JAX refuses to be told twice.

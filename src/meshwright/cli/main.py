@@ -48,7 +48,8 @@ SHOWS = ("show", "show pipeline")
 """Commands whose options users confuse: errors suggest the other."""
 
 SEVERAL_KINDS = ("plan", "verify")
-"""Commands with several kinds of arguments, chosen by their words: the modules have `KINDS`, `HINTS`, `args_of`."""
+"""Commands with several kinds of arguments, chosen by the words: the modules have `KINDS`, `HINTS`, `args_of`.
+"""
 
 EXTRAS = {
     **dict.fromkeys(("tokenize", "train", "demo"), ("train",)),
@@ -69,7 +70,7 @@ EXIT_CODES = {
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM: also an interruption, so that whatever a command started is ended, such as a process that compiles."""
+    """SIGTERM, treated as an interruption, so that child processes of a command, e.g. a compiling one, are ended."""
 
 
 class _Stopped(KeyboardInterrupt):
@@ -83,7 +84,7 @@ _ENDS: dict[int, tuple[type[KeyboardInterrupt], int, str]] = {
 """For each signal: the exception, the exit code and the line printed."""
 
 _STOP = (_Stopped, 0, "stopped by SIGTERM before the first step; the same command begins again")
-"""The same for SIGTERM before a training starts; a started training ends as `training.interrupt` describes."""
+"""Exception, exit code and line for SIGTERM before a training starts. After its start, see `training.interrupt`."""
 
 
 def _interrupt(number: int, frame: FrameType | None, *, is_stop: bool = False) -> None:
@@ -252,14 +253,14 @@ def _help() -> str:
 
 
 def _fail(line: str, code: int) -> int:
-    """Print in one line on stderr how a command ended; return its exit code."""
+    """Print the reason why a command ended, in one line on stderr; return its exit code."""
     with contextlib.suppress(OSError):  # Where nobody can be told, the code still says it.
         print(line, file=sys.stderr, flush=True)
     return code
 
 
 def _drop_output() -> None:
-    """Discard what stdout still buffers; otherwise Python fails again over it when it exits."""
+    """Discard stdout's buffer: Python would fail to write it again at exit."""
     with contextlib.suppress(OSError, ValueError):  # stdout may have no file of its own, as in tests.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -1,4 +1,4 @@
-"""`meshwright generate`: text from a model on any mesh, with its measured and its planned speed."""
+"""`meshwright generate`: generate text with a model on any mesh, and print measured and predicted speed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Speed:
-    """Time until every text has its first token, and tokens a second after that; None where no tokens follow."""
+    """Seconds until every text has its first token, and tokens per second after that; None if no tokens follow."""
 
     first_token_seconds: float
     tokens_per_second: float | None
@@ -155,12 +155,12 @@ def _write(
 
 
 def _shown(prompt: Prompt, text: str) -> str:
-    """Return a text after its prompt, or alone in a chat."""
+    """Return a text following its prompt; in a chat, only the text."""
     return prompt + text if isinstance(prompt, str) else text
 
 
 def _planned(model: LoadedModel, count: int, prompt_len: int, num_tokens: int) -> Speed | None:
-    """Return the planned speed of this model on this mesh; None if it cannot be planned."""
+    """Return the predicted speed of this model on this mesh; None if it cannot be planned."""
     from meshwright.execution.models.generation.generate import cache_split
 
     dtypes = dict.fromkeys(("weight_dtype", "kv_dtype", "compute_dtype"), model.dtype)

@@ -66,12 +66,14 @@ HINTS = {
     ServeArgs: {"--batch-tokens": "--batch", "--seq-len": "--prompt-len"},
     Args: {"--prompt-len": "--seq-len"},
 }
-"""For a kind of plan: options of the other kinds, each with the option to use instead."""
+"""For each kind of plan, the options of other kinds, with the option to use instead."""
 
 
 def args_of(words: list[str]) -> type:
-    """Return the kind of arguments: for serving with --serve, for settings of another framework with --import, for
-    images with a ResNet's name, for functions and scripts, else for training.
+    """Return the kind of arguments that the words are for.
+
+    --serve: serving. --import: settings of another framework. A ResNet's name: images. A function or script: programs.
+    Otherwise: training.
     """
     if any(word.split("=")[0] == "--import" for word in words):
         return ImportArgs
@@ -241,6 +243,6 @@ class _Training:
         return self._find(workload, system, top=1).plans[0]
 
     def _find(self, workload: Workload, system: System, *, top: int) -> Ranking:
-        """Return the best plans of a workload on a system, of those that run or (--include-planned) of all."""
+        """Return the best plans of a workload on a system, among those that can run or (--include-planned) all."""
         planned = self.include_planned
         return find_meshes(workload, system, self.policies, self.searched, top=top, include_planned=planned)

@@ -20,7 +20,7 @@ NAMES = 25
 def print_compared(plans: Sequence[Plan], trained: int) -> None:
     """Print the fastest mesh that fits, a table of all, and for each its strategy and why it loses.
 
-    trained: see `Shown`.
+    trained: the sequence length that the model was trained with, 0 if unknown.
     """
     best = min(plans, key=order)
     fits = best.predicted.fits

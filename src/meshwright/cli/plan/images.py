@@ -45,7 +45,7 @@ def plan_images(args: ImageArgs) -> int:
 
 
 def _data(record: Record, workload: ImageWorkload) -> dict[str, Any]:
-    """Return a record as plain data, with the images a second."""
+    """Return a record as plain data, with images per second."""
     return record.to_json() | {"images_per_second": workload.batch / (record.step_seconds or 1.0)}
 
 

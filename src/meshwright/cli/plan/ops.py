@@ -1,4 +1,4 @@
-"""`meshwright plan --ops`: every op of a plan's step in the notation, its sizes and flops, and what bounds it."""
+"""`meshwright plan --ops`: every op of a plan's step in the notation, with sizes, flops and bound."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _lines(row: OpRow) -> Iterator[str]:
 
 
 def _merged(moves: tuple[Collective, ...]) -> list[str]:
-    """Return collectives in words, those that differ only in their array together, as the all-reduces of the update."""
+    """Return collectives as text. Those that differ only in the array are merged, e.g. the update's all-reduces."""
     same: dict[tuple[str, tuple[str, ...], str], list[Collective]] = {}
     for move in moves:
         same.setdefault((move.kind, move.axes, show_bytes(move.bytes)), []).append(move)
@@ -139,7 +139,7 @@ def _network(row: OpRow, move: Collective) -> str:
 
 
 def _note(title: str, text: str) -> str:
-    """Return a title followed by words, wrapped below each other."""
+    """Return a title followed by text, wrapped."""
     return "\n".join(wrap(text, first=title, then=" " * len(title)))
 
 

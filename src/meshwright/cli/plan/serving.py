@@ -24,7 +24,7 @@ from meshwright.units import show_bytes, show_percent, show_seconds
 
 
 def plan_serving(args: ServeArgs) -> int:
-    """Print how to serve a model on chips, and write the best plan to the named file, if any.
+    """Print how to serve a model on chips, and write the best plan to a file if --output is given.
 
     Return 1 if it does not fit or is slower than --latency, else 0.
     """

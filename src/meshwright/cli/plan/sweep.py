@@ -86,14 +86,14 @@ def _plot(points: Sequence[Point], path: Path, limits: Limits, title: str, key: 
 
 
 def _headline(workload: Workload, *, sweep: str = "") -> str:
-    """Return what all points share: settings that are neither swept nor chosen by the planner."""
+    """Return the headline: settings that all points share, neither swept nor chosen by the planner."""
     batch = "batch" if sweep == "batch" else f"{workload.batch:,}"
     seq_len = "seq_len" if sweep == "seq_len" else f"{workload.seq_len:,}"
     return f"{workload.model.name} · {workload.task} · {batch} × {seq_len} tokens · {workload.compute_dtype}"
 
 
 def _row(point: Point, first: Point) -> tuple[str, ...]:
-    """Return a point's row. Scaling is the tokens a second of one device, relative to the first point that fits."""
+    """Return a point's row. Scaling: tokens per second per device, relative to the first point that fits."""
     if point.plan is None:
         return (f"{point.value:,}", point.system, "-", "", "", "", "", "", "")
     record = point.plan.predicted
@@ -112,7 +112,7 @@ def _row(point: Point, first: Point) -> tuple[str, ...]:
 
 
 def _device_rate(record: Record) -> float:
-    """Return the tokens a second of one device."""
+    """Return tokens per second per device."""
     return (record.tokens_per_second or 0.0) / math.prod(record.mesh.values())
 
 

@@ -31,7 +31,7 @@ def print_systems(plans: Sequence[Plan], runs: Sequence[TrainingRun | None]) -> 
 
 
 def _column(plan: Plan, run: TrainingRun | None) -> dict[str, str]:
-    """Return a plan's figures as text, by name; '' where there is none."""
+    """Return a plan's figures as text, by name; '' if a figure is missing."""
     record, found, mfu = plan.predicted, step_range(plan), computed_mfu(plan)
     room = f"{show_bytes(record.memory_bytes['peak'])} of {show_bytes(plan.system.usable_bytes)}"
     return {

@@ -30,7 +30,7 @@ EXAMPLES = (
 
 
 def run(args: Args) -> int:
-    """Train, and print measured and planned figures.
+    """Train, and print measured and predicted figures.
 
     Returns: 0 if done or stopped by SIGTERM, 1 if it does not fit or could not continue, 130 if interrupted.
     """
@@ -65,7 +65,7 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
 
 
 def _resumed(args: Args) -> tuple[RunConfig, Path]:
-    """Return the config and directory of a resumed run, printing changed settings; of a new run if -o has none."""
+    """Return the config and directory of a resumed run, and print changed settings; if -o has no run, of a new one."""
     with waiting("loading JAX"):
         from meshwright.execution.training.library import allowed_differences, run_to_resume
         from meshwright.execution.training.run_directory.resume import resumed_run

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def dry_run(args: Args, config: RunConfig, planned: Record) -> bool:
-    """Compile a run's step for its hardware, which need not exist here, and print the run's memory and time.
+    """Compile a run's step for its hardware, which need not be present, and print the run's memory and time.
 
     Return whether the compiled step fits.
     """

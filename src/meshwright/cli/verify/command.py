@@ -1,6 +1,6 @@
 """`meshwright verify`: compile a step with its real compiler, and compare it with its plan.
 
-It is a training step or, with --serve or for the file of a serving plan, a server's step (`verify_serving`).
+The step is a train step or, with --serve or a serving plan's file, a server's step (`verify_serving`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ HINTS = {
     ServeArgs: {"--batch-tokens": "--batch", "--seq-len": "--prompt-len", "--param-dtype": "--weight-dtype"},
     Args: {"--prompt-len": "--seq-len", "--weight-dtype": "--param-dtype"},
 }
-"""For a kind of step: options of the other kind, each with the option to use instead."""
+"""For each kind of step, the options of the other kind, with the option to use instead."""
 
 
 def args_of(words: list[str]) -> type:
