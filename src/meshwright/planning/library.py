@@ -47,7 +47,7 @@ ALWAYS_CHOSEN = ("schedule", "virtual_stages", "sp_method")
 """Strategy fields that the search always chooses; they cannot be given."""
 
 LEAST_RANKED, MOST_TIED = 8, 32
-"""How many of the best meshes are ranked at least, and how many are checked for ties if all of these tie."""
+"""The smallest number of meshes that are ranked, and the most that are checked for ties if these all tie."""
 
 
 @overload
@@ -110,9 +110,9 @@ def plan(
 ) -> Plan | tuple[Plan, ...] | tuple[Point, ...] | ProgramPlan:
     """Plan the training of a model on some hardware: find the best mesh and the best strategy to run it.
 
-    Or plan your own JAX function from its arguments: `plan(step, state, batch, on="v5e:4x4")`. Its dims are found by
-    tracing, the best layouts are compiled, and the fastest is returned as a `ProgramPlan`, whose `apply()` returns the
-    function in that layout.
+    It also plans your own JAX function from its arguments: `plan(step, state, batch, on="v5e:4x4")`. Its dims are found
+    by tracing, the best layouts are compiled, and the fastest is returned as a `ProgramPlan`, whose `apply()` returns
+    the function in that layout.
 
     Args:
         model: a preset's name (`llama3-8b`), the path of a Hugging Face config.json, a ModelConfig or a Workload; or a

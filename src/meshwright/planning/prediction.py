@@ -170,7 +170,7 @@ def step_bound_seconds(
 
 
 def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, strategy: Strategy) -> float:
-    """Return the idle seconds of a pipeline stage, at the start and the end of a step.
+    """Return the idle seconds of a pipeline stage at the start and the end of a step.
 
     With p stages, v virtual stages and m microbatches the bubble lasts (p - 1) / v microbatches, so a device works m /
     (m + (p - 1) / v) of the time; v is 1 for GPipe (arXiv:1811.06965) and 1F1B, larger for interleaved stages

@@ -38,7 +38,7 @@ class Ranking:
         num_meshes: legal meshes.
         num_candidates: configurations of all legal meshes.
         num_priced: configurations priced in full; lower bounds rule out the others.
-        num_tied: how many of the first plans the prediction cannot tell apart; they are sorted simplest first
+        num_tied: number of leading plans that tie within the prediction's error; they are sorted simplest first
             (`planning.ties`).
     """
 
@@ -140,7 +140,7 @@ def _without_collector() -> Generator[None]:
 class _Group:
     """Candidates with the same tokens per microbatch, which share one lower bound.
 
-    remats: policies, those that save most first, so the first is fastest. zero_stage: None for all stages.
+    remats: policies, sorted by saved values, most first, so that the first is fastest. zero_stage: None for all stages.
     has_activation_bound: whether the bound includes exposed activation collectives.
     """
 
@@ -264,7 +264,7 @@ def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
 
 
 def _most_sharded(group: _Group) -> MeshShape:
-    """Return the mesh that shards its parameters most, so that it updates and stores the fewest.
+    """Return the mesh that shards parameters over the most devices, so that each stores and updates the fewest.
 
     If there are several, return the one that splits the sequence least, because a split sequence may gather keys.
     """

@@ -21,7 +21,7 @@ DATA = Path(__file__).parent / "data"
 
 @dataclass(frozen=True, kw_only=True)
 class Framework:
-    """How a training framework runs a step, and what the words of its users mean."""
+    """How a training framework runs a step, and the meaning of its terms and option names."""
 
     title: str
     words: tuple[str, ...]  # Texts in lower case that name it, such as parts of addresses.
@@ -71,9 +71,9 @@ def _has_source(entry: Mapping[str, Any], name: str, key: str) -> bool:
 
 
 def framework_fields(name: str | None, kind: str) -> dict[str, Any]:
-    """Return the fields of `Strategy` with which a framework runs a step on a kind of chip, `tpu`, `gpu` or `cpu`.
+    """Return the fields of `Strategy` that a framework fixes on a kind of chip, `tpu`, `gpu` or `cpu`.
 
-    None is meshwright, which fixes none.
+    name: None for meshwright, which fixes none.
     """
     if name is None:
         return {}
@@ -84,7 +84,7 @@ def framework_fields(name: str | None, kind: str) -> dict[str, Any]:
 
 
 def find_framework(*texts: str) -> str | None:
-    """Return the framework that the first text with any name of one contains; of several the longest counts."""
+    """Return the framework named in the first text that names any; the longest name counts. None if there is none."""
     for text in texts:
         found = [
             (len(word), name)

@@ -16,7 +16,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.units import show_degrees, show_mesh
 
 IDLE = "(idle)"
-"""Name of the axis of devices that a smaller mesh leaves idle. It is outermost, so that the mesh uses neighbours."""
+"""Name of the pseudo-axis over the devices that a smaller mesh leaves idle. Outermost, so that the mesh is compact."""
 
 _SLICE, _CORE, _DEVICE = "slice", "core", "device"
 _PHYSICAL = "xyz"
@@ -262,7 +262,7 @@ def _rings(layout: MeshPlacement, torus: Torus, pieces: list[Piece], sharers: in
 
 
 def _size(layout: MeshPlacement, dim: str) -> int:
-    """Return the size of a dimension of the fabric, which its pieces, including `IDLE`, cover."""
+    """Return the size of a dimension of the fabric: the product of its pieces' sizes, `IDLE` included."""
     return math.prod(piece.size for piece in layout.pieces if piece.dim == dim)
 
 

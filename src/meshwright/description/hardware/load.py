@@ -39,7 +39,7 @@ def load_hardware(path: str | Path) -> Chip:
     """Load a chip from a user's TOML file, in the format of the project's own files.
 
     Raises if the file cannot be read, or a field is missing, unknown or invalid; the message names the file, the field,
-    the value and valid values.
+    the value and the valid values.
     """
     path = Path(path)
     try:

@@ -42,7 +42,7 @@ class SubAxis(NamedTuple):
 
     @property
     def step(self) -> int:
-        """How far the index moves when the digit moves by one."""
+        """The change of the index when the digit changes by one."""
         return self.degree // (self.before * self.size)
 
 

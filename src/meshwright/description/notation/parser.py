@@ -88,9 +88,9 @@ class _Call:
 
 
 def _product(reader: Reader, operands: list[ShardedArray]) -> list[Stage]:
-    """Read an array, or a product whose operands are appended to `operands`.
+    """Read an array, or a matmul whose operands are appended to `operands`.
 
-    Return the first step of the chain: the array, or the product's stated result; empty if no result is stated.
+    Return the first stage of the chain: the array, or the matmul's stated result; [] if no result is stated.
     """
     first = read_array(reader)
     while reader.accept("times"):
@@ -204,7 +204,7 @@ def _add_collective(
 def _outcome(
     before: ShardedArray, kind: Kind, axes: tuple[str, ...], dims: tuple[str, ...], wanted: ShardedArray | None
 ) -> ShardedArray:
-    """Return the array after a collective: the written one, if any, checked against the dims of the call."""
+    """Return the array after a collective. If the text states it (`wanted`), check it against the dims of the call."""
     if kind == "all-gather":
         return wanted or gathered(before, axes)
     if kind == "all-reduce":

@@ -1,4 +1,4 @@
-"""The steps of an implementation: collectives, free slices, local products."""
+"""The steps of an implementation: collectives, free slices, local matmuls."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Implementation:
 
     @property
     def repeated_axes(self) -> tuple[str, ...]:
-        """The axes along which all devices repeat the work of some product."""
+        """The axes along which devices repeat the work of a matmul."""
         return tuple(dict.fromkeys(axis for step in self.products for axis in step.repeated_axes))
 
     def __str__(self) -> str:

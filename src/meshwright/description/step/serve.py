@@ -31,7 +31,7 @@ class ServeStep(Step):
 
     Attributes:
         live: by region, the activations live at once on a device.
-        paged_tokens: tokens that fit into one sequence's pages on a device, as a mean over layers.
+        paged_tokens: tokens that fit in a sequence's pages on a device; the mean over layers.
     """
 
     live: Mapping[str, tuple[Array, ...]]

@@ -98,7 +98,7 @@ def make_serving_plan(serving: Serving, layout: ServingLayout, system: System) -
 
 @dataclass(frozen=True)
 class ServingSpeed:
-    """Planned seconds until the first token, planned seconds of a decode step, and the decode batch."""
+    """Predicted seconds until the first token, predicted seconds of a decode step, and the decode batch."""
 
     first_token_seconds: float
     step_seconds: float
@@ -108,7 +108,7 @@ class ServingSpeed:
 def planned_speed(
     texts: Serving, layout: ServingLayout, system: System, *, prompts: int, chunk: int | None = None
 ) -> ServingSpeed | None:
-    """Return the planned generation speed; None if the layout cannot be planned.
+    """Return the predicted generation speed; None if the layout cannot be planned.
 
     Args:
         texts: the decode workload; its batch is rounded up to a multiple that the layout splits evenly.

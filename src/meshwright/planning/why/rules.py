@@ -21,7 +21,7 @@ ADVICE = (
 
 
 MODEL_AXES = ("fsdp", "tp", "ep", "sp", "pp")
-"""Axes that reduce what a device holds."""
+"""Axes that reduce the model state on a device."""
 
 
 _RATIOS = (1, 8, 64)

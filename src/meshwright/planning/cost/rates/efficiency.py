@@ -190,7 +190,7 @@ def _tpu_table(name: str) -> _Table:
 
 @cache
 def layer_shares(system: System) -> Mapping[str, float]:
-    """Return how fast ops run inside a layer, as a fraction of their speed when compiled alone.
+    """Return the speed of ops inside a layer, as a fraction of their speed when compiled alone.
 
     One fraction for attention through scores, one for the other ops. On TPUs: the compiler's estimates for a layer of
     Llama 2 (`benchmarks/tpu_layers.py`): norms and reductions are fused into matmul kernels, and weights are copied to
