@@ -5,8 +5,8 @@ run must end, and which process reports the reason, in one line. The others just
 
 `jax.distributed` (JAX 0.10.2) is not enough: if a process dies, it aborts the others with a page of C++ output, if
 process 0 dies even with `jax_enable_recoverability`, and a Python callback for lost processes
-(`missed_heartbeat_callback`) ends in std::bad_cast. It does not name a process that never comes, nor one that lives
-and takes no step.
+(`missed_heartbeat_callback`) ends in std::bad_cast. It does not name a process that never joins, nor one that is alive
+but takes no steps.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from meshwright.execution.processes.messages import BEAT_SECONDS, PAUSE_SECONDS,
 BEHIND_SECONDS = 20.0
 """Seconds without a step of any process after which processes behind the others are named.
 
-Such a process ends a server: its processes only dispatch steps, in milliseconds however long the steps run, so a
-process that is behind is hanging. In training it may still be running the step, or writing a file.
+A server ends then: its processes only dispatch steps, which takes milliseconds whatever the steps' duration, so a
+process that is behind hangs. In training it may still be running the step, or writing a file.
 """
 
 FAILURE_SECONDS = 2.0
@@ -268,7 +268,7 @@ class Host:
             self._end(End(f"no step was taken for {waited:.0f} s: {what}", FAILED, "stuck", odd))
 
     def _describe(self, numbers: tuple[int, ...]) -> str:
-        """Describe where some processes are."""
+        """Describe the step and source line of some processes."""
         return ", ".join(
             f"process {number} ({self._peers[number].where}) is at step {self._peers[number].step}"
             + (f", in {self._peers[number].at}" if self._peers[number].at else "")

@@ -60,7 +60,7 @@ from meshwright.record import Record
 
 
 class Outcome(NamedTuple):
-    """How a run ended: its measurements, the number of steps taken in all, and the signal that stopped it, or None."""
+    """The result of a run: its measurements, the total number of steps, and the signal that stopped it, or None."""
 
     record: Record
     taken: int

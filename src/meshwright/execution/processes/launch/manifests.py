@@ -21,7 +21,7 @@ SAVE_SECONDS = GRACE_SECONDS - 20
 """The --grace-seconds of a run in a job; the other 20 are for the signal to arrive and for the processes to end."""
 
 PORT = 8476
-"""The port where processes meet in a JobSet; JAX's service uses the next one. Each pod has its own address."""
+"""The port of the rendezvous in a JobSet; JAX's service uses the next one. Each pod has its own address."""
 
 GKE_ACCELERATORS = {
     "v4": "tpu-v4-podslice",
@@ -182,7 +182,7 @@ def jobset(name: str, words: Sequence[str], machines: Machines, *, restarts: int
 
 
 def _check_jobset(name: str, chip: Chip, image: str, claim: str | None) -> None:
-    """Raise if Kubernetes would not take one of these, or GKE has no such chip."""
+    """Raise if Kubernetes would reject a name, an image or a claim, or GKE does not offer the chip."""
     if not re.fullmatch(_IMAGE, image):
         raise MeshwrightError(f"{image!r} is no container image, as us-docker.pkg.dev/me/run:1: --image")
     if claim is not None and not re.fullmatch(_CLAIM, claim):

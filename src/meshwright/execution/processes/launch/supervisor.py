@@ -26,7 +26,7 @@ FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
 """Seconds before the first restart, doubled by each restart without a new checkpoint, and the longest wait."""
 
 STEADY_SECONDS = 600.0
-"""A job without checkpoints whose attempt lasted this long has its restarts counted anew."""
+"""For a job without checkpoints, the count of restarts is reset after an attempt that lasted this long."""
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -192,7 +192,7 @@ def checkpoints_in(directory: Path | None) -> set[int]:
 
 
 PORTS = range(20_000, 32_000)
-"""Ports to choose from, below those that Linux gives to outgoing connections (32768 to 60999).
+"""Ports to choose from, below the range that Linux uses for outgoing connections (32768 to 60999).
 
 A connection could take such a port between our check and the start of JAX's service there, seconds later.
 """

@@ -197,7 +197,7 @@ def fingerprint(tokenizer: Tokenizer | None) -> str:
 
 
 def _count(source: _Opened, seq_len: int, rows: RowKind) -> int:
-    """Return how many windows or documents a source has, to be split into training and held-out ones."""
+    """Return the number of windows or documents of a source, before splitting off the held-out part."""
     if rows == "windows":
         if source.dataset.loss_counts is not None:
             raise MeshwrightError(

@@ -65,7 +65,7 @@ def abstract_reference(own: ReferencePass, mesh: Mesh, *, is_saved: bool = False
     """Return the parameters of a reference as shapes, dtypes and shardings: sharded weights in the compute dtype.
 
     Norm scales and biases, which are used in float32, have the policy's dtype, so that a reference computes the same as
-    a policy with its parameters. is_saved: as they are in files, without padding.
+    a policy with its parameters. is_saved: return them as stored in files, without padding.
     """
     layout, read = ShardingContext(own.mesh, rules_of(own.strategy)), own.workload
     if is_saved:
@@ -79,7 +79,7 @@ def abstract_reference(own: ReferencePass, mesh: Mesh, *, is_saved: bool = False
 
 
 def to_reference(params: Any, own: ReferencePass, mesh: Mesh) -> Any:
-    """Return parameters as in `abstract_reference`, of such as are in files. Call under `jax.set_mesh`."""
+    """Convert parameters as stored in files to those of `abstract_reference`. Call under `jax.set_mesh`."""
     layout, model = ShardingContext(own.mesh, rules_of(own.strategy)), own.workload.config
     if in_order(layout, model, own.strategy) == layout:
         return params

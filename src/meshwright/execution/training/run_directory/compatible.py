@@ -20,7 +20,7 @@ _NOTED = ("workload.batch", "workload.seq_len", "seed", "optimizer.")
 
 
 class Difference(NamedTuple):
-    """A config field or checksum that is `now` in a run and was `then` in its checkpoint."""
+    """A config field or checksum that differs: its value `now` in the run and `then` in its checkpoint."""
 
     kind: str
     name: str

@@ -86,12 +86,12 @@ def last_checkpoint(
     *,
     more: str,
 ) -> int:
-    """Return the step of the last complete checkpoint, 0 if there is none, and note what the run does from there.
+    """Return the step of the last complete checkpoint (0 if there is none), with a note on how the run continues.
 
     Args:
-        steps: the steps that the run is to take in all.
+        steps: the total number of steps of the run.
         check: raises if the run cannot continue from a checkpoint; returns further notes.
-        more: how a finished run is continued, with a place for the number of steps.
+        more: the advice for continuing a finished run, a format string that takes the number of steps.
     """
     recorded: list[int] = []
     if is_first_process():
@@ -176,7 +176,7 @@ def describe_left(directory: Path, how: str, hint: str) -> str:
     """Return a description of the last checkpoint that a stopped run has left on disk.
 
     Args:
-        how: what continues the run.
+        how: the command or call that continues the run.
         hint: added if there is no checkpoint.
     """
     if not (steps := Checkpoints(directory).steps):
@@ -188,7 +188,7 @@ def describe_left(directory: Path, how: str, hint: str) -> str:
 def stopped_run_errors(
     directory: Path, start: int, interruption: Interruption, left: Callable[[bool], str]
 ) -> Iterator[None]:
-    """Convert errors of a run that has begun to RunStoppedErrors, which name its last checkpoint.
+    """Context that converts errors of a started run to RunStoppedErrors, which name its last checkpoint.
 
     A MeshwrightError before the first step is not converted.
 

@@ -169,7 +169,7 @@ def find_config_copy(directory: Path) -> str:
 
 
 def holds_run(directory: Path) -> bool:
-    """Whether the `config.json` in a directory is that of a run, not of a model or of a run of `meshwright.fit`."""
+    """Whether the `config.json` in a directory is a run's, not a model's or that of a run of `meshwright.fit`."""
     return _config_has(directory, "workload")
 
 
@@ -287,7 +287,7 @@ _MEASURED = {"step", "mesh", "hardware", "step_seconds", "memory_peak_bytes"}
 
 
 def _row_problem(row: Row) -> str:
-    """Return why a row is none: a measured field is missing, or a value is of another type; empty if it is one."""
+    """Return the reason why a row is invalid, a missing field or a value of the wrong type; '' if it is valid."""
     if missing := sorted(_MEASURED - row.keys()):
         return f"{missing[0]} is missing"
     for name, value in row.items():
