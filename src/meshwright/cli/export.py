@@ -29,11 +29,11 @@ class Args:
     """Write a model as a Hugging Face directory: safetensors, config.json, generation config and tokenizer."""
 
     model: Annotated[Path, positional("RUN|DIR")]
-    """A run that `meshwright train` made, or a Hugging Face directory."""
+    """A run directory of `meshwright train`, or a Hugging Face directory."""
     output: Annotated[Path, positional("DIR")]
     """The directory to write; a new one, or an empty one."""
     dtype: Annotated[Literal["bf16", "f16", "f32"] | None, option("bf16|f16|f32")] = None
-    """Format of the weights. Default: as stored."""
+    """Dtype of the weights. Default: as stored."""
     max_file_size: Annotated[str, option("BYTES")] = "5G"
     """Weights of more bytes are written in several files, with an index. Default: 5G."""
     adapter: Annotated[Path | None, option("DIRECTORY")] = None

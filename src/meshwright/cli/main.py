@@ -222,7 +222,7 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
 
 
 def _say_cores(args: Any) -> None:
-    """Print how many chips a Cloud TPU name stands for, if it counts cores."""
+    """Print the number of chips of a Cloud TPU name that counts cores."""
     from meshwright.description.hardware.system import cloud_note
 
     text = next(group.on for group in (args, *vars(args).values()) if hasattr(group, "on"))

@@ -114,8 +114,8 @@ class Choice:
 class Several:
     """An exercise with one answer for each of several items, which are given as a mapping.
 
-    answer: the right value of each item. mistakes: all values as one misunderstanding would give them, each with its
-    reply. values: the values that an item can have.
+    answer: the right value of each item. mistakes: for each common misunderstanding, the values that it leads to, and
+    its reply. values: the values that an item can have.
     """
 
     question: str

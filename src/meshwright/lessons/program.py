@@ -40,7 +40,7 @@ WIDTH = 96
 
 @dataclass(frozen=True)
 class Asked:
-    """A collective that the program must have, with as many bytes as a device's shard of `array`.
+    """A collective that the program must have; its bytes are those of a device's shard of `array`.
 
     array: in the notation; the result of an all-gather, the operand of other collectives.
     """

@@ -267,7 +267,7 @@ class ServeOptions(TypedDict, total=False):
     page_size: int | None
     """The tokens of a page of the KV cache. Default: 16."""
     cache: CacheSplit | None
-    """How fsdp and sp split the KV cache, beside tp over its heads. Default: batch, by sequences."""
+    """How fsdp and sp split the KV cache, in addition to tp over its heads. Default: batch, by sequences."""
     kv_dtype: str | None
     """Store keys and values in int8, with a scale per token and head. Default: the compute dtype."""
     weight_dtype: str | None
@@ -287,7 +287,7 @@ class ServeOptions(TypedDict, total=False):
     grace: float
     """The time that open requests have to finish after SIGTERM. Default: 30."""
     api_keys: str | Path | None
-    """A file with one API key a line, each with limits of its own if you like (KEY requests=4 max_tokens=256).
+    """A file with one API key a line, each optionally with its own limits (KEY requests=4 max_tokens=256).
     MESHWRIGHT_API_KEYS adds keys, separated by commas. Default: no key is needed.
     """
     limit: str | Sequence[str] | Mapping[str, float] | None
@@ -295,7 +295,7 @@ class ServeOptions(TypedDict, total=False):
     cors: str | Sequence[str] | None
     """Origins whose pages may call the server (CORS); * for all. Default: none."""
     allowed_host: str | Sequence[str] | None
-    """Names by which clients may call the server, beside localhost and --host; * for all. Default: none."""
+    """Names by which clients may call the server, in addition to localhost and --host; * for all. Default: none."""
     replicas: int
     """Servers of the model behind one port, which share the devices; --mesh is of each. Default: 1."""
     coordinator: str | None

@@ -111,11 +111,11 @@ class ImageArgs:
     batch: Annotated[str | None, option("N")] = None
     """Images of the global batch. Needed."""
     dtype: Annotated[Dtype | None, option("bf16|f32")] = None
-    """Format of matmuls. Default: bf16, on simulated CPU devices f32."""
+    """Dtype of matmuls. Default: bf16, on simulated CPU devices f32."""
     mesh: Mesh = None
     """Plan only this mesh, as dp=-1,fsdp=2. Default: all of dp and fsdp."""
     hardware: Annotated[Path | None, option("FILE")] = None
-    """A TOML file that describes a chip of your own, for --on to name."""
+    """A TOML file with your own chip, whose name --on then accepts."""
     memory_headroom: ShareText = None
     """Fraction added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
     top: Top = "8"
@@ -153,7 +153,7 @@ class ImportArgs:
     framework: Annotated[str | None, option("NAME")] = None
     """Predict the step as this framework runs it, as maxtext or megatron-core. Default: as meshwright does."""
     hardware: Annotated[Path | None, option("FILE")] = None
-    """A TOML file that describes a chip of your own, for --on to name."""
+    """A TOML file with your own chip, whose name --on then accepts."""
     memory_headroom: ShareText = None
     """Fraction added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
     output: Output = None

@@ -126,7 +126,7 @@ def _sizes(product: LocalProduct) -> str:
 
 
 def _collective(move: Collective) -> str:
-    """Return a collective in words."""
+    """Return a collective as text."""
     return f"{move.kind} over {'*'.join(move.axes)} of {move.array}, {show_bytes(move.bytes)}"
 
 

@@ -16,7 +16,7 @@ from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 
 def print_systems(plans: Sequence[Plan], runs: Sequence[TrainingRun | None]) -> None:
-    """Print the plans as a table. runs: time and cost of training on each system, if it was asked for."""
+    """Print the plans as a table. runs: time and cost of training on each system, if requested."""
     workload = plans[0].workload
     tokens = f"{workload.sequences:,} × {workload.seq_len:,} tokens{workload.in_pairs}"
     show(console(), f"{workload.model.name} · {workload.task} · {tokens}, the best plan on each system")

@@ -35,7 +35,7 @@ class RunArgs:
     dry_run: Annotated[bool, option()] = False
     """Compile the step, print its memory and the run's time, and stop. Nothing is written."""
     compile_cache: CompileCache = None
-    """Where compiled programs are kept for later starts, at most 4 GiB, or off. Default: the user's cache."""
+    """Directory in which compiled programs are cached, at most 4 GiB, or off. Default: the user's cache."""
     json: Json = False
     """Print the measured record, with the first and last loss, instead of the bar."""
 

@@ -46,7 +46,7 @@ class CompareArgs:
     run: Annotated[Path | None, option("DIRECTORY")] = None
     """Also compare with measurements of a run of the same step."""
     effort: Annotated[Literal["fast", "default"], option("fast|default")] = "fast"
-    """The TPU compiler's: fast gives counts and bytes, default the schedule that will run. TPUs only. Default: fast."""
+    """Effort of the TPU compiler: fast gives counts and bytes, default also the final schedule. Default: fast."""
     tolerance: Annotated[float | None, option("SHARE")] = None
     """Exit with 1 if a difference exceeds this fraction of the prediction, as 0.1."""
     html: Annotated[Path | None, option("FILE", "-o")] = None

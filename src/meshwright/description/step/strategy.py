@@ -96,7 +96,7 @@ class Strategy:
     # Dropout probability of outputs added to the residual stream, and of attention weights if scores go through memory.
     dropout: float = 0.0
     optimizer: Optimizer = "adamw"
-    moment_dtype: Dtype | None = None  # Format of the optimizer's moments; None: the parameters'.
+    moment_dtype: Dtype | None = None  # Dtype of the optimizer's moments; None: the parameters'.
     master_weights: bool = False  # The optimizer keeps and updates float32 copies of narrower parameters.
     # Action if loss or gradients are not finite or too large. With skip, the compiled step leaves the state unchanged.
     on_bad_step: OnBadStep = "stop"

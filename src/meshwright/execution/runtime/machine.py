@@ -51,7 +51,7 @@ def _devices() -> tuple[str, int, str]:
 def _has_started() -> bool:
     """Whether JAX has started in this process: it then rejects another number of CPU devices.
 
-    JAX has no function that tells this.
+    JAX has no public function for this.
     """
     import jax
 

@@ -1,4 +1,4 @@
 """The exercises, one module for each lesson, and `catalog`, which finds one by its name.
 
-Right answers, and the wrong answers that have a reply of their own, are computed by the planner's functions.
+Right answers, and the common wrong answers, are computed by the planner's functions.
 """

@@ -57,7 +57,7 @@ def _held(array: ShardedArray, priced: PricedProduct, device: int) -> str:
 
 
 def _panels(array: ShardedArray, priced: PricedProduct, device: int | None, said: str) -> Iterator[Panel]:
-    """Yield the grids of an array, with its name above and the text `said` below."""
+    """Yield the grids of an array, with its name above and a text (`said`) below."""
     holdings = holdings_of(array, priced.inference.sizes)
     marked = None if device is None or not _is_in_front(holdings, device) else device
     for panel in array_panels(holdings, marked):

@@ -122,7 +122,7 @@ class Settings:
         return found
 
     def take_only(self) -> None:
-        """Take the options of which only one value is supported; raises for other values."""
+        """Take the options that support only one value; raises for other values."""
         for option, (needed, why) in self.table.only.items():
             if option in self.left and not same(value := self.take(option, needed), needed):
                 raise self.refusal(option, f"is {value}: {why}")

@@ -204,8 +204,8 @@ def thresholds(plan: ServingPlan, system: System) -> ServingThresholds:
 def prefill_share(plan: ServingPlan, system: System) -> PrefillShare | None:
     """Return the prefill systems needed for each system that decodes as planned; None if no prompt fits.
 
-    Prefill processes one prompt per group at a time. In steady state as many sequences are prefilled as end
-    (`cost.serving_seconds.prefill_servers`).
+    Prefill processes one prompt per group at a time. In steady state, sequences are prefilled at the rate at which they
+    end (`cost.serving_seconds.prefill_servers`).
     """
     prefill = best_prefill(plan.serving, system)
     if prefill is None:

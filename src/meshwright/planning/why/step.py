@@ -16,7 +16,7 @@ from meshwright.planning.why.gap import dearest_axes
 from meshwright.units import show_bytes, show_percent, show_seconds
 
 ATTENTION = {"scores": "attention scores through memory", "flash": "a fused attention kernel"}
-"""Kinds of attention in words; any other is called by its name."""
+"""Descriptions of kinds of attention; other kinds are shown by name."""
 
 CAUSAL_SHARE = 0.2
 """The share of the MFU from which masked scores are mentioned."""

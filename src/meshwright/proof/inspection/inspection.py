@@ -86,7 +86,7 @@ class Inspection:
         write_baseline((*self.findings, *self.in_baseline), file)
 
     def sarif(self, file: str | Path) -> None:
-        """Write the findings that count as SARIF 2.1.0, which code hosts show beside the lines of a change."""
+        """Write the findings that count as SARIF 2.1.0, from which code hosts annotate the lines of a change."""
         write_file(file, json.dumps(sarif_log(self.findings, self.name), indent=2) + "\n")
 
     @property

@@ -1,4 +1,4 @@
-"""Find values of which each device uses only its own part, and values that are joined from parts."""
+"""Find values that each device slices to its own part, and values that are joined from parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Search the layouts of a program: each mesh axis splits a set of classes of dims, no two of which occur in one array.
+"""Search the layouts of a program: each mesh axis splits a set of classes of dims that never occur in one array.
 
 Two dims of one array cannot share a mesh axis. The largest sets without such a pair are the known strategies: the batch
 (data parallel), the heads, the MLP and the vocabulary together (tensor parallel), the sequence.
@@ -27,7 +27,7 @@ MOST_SETS = 24
 """The most sets that a search tries on one axis; sets that split more flops come first."""
 
 MOST_PAIRED = 6
-"""The first so many sets are also tried in pairs, on two axes."""
+"""The number of leading sets that are also tried in pairs, on two axes."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _meetings(work: Work, state: set[Atoms]) -> dict[int, set[int]]:
 
 
 def _maximal(atoms: frozenset[int], meets: Mapping[int, set[int]]) -> Iterator[frozenset[int]]:
-    """Yield the maximal sets of atoms of which no two occur in one array (Bron and Kerbosch, 1973)."""
+    """Yield the maximal sets of atoms that never occur together in one array (Bron and Kerbosch, 1973)."""
 
     def extend(chosen: frozenset[int], left: frozenset[int], done: frozenset[int]) -> Iterator[frozenset[int]]:
         if not left and not done:

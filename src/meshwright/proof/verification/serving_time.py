@@ -33,7 +33,7 @@ def step_causes(plan: ServingPlan, schedule: Schedule) -> tuple[Cause, ...]:
     """Return the causes of the difference between the planned and the simulated step time, largest first, with seconds.
 
     The TPU compiler estimates over a microsecond for even the smallest op. That time, for all ops of the step, is a
-    cause of its own: a plan does not know how many ops a compiler makes. The rest of each op's time is compared with
+    separate cause, because a plan does not know the number of compiled ops. The rest of each op's time is compared with
     the plan's term for the same work.
     """
     ops = [event for event in schedule.events if event.lane == COMPUTE and event.kind != "loop"]

@@ -371,7 +371,7 @@ def _taken(read: _Read, chosen: Array, last: Array) -> tuple[Array, Array]:
 def _logprobs(scores: Array, tokens: Array, num_wanted: Array) -> Logprobs:
     """Return log probabilities of tokens [rows, n] from logits [rows, n, vocab], and the likeliest tokens with theirs.
 
-    num_wanted: `Columns.num_logprobs` of each row. Values that no row wants are zeros.
+    num_wanted: `Columns.num_logprobs` of each row. Values that no row requests are zeros.
     """
     shape, most = (*tokens.shape, min(MOST_LOGPROBS, scores.shape[-1])), jnp.max(num_wanted)
 

@@ -71,7 +71,7 @@ def replicated_batches(context: ProgramContext) -> Iterator[Finding]:
 
 @dataclass(frozen=True, kw_only=True)
 class WholeBesideBatch(Finding):
-    """A replicated argument of which each device uses its own part. like: an argument that is split this way."""
+    """A replicated argument that each device slices to its own part. like: an argument that is split this way."""
 
     kind = FindingKind.WHOLE_BESIDE_BATCH
     merged_by = ("name",)
