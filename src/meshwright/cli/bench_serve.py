@@ -37,7 +37,12 @@ EXAMPLES = (
     "meshwright bench-serve http://127.0.0.1:8000 --concurrency 1,8,64 --plan serve.yaml --plot load.svg",
 )
 
-MEASURE_NAMES = {"ttft": "time to first token", "tpot": "time a token", "itl": "between parts", "e2e": "whole answer"}
+MEASURE_NAMES = {
+    "ttft": "time to first token",
+    "tpot": "time per token",
+    "itl": "inter-token latency",
+    "e2e": "whole answer",
+}
 """The names of the measures in tables."""
 MAX_LATE_SECONDS = 0.1
 """Seconds that requests may be sent late before a note warns that the client is the bottleneck."""

@@ -18,7 +18,7 @@ from meshwright.execution.runtime.devices import claim_devices
 from meshwright.execution.training.run_directory.run import RunStoppedError
 from meshwright.options.values import read_system
 
-MEETING = 4
+NUM_OPTIONS = 4
 """The number of options, each with a value, that `launch` adds after the script's arguments (`launch.supervisor`)."""
 
 
@@ -60,9 +60,9 @@ def run_script(on: str, words: list[str], options: dict[str, str]) -> int:
 
 def main() -> None:
     """Read the hardware, the script with its arguments, and the options of the rendezvous from `sys.argv`."""
-    _, on, *words = sys.argv[: -2 * MEETING]
-    meeting = sys.argv[-2 * MEETING :]
-    sys.exit(run_script(on, words, dict(zip(meeting[::2], meeting[1::2], strict=True))))
+    _, on, *words = sys.argv[: -2 * NUM_OPTIONS]
+    options = sys.argv[-2 * NUM_OPTIONS :]
+    sys.exit(run_script(on, words, dict(zip(options[::2], options[1::2], strict=True))))
 
 
 if __name__ == "__main__":

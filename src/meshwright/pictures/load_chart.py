@@ -50,7 +50,7 @@ def write_load_chart(
     if predicted:
         seconds, rates = zip(*predicted, strict=True)
         each.plot(rates, seconds, "D-", color=RULE, label="predicted, a step")
-    _draw(each, points, "tpot", "time a token")
+    _draw(each, points, "tpot", "time per token")
     if predicted or any("tpot" in point.latencies for point in points):
         # A frontier's batches span powers of ten.
         each.loglog()

@@ -58,7 +58,7 @@ class Args(ModelArgs):
     stop_tokens: Annotated[tuple[int, ...], option("N…")] = ()
     """Tokens that end a text. Default: those in the model's files."""
     json: Json = False
-    """Print {"texts", "measured", "planned"} when all is written."""
+    """Print {"texts", "measured", "predicted"} when all is written."""
 
 
 def samplings(args: Args, count: int) -> list[Sampling]:

@@ -131,7 +131,7 @@ def _attempt(
     commands = [meshwright_command([*words, *meet, "--process-id", str(one)], job.module) for one in range(number)]
     children = Children(commands, job.environments(number), say)
     num_sent = 0
-    host.on_met = children.show
+    host.on_joined = children.show
     host.start()
     try:
         while not children.have_ended:
@@ -167,7 +167,7 @@ def _cause(exits: Sequence[Exit], end: End | None, host: Host, children: Childre
         one = min(exits, key=lambda one: (one.code > 0, one.number))
         step = host.step_of(one.number)
         line = f"process {one.number} (pid {children.pid(one.number)}) {one.how}"
-        if one.code > 0 and not host.has_met:  # Its own stderr has the reason; others fail alike.
+        if one.code > 0 and not host.have_joined:  # Its own stderr has the reason; others fail alike.
             children.show(one.number)
             return End(line, one.code, "refused", (one.number,))
         line += " before its first step" if step is None else f" after step {step}"
