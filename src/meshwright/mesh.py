@@ -120,7 +120,7 @@ def parse_mesh(text: str, *, num_devices: int) -> MeshShape:
         degrees[inferred[0]] = num_devices // known
     elif known != num_devices:
         raise MeshwrightError(
-            f"mesh {text!r} wants {known} devices; {num_devices} are there; -1 in one place fills the rest"
+            f"mesh {text!r} needs {known} devices; there are {num_devices}; -1 in one place fills the rest"
         )
     return MeshShape(**degrees)
 

@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
 
 
 def test_text_without_a_mesh_says_what_is_missing():
-    with pytest.raises(MeshwrightError, match="wants a mesh and the sizes of its dims"):
+    with pytest.raises(MeshwrightError, match="needs a mesh and the sizes of its dims"):
         show("A[I_X]")
 
 

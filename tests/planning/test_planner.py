@@ -225,9 +225,9 @@ def test_the_first_factor_of_chips_that_is_communication_bound_is_found():
     ("name", "devices", "says"),
     [
         ("gpt2-xl", 8, "data parallelism is enough"),
-        ("llama3-8b", 8, "up to 8x wants one model axis"),
-        ("llama3-70b", 64, "8x to 64x wants two model axes"),
-        ("llama3-405b", 512, "beyond 64x wants three model axes, a pipeline among them"),
+        ("llama3-8b", 8, "up to 8x needs one model axis"),
+        ("llama3-70b", 64, "8x to 64x needs two model axes"),
+        ("llama3-405b", 512, "above 64x needs three model axes, a pipeline among them"),
     ],
 )
 def test_the_rule_of_thumb_of_a_models_size_has_its_numbers(name, devices, says):

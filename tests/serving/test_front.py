@@ -112,7 +112,7 @@ def test_with_no_replica_a_client_is_told_to_come_back():
     [
         (["--replicas", "3"], "4 devices cannot be divided equally among 3 replicas"),
         (["--replicas", "0"], "among 0 replicas"),
-        (["--replicas", "2", "--process-id", "1"], "--process-id changes nothing beside --replicas"),
+        (["--replicas", "2", "--process-id", "1"], "--process-id has no effect with --replicas"),
         (["--on", "v5e:2x2", "--replicas", "2"], "have dp=2 in --mesh"),
     ],
 )

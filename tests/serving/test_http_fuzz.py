@@ -178,7 +178,7 @@ def test_a_hostile_body_is_refused(client, name):
     try:
         answer = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
     except httpx.WriteError:
-        # Over what is read and thrown away, a client that goes on sending is cut off.
+        # Over what is read and thrown away, a client that continues sending is cut off.
         assert name == "100 MB"
     else:
         check_answer(answer)

@@ -63,7 +63,7 @@ def run(args: Args) -> int:
     if svg is not None:
         check_output(svg)
     is_shown = False if as_json else args.run
-    check_all_read(args, "beside --json" if as_json else "here")
+    check_all_read(args, "with --json" if as_json else "here")
     found = collective(kind, bytes=nbytes or BYTES, axis=axis, mesh=mesh, on=on)
     if is_bench:
         with waiting(f"timing it on {found.system}"):

@@ -60,7 +60,7 @@ def run(args: Args) -> int:
     found = find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter)
     if args.task is not None:
         questions = read_task(args.task)
-        check_all_read(args, "beside --task")
+        check_all_read(args, "with --task")
         model = load_with_bar(found, compile_cache)
         with waiting(f"answering {len(questions):,} questions"):
             result = answer(model, questions)

@@ -81,7 +81,7 @@ def _export_adapter(args: Args) -> int:
 
     output, as_json = args.output, args.json
     source, on, dtype = args.model, args.on, args.dtype or "f32"
-    check_all_read(args, "beside --adapter-only")
+    check_all_read(args, "with --adapter-only")
     count = save_adapter(source, output, on=on, dtype=dtype)
     _print_written(output, "adapters of ", count, dtype, as_json=as_json)
     return 0

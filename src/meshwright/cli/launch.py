@@ -131,7 +131,7 @@ def _run_script(args: Args) -> int:
     require_extra("launch", "train")
     here, script = args.processes, args.command[0]
     if here.on is None:
-        raise MeshwrightError(f"launch of a script wants --on, the devices of all processes: --on cpu:8 -- {script} …")
+        raise MeshwrightError(f"launch of a script needs --on, the devices of all processes: --on cpu:8 -- {script} …")
     if not Path(script).is_file():
         raise MeshwrightError(f"there is no file {script}")
     least, system = _least(here), read_system(here.on, None, None)
@@ -216,11 +216,11 @@ def _write_manifest(args: Args, words: Sequence[str], said: TrainArgs) -> int:
     elif here.tpu_vm:
         text = tpu_vm(name, words, machines, restarts=restarts)
     elif here.image is None:
-        raise MeshwrightError("--jobset wants --image, of a container that has meshwright")
+        raise MeshwrightError("--jobset needs --image, of a container that has meshwright")
     else:
         text = jobset(name, words, machines, restarts=restarts, image=here.image, claim=here.claim)
     output = here.output
-    check_all_read(args, "beside --slurm, --jobset or --tpu-vm")
+    check_all_read(args, "with --slurm, --jobset or --tpu-vm")
     if output is None:
         print(text, end="")
     else:
@@ -246,7 +246,7 @@ def _words(command: Sequence[str]) -> tuple[list[str], TrainArgs | ServeArgs]:
     kind: Any = TrainArgs if words[0] == "train" else ServeArgs
     said, typed = read_words(words[1:], kind, kinds={}, hints={})
     if taken := [name for name in ("coordinator", "num_processes", "process_id", "start_seconds") if name in typed]:
-        raise MeshwrightError(f"{typed[taken[0]]} is what launch says itself; leave it out behind --")
+        raise MeshwrightError(f"{typed[taken[0]]} is set by launch itself; leave it out after --")
     if "dry_run" in typed:
         raise MeshwrightError("--dry-run takes no devices, so that one process does it: leave launch out")
     return words, said

@@ -38,8 +38,8 @@ def run(args: Args) -> int:
     file, number = args.check, args.lesson
     if file is not None:
         if number is not None:
-            raise MeshwrightError(f"lesson {number} changes nothing beside --check; leave it out")
-        check_all_read(args, "beside --check")
+            raise MeshwrightError(f"lesson {number} has no effect with --check; leave it out")
+        check_all_read(args, "with --check")
         return _grade(file)
     directory = args.to
     if number is None:
@@ -74,7 +74,7 @@ def _grade(file: Path) -> int:
     """Run a file in a child process with simulated CPU devices, and return its exit code."""
     if not exercises_in("\n".join(read_code(file))):
         raise MeshwrightError(f'{file} checks no exercise: it has no line check("NAME", answer)')
-    # A lesson says itself how many devices it simulates; JAX refuses to be told twice.
+    # A lesson sets the number of simulated devices itself; JAX rejects setting it twice.
     flags = re.sub(r"--xla_force_host_platform_device_count=\S+", "", os.environ.get("XLA_FLAGS", ""))
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     return subprocess.run(

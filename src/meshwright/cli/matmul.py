@@ -72,7 +72,7 @@ def run(args: Args) -> int:
     if svg is not None:
         check_output(svg)
     top = MOST_SHOWN if as_json or args.top is None else read_count("--top", args.top)
-    check_all_read(args, "beside --json" if as_json else "here")
+    check_all_read(args, "with --json" if as_json else "here")
     found = matmul(product, mesh=degrees, dims=dims, on=on, dtype=dtype, device=device)
     if is_run:
         check_simulated(math.prod(found.mesh.values()))
@@ -103,7 +103,7 @@ def _run_cases(args: Args) -> int:
         check_output(svg)
     degrees = None if args.mesh is None else mesh_degrees(args.mesh)
     found = matmul_cases(mesh=degrees, dims=args.dims, on=args.on, dtype=args.dtype, device=args.device)
-    check_all_read(args, "of the four cases")
+    check_all_read(args, "with the four cases")
     print_answer(found, svg, as_json=as_json)
     if not as_json:
         print(next_line(spelled("matmul", args, without=("svg", "device"), product=found.matmuls[2].product)))

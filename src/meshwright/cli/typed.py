@@ -41,14 +41,14 @@ def check_all_read(args: Any, where: str = "here") -> None:
 
     Args:
         args: the result of `watch`; a dataclass created in Python is not checked.
-        where: for the message: where the option has no effect, as `beside --sweep`.
+        where: for the message: where the option has no effect, as `with --sweep`.
     """
     notes: _Notes | None = getattr(args, _NOTES, None)
     if notes is None:
         return
     for field, option in notes.typed.items():
         if field not in notes.read:
-            raise MeshwrightError(f"{option} changes nothing {where}; leave it out")
+            raise MeshwrightError(f"{option} has no effect {where}; leave it out")
 
 
 def _watched(args: Any, notes: _Notes) -> Any:

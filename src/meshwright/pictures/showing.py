@@ -126,7 +126,7 @@ def read_text(
 ) -> tuple[ShardedArray, Sizes]:
     """Parse an array and its sizes, and check that axes and dims are known and degrees divide."""
     if mesh is None or dims is None:
-        raise MeshwrightError(f"{text!r} wants a mesh and the sizes of its dims, as in mesh='X=2,Y=2', dims='I=8,J=8'")
+        raise MeshwrightError(f"{text!r} needs a mesh and the sizes of its dims, as in mesh='X=2,Y=2', dims='I=8,J=8'")
     degrees, lengths = read_numbers(mesh), read_numbers(dims)
     array = parse_array(_from_spec(text, list(lengths)), axes=degrees)
     sizes = Sizes(degrees=degrees, dims=lengths, element_bytes=dtype_bytes(dtype))
@@ -160,6 +160,6 @@ def _torus(on: str | None, holdings: Holdings) -> tuple[Sketch, ...]:
     if on is None:
         return ()
     if not holdings.degrees:
-        raise MeshwrightError(f"on={on!r} wants an array that lies on a mesh; this one lies on none")
+        raise MeshwrightError(f"on={on!r} needs an array on a mesh; this one is on none")
     numbers = {tuple(holder.coordinates.values()): holder.device for holder in holdings.holders}
     return (torus_sketch(parse_system(on), holdings.degrees, numbers),)

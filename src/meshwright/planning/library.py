@@ -159,12 +159,12 @@ def plan(
         return kept
     for mode in ("sweep", "compare", "compare_systems"):
         if mode in named:
-            _refuse(named.keys() - {mode}, f"beside {mode}")
+            _refuse(named.keys() - {mode}, f"with {mode}")
     if price is not None and tokens is None:
         _refuse(("price",), "without tokens")
     swept = None if sweep is None else read_sweep(sweep)
     if swept is not None:
-        _refuse(_only(said, swept.replaced), "beside sweep")
+        _refuse(_only(said, swept.replaced), "with sweep")
         if not isinstance(model, Workload):
             said = swept_options(swept, said)
     framework = said.pop("framework", None)
@@ -262,14 +262,14 @@ def _kept_plan(path: str | Path, said: Mapping[str, Any]) -> Plan | None:
     if not is_plan_file(path):
         return None
     if said:
-        raise MeshwrightError(f"{path} is a plan, which says {next(iter(said))}=… itself; leave it out")
+        raise MeshwrightError(f"{path} is a plan, which sets {next(iter(said))}=… itself; leave it out")
     return read_plan(Path(path))
 
 
 def _refuse(names: Iterable[str], where: str) -> None:
     """Raise for the first of the options, which have no effect here; `where` completes the message."""
     for name in sorted(names):
-        raise MeshwrightError(f"{name} changes nothing {where}; leave it out")
+        raise MeshwrightError(f"{name} has no effect {where}; leave it out")
 
 
 def read_compared(texts: Sequence[MeshLike], num_devices: int) -> list[MeshShape]:
@@ -394,7 +394,7 @@ def plan_to_run(what: PlanLike, options: Mapping[str, Any]) -> Plan:
     if isinstance(what, Plan):
         if said:
             named = ", ".join(f"--{name.replace('_', '-')} ({name}=…)" for name in said)
-            raise MeshwrightError(f"a plan says {named} itself; leave it out")
+            raise MeshwrightError(f"a plan sets {named} itself; leave it out")
         return run_as(as_run(what), changes)
     mesh = said.pop("mesh", None)
     workload, system = read_workload(what, said)

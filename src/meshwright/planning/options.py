@@ -69,7 +69,7 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
     said = {option: value for option, value in said.items() if option not in _OF_SYSTEM}
     if isinstance(found, Workload):
         if said:
-            raise MeshwrightError(f"a Workload says {', '.join(said)} itself; leave it out")
+            raise MeshwrightError(f"a Workload sets {', '.join(said)} itself; leave it out")
         return found, system
     if ("batch" in said) == ("batch_tokens" in said):
         raise MeshwrightError(f"{name} needs one of --batch (batch=…) and --batch-tokens (batch_tokens=…)")
@@ -107,7 +107,7 @@ def read_adapters(model: ModelConfig, options: Mapping[str, Any]) -> ModelConfig
     if "adapter" in options:
         for name in LORA_OPTIONS:
             if name in options:
-                raise MeshwrightError(f"adapter {options['adapter']} says {name} itself; leave {name} out")
+                raise MeshwrightError(f"adapter {options['adapter']} sets {name} itself; leave {name} out")
         return replace(model, lora=read_adapter_config(Path(options["adapter"]), model))
     if "lora_rank" not in options:
         for name in LORA_OPTIONS[1:]:

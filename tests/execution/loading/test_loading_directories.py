@@ -266,8 +266,8 @@ def test_checkpoints_are_read_as_they_were_published(case, tmp_path):
     ("options", "message"),
     [
         ({}, "needs hardware: --on"),
-        ({"on": "cpu:9999"}, "wants 9999"),
-        ({"on": "cpu:8", "mesh": "1,3,1,1"}, "wants 3 devices"),
+        ({"on": "cpu:9999"}, "needs 9999"),
+        ({"on": "cpu:8", "mesh": "1,3,1,1"}, "needs 3 devices"),
         ({"on": "cpu:8", "mesh": "pp=8"}, "stages"),
         ({"on": "cpu:8", "mesh": "ep=8"}, "splits experts"),
     ],

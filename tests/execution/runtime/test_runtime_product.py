@@ -105,7 +105,7 @@ def test_another_mesh_or_other_arrays_are_one_clear_error():
         compile_product(inference, mesh).run(np.ones((16, 32)))
     with pytest.raises(MeshwrightError, match=r"B\[J_X, K\] has the shape \[32, 16\]; the array given has \[16, 32\]"):
         compile_product(inference, mesh).run(*[np.ones((16, 32), np.float32)] * 2)
-    with pytest.raises(MeshwrightError, match="mesh X=16 wants 16 devices; 8 are there"):
+    with pytest.raises(MeshwrightError, match="mesh X=16 needs 16 devices; there are 8"):
         make_product_mesh({"X": 16})
 
 

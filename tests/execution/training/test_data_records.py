@@ -315,7 +315,7 @@ BAD = {
     "missing": ('{"other": 1}', "the field text is missing; there are other"),
     "no text": ('{"text": 7}', "the field text is 7, not text"),
     "null": ('{"text": null}', "the field text is null, not text"),
-    "twice": ('{"text": "a", "text": "b"}', 'the key "text" stands twice in one object'),
+    "twice": ('{"text": "a", "text": "b"}', 'the key "text" is given twice in one object'),
     "surrogate": ('{"text": "\\ud800"}', "the text has half of a surrogate pair"),
 }
 COUNTED = {"broken": 3, "missing_field": 3, "invalid_utf8": 2, "empty": 2}

@@ -90,7 +90,9 @@ def test_an_interrupted_run_finishes_its_step_saves_and_goes_on(unbroken, tmp_pa
         if row["step"] == 1:
             signal.raise_signal(signal.SIGTERM)
 
-    line = "stopped by SIGTERM after 2 of 6 steps; the last checkpoint is .*checkpoints/2; .* --resume. goes on from it"
+    line = (
+        "stopped by SIGTERM after 2 of 6 steps; the last checkpoint is .*checkpoints/2; .* --resume. continues from it"
+    )
     with (
         pytest.warns(UserWarning, match="stopping after this step"),
         pytest.raises(RunStoppedError, match=line),

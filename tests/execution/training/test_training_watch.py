@@ -167,7 +167,7 @@ def test_weights_and_biases_that_cannot_be_reached_does_not_end_a_run(tmp_path, 
     notes = []
     logged(tmp_path, range(2), notes)
     assert notes == [
-        "Weights & Biases cannot be reached: api.wandb.ai: name resolution failed; the run goes on without it"
+        "Weights & Biases cannot be reached: api.wandb.ai: name resolution failed; the run continues without it"
     ]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 

@@ -287,7 +287,7 @@ def test_of_a_plan_the_step_is_compiled_that_verify_compiles(monkeypatch, tmp_pa
             meshwright.inspect(subject, effort="fast")
     assert requests == [step_request(plan, effort="fast")] * 3
     for said in ({"on": "cpu:8"}, {"mesh": "fsdp=8"}, {"types": "auto"}):
-        with pytest.raises(MeshwrightError, match=f"a plan says its {next(iter(said))} itself"):
+        with pytest.raises(MeshwrightError, match=f"a plan sets its {next(iter(said))} itself"):
             meshwright.inspect(plan, **said)
-    with pytest.raises(MeshwrightError, match="a plan says its arguments itself"):
+    with pytest.raises(MeshwrightError, match="a plan sets its arguments itself"):
         meshwright.inspect(plan, 3)

@@ -123,7 +123,7 @@ def test_a_serving_plan_says_its_layout_itself(tmp_path):
     write_serving_plan(plan, path)
     found = mw.verify(path)
     assert found.plan == plan
-    with pytest.raises(mw.MeshwrightError, match="says its batch itself; leave batch out"):
+    with pytest.raises(mw.MeshwrightError, match="sets its batch itself; leave batch out"):
         mw.verify(path, serve="decode", batch=4)
     with pytest.raises(mw.MeshwrightError, match="weight_dtype is fp8, in which no step is compiled"):
         mw.verify("tiny", serve="decode", on="v5e:2x2", batch=8, weight_dtype="fp8")

@@ -25,7 +25,7 @@ def read_prompts(said: Sequence[str] | Path) -> Sequence[Prompt]:
     """Return typed prompts, or the prompts in a file: one per line, in a .jsonl file one per object."""
     if not isinstance(said, Path):
         if not all(said):
-            raise MeshwrightError("a prompt is empty; give at least one character to go on from")
+            raise MeshwrightError("a prompt is empty; give at least one character to continue from")
         return said
     from meshwright.execution.models.inference.prompts import prompt_of
     from meshwright.execution.text.lines import json_lines, read_text

@@ -131,7 +131,7 @@ def _inspection(args: Args) -> Inspection:
     if (plan := kept_plan(args.subject)) is not None:
         effort = args.effort if plan.system.chip.kind == "tpu" else "default"
         _check_trace(args, plan.hardware)
-        check_all_read(args, f"of {args.subject}, which is planned already")
+        check_all_read(args, f"with {args.subject}, which is already planned")
         with waiting(f"compiling {plan.workload.model.name} on {plan.mesh} for {plan.hardware}"):
             from meshwright.proof.inspection.functions import inspect
 
@@ -143,7 +143,7 @@ def _inspection(args: Args) -> Inspection:
     mesh = None if args.mesh is None else parse_axes(args.mesh)
     if script is None and Path(args.subject).is_file():
         _check_trace(args, args.on)
-        check_all_read(args, "of a dump, which is compiled already")
+        check_all_read(args, "with a dump, which is already compiled")
         from meshwright.proof.inspection.functions import inspect
 
         return inspect(args.subject, mesh=mesh, on=args.on, **options)
@@ -158,7 +158,7 @@ def _inspection(args: Args) -> Inspection:
     _check_trace(args, on)
     options["types"] = args.axes if mesh is not None else None
     options["effort"] = args.effort if on is None or parse_system(on).chip.kind == "tpu" else "default"
-    check_all_read(args, f"on {on}" if on else "of a script without --mesh and --on")
+    check_all_read(args, f"on {on}" if on else "with a script without --mesh and --on")
     with waiting(f"compiling {args.subject} for {on or 'simulated devices'}"):
         from meshwright.proof.inspection.functions import inspect
 

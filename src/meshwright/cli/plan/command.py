@@ -139,7 +139,7 @@ class _Training:
         plot, as_json = self.args.output.plot, self.args.output.json
         if plot is not None:
             check_chart_file(plot)
-        check_all_read(self.args, "beside --sweep")
+        check_all_read(self.args, "with --sweep")
         return plan_sweep(sweep, self.workload, self.system, self._best, plot=plot, as_json=as_json)
 
     def _compare(self, texts: tuple[str, ...]) -> int:
@@ -148,7 +148,7 @@ class _Training:
 
         meshes = read_compared(texts, self.system.num_devices)
         as_json = self.args.output.json
-        check_all_read(self.args, "beside --compare")
+        check_all_read(self.args, "with --compare")
         with waiting(f"planning {len(meshes)} meshes"):
             plans = [self._of_mesh(mesh) for mesh in meshes]
         if as_json:
@@ -167,7 +167,7 @@ class _Training:
         as_json, framework = self.args.output.json, search.framework
         options = given_options(self.args.workload)
         strategy = given_options(self.args.strategy)
-        check_all_read(self.args, "beside --compare-systems")
+        check_all_read(self.args, "with --compare-systems")
         with waiting(f"planning {self.workload.model.name} on {len(names) + 1} systems"):
             plans = plan_systems(
                 self.args.model, (self.system, *names), options, strategy,
@@ -201,7 +201,7 @@ class _Training:
         path, plot, with_ops, as_json = output.output, output.plot, output.ops, output.json
         export = read_export(output.export)
         with_evidence = as_json or output.evidence
-        # JSON has everything, so that --explain beside it changes nothing.
+        # JSON has everything, so that --explain has no effect with it.
         is_explained = as_json or output.explain
         if path is not None:
             check_data_file(path)

@@ -26,7 +26,7 @@ def plan_images(args: ImageArgs) -> int:
     as_json = args.json
     # One mesh is one line, and data has them all.
     top = 1 if mesh or as_json else read_count("--top", args.top)
-    check_all_read(args, "beside --mesh" if mesh else "beside --json" if as_json else "here")
+    check_all_read(args, "with --mesh" if mesh else "with --json" if as_json else "here")
     if mesh is None:
         ranking = rank_images(workload, system)
     else:

@@ -170,7 +170,7 @@ def print_why(plan: Plan, *, is_explained: bool) -> None:
 def _print_fixes(best: Plan) -> None:
     """Print how much memory is missing, and changes that would make a plan fit."""
     lacking = best.predicted.memory_bytes["peak"] - best.system.usable_bytes
-    print(folded(f"nothing fits: this is the closest, and wants {show_bytes(lacking)} a device more than there is"))
+    print(folded(f"nothing fits: this is the closest, and needs {show_bytes(lacking)} a device more than there is"))
     fixes = ways_to_fit(best.workload, best.mesh, best.system, best.strategy)
     for fix in fixes[:5]:
         extra = f"{'+' if fix.extra_seconds >= 0 else '-'}{show_seconds(abs(fix.extra_seconds))}"
@@ -278,7 +278,7 @@ def notes_of(plan: Plan, trained: int) -> list[str]:
     """Return notes on a plan's figures. trained: the model's trained sequence length, 0 if unknown."""
     notes, model = list(plan.predicted.notes), plan.workload.model
     if isinstance(model, ModelConfig) and model.positions != "learned" and 0 < trained < plan.workload.seq_len:
-        notes.append(f"{model.name} was trained on {trained:,} tokens; {model.positions} positions go on beyond")
+        notes.append(f"{model.name} was trained on {trained:,} tokens; {model.positions} positions continue beyond")
     return notes
 
 

@@ -31,16 +31,16 @@ def plan_serving(args: ServeArgs) -> int:
     options = given_options(args.served, args.formats)
     phase = options.pop("serve")
     if phase == "prefill" and options["output_len"] is not None:
-        raise MeshwrightError("--output-len changes nothing beside --serve prefill, which writes nothing; leave it out")
+        raise MeshwrightError("--output-len has no effect with --serve prefill, which generates nothing; leave it out")
     serving, system = read_serving(args.model, phase, options)
     mesh = None if args.output.mesh is None else read_mesh(args.output.mesh, system.num_devices)
     path, as_json = args.output.output, args.output.json
     top = None if as_json else read_count("--top", args.output.top)
-    # JSON has everything, so that --explain beside it changes nothing.
+    # JSON has everything, so that --explain has no effect with it.
     is_explained = as_json or args.output.explain
     if path is not None:
         check_data_file(path)
-    check_all_read(args, "beside --json" if as_json else "here")
+    check_all_read(args, "with --json" if as_json else "here")
     with waiting(f"planning {serving.model.name} on {system}"):
         ranking = rank_serving(serving, system, mesh)
     best = ranking.candidates[0]

@@ -31,7 +31,7 @@ def run(args: Args) -> int:
     """Serve until a signal arrives."""
     own = ServeArgs(**{field.name: getattr(args, field.name) for field in fields(ServeArgs)})
     processes = processes_of(args.process) if own.replicas == 1 else ALONE
-    check_all_read(args, "beside --replicas")
+    check_all_read(args, "with --replicas")
     with waiting("loading JAX"):
         from meshwright.execution.loading.library import Found
         from meshwright.execution.models.inference.loaded import LoadedModel

@@ -55,7 +55,7 @@ def run(args: Args) -> int:
     if svg is not None:
         check_output(svg)
     if (plan := kept_plan(args.array)) is not None:
-        check_all_read(args, f"of {args.array}, which is planned already")
+        check_all_read(args, f"with {args.array}, which is already planned")
         return _show_plan(args.array, plan, svg, as_json=as_json)
     if args.mesh is None or args.dims is None:
         raise MeshwrightError(

@@ -53,7 +53,7 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
     run = args.run
     for name in ("allow", "change"):
         if getattr(run, name):
-            raise MeshwrightError(f"--{name} is for a run that goes on (--resume), and this one begins; leave it out")
+            raise MeshwrightError(f"--{name} is for a run that continues (--resume), and this one begins; leave it out")
     plan = plan_to_run(args.model, args.options)
     directory = run.output if run.output is not None else Path("runs") / plan.workload.model.name
     with waiting("loading JAX"):

@@ -136,7 +136,7 @@ def _end_by_signal(
 
 
 def _how_to_go_on(directory: Path) -> str:
-    return f"`meshwright train {shlex.quote(str(directory))} --resume` goes on"
+    return f"`meshwright train {shlex.quote(str(directory))} --resume` continues"
 
 
 def _print_outcome(

@@ -95,7 +95,7 @@ class TrainScreen:
                 print(line, flush=True)
         except OSError as error:  # The reader of the pipe is gone, or its disk is full: no reason to lose the run.
             self.is_quiet = True
-            self.note(f"the output cannot be written ({error.strerror}): the run goes on without its screen")
+            self.note(f"the output cannot be written ({error.strerror}): the run continues without its screen")
 
     def read(self, size: int) -> None:
         """Record that `size` more bytes of the weights were read."""

@@ -50,7 +50,7 @@ def read_config_file(path: Path, known: Collection[str]) -> list[Entry]:
             hint = f"; did you mean {near[0]}?" if near else "; `meshwright train --help` lists what there is"
             raise MeshwrightError(f"{where}: there is no option {key.value!r}{hint}")
         if name in found:
-            raise MeshwrightError(f"{where}: {name} stands twice; leave one out")
+            raise MeshwrightError(f"{where}: {name} is given twice; leave one out")
         if (values := _values(value, where, name)) is not None:
             found[name] = Entry(name, values, where)
     return [*found.values()]

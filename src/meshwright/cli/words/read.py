@@ -120,7 +120,7 @@ def _separate(
             raise MeshwrightError(unknown(name))
         option = known[name]
         if option.field in typed:
-            raise MeshwrightError(f"{option.name} stands twice; leave one out")
+            raise MeshwrightError(f"{option.name} is given twice; leave one out")
         typed[option.field] = option.name
         found[option.field] = _take_value(option, name, joined, rest)
     return found, typed, arguments

@@ -150,7 +150,7 @@ def _peaks(table: Table) -> dict[str, float]:
             except MeshwrightError as error:
                 raise table.error(field, f"is not a dtype: {error}") from None
             if dtype in peaks:
-                raise table.error(field, f"is {dtype}, which stands there already; leave one out")
+                raise table.error(field, f"is {dtype}, which is there already; leave one out")
             peaks[dtype] = table.amount(field)
     if not peaks:
         raise table.error("bf16", "is missing; give the peak of at least one dtype")

@@ -297,4 +297,4 @@ def _check_calls(module: Module) -> None:
     for instruction in module.instructions():
         for name in instruction.called(*CALL_KEYS):
             if place.get(name, len(place)) >= place[instruction.computation]:
-                raise MeshwrightError(f"HLO instruction {instruction.name} calls {name}, which does not stand above it")
+                raise MeshwrightError(f"HLO instruction {instruction.name} calls {name}, which is not printed above it")

@@ -55,7 +55,7 @@ def parse_numbers(text: str) -> dict[str, int]:
     while True:
         name = reader.expect("word", "a name, as in X=4,Y=2,")
         if name.text in numbers:
-            raise reader.mistake(f"{name.text} stands twice", name.position)
+            raise reader.mistake(f"{name.text} is given twice", name.position)
         reader.expect("=", f"= and a number after {name.text}")
         number = reader.expect("number", "a whole number")
         # `8k` and `8Ki` are two tokens.
@@ -116,7 +116,7 @@ def _read_partial(reader: Reader, operands: list[ShardedArray], result: ShardedA
     reader.accept("local")
     for word in ("partial", "result", ")"):
         if not reader.accept(word):
-            raise reader.mistake("only (partial result) stands in parentheses after an array", reader.token.position)
+            raise reader.mistake("only (partial result) may be in parentheses after an array", reader.token.position)
     summed = [d for array in operands for d in array.dims if d not in result.dims]
     axes = dict.fromkeys(axis for dim in summed for array in operands for axis in array.axes_of(dim))
     if not axes:

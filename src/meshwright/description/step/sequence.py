@@ -74,7 +74,7 @@ def check_sequence(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
         return
     if strategy.attention == "scores" and strategy.sp_method != "gather":
         raise MeshwrightError(
-            f"sp_method={strategy.sp_method!r} wants a fused attention: attention='flash'; scores that go through"
+            f"sp_method={strategy.sp_method!r} needs a fused attention: attention='flash'; scores that go through"
             f" memory are made of gathered keys, sp_method='gather'"
         )
     if strategy.attention == "cudnn" and strategy.sp_method != "ulysses":

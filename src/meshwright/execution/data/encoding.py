@@ -288,7 +288,7 @@ def _of_text(encoder: Encoder) -> Encoder:
     """
     if encoder.tokenizer is None and encoder.vocab < (wanted := byte_tokenizer().num_tokens):
         raise MeshwrightError(
-            f"vocab {encoder.vocab} is too small for text as bytes, which wants {wanted}; give data of input_ids"
+            f"vocab {encoder.vocab} is too small for text as bytes, which needs {wanted}; give data of input_ids"
         )
     return encoder
 

@@ -46,7 +46,7 @@ class Processes:
         split_address(self.coordinator)
         if count is None or number is None or not 0 <= number < count:
             raise MeshwrightError(
-                f"--coordinator {self.coordinator} wants --num-processes, from 1, and --process-id, from 0 and below"
+                f"--coordinator {self.coordinator} needs --num-processes, from 1, and --process-id, from 0 and below"
                 f" that; they are {count} and {number}"
             )
 

@@ -27,7 +27,7 @@ def build_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
         warnings.warn(f"mesh {shape} takes the first {shape.num_devices} of {len(found)} devices", stacklevel=2)
         found = found[: shape.num_devices]
     if len(found) != shape.num_devices:
-        raise MeshwrightError(f"mesh {shape} wants {shape.num_devices} devices; {len(found)} are there")
+        raise MeshwrightError(f"mesh {shape} needs {shape.num_devices} devices; there are {len(found)}")
     slices = {device.slice_index for device in found if device.platform == "tpu"}
     if len(slices) > 1:
         return mesh_over_slices(shape.layout, found, len(slices))

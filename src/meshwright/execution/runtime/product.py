@@ -96,7 +96,7 @@ def make_product_mesh(degrees: Mapping[str, int]) -> Mesh:
     """Build the mesh of named degrees, outermost first, over the first devices."""
     found, wanted = jax.devices(), math.prod(degrees.values())
     if len(found) < wanted:
-        raise MeshwrightError(f"mesh {show_mesh(degrees)} wants {wanted} devices; {len(found)} are there")
+        raise MeshwrightError(f"mesh {show_mesh(degrees)} needs {wanted} devices; there are {len(found)}")
     return jax.make_mesh(tuple(degrees.values()), tuple(degrees), devices=found[:wanted])
 
 

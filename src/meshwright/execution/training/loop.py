@@ -147,7 +147,7 @@ def _check(config: RunConfig) -> None:
     )
     # Records are checked when they are opened: token ids work with any vocabulary.
     if workload.config.vocab < BYTES and reads_bytes:
-        raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which wants {BYTES}")
+        raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which needs {BYTES}")
 
 
 def _run(

@@ -53,7 +53,7 @@ EXERCISES: Mapping[str, Exercise] = {
         because="More chips are faster; this is the fewest that hold it.",
     ),
     "what-a-checkpoint-has": Choice(
-        question="A run on dp=2,fsdp=4 stopped. Why can it go on on fsdp=2,tp=4?",
+        question="A run on dp=2,fsdp=4 stopped. Why can it continue on fsdp=2,tp=4?",
         options={
             "a": "Each device reads the file that it wrote.",
             "b": "Weights and moments are saved as whole arrays in pieces; each device of the new mesh reads its part.",

@@ -56,7 +56,7 @@ def run_collective(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 
     devices = jax.devices()[:degree]
     if len(devices) < degree:
         raise MeshwrightError(
-            f"{degree} devices are wanted, {len(devices)} are there; simulated ones come with"
+            f"{degree} devices are needed, there are {len(devices)}; simulated ones come with"
             f" XLA_FLAGS=--xla_force_host_platform_device_count={degree}, set before JAX starts"
         )
     mesh = jax.make_mesh((degree,), ("X",), devices=devices)

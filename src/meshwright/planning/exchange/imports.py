@@ -29,7 +29,7 @@ class Imported:
     title: str
     path: Path
     meanings: tuple[Meaning, ...]
-    nothing: Mapping[str, list[str]]  # Options that change nothing of a step, by the reason.
+    nothing: Mapping[str, list[str]]  # Options that do not affect a step, by the reason.
     plan: Plan
 
 

@@ -43,7 +43,7 @@ class Table:
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict[str, Any])  # The one value that is read, and why.
     # Options that make a field together, read by the framework's module, each with what it is here.
     parts: Mapping[str, str] = field(default_factory=dict[str, str])
-    # Patterns of options that change nothing of a step, by the reason.
+    # Patterns of options that do not affect a step, by the reason.
     nothing: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, Any])
     unsaid: Mapping[str, str] = field(default_factory=dict[str, str])  # Why no option sets a field, by field.
 

@@ -81,7 +81,7 @@ class ServingPlan:
 def make_serving_plan(serving: Serving, layout: ServingLayout, system: System) -> ServingPlan:
     """Return the plan of a layout with a given batch. Raises an error if the layout cannot split the model."""
     if serving.batch is None:
-        raise MeshwrightError(f"a plan to serve {serving.model.name} on {layout} wants a batch; none is said")
+        raise MeshwrightError(f"a plan to serve {serving.model.name} on {layout} needs a batch; none is given")
     check_serving(serving, layout)
     laid = lay_mesh(system, layout.mesh.layout)
     step = serving_step(serving, layout, serving.batch, laid)

@@ -41,7 +41,7 @@ class Shortage(Fact):
     def __str__(self) -> str:
         parts = f"{show_bytes(self.weights_bytes)} of weights and {show_bytes(self.cache_bytes)} of cache"
         missing = show_bytes(self.missing_bytes)
-        return f"nothing fits: {parts} a device at batch {self.batch:,} want {missing} more than there is"
+        return f"nothing fits: {parts} a device at batch {self.batch:,} need {missing} more than there is"
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class BatchLimit(Fact):
         named = f"batch {self.batch:,}"
         if self.limit == "memory":
             wanted = f"{show_bytes(self.peak_bytes)} of {show_bytes(self.usable_bytes)} a device"
-            return f"memory keeps the batch: {named} wants {wanted}"
+            return f"memory limits the batch: {named} needs {wanted}"
         if self.limit == "latency":
             return f"latency keeps the batch: {named} takes {show_seconds(self.seconds)}; {self.most:,} fit in memory"
         rate = f"{self.tokens_per_second:,.0f} tok/s"

@@ -63,7 +63,7 @@ _broadcast = _says(
 )
 _scalar = _says("a scalar has no dim that None could stand for: NamedSharding(mesh, P())")
 _flat = _says(
-    "jax.devices() is a list, in one dim, and each name wants a dim: jax.make_mesh((2, 4), ('data', 'model')), or"
+    "jax.devices() is a list, in one dim, and each name needs a dim: jax.make_mesh((2, 4), ('data', 'model')), or"
     " Mesh(np.array(jax.devices()).reshape(2, 4), ('data', 'model'))"
 )
 _sort = _says("each device would sort its own part: gather that dim before, as jnp.sort(jax.reshard(x, P(None, None)))")

@@ -122,7 +122,7 @@ def inspect(
     if isinstance(function, Plan):
         said = {"arguments": args or kwargs, "mesh": mesh, "on": on, "types": types}
         for name in (name for name, value in said.items() if value):
-            raise MeshwrightError(f"a plan says its {name} itself; leave {name} out")
+            raise MeshwrightError(f"a plan sets its {name} itself; leave {name} out")
         step = f"train step of {function.workload.model.name}"
         return _inspect_in_child(step, step_request(as_run(function), effort=effort), given)
     if on is not None:
@@ -163,7 +163,7 @@ def _inspect_by_name(
     degrees, file = degrees_of(mesh), Path(name)
     if file.is_file() and script is None:
         if types is not None or effort != "default":
-            raise MeshwrightError(f"{name} is compiled already; types (--axes) and effort would change nothing")
+            raise MeshwrightError(f"{name} is already compiled; types (--axes) and effort would have no effect")
         return inspect_text(dump_with_shardings(file), mesh=degrees, on=on, name=file.name, **given)
     if ":" not in name:
         raise MeshwrightError(f"{name!r} is neither a file nor module:function")

@@ -320,7 +320,7 @@ class LoadedModel:
             sp_method=said.get("sp_method", self.sp_method if self.mesh_shape.sp > 1 else "gather"),
         )
         if "sp_method" in said and self.mesh_shape.sp == 1:
-            raise MeshwrightError(f"sp_method changes nothing on mesh {self.mesh_shape}, which has sp=1; leave it out")
+            raise MeshwrightError(f"sp_method has no effect on mesh {self.mesh_shape}, which has sp=1; leave it out")
         if self.config.needs_scores and how.sp_method != "gather":
             raise MeshwrightError(
                 f"sp_method is {how.sp_method!r}, and {self.config.name} caps its scores or has sinks, which only"

@@ -92,7 +92,7 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
             say(f"launch: {end.line}; all processes are ended")
             number, words = _next(job, number, max(1, len(end.numbers)))
             wait = min(FIRST_WAIT_SECONDS * 2 ** (used - 1), LONGEST_WAIT_SECONDS)
-            goes_on = f"{number} processes go on" if number > 1 else "1 process goes on"
+            goes_on = f"{number} processes continue" if number > 1 else "1 process continues"
             if directory is not None:
                 goes_on += (
                     f" from checkpoint {max(found)}" if found else " from the start, as there is no checkpoint yet"
@@ -101,7 +101,7 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
             until = time.monotonic() + wait
             while time.monotonic() < until:
                 if received:
-                    say("launch: stopped" + ("; the same command with --resume goes on" if job.directory else ""))
+                    say("launch: stopped" + ("; the same command with --resume continues" if job.directory else ""))
                     return INTERRUPTED if set(received) == {signal.SIGINT} else 0
                 time.sleep(0.05)
 

@@ -77,7 +77,7 @@ def check_allowed(differences: Collection[Difference], allowed: Collection[str],
         kinds = sorted({each.kind for each in refused})
         hint = "put it back, or start a new run"
         if "model" not in kinds:
-            hint += f"; --allow {','.join(kinds)} goes on with it"
+            hint += f"; --allow {','.join(kinds)} continues with it"
         raise MeshwrightError(f"{where}: {'; '.join(map(str, refused))}; {hint}")
     afresh = {"optimizer": "; its moments begin afresh"}
     return [f"{each}: allowed{afresh.get(each.kind, '')}" for each in differences]

@@ -71,10 +71,10 @@ def last_step(
             raise MeshwrightError(
                 f"checkpoint {start} of {directory} was written by another version of meshwright: {error}"
             ) from None
-        where = f"{directory} cannot go on from checkpoint {start}"
+        where = f"{directory} cannot continue from checkpoint {start}"
         return [*check_allowed(differences, allow, where), *kept]
 
-    return last_checkpoint(directory, checkpoints, config.steps, on_note, check, more="--steps {} would go on")
+    return last_checkpoint(directory, checkpoints, config.steps, on_note, check, more="--steps {} would continue")
 
 
 def last_checkpoint(
@@ -111,7 +111,7 @@ def last_checkpoint(
     elif start == steps:
         on_note(f"{directory} is finished: it has taken {start} steps; {more.format(2 * start)}")
     elif rows > start:
-        on_note(f"{directory} goes on from checkpoint {start}: steps {start + 1} to {rows} are taken again")
+        on_note(f"{directory} continues from checkpoint {start}: steps {start + 1} to {rows} are taken again")
     return start
 
 
@@ -127,7 +127,7 @@ def check_identity(
     """Raise if the data or tokenizer differ from the checkpoint's and the difference is not allowed."""
     if start:
         differences = identity_differences(identity, checkpoints.about(start, "identity"))
-        for line in check_allowed(differences, allow, f"{directory} cannot go on from checkpoint {start}"):
+        for line in check_allowed(differences, allow, f"{directory} cannot continue from checkpoint {start}"):
             on_note(line)
 
 
@@ -181,7 +181,7 @@ def describe_left(directory: Path, how: str, hint: str) -> str:
     """
     if not (steps := Checkpoints(directory).steps):
         return f"no checkpoint was written{hint}"
-    return f"the last checkpoint is {directory / 'checkpoints' / str(steps[-1])}; {how} goes on from it"
+    return f"the last checkpoint is {directory / 'checkpoints' / str(steps[-1])}; {how} continues from it"
 
 
 @contextmanager

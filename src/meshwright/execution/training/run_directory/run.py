@@ -141,7 +141,7 @@ def read_config(directory: Path) -> RunConfig:
     if _config_has(directory, "program"):
         raise MeshwrightError(
             f"{directory} is a run of mw.fit, whose step is a Python function: `meshwright report` reads it, and"
-            " mw.fit(…, resume=True) goes on with it"
+            " mw.fit(…, resume=True) continues with it"
         )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

@@ -126,7 +126,9 @@ class Saver:
         if not self._directory.is_dir() or jax.process_count() > 1:
             raise error
         self._failed += 1
-        self._on_note(f"{error}; training goes on and tries again at its next checkpoint ({self._failed} not written)")
+        self._on_note(
+            f"{error}; training continues and tries again at its next checkpoint ({self._failed} not written)"
+        )
         self._log_later({"failed_saves": self._failed})
 
 

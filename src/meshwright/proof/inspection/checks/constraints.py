@@ -36,7 +36,7 @@ class DroppedConstraint(Finding):
             )
         return (
             f"nothing uses the result of with_sharding_constraint on {self.shape}; the value stays as it was",
-            "go on with what it returns: x = with_sharding_constraint(x, …)",
+            "continue with what it returns: x = with_sharding_constraint(x, …)",
         )
 
 

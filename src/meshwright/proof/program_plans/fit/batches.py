@@ -103,7 +103,7 @@ class PlacedBatches:
             if len(positions) != jax.process_count():
                 raise MeshwrightError(
                     f"the checkpoint has the positions of {len(positions)} processes' batches, and there are"
-                    f" {jax.process_count()} now; batches(step), or batches without set_state, go on with any number"
+                    f" {jax.process_count()} now; batches(step), or batches without set_state, continue with any number"
                 )
             state = json.loads(positions[jax.process_index()])
             is_bytes = "base64" in state
@@ -116,7 +116,7 @@ class PlacedBatches:
                 next(self._iterator)
             except StopIteration:
                 raise MeshwrightError(
-                    f"batches has {number}, and the run goes on after {self._start} steps: begin it at the same batch"
+                    f"batches has {number}, and the run continues after {self._start} steps: begin it at the same batch"
                     " as before"
                 ) from None
 

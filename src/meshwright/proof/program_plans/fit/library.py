@@ -142,7 +142,7 @@ def _check_directory(directory: Path, *, resume: bool) -> None:
     """Raise if a directory has a run and `resume` is off, or a run of another command."""
     found = [name for name in ("config.json", "checkpoints", "metrics.jsonl") if (directory / name).exists()]
     if found and not resume:
-        raise MeshwrightError(f"{directory} holds a run; resume=True goes on with it, another out= starts another")
+        raise MeshwrightError(f"{directory} holds a run; resume=True continues with it, another out= starts another")
     if "config.json" in found and read_fit_config(directory) is None:
         raise MeshwrightError(f"{directory} holds a config.json that is not of a run of fit; give another out=")
 

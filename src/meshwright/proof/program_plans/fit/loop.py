@@ -53,11 +53,11 @@ def run_steps(
 
     def check(start: int) -> list[str]:
         _check_state(
-            step, checkpoints.about(start, "shapes") or {}, f"{directory} cannot go on from checkpoint {start}"
+            step, checkpoints.about(start, "shapes") or {}, f"{directory} cannot continue from checkpoint {start}"
         )
         return []
 
-    start = last_checkpoint(directory, checkpoints, config.steps, on_note, check, more="steps={} would go on")
+    start = last_checkpoint(directory, checkpoints, config.steps, on_note, check, more="steps={} would continue")
     if start >= config.steps:
         return _restored(step, checkpoints, start), start
     source = PlacedBatches(batches, step.batch, start, checkpoints.about(start, "batches") if start else None)
