@@ -20,27 +20,27 @@ from meshwright.errors import MeshwrightError, TemporaryError, did_you_mean
 from meshwright.support.signals import handled_signals, not_ignored
 
 COMMANDS = {
-    "plan": "from a model, chips and a batch to a mesh: memory, collectives, step time, and why",
+    "plan": "find the best mesh for a model, chips and a batch: memory, collectives, step time, and why",
     "verify": "compile the step of a plan with the real XLA compiler, and compare it with the plan",
-    "inspect": "what any compiled program really does: collectives by axis, memory, flops, and what is wrong with it",
-    "fix": "a diff of the fewest sharding constraints with which your own function compiles to its plan",
-    "tokenize": "turn files into a store of tokens that runs read at once: JSON lines, Parquet, Arrow, text, chats",
+    "inspect": "report what any compiled program does: collectives by axis, memory, flops, and its mistakes",
+    "fix": "print a diff with the fewest sharding constraints that make your function compile to its plan",
+    "tokenize": "convert files to a token store that runs read directly: JSON lines, Parquet, Arrow, text, chats",
     "train": "train a model on a mesh, from 8 simulated devices up",
     "launch": "train as several processes, here under a supervisor, or as a job of Slurm, Kubernetes or Cloud TPU",
-    "report": "one HTML page about runs: curves, plan beside measurement, memory, devices, where the time went",
-    "generate": "write text with a trained model, a run's or a Hugging Face directory's, and say how fast it came",
+    "report": "write one HTML page about runs: curves, predicted and measured figures, memory, devices, goodput",
+    "generate": "generate text with a trained model, from a run or a Hugging Face directory, and print the speed",
     "serve": "serve a model over HTTP with OpenAI's API, with continuous batching",
     "export": "write a run as a Hugging Face directory that transformers loads, or such a directory in another dtype",
-    "eval": "score a model: loss and perplexity of texts, or the accuracy of its answers to multiple choice",
-    "bench-serve": "measure a server with OpenAI's API under load: latency, throughput, goodput, beside a plan",
-    "matmul": "what a sharded product costs: its case, its collectives, every way to do it",
-    "collective": "what one collective takes on a fabric, and what it does to real numbers",
-    "chips": "the chips there are: peaks, memory, links, slices, and where each figure is from",
-    "devices": "the devices of this machine: kind, coordinates, processes, memory",
-    "show": "what each device holds of a sharded array, as a picture",
-    "show pipeline": "a pipeline in time: what each stage does in each slot, and where it waits",
-    "learn": "eleven lessons on sharding, with exercises that check themselves: printed, as notebooks, graded",
-    "demo": "the whole story on this machine: plan, verify, train, measure, sample, and a TPU slice that is not there",
+    "eval": "score a model: loss and perplexity of texts, or accuracy on multiple-choice questions",
+    "bench-serve": "measure a server with OpenAI's API under load: latency, throughput, goodput; compare with a plan",
+    "matmul": "show the case of a sharded matmul, its collectives, and the predicted time of each implementation",
+    "collective": "predict the time of one collective on a fabric, and run it on small numbers",
+    "chips": "list the known chips: peaks, memory, links, slices, and the source of each figure",
+    "devices": "list the devices of this machine: kind, coordinates, processes, memory",
+    "show": "draw each device's part of a sharded array",
+    "show pipeline": "draw a pipeline over time: the work of each stage in each slot, and its idle slots",
+    "learn": "eleven lessons on sharding with graded exercises: print one, write it as a notebook, grade it",
+    "demo": "run the main workflow on this machine: plan, verify, train, measure, generate; plan an absent TPU slice",
     "completion": "install the completion of commands and options for your shell: bash, zsh or fish",
 }
 
@@ -48,8 +48,7 @@ SHOWS = ("show", "show pipeline")
 """Commands whose options users confuse: errors suggest the other."""
 
 SEVERAL_KINDS = ("plan", "verify")
-"""Commands with several kinds of arguments, chosen by the words: the modules have `KINDS`, `HINTS`, `args_of`.
-"""
+"""Commands with several kinds of arguments: their modules have `KINDS`, `HINTS` and `args_of`."""
 
 EXTRAS = {
     **dict.fromkeys(("tokenize", "train", "demo"), ("train",)),
@@ -61,8 +60,8 @@ EXTRAS = {
 EXIT_CODES = {
     0: "done",
     1: "a check failed (a plan does not fit or is too late, --tolerance, findings with --check, a fix is not proved, a"
-    " loss is NaN), or something is not there now: another process trains in the directory, or did not come",
-    2: "wrong input: one line on stderr says what is wrong, and what would be right",
+    " loss is NaN), or a temporary state: another process trains in the directory, or did not join",
+    2: "wrong input: one line on stderr has the reason and the correction",
     130: "interrupted with Ctrl-C",
     143: "ended by SIGTERM; a training saves within its grace period and ends with 0",
 }
