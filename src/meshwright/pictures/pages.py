@@ -55,7 +55,7 @@ def inspection_page(found: Inspection, trace: str | None = None) -> str:
     """
     record, program = found.record, found.program
     mesh = show_degrees(record.mesh)
-    lines = [answer(found).replace("   ", " · "), f"{show_flops(found.flops)} a device and step, in products"]
+    lines = [answer(found).replace("   ", " · "), f"{show_flops(found.flops)} a device and step, in matmuls"]
     if program is not None:
         lines.append(f"compiled by {program.compiler}")
     total = found.flops or 1.0

@@ -79,10 +79,10 @@ def print_ops(plan: Plan) -> None:
     print(
         _note(
             " note:   ",
-            f"sizes, flops and bytes are of each time that an op runs; HBM: flops for each byte it moves there, of"
+            f"sizes, flops and bytes are per execution of an op; HBM: flops per byte moved there, of"
             f" {wanted:,.0f} wanted; attention is counted as computed, {show_flops(masked)} of all: {hidden} of"
-            f" that is behind the causal mask, where a fused kernel does nothing; norms, activations and the update"
-            f" are no products and not listed",
+            f" that is masked, which a fused kernel skips; norms, activations and the update"
+            f" are not matmuls and are not listed",
         )
     )
 

@@ -102,7 +102,7 @@ def _print_answer(ranking: ServingRanking, system: System) -> None:
     )
     show(
         console(),
-        f"weights {serving.weight_dtype}, cache {serving.kv_dtype}, products {serving.compute_dtype};"
+        f"weights {serving.weight_dtype}, cache {serving.kv_dtype}, matmuls {serving.compute_dtype};"
         f" {ranking.num_layouts} layouts, {len(ranking.candidates)} legal, {ranking.num_fit} fit",
     )
     print()

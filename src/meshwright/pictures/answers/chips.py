@@ -37,8 +37,8 @@ class Chips(Answer):
         print()
         print(
             folded(
-                "a chip's figures: operations a second of dense products, HBM as sold, links one way; of GPUs the last"
-                " column is what leaves a node"
+                "a chip's figures: operations per second of dense matmuls, HBM as sold, links one way; for GPUs the"
+                " last column is the bandwidth out of a node"
             )
         )
 
@@ -101,7 +101,7 @@ def _parts(chip: Chip) -> Iterator[tuple[str, str, dict[str, str]]]:
     """Yield the parts of a chip's file: the name of the source, a title, and the figures."""
     yield (
         "peak_flops",
-        "peak of dense products",
+        "peak of dense matmuls",
         {dtype: show_rate(peak, "flop/s") for dtype, peak in chip.peak_flops.items()},
     )
     yield (

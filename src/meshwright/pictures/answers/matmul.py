@@ -133,7 +133,7 @@ class Matmul(DrawnAnswer):
         heads = ("", "steps", "network", "", "product", "together", "bound by")
         show(console(), table(heads, rows, left=(1, 6), folds=1))
         if len(ways) > top:
-            print(f"\n  {len(ways) - top} more ways; --top {len(ways)} prints them")
+            print(f"\n  {len(ways) - top} more implementations; --top {len(ways)} prints them")
         print()
         if any(way.collectives and way.implementation.flops for way in ways[:top]):
             print(

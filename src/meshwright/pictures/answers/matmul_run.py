@@ -58,7 +58,10 @@ class MatmulRun(Answer):
         sizes = self.inference.sizes
         dims = ",".join(f"{dim}={size}" for dim, size in sizes.dims.items())
         count = sizes.degree(sizes.degrees)
-        show(console(), f" way 1, run on {count} simulated devices in float32, dims cut to {LARGEST}: {dims}")
+        show(
+            console(),
+            f" implementation 1, run on {count} simulated devices in float32, dims reduced to {LARGEST}: {dims}",
+        )
         print()
         rows = [row for mode, check in self.checks.items() for row in _run_rows(mode, check)]
         show(console(), table(("mode", "error", "inferred", "compiled", ""), rows, left=(0, 2, 3, 4), folds=-1))

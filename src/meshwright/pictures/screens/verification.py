@@ -34,7 +34,7 @@ def title(found: Verification | ServingVerification) -> str:
     answers = f" + {serving.output_len}" if serving.phase == "decode" else ""
     chunks = "" if serving.chunk is None else f" in chunks of {serving.chunk}"
     tokens = f"{plan.batch:,} × {serving.prompt_len:,}{answers} tokens{chunks}"
-    formats = f"weights {serving.weight_dtype}, cache {serving.kv_dtype}, products {serving.compute_dtype}"
+    formats = f"weights {serving.weight_dtype}, cache {serving.kv_dtype}, matmuls {serving.compute_dtype}"
     return f"{serving.model.name} · {serving.phase} · {tokens} · {formats} · {plan.hardware}"
 
 

@@ -82,7 +82,7 @@ class ServingThresholds(Fact):
 
     def __str__(self) -> str:
         return (
-            f"products are compute bound from batch {math.ceil(self.compute_bound):,},"
+            f"matmuls are compute bound from batch {math.ceil(self.compute_bound):,},"
             f" more cache than weights is read from batch {math.ceil(self.equal_reads):,}"
         )
 

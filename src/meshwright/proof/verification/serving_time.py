@@ -12,7 +12,7 @@ from meshwright.proof.simulate.schedule import EXPOSED_COMMUNICATION, Schedule
 from meshwright.proof.verification.differences import Cause, Difference
 
 PLANNED_TERMS: Mapping[str, tuple[str, ...]] = {
-    "products with weights": ("weights", "products"),
+    "matmuls with weights": ("weights", "products"),
     "attention": ("cache", "attention"),
     "norms, sums and other ops": ("elementwise",),
     EXPOSED_COMMUNICATION: ("communication",),
@@ -20,7 +20,7 @@ PLANNED_TERMS: Mapping[str, tuple[str, ...]] = {
 """The parts of a compiled step, and the terms of the planned step time for the same work."""
 
 TPU_DIFFERENCES: Mapping[str, Difference] = {
-    "products with weights": Difference.READ_THEN_MULTIPLIED,
+    "matmuls with weights": Difference.READ_THEN_MULTIPLIED,
     "attention": Difference.GATHERED_PAGES,
 }
 """Why XLA:TPU's ops take longer than planned, by part, beyond the least time of each op."""
@@ -74,4 +74,4 @@ def _part(event: Event) -> str:
     scopes = event.scope.split("/")
     if CACHED_ATTENTION in scopes:
         return "attention"
-    return "products with weights" if WEIGHTS in scopes else "norms, sums and other ops"
+    return "matmuls with weights" if WEIGHTS in scopes else "norms, sums and other ops"
