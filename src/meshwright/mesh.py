@@ -172,7 +172,7 @@ def our_axis(name: str) -> str:
     'tp'
     """
     # MaxText has two degrees of each axis, within a slice (ICI) and across slices (DCN), which are multiplied. Megatron
-    # says tensor_model_parallel_size, torchtitan tensor_parallel_degree.
+    # uses tensor_model_parallel_size, torchtitan tensor_parallel_degree.
     found = re.fullmatch(r"(?:(ici|dcn)_)?(\w+?)(?:_parallelism|(?:_model)?_parallel(?:_size|_degree))?", name)
     axis = found[2] if found else name
     ours = OTHERS_AXES.get(axis, axis if axis != name and axis in AXES else "")

@@ -103,7 +103,7 @@ def run(args: Args) -> int:
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # Of a port that is no number from 0 to 65535.
+    except ValueError:  # The port is not a number from 0 to 65535.
         is_url = False
     if not is_url:
         raise MeshwrightError(f"URL is {args.url!r}; write it as http://127.0.0.1:8000, with a port of 1 to 65535")

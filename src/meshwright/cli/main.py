@@ -161,7 +161,7 @@ def _main(words: list[str]) -> int:
 
         print(f"meshwright {__version__}")
         return 0
-    # Of two commands that start alike, take the one of two words.
+    # If two commands begin with the same word, prefer the one with two words.
     two = " ".join(words[:2])
     name, rest = (two, words[2:]) if two in COMMANDS else (words[0], words[1:])
     if name not in COMMANDS:
@@ -253,14 +253,14 @@ def _help() -> str:
 
 def _fail(line: str, code: int) -> int:
     """Print the reason why a command ended, in one line on stderr; return its exit code."""
-    with contextlib.suppress(OSError):  # Where nobody can be told, the code still says it.
+    with contextlib.suppress(OSError):  # If stderr is closed, the exit code still reports it.
         print(line, file=sys.stderr, flush=True)
     return code
 
 
 def _drop_output() -> None:
     """Discard stdout's buffer: Python would fail to write it again at exit."""
-    with contextlib.suppress(OSError, ValueError):  # stdout may have no file of its own, as in tests.
+    with contextlib.suppress(OSError, ValueError):  # stdout may not be a file, as in tests.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

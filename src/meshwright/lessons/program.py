@@ -252,7 +252,7 @@ def _verdict(name: str, exercise: Program, num_devices: int, rows: list[Row]) ->
     cells = [(row.name, row.asked, row.yours, "differs" if row.reply else "") for row in rows]
     lines = [line for _, line in table(("", "asked", "yours", ""), cells, left=(0, 1, 2, 3)).lines(WIDTH)]
     replies = [row.reply for row in rows if row.reply]
-    # What is replicated explains what else differs.
+    # Replication explains the other differences, so its reply comes first.
     replies.sort(key=lambda reply: not reply.startswith("Right, but replicated"))
     last = f"{name}: not yet. {replies[0]}" if replies else f"{name}: right. {exercise.because}"
     return Verdict(name, not replies, "\n".join([f"{name} on {num_devices} devices", *lines, last]))

@@ -39,7 +39,7 @@ def verify_page(found: Verification, measured: Record | None = None) -> str:
     sections = (
         Section("Predicted and compiled", "<br>\n".join(tables)),
         memory_section(records, usable),
-        # The order of ops, which decides what is live, is final where a step was simulated.
+        # The order of ops, which determines the live buffers, is final if a step was simulated.
         buffers_section(read_buffers(read_optimized(program)).live if found.schedule else ()),
         collectives_section(found.compiled),
         timeline_section(found.schedule),

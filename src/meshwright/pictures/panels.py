@@ -48,7 +48,7 @@ class Panel:
     row_fills: tuple[str, ...] = ()  # In a table: the colours behind the labels of rows, or none.
     columns: tuple[str, ...] = ()
     caption: str = ""
-    notes: tuple[str, ...] = ()  # Text beside it.
+    notes: tuple[str, ...] = ()  # Text on its right.
     frame: Frame = "ruled"
     sheets: tuple[str, ...] = ()  # In a ruled panel: the colours of equal grids behind it, the nearest first.
     # In a linked panel: whether links join the last row to the first, and the last column to the first.
@@ -127,7 +127,7 @@ def _panel(panel: Panel, limits: Limits, *, is_tile: bool) -> Scene:
     notes = stack(paragraph(note, limits.width) for note in panel.notes)
     if is_tile or drawn.width + 4 + notes.width > limits.width:
         return stack((*above, drawn, notes))
-    # Beside the first row of cells.
+    # Next to the first row of cells.
     return stack((*above, together((drawn, moved(notes, drawn.width + 4, 1 + any(panel.columns))))))
 
 

@@ -65,7 +65,7 @@ class Picture:
         return self.text()
 
     def __repr__(self) -> str:
-        # What a prompt echoes is the picture itself.
+        # A prompt echoes the picture itself.
         return str(self)
 
     def _repr_html_(self) -> str:

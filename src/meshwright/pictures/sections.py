@@ -100,7 +100,7 @@ def draw_bars(bars: Mapping[str, Sequence[Piece]], limit: float | None) -> str:
     longest = max((sum(piece.size for piece in pieces) for pieces in bars.values()), default=0.0)
     if not longest:
         return ""
-    # A limit far beyond every bar would leave nothing of them.
+    # A limit far above all bars would shrink them to nothing.
     shown_limit = limit if limit is not None and limit < 20 * longest else 0.0
     left = max(map(len, bars)) + 2
     scale = (WIDTH - left - 1) / max(longest, shown_limit)

@@ -67,7 +67,7 @@ def show(
         return Picture((sketch, *_torus(on, holdings)))
     if mesh is not None or dims is not None or every:
         raise MeshwrightError("mesh, dims and every go with text in the notation; a live array has a mesh and a shape")
-    # Imported here: what is written in the notation is shown without JAX.
+    # Imported here, so that text in the notation is shown without JAX.
     from meshwright.pictures.live import live_holdings, plan_rows, program_rows, table_sketch, tree_rows
     from meshwright.proof.program_plans.plan import ProgramPlan
 

@@ -26,7 +26,7 @@ def console(*, stderr: bool = False) -> Console:
     if stderr:
         return Console(highlight=False, stderr=True)
     width = terminal_columns() or WIDTH
-    # A text that is kept, `str` of an answer or a notebook's HTML, has no colours, although Jupyter has them.
+    # Stored text (`str` of an answer, a notebook's HTML) has no colours, although Jupyter supports them.
     if isinstance(sys.stdout, io.StringIO) and not sys.stdout.isatty():
         return Console(highlight=False, width=width, force_terminal=False, color_system=None)
     return Console(highlight=False, width=width)

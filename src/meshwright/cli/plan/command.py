@@ -110,7 +110,7 @@ class _Training:
     def __init__(self, args: Args) -> None:
         self.args = args
         self.sweep = None if args.search.sweep is None else read_sweep(args.search.sweep)
-        # What the sweep varies is not read from the options, so that typing it too is an error.
+        # The swept option is not read, so that typing it too is an error.
         options = given_options(args.workload, without=self.sweep.replaced if self.sweep else ())
         if self.sweep is not None:
             options = swept_options(self.sweep, options)

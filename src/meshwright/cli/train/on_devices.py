@@ -43,7 +43,7 @@ def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Re
     if config.workload.objective != "dpo":
         _tokenize_with_bar(config, directory)
     with waiting(f"starting {config.hardware}"):
-        # Each process may have been started in a folder of its own.
+        # Each process may have been started in a different folder.
         compared = replace(config, data=replace(config.data, folder=None)).to_json()
         several = claim_devices(config.system, processes_of(args.process), compared)
         use_compile_cache(args.run.compile_cache)

@@ -93,7 +93,7 @@ def run(args: Args | ServeArgs) -> int:
     options = given_options(args.workload, args.strategy) | {"mesh": compare.mesh}
     what: str | Plan = args.model
     if not Path(args.model).is_dir():
-        what, options = plan_to_run(args.model, options), {}  # A mistake is told of before JAX is loaded.
+        what, options = plan_to_run(args.model, options), {}  # Report mistakes before JAX is loaded.
     page, tolerance, as_json = compare.html, read_tolerance(compare.tolerance), compare.json
     with waiting("loading JAX"):
         from meshwright.proof.verification.library import plan_and_measured

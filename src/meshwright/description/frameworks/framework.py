@@ -29,14 +29,14 @@ class Framework:
     profile: FrameworkProfile = XLA
     strategy: Mapping[str, Any] = field(default_factory=dict[str, Any])  # Fields of `Strategy` that its steps have.
     attention: Mapping[str, Attention] = field(default_factory=dict[str, Attention])  # Kernel, by kind of chip.
-    # What each word of its remat policies means; the first word that a text contains counts.
+    # The meaning of each word of its remat policies; the first word found in a text counts.
     remat: Mapping[str, Remat] = field(default_factory=dict[str, Remat])
     # Its names of values that a policy may save, each with ours, such as `query key value`.
     saved: Mapping[str, str] = field(default_factory=dict[str, str])
     always_fuses_attention: bool = False  # Even on chips older than fused attention.
     most_zero_stage: Literal[0, 1, 2, 3] = 3  # Highest ZeRO stage that it has.
     most_zero_stage_with_pp: Literal[0, 1, 2, 3] = 3  # Highest ZeRO stage under a pipeline.
-    # Parts of a stage in an interleaved schedule if nothing says how many: as few or as many as the layers allow.
+    # Default number of virtual stages in an interleaved schedule: the fewest or the most that the layers allow.
     virtual_stages: Literal["fewest", "most"] = "fewest"
 
 

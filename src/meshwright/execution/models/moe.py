@@ -81,7 +81,7 @@ def moe_layer(
         layout.weight(weights[op.name], "expert", *(name for name, _ in (*op.inputs, *op.outputs)), dtype=h.dtype)
         for op in linears
     ]
-    # Of the devices that split an expert's width, one adds the bias of its last matmul.
+    # Only one of the devices that split an expert's width adds the bias of its last matmul.
     biases = {
         op.name: layout.weight(
             weights[f"{op.name}_bias"],
@@ -157,7 +157,7 @@ def _moe_on_device(
     here = dispatch_combine(h, choice, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
     opened = [checkpoint_name(times(here.rows, weight, here.sizes), PRODUCT) for weight in openers]
     if biases:
-        # Of the devices that have parts of a sum, one adds the bias.
+        # Only one of the devices with partial sums adds the bias.
         opened = [
             array + _of_one(_bias_of_rows(array, biases[op.name], here.sizes), sums)
             for op, array in zip(ops.opened, opened, strict=True)

@@ -261,7 +261,7 @@ class Host:
                 return
             self.on_note(line)
         if self.stuck_seconds is not None and waited > self.stuck_seconds:
-            # If all wait for each other, a process at another line of code than most is to blame.
+            # If no process is behind, a process at another line of code than most others is suspect.
             places = [peer.at for peer in self._peers.values()]
             suspects = behind or tuple(n for n, peer in self._peers.items() if places.count(peer.at) * 2 < len(places))
             what = self._describe(suspects or tuple(steps))

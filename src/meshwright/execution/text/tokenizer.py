@@ -199,7 +199,7 @@ def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
         MeshwrightError: if a file cannot be read, the tokenizer has another format than `tokenizer.json` or
           SentencePiece, or it has tokens beyond `vocab`, the rows of the embedding table.
     """
-    # These load `tokenizers`, which is of [train] and [serve]; bytes as tokens do not need it.
+    # These import `tokenizers`, part of the extras [train] and [serve]; bytes as tokens do not need it.
     from meshwright.execution.text.sentencepiece import read_sentencepiece
     from meshwright.execution.text.tokenizer_config import apply_tokenizer_config
 

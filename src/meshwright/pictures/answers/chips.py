@@ -66,7 +66,7 @@ def _row(chip: Chip) -> tuple[str, ...]:
     if torus := chip.torus:
         links = f"{torus.rank}D torus, {show_rate(torus.link_bytes_per_second, 'B/s')}"
         largest = _shape(torus.max_slice)
-    else:  # Of GPUs, what leaves a node stands in place of the largest slice.
+    else:  # For GPUs, this column has the bandwidth out of a node instead of the largest slice.
         node, *beyond = chip.levels
         links = f"{node.name} of {node.degree}, {show_rate(node.link_bytes_per_second, 'B/s')}"
         largest = f"{show_rate(beyond[0].link_bytes_per_second, 'B/s')} a {node.name}" if beyond else ""

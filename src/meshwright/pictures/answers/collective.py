@@ -201,7 +201,7 @@ class Collective(DrawnAnswer):
             rate = next(value for name, value in numbers.items() if name in ("B", "W"))
             values = "".join(f", {name} = {show_rate(n, 'B/s') if name in 'BW' else n}" for name, n in numbers.items())
             values += _links_text(self.placement, numbers.get("B", 0.0))
-            # What goes through the links is the product of the two numbers beside it.
+            # The bytes through the links are the product of the two numbers after them.
             through = f"{show_bytes(term.seconds * rate)} at {show_rate(rate, 'B/s')} = {show_seconds(term.seconds)}"
             heading = f" {'' if number else 'links':<10} "
             print("\n".join(wrap(f"{through}, through {term.text}", first=heading, then=_INDENT)))

@@ -127,7 +127,7 @@ def named_dims_and_axes(text: str, known: Collection[str]) -> tuple[tuple[str, .
     except NotationError as first:
         try:
             expression = parse(text)
-        except NotationError as second:  # Of two mistakes, show the one further on: the text before it was read.
+        except NotationError as second:  # Show the later of two mistakes: the text before it was parsed.
             raise max(first, second, key=lambda error: error.position) from None
     arrays = arrays_of(expression)
     stages = expression.stages if isinstance(expression, Chain) else ()

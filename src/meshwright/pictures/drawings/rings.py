@@ -28,7 +28,7 @@ class Frame:
 
     phase: Kind  # Collective of the last hop.
     slots: Slots  # By device. A slot is a part of the array; in an all-to-all, the sending device.
-    to_pass_on: tuple[tuple[Values, ...], ...]  # What a device holds only to pass it on.
+    to_pass_on: tuple[tuple[Values, ...], ...]  # Values that a device holds only to pass them on.
     arrived: tuple[int | None, ...]  # Slot of each device that the last hop filled or added to.
     sent: int  # Numbers that each device sent in the last hop.
 
@@ -122,7 +122,7 @@ def _exchange(blocks: tuple[tuple[Values, ...], ...]) -> Iterator[Frame]:
     """Yield the frames of an all-to-all: block j of device i goes to slot i of device j."""
     degree = len(blocks)
     held: Slots = tuple(_replace_slot((None,) * degree, device, blocks[device][device]) for device in range(degree))
-    # What a device passes on, nearest destination first; after `hop` hops all of it comes from `hop` devices back.
+    # Values that a device passes on, nearest destination first; after `hop` hops all come from `hop` devices back.
     ahead = [[blocks[device][(device + far) % degree] for far in range(1, degree)] for device in range(degree)]
     arrived: tuple[int | None, ...] = (None,) * degree
     sent = 0

@@ -96,7 +96,7 @@ def _values(framework: str, table: Table, fields: dict[str, Any], model: ModelCo
         value = "" if fields[field] is None else fields[field]
         word = next((word for word, ours in words.items() if ours == value), None)
         if word is None and (framework, value) == ("maxtext", "offload"):
-            continue  # Two options say it (`maxtext.write`).
+            continue  # Two options set it (`maxtext.write`).
         if word is None:
             known = ", ".join(str(ours) for ours in dict.fromkeys(words.values()))
             raise MeshwrightError(f"{table.title} has no {field}={fields[field]}; its {option} is {known} here")
@@ -115,7 +115,7 @@ def _check_same(table: Table, fields: Mapping[str, Any], read: Mapping[str, Any]
     if wrong:
         said = ", ".join(f"{field.removeprefix('model.')}={_shown(fields[field])}" for field in wrong)
         theirs = ", ".join(_shown(value) for value in wrong.values())
-        if "param_dtype" in wrong:  # Moments are as parameters unless a plan says their format.
+        if "param_dtype" in wrong:  # Moments have the parameters' dtype unless a plan sets another.
             wrong["moment_dtype"] = read["moment_dtype"]
         advice = " ".join(filter(None, (_option(field, value) for field, value in wrong.items())))
         hint = f"; plan with {advice}" if advice else ""

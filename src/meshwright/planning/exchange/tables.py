@@ -41,7 +41,7 @@ class Table:
     # Values with which an option describes a decoder that is read from sizes; the first is written.
     structure: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, Any])
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict[str, Any])  # The one value that is read, and why.
-    # Options that make a field together, read by the framework's module, each with what it is here.
+    # Options that set a field together, read by the framework's module, each with its meaning here.
     parts: Mapping[str, str] = field(default_factory=dict[str, str])
     # Patterns of options that do not affect a step, by the reason.
     nothing: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, Any])

@@ -87,14 +87,14 @@ class ProgramContext:
     module: Module
     mesh: Mapping[str, int]  # Degree of every axis, outermost first.
     system: System | None = None  # For times; None if unknown.
-    # Collectives between slices, with their times; the mesh and the system are then those of one slice.
+    # Collectives between slices, with their times; mesh and system then describe one slice.
     between_slices: tuple[Collective, ...] = ()
     # With memory, messages and the partitioner's modules; None for HLO text alone.
     program: CompiledProgram | None = None
     schedule: Schedule | None = None  # Simulated step, if the program's schedule is final.
     # Intended spec by regular expression over argument paths; the first match counts.
     rules: Rules = field(default_factory=dict)
-    expected: tuple[Collective, ...] | None = None  # Intended collectives; None if there is no intent.
+    expected: tuple[Collective, ...] | None = None  # The intended collectives; None if unknown.
     # Arguments that a step returns new values of; None: those that the program computes updates of.
     state: tuple[str, ...] | None = None
 

@@ -167,7 +167,7 @@ def _inspect_by_name(
         return inspect_text(dump_with_shardings(file), mesh=degrees, on=on, name=file.name, **given)
     if ":" not in name:
         raise MeshwrightError(f"{name!r} is neither a file nor module:function")
-    # Imported here too, so that what it imports is known, and a mistake in its name is told at once.
+    # Imported here too, so that its imports are known, and a mistake in its name is reported at once.
     if not callable(made := load_function(name)):
         raise MeshwrightError(f"{name} is a {type(made).__name__}, not a function that takes a mesh")
     request = CompileRequest(

@@ -98,7 +98,7 @@ def for_target(call: Call, target: AbstractMesh) -> Call:
                 f" copied for one of {show_mesh(degrees_of(target))}: {error}"
             ) from None
         return Call(call.function, args, kwargs)
-    try:  # What both hold must stay one object: jit compares the optimizer in a train state with that of its shardings.
+    try:  # Shared objects must stay identical: jit compares the optimizer in a state with that in its shardings.
         return Call(*_copied((call.function, args, kwargs), target))
     except (*NOT_COPIED, ValueError):
         return Call(_copied(call.function, target), args, kwargs)

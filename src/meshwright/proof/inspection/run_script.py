@@ -130,7 +130,7 @@ class _Recorder(Generic[T]):
         with ExitStack() as stack:
             for name in ("jit", "pmap"):
                 stack.enter_context(_replaced(jax, name, self._recorded(getattr(jax, name))))
-            # Scripts for several hosts call it first; here one process stands for all of them.
+            # Scripts for several hosts call it first; here one process represents all of them.
             stack.enter_context(_replaced(jax.distributed, "initialize", lambda *_, **__: None))
             yield
         self.is_recording = False

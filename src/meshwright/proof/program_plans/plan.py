@@ -192,7 +192,7 @@ def plan_program(
         candidates = _ranked([*tried, *own], candidates)
     best = candidates[0]
     if best.layout is None or not best.fits:
-        # The function as it is was fastest: it stays beside the best layout, for the reader to see.
+        # The unchanged function was fastest: it is listed next to the best layout, for comparison.
         chosen = next(one for one in candidates if one.layout is not None)
         candidates = [chosen, *(one for one in candidates if one is not chosen)]
     return ProgramPlan(

@@ -216,7 +216,7 @@ class Applied:
         """Evaluate an equation, with constraints on its operands and its result."""
         used = uses(equation)
         if equation.primitive.name == "scan":
-            # What a loop does not change is gathered once, before it.
+            # Loop-invariant values are gathered once, before the loop.
             used = [place < scan_counts(equation.params)[0] for place in range(len(given))]
         given = [
             self._gathered(equation, body.shape(var), value) if is_used else value

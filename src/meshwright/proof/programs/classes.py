@@ -106,7 +106,7 @@ def batch_atoms(program: Program) -> tuple[int, ...]:
     counts = Counter(_of_matmuls(program, program.body))
 
     def rank(atom: int) -> tuple[int, bool, int]:
-        # Parameters that are not trained come before the data, as a rule.
+        # Frozen parameters usually come before the data.
         return counts[atom], all(place == 0 for place, _ in places[atom]), max(number for _, number in places[atom])
 
     barred = program.dims.why_barred()
@@ -121,7 +121,7 @@ def _names(members: list[tuple[str, str]], vectors: set[str], *, is_batch: bool)
     """Yield candidate names of a class, best first: `batch`, or the end of a member's path."""
     if is_batch:
         yield "batch"
-    # Matrices say more than vectors, and parameters have shorter paths than their moments.
+    # Matrices have more specific names than vectors, and parameters have shorter paths than their moments.
     path, place = min(members, key=lambda member: (member[0] in vectors, len(member[0]), member))
     parts = path.split(".")
     named = (place for place in range(len(parts) - 1, 0, -1) if not (parts[place] in GENERIC or parts[place].isdigit()))

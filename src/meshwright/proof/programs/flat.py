@@ -105,7 +105,8 @@ def _inline(
             numbers.update(zip(equation.outvars, _inline(flat, called[0], dims, inner, own, known), strict=True))
             continue
         types = tuple(str(var.aval) for var in equation.outvars)
-        # Of sums that are alike each is summed over devices by itself. Loops that are alike are few, and long as texts.
+        # Equal sums are each reduced over devices separately. Equal loops are rare, and comparing their text takes
+        # long.
         is_single = not called and not equation.effects and not name.startswith("reduce_")
         key = (name, given, str(equation.params), types) if is_single else ()
         if (outputs := known.get(key)) is None:

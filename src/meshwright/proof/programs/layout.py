@@ -142,5 +142,5 @@ class Layout:
         free = [place for place, size in sizes.items() if size % degree == 0]
         if not free:
             return None
-        # Of dims of one size the same one, whatever the order of the dims, so that a gradient lies as its leaf.
+        # Among dims of equal size, choose independently of their order, so that a gradient is sharded like its leaf.
         return max(free, key=lambda place: (sizes[place], -dims[place][0], -place)), axes

@@ -180,7 +180,7 @@ class Priced:
             partial = tuple(axis for axis in partial if axis not in there)
         if partial:
             found = list(self._sum(product.result, partial, product.phase, times, layout))
-            # What is scattered is scattered in each turn of a loop.
+            # Scatters run in every iteration of a loop.
             turns = 1 if any(kind == "reduce-scatter" for kind, *_ in found) else turns
             for kind, axes, phase, size, hides, count in found:
                 yield kind, axes, phase, size, hides, count // turns
@@ -189,7 +189,7 @@ class Priced:
         splits = dict(zip(moved.operand.dims, layout.split(moved.operand.dims), strict=True))
         axes = tuple(axis for dim in dict.fromkeys(moved.dims) for axis in splits.get(dim, ()))
         if moved.kind == "sum" and self._is_of_state(moved.operand) and (stored := layout.stored(moved.operand.dims)):
-            # Such as the norm of all gradients, which lie as their leaves.
+            # E.g. the norm of all gradients, which are sharded like their leaves.
             axes += stored[1] if moved.operand.dims[stored[0]] in moved.dims else ()
         if not axes:
             return

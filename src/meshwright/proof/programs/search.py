@@ -156,7 +156,7 @@ def model_sets(priced: Priced, classes: list[DimClass]) -> list[frozenset[int]]:
     largest = list(islice(_maximal(frozenset(ours), meets), MOST_ENUMERATED))
     singles = [frozenset((atom,)) for atom in ours]
     flops, weights = _flops_by_atom(priced), priced.weights
-    # Of classes without flops, a table that is looked up goes with weights, and indices go with nothing.
+    # Classes without flops: a lookup table is grouped with weights, and indices with nothing.
     largest = [frozenset(atom for atom in one if atom in weights or flops.get(atom)) for one in largest]
     largest = [one if any(flops.get(atom) for atom in one & weights) else one - weights for one in largest]
     found = dict.fromkeys([*largest, *singles])
@@ -193,7 +193,7 @@ def _maximal(atoms: frozenset[int], meets: Mapping[int, set[int]]) -> Iterator[f
     def extend(chosen: frozenset[int], left: frozenset[int], done: frozenset[int]) -> Iterator[frozenset[int]]:
         if not left and not done:
             yield chosen
-        # Only atoms that meet this one, or it, can lead to a set without it.
+        # Only this atom, or atoms that occur in an array with it, can lead to another set.
         pivot = max(left | done, key=lambda atom: (len(left - meets.get(atom, set())), -atom), default=None)
         for atom in sorted(one for one in left if one == pivot or one in meets.get(pivot or -1, ())):
             apart = frozenset(other for other in atoms if other != atom and other not in meets.get(atom, ()))

@@ -174,7 +174,7 @@ def _collect(
         called: list[Live] = []
         for program in op.called:
             turns = times * (op.equation.params["length"] if op.name == "scan" else 1)
-            # What a loop does not change is gathered once, before it.
+            # Loop-invariant values are gathered once, before the loop.
             same = op.inputs[: scan_counts(op.equation.params)[0]] if op.name == "scan" else ()
             for value in _newly_used(same, copies, gathered):
                 work.gathered[(flat.values[value], _phase(op))] += times
@@ -194,7 +194,7 @@ def _collect(
                 work.gathered[(sent, _phase(op))] += times
             _add(work, op, flat, times, sums)
             if op.name in MATMULS:
-                # What is computed on the way into a matmul is not written, but all that it comes from is read.
+                # Values fused into a matmul are not written, but all their inputs are read.
                 fused = (
                     reads[value] for value in op.inputs if value is not None and value in reads and value not in made
                 )

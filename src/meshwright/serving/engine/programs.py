@@ -43,7 +43,7 @@ class Shape:
     rows: int
     length: int
     entries: tuple[int, ...]
-    num_chosen: int = 1  # Most tokens chosen for each row: 1, or with drafts as many as tokens.
+    num_chosen: int = 1  # Maximum tokens chosen for each row: 1, or with drafts the number of its tokens.
 
     @property
     def columns(self) -> Columns:

@@ -151,7 +151,7 @@ def _attend_on_device(
     weights = jnp.exp(scores - largest)
     sums = jnp.sum(weights, axis=-1, keepdims=True)
     if sinks is not None:
-        # If a row is split over devices, one of them adds its sink.
+        # If a row is split over devices, only one device adds its sink.
         own_share = jnp.exp(sinks - largest)
         sums += jnp.where(lax.axis_index(parts) == 0, own_share, 0.0) if parts else own_share
     product = jnp.einsum("bskgt,bkth->bskgh", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)

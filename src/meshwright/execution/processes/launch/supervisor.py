@@ -141,7 +141,8 @@ def _attempt(
             exits = [one for one in children.exits() if one.code]
             end = _take(ends, 0.1)
             if (exits or end) and not received:
-                # An ended process may have told the host why; a process that the host has lost is about to end.
+                # A process that ended may have reported the reason to the host; a process that the host lost is about
+                # to end.
                 if end is None:
                     end = _take(ends, 1.0)
                 elif end.kind == "lost":
@@ -167,7 +168,7 @@ def _cause(exits: Sequence[Exit], end: End | None, host: Host, children: Childre
         one = min(exits, key=lambda one: (one.code > 0, one.number))
         step = host.step_of(one.number)
         line = f"process {one.number} (pid {children.pid(one.number)}) {one.how}"
-        if one.code > 0 and not host.have_joined:  # Its own stderr has the reason; others fail alike.
+        if one.code > 0 and not host.have_joined:  # Its stderr has the reason; the others fail in the same way.
             children.show(one.number)
             return End(line, one.code, "refused", (one.number,))
         line += " before its first step" if step is None else f" after step {step}"

@@ -76,7 +76,7 @@ def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
         for operand, description in zip(operands, said, strict=True):
             axes = tuple(axis for axis in first.axes if axis not in context.variance.axes(operand))
             if not axes or origin(context.module, operand, VIEWS_AND_CASTS).opcode in ("constant", "iota"):
-                continue  # what a program counts by summing ones is meant
+                continue  # counting by summing ones is intended
             is_sum = context.module.root(instruction.called("to_apply")[0]).opcode == "add"
             is_sum = is_sum and not _is_divided(context, instruction, context.degree(first.axes))
             # A value summed twice is wrong, however small it is; a reduction that changes nothing only costs.

@@ -93,7 +93,7 @@ def _unlike_the_rest(context: ProgramContext, name: str, tree: list[Argument]) -
 
     Everything stored can be sharded over such an axis (FSDP). Over other axes a replica may be intended.
     """
-    # Of each argument, the bytes of all shards.
+    # For each argument, the bytes of all its shards.
     sizes = [one.instruction.shape.bytes * context.degree(one.spec.axes if one.spec else ()) for one in tree]
     whole = sum(sizes)
     for axis, degree in context.mesh.items():

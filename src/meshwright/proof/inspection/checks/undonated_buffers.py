@@ -35,7 +35,7 @@ class NotDonated(Finding):
         donated += [f"donate_argnames=[{', '.join(names)}]"] * bool(names)
         jitted = f"jax.jit(…, {', '.join(donated)})"
         if any(tree.startswith("dynamic_") for tree in self.trees):
-            jitted = "eqx.filter_jit(…, donate='all')"  # it has names of its own for what it jits
+            jitted = "eqx.filter_jit(…, donate='all')"  # it has its own names for jitted functions
         return (
             f"{many if self.count > 1 else one} old buffers: {show_bytes(self.bytes)} a device for values that a loop"
             " of such steps needs no more",
