@@ -110,7 +110,7 @@ MISTAKES = [
     (lambda: mw.train("tiny", **TINY, mesh="tp=8", zz=1), "there is no option 'zz'; options are batch, "),
     (lambda: mw.train("nowhere", resume=True), "no run in 'nowhere'"),
     (lambda: mw.train("tiny", **TINY, mesh="tp=8", learning_rte=1.0), "'learning_rte'; did you mean learning_rate?"),
-    (lambda: mw.inspect(42), "42 is no function"),
+    (lambda: mw.inspect(42), "42 is not a function"),
     (lambda: mw.inspect("nowhere:f"), "needs a mesh"),
     (lambda: mw.inspect("nowhere", mesh="dp=8"), "neither a file nor module:function"),
     (lambda: mw.inspect(jnp.sin, 1.0, mesh="dp"), "mesh 'dp' is not a list of axes"),
@@ -186,7 +186,7 @@ def test_a_foreign_tree_has_shardings_by_regular_expressions():
         ({r".*bias": (None,), r".*kernel": ("embd", "mlp")}, "logical axis 'embd'; did you mean embed?"),
         ({r".*bias": (None,), r".*kernel": ("mlp", "heads")}, "needs axis tp=4 on dims mlp and heads"),
         ({r".*bias": (None,), r".*kernel": ("embed", "mlp"), "gate": ()}, "'gate' matches no leaf"),
-        ({r"+": ()}, "'+' is no regular expression"),
+        ({r"+": ()}, "'+' is not a regular expression"),
     ],
 )
 def test_a_tree_that_the_rules_do_not_fit_is_refused(axes, said):

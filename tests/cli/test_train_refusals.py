@@ -113,8 +113,8 @@ def test_what_cannot_be_meant_is_one_line(folder, monkeypatch, capsys, words, me
 @pytest.mark.parametrize(
     ("model", "code", "message"),
     [
-        ("hf", 2, "hf/tokenizer.json is no tokenizer"),
-        ("hf/config.json", 2, "hf/tokenizer.json is no tokenizer"),
+        ("hf", 2, "hf/tokenizer.json is not a tokenizer"),
+        ("hf/config.json", 2, "hf/tokenizer.json is not a tokenizer"),
         ("cut", 2, "cut/model.safetensors is cut short or no safetensors file"),
         ("words", 2, "words holds tokenizer.json and no weights; --from-scratch"),
         ("large", 2, "large has a vocabulary of 512; text is read and written as bytes, which are 256"),

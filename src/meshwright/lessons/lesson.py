@@ -88,7 +88,7 @@ def read_code(file: Path) -> tuple[str, ...]:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise MeshwrightError(
-            f"{file} is no text; it is a notebook (.ipynb), a lesson (.md) or a script (.py)"
+            f"{file} is not text; it is a notebook (.ipynb), a lesson (.md) or a script (.py)"
         ) from None
     if file.suffix == ".ipynb":
         return _notebook_code(file, text)
@@ -96,7 +96,7 @@ def read_code(file: Path) -> tuple[str, ...]:
         return tuple(cell.text for cell in _cells(text) if cell.kind == "code")
     if file.suffix == ".py":
         return (text,)
-    raise MeshwrightError(f"{file} is no lesson: it is a notebook (.ipynb), a lesson (.md) or a script (.py)")
+    raise MeshwrightError(f"{file} is not a lesson: it is a notebook (.ipynb), a lesson (.md) or a script (.py)")
 
 
 def exercises_in(code: str) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ def _notebook_code(file: Path, text: str) -> tuple[str, ...]:
         cells = json.loads(text)["cells"]
         return tuple("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     except (ValueError, KeyError, TypeError):
-        raise MeshwrightError(f"{file} is no notebook of format 4: it has no list of cells") from None
+        raise MeshwrightError(f"{file} is not a notebook of format 4: it has no list of cells") from None
 
 
 def _read_lesson(file: Path) -> Lesson:

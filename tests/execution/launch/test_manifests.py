@@ -241,11 +241,11 @@ def test_a_script_for_cloud_tpu(on, kind, capsys, tmp_path):
             "a Slurm job's name has letters, digits, -, _ and ., as my-run",
         ),
         ("v5p:4x4x4", ["--tpu-vm", "--name", "a;b"], "a Cloud TPU's name has at most 63 small letters"),
-        ("v5p:4x4x4", ["--jobset", "--image", "a b"], "'a b' is no container image, as us-docker.pkg.dev/me/run:1"),
+        ("v5p:4x4x4", ["--jobset", "--image", "a b"], "'a b' is not a container image, as us-docker.pkg.dev/me/run:1"),
         (
             "v5p:4x4x4",
             ["--jobset", "--image", "i", "--claim", "A B"],
-            "'A B' is no persistent volume claim, as my-runs",
+            "'A B' is not a persistent volume claim, as my-runs",
         ),
         ("v5p:4x4x4", ["--jobset", "--tpu-vm"], "are a file each; give one of them"),
         ("cpu:8", ["--slurm"], "is simulated on one machine"),

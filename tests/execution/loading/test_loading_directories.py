@@ -161,7 +161,7 @@ BROKEN = {
     "index forgets a tensor": (SHARDED, index(lambda held: held["weight_map"].pop("lm_head.weight")), "lm_head.weight"),
     "two files changed": (SHARDED, lambda folder: shutil.copy(folder / FIRST, folder / SECOND), "does not hold"),
     "tokenizer of another vocab": (GOLDEN, tokenizer(97), "tokens up to 96; config.json has a vocab_size of 96"),
-    "tokenizer is no JSON": (GOLDEN, replaced("tokenizer.json", "{"), "tokenizer.json is no tokenizer"),
+    "tokenizer is no JSON": (GOLDEN, replaced("tokenizer.json", "{"), "tokenizer.json is not a tokenizer"),
     "tokenizer.model is text": (
         GOLDEN,
         replaced("tokenizer.model", "IQ== 0\n"),
@@ -177,7 +177,7 @@ BROKEN = {
         lambda folder: (folder / "tokenizer.model").write_bytes(
             (GOLDEN.parent / "sentencepiece/bpe.model").read_bytes()[:5000]
         ),
-        "tokenizer.model is no SentencePiece model",
+        "tokenizer.model is not a SentencePiece model",
     ),
     "vocab.json alone": (GOLDEN, replaced("vocab.json", "{}"), "vocab.json and no tokenizer.json"),
     "tokenizer config is no JSON": (

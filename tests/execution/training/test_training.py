@@ -158,7 +158,7 @@ ROW = '"mesh": "fsdp=8", "hardware": "cpu:8", "memory_peak_bytes": null'
 )  # fmt: skip
 def test_a_line_that_is_none_of_metrics_is_named(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text(line + "\n")
-    with pytest.raises(MeshwrightError, match=r"metrics\.jsonl, line 1: this is no line of metrics"):
+    with pytest.raises(MeshwrightError, match=r"metrics\.jsonl, line 1: this is not a line of metrics"):
         read_metrics(tmp_path)
 
 
@@ -172,7 +172,7 @@ def test_a_line_that_is_none_of_metrics_is_named(tmp_path, line):
 )
 def test_the_field_that_makes_a_line_none_of_metrics_is_named(tmp_path, line, said):
     (tmp_path / "metrics.jsonl").write_text(line + "\n")
-    with pytest.raises(MeshwrightError, match=f"line 1: this is no line of metrics: {said}"):
+    with pytest.raises(MeshwrightError, match=f"line 1: this is not a line of metrics: {said}"):
         read_metrics(tmp_path)
 
 

@@ -239,5 +239,5 @@ def test_auto_where_no_cluster_is_known_is_one_clear_error(monkeypatch):
         raise ValueError("coordinator_address should be defined.")
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    with pytest.raises(MeshwrightError, match="--coordinator auto: this is no job step of Slurm and no Cloud TPU"):
+    with pytest.raises(MeshwrightError, match="--coordinator auto: this is not a job step of Slurm, not a Cloud TPU"):
         claim_devices(parse_system("cpu:4"), Processes("auto"))

@@ -427,7 +427,7 @@ def test_damaged_lines_of_metrics_are_left_out_with_a_note(tmp_path):
     later = json.dumps({"step": 1, "save_seconds": 2.0})
     text = "\n".join([lines[0], lines[1].replace(":", ";", 1), later, lines[2], '{"step": 3, "me'])
     (tmp_path / "metrics.jsonl").write_text(text)
-    with pytest.raises(MeshwrightError, match="line 2: this is no line of metrics"):
+    with pytest.raises(MeshwrightError, match="line 2: this is not a line of metrics"):
         read_metrics(tmp_path)
     notes = []
     repair_lines(tmp_path, notes.append)

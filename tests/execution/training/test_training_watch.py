@@ -185,7 +185,7 @@ def test_what_was_measured_after_a_row_joins_it(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert read_metrics(tmp_path) == [row | {"eval_loss": 2.0}, row | {"step": 1}]
     (tmp_path / "metrics.jsonl").write_text('{"step": 7, "eval_loss": 2.0}\n')
-    with pytest.raises(MeshwrightError, match=r"line 1: this is no line of metrics"):
+    with pytest.raises(MeshwrightError, match=r"line 1: this is not a line of metrics"):
         read_metrics(tmp_path)
 
 

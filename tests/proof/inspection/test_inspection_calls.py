@@ -253,8 +253,8 @@ def test_what_cannot_be_copied_is_lowered_as_it_is():
 
 
 WRONG = [
-    (lambda: meshwright.inspect(42), "42 is no function"),
-    (lambda: meshwright.inspect(jnp.ones(3)), "is no function"),
+    (lambda: meshwright.inspect(42), "42 is not a function"),
+    (lambda: meshwright.inspect(jnp.ones(3)), "is not a function"),
     (lambda: meshwright.inspect(jax.jit(jnp.sin).lower(jnp.ones(3)), 1), "has its arguments already"),
     (lambda: meshwright.inspect(jax.jit(jnp.sin).lower(jnp.ones(3)).compile(), x=1), "has its arguments already"),
     (lambda: meshwright.inspect(jax.jit(jnp.sin).lower(jnp.ones(3)), on="v5e:2x2"), "lowered for cpu and .*needs tpu"),

@@ -59,8 +59,8 @@ def run(args: Args) -> int:
         return _show_plan(args.array, plan, svg, as_json=as_json)
     if args.mesh is None or args.dims is None:
         raise MeshwrightError(
-            f"{'--mesh' if args.mesh is None else '--dims'} is missing: {args.array!r} is no plan's file and no run's"
-            f" directory, and an array needs both, as --mesh X=2,Y=2 --dims I=8,J=8"
+            f"{'--mesh' if args.mesh is None else '--dims'} is missing: {args.array!r} is neither a plan's file nor a"
+            f" run's directory, and an array needs both, as --mesh X=2,Y=2 --dims I=8,J=8"
         )
     mesh = mesh_degrees(args.mesh)
     array, sizes = read_text(args.array, mesh=mesh, dims=args.dims, dtype=args.dtype)

@@ -116,7 +116,7 @@ def _single_callers(module: Module, computation: str, opcode: str) -> list[str]:
 
 
 def collective_kind(instruction: Instruction) -> Kind | None:
-    """Return the kind of collective that an instruction runs or starts; None if it is no collective."""
+    """Return the kind of collective that an instruction runs or starts; None if it is not a collective."""
     return _KINDS.get(instruction.opcode.removesuffix("-start"))
 
 

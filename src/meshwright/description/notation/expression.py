@@ -22,7 +22,7 @@ class Product:
 
     def __post_init__(self) -> None:
         if len(self.operands) < 2:
-            raise MeshwrightError(f"a product has two operands or more, this one {len(self.operands)}")
+            raise MeshwrightError(f"a matmul has two or more operands, this one {len(self.operands)}")
         for dim in self.result.dims if self.result else ():
             if all(dim not in operand.dims for operand in self.operands):
                 raise MeshwrightError(f"the result has dim {dim}, which no operand has")

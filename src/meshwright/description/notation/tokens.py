@@ -49,7 +49,7 @@ def tokenize(text: str, axes: Collection[str] | None = None) -> list[Token]:
             continue
         match = _PATTERN.match(text, position)
         if match is None:
-            raise NotationError(f"{text[position]!r} is no sign of the notation", text=text, position=position)
+            raise NotationError(f"{text[position]!r} is not a character of the notation", text=text, position=position)
         if match.lastgroup == "collective":
             tokens.append(Token("word", _COLLECTIVES[match.group().partition("(")[0].strip().lower()], position))
         else:

@@ -212,7 +212,7 @@ class Encoder:
         if ids.ndim == 1 and not len(ids) and isinstance(record.get(name), list | np.ndarray):
             return ids.astype(np.int64)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise BadRecordError("missing_field", f"the field {name} is no list of token ids")
+            raise BadRecordError("missing_field", f"the field {name} is not a list of token ids")
         return ids.astype(np.int64)
 
 
@@ -301,7 +301,7 @@ def messages_of(record: Mapping[str, Any], name: str) -> list[Message]:
     """
     value = record.get(name)
     if value is None or isinstance(value, str) or not isinstance(value, Sequence):
-        raise BadRecordError("missing_field", f"the field {name} is no list of messages")
+        raise BadRecordError("missing_field", f"the field {name} is not a list of messages")
     if not value:
         raise BadRecordError("empty", "the chat has no messages")
     return [_message(message, f"message {number} of {name}") for number, message in enumerate(value, start=1)]
@@ -331,7 +331,7 @@ def tools_of(record: Mapping[str, Any]) -> list[Message]:
         except (ValueError, RecursionError):
             value = 0
     if not (value is None or (isinstance(value, list) and all(isinstance(tool, Mapping) for tool in value))):
-        raise BadRecordError("missing_field", "the field tools is no list of tools")
+        raise BadRecordError("missing_field", "the field tools is not a list of tools")
     return value or []
 
 

@@ -114,7 +114,7 @@ def _matches(pattern: str, path: str) -> bool:
     try:
         return any(re.fullmatch(pattern, one) for one in (path, path.removesuffix(".value")))
     except re.error as error:
-        raise MeshwrightError(f"{pattern!r} is no regular expression: {error}") from None
+        raise MeshwrightError(f"{pattern!r} is not a regular expression: {error}") from None
 
 
 def _spec(path: str, shape: tuple[int, ...], names: tuple[str, ...], mesh: MeshShape, rules: Rules) -> PartitionSpec:

@@ -138,8 +138,8 @@ def _start_distributed(processes: Processes, several: Member | None) -> None:
             jax.distributed.initialize(initialization_timeout=seconds)
         except ValueError:
             raise MeshwrightError(
-                "--coordinator auto: this is no job step of Slurm and no Cloud TPU, nor another cluster that JAX knows;"
-                " give --coordinator HOST:PORT with --num-processes and --process-id"
+                "--coordinator auto: this is not a job step of Slurm, not a Cloud TPU, nor another cluster that JAX"
+                " knows; give --coordinator HOST:PORT with --num-processes and --process-id"
             ) from None
         return
     host, port = split_address(processes.coordinator)

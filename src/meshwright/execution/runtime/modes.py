@@ -162,4 +162,4 @@ def _communicate(step: Communicate, shard: Array) -> Array:
         return lax.psum_scatter(shard, step.axes, scatter_dimension=target, tiled=True)
     if step.kind == "all-to-all" and source is not None and target is not None:
         return lax.all_to_all(shard, step.axes, split_axis=target, concat_axis=source, tiled=True)
-    raise MeshwrightError(f"{step} is no step of a product")
+    raise MeshwrightError(f"{step} is not a step of a matmul")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 PIECES = ("tokenizer.model", "spiece.model")
-"""Names of a SentencePiece model, which is used if there is no tokenizer.json."""
+"""Names of a SentencePiece model, which is used if there is not a tokenizer.json."""
 
 FILES = (
     "tokenizer.json",
@@ -247,7 +247,7 @@ def _read_file(path: Path) -> HuggingFaceTokenizer:
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
     except Exception as error:  # The library raises bare exceptions.
-        raise MeshwrightError(f"{path} is no tokenizer: {str(error).splitlines()[0]}") from None
+        raise MeshwrightError(f"{path} is not a tokenizer: {str(error).splitlines()[0]}") from None
 
 
 def _stop_tokens(directory: Path, of: HuggingFaceTokenizer, config: dict[str, Any], vocab: int) -> tuple[int, ...]:

@@ -118,7 +118,9 @@ def _read_sharded(directory: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise MeshwrightError(f"{path} is no index of safetensors: it has no weight_map of names to files") from None
+        raise MeshwrightError(
+            f"{path} is not an index of safetensors: it has no weight_map of names to files"
+        ) from None
     found: dict[str, Tensor] = {}
     for file, names in sorted(named.items()):
         if Path(file).name != file:

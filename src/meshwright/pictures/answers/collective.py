@@ -255,7 +255,7 @@ def collective(
     """
     named: dict[str, Kind] = {**KINDS, **{found: found for found in KINDS.values()}}
     if kind not in named:
-        raise MeshwrightError(f"{kind!r} is no collective; the collectives are {', '.join(KINDS)}")
+        raise MeshwrightError(f"{kind!r} is not a collective; the collectives are {', '.join(KINDS)}")
     given = read_numbers(mesh) if mesh else {}
     given |= read_keywords(degrees)
     chosen = tuple(word.strip() for word in axis.split(",")) if isinstance(axis, str) else axis

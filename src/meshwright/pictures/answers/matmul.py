@@ -185,7 +185,7 @@ def matmul(
     keywords = read_keywords(sizes)
     if wrong := [name for name in keywords if name not in (*names, *axes)]:
         raise MeshwrightError(
-            f"{wrong[0]} is no dim and no mesh axis of {product}; further axes go into mesh='X=4,Y=2'"
+            f"{wrong[0]} is neither a dim nor a mesh axis of {product}; further axes go into mesh='X=4,Y=2'"
         )
     lengths = read_numbers(dims) if dims else {}
     for name, number in keywords.items():

@@ -81,7 +81,7 @@ def split_values(
     Raises if the values cannot be split evenly.
     """
     if kind not in KINDS:
-        raise MeshwrightError(f"{kind!r} is no collective; the collectives are {', '.join(KINDS)}")
+        raise MeshwrightError(f"{kind!r} is not a collective; the collectives are {', '.join(KINDS)}")
     if degree < 1:
         raise MeshwrightError(f"a collective runs over 1 device or more, not {degree}")
     unit = degree * degree if kind in cut_again else degree

@@ -108,7 +108,7 @@ def _read_ignore(text: str) -> Ignore:
     check, colon, files = text.partition(":")
     if check not in (known := finding_classes()):
         near = did_you_mean(near_names(check, known))
-        raise MeshwrightError(f"{check!r} is no finding; {near}the findings are {', '.join(sorted(known))}")
+        raise MeshwrightError(f"{check!r} is not a finding; {near}the findings are {', '.join(sorted(known))}")
     if colon and not files:
         raise MeshwrightError(f"{text!r} has no files behind the colon; it is ID or ID:GLOB, as {check}:models/*.py")
     return Ignore(check, files or None)
@@ -142,9 +142,9 @@ def _read_baseline(file: Path) -> Counter[str]:
     except OSError as error:
         raise MeshwrightError(f"cannot read {file}: {error.strerror}; --write-baseline {file} writes it") from None
     except ValueError as error:
-        raise MeshwrightError(f"{file} is no baseline: {str(error).splitlines()[0]}") from None
+        raise MeshwrightError(f"{file} is not a baseline: {str(error).splitlines()[0]}") from None
     if not isinstance(data, dict) or not isinstance(found := data.get("findings"), list):
-        raise MeshwrightError(f"{file} is no baseline: it has no list of findings; --write-baseline writes one")
+        raise MeshwrightError(f"{file} is not a baseline: it has no list of findings; --write-baseline writes one")
     if (version := data.get("meshwright_baseline")) != _VERSION:
         raise MeshwrightError(f"{file} is a baseline of version {version!r}; this meshwright reads {_VERSION}")
     return Counter(json.dumps(one, sort_keys=True) for one in found)

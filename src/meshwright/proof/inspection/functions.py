@@ -138,7 +138,7 @@ def inspect(
         return _inspect_compiled(call, held, mesh, on, given)
     if not callable(function) and not isinstance(held, (Lowered, Traced)):
         raise MeshwrightError(
-            f"{function!r} is no function; inspect takes a JAX function and its arguments, 'module:function', or the"
+            f"{function!r} is not a function; inspect takes a JAX function and its arguments, 'module:function', or the"
             f" path of a script or of an HLO dump"
         )
     return _lower(call, mesh, on, types, effort, given)()

@@ -184,9 +184,9 @@ def jobset(name: str, words: Sequence[str], machines: Machines, *, restarts: int
 def _check_jobset(name: str, chip: Chip, image: str, claim: str | None) -> None:
     """Raise if Kubernetes would reject a name, an image or a claim, or GKE does not offer the chip."""
     if not re.fullmatch(_IMAGE, image):
-        raise MeshwrightError(f"{image!r} is no container image, as us-docker.pkg.dev/me/run:1: --image")
+        raise MeshwrightError(f"{image!r} is not a container image, as us-docker.pkg.dev/me/run:1: --image")
     if claim is not None and not re.fullmatch(_CLAIM, claim):
-        raise MeshwrightError(f"{claim!r} is no persistent volume claim, as my-runs: --claim")
+        raise MeshwrightError(f"{claim!r} is not a persistent volume claim, as my-runs: --claim")
     if chip.kind == "tpu" and chip.name not in GKE_ACCELERATORS:
         raise MeshwrightError(f"GKE has no {chip.name}; it has {', '.join(GKE_ACCELERATORS)}")
     # A pod's name is of at most 63 characters, and ends in -workers-JOB-POD-xxxxx.

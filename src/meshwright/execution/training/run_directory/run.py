@@ -214,7 +214,7 @@ def read_metrics(directory: Path) -> list[Row]:
     for place, line in read_json_lines(path, {"step"}):
         row = rows.get(line["step"], {}) | line
         if problem := _row_problem(row):
-            raise MeshwrightError(f"{place}: this is no line of metrics: {problem}")
+            raise MeshwrightError(f"{place}: this is not a line of metrics: {problem}")
         rows[line["step"]] = row
     return list(rows.values())
 
@@ -279,7 +279,7 @@ def _read_line(line: bytes, fields: Set[str]) -> dict[str, Any] | None:
 
 
 def _no_line(line: bytes) -> str:
-    return f"this is no line of metrics, {line[:40].decode(errors='replace')!r}"
+    return f"this is not a line of metrics, {line[:40].decode(errors='replace')!r}"
 
 
 _MEASURED = {"step", "mesh", "hardware", "step_seconds", "memory_peak_bytes"}

@@ -45,7 +45,7 @@ def transformation(
             optax.scale_by_learning_rate(rate),
         )
     else:
-        raise MeshwrightError(f"optimizer {strategy.optimizer} can be planned, but is none that runs yet")
+        raise MeshwrightError(f"optimizer {strategy.optimizer} can be planned but not run yet")
     made = _with_standard_promotion(made)
     if optimizer.rates:
         made = _scaled(made, optimizer)
