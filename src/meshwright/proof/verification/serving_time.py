@@ -1,4 +1,4 @@
-"""Explain the difference between a server's simulated and planned step time: seconds by cause, with that sum."""
+"""Explain the difference between a server's simulated and predicted step time: seconds by cause, with that sum."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ PLANNED_TERMS: Mapping[str, tuple[str, ...]] = {
     "norms, sums and other ops": ("elementwise",),
     EXPOSED_COMMUNICATION: ("communication",),
 }
-"""The parts of a compiled step, and the terms of the planned step time for the same work."""
+"""The parts of a compiled step, and the terms of the predicted step time for the same work."""
 
 TPU_DIFFERENCES: Mapping[str, Difference] = {
     "matmuls with weights": Difference.READ_THEN_MULTIPLIED,
     "attention": Difference.GATHERED_PAGES,
 }
-"""Why XLA:TPU's ops take longer than planned, by part, beyond the least time of each op."""
+"""Why XLA:TPU's ops take longer than predicted, by part, beyond the least time of each op."""
 
 LEAST_SHARE = 0.005
-"""The share of the planned step time below which a cause is left out."""
+"""The share of the predicted step time below which a cause is left out."""
 
 
 def step_causes(plan: ServingPlan, schedule: Schedule) -> tuple[Cause, ...]:

@@ -352,7 +352,7 @@ class Engine:
         return replace(step, slices=left, copies=self.scheduler.pop_copies())
 
     def means(self) -> tuple[StepMeans, StepMeans] | None:
-        """Return measured and planned figures of steps; see `measured_and_planned`."""
+        """Return measured and predicted figures of steps; see `measured_and_planned`."""
         layout = ServingLayout(self.model.mesh_shape, self.context.cache_split or "heads")
         return measured_and_planned(self.decode_stats, self.model, self.settings, self.layout, layout)
 
