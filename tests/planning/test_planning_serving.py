@@ -132,7 +132,7 @@ def test_what_keeps_the_batch_is_named():
     tight, loose = (rank_serving(replace(BIG, latency_seconds=s), system, mesh).candidates[0] for s in (0.02, 1.0))
     late = make_serving_plan(replace(tight.serving, batch=tight.batch + 2), tight.layout, system)
     assert late.seconds > 0.02
-    said = f"latency keeps the batch: batch {late.batch} takes 20.1 ms; {loose.batch} fit in memory"
+    said = f"latency limits the batch: batch {late.batch} takes 20.1 ms; {loose.batch} fit in memory"
     assert said in map(str, why_serving(tight, system))
     assert any(
         f"memory limits the batch: batch {loose.batch + 2} needs" in line

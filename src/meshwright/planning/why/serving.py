@@ -108,7 +108,7 @@ class BatchLimit(Fact):
             wanted = f"{show_bytes(self.peak_bytes)} of {show_bytes(self.usable_bytes)} a device"
             return f"memory limits the batch: {named} needs {wanted}"
         if self.limit == "latency":
-            return f"latency keeps the batch: {named} takes {show_seconds(self.seconds)}; {self.most:,} fit in memory"
+            return f"latency limits the batch: {named} takes {show_seconds(self.seconds)}; {self.most:,} fit in memory"
         rate = f"{self.tokens_per_second:,.0f} tok/s"
         return f"{named} would take {show_seconds(self.seconds)} at {rate}; {self.most:,} fit in memory"
 
@@ -145,7 +145,7 @@ class PrefillSystems(Fact):
     def __str__(self) -> str:
         count = f"{self.systems:.2f}" if self.systems < 10 else f"{self.systems:,.0f}"
         prompt = f"{show_seconds(self.prompt_seconds)} a prompt on {self.layout}"
-        return f"prompts keep {count} of {self.system} busy beside this one: {prompt}"
+        return f"prefill on {count} of {self.system} keeps this one busy: {prompt}"
 
 
 ServingFact = Shortage | Late | LongestTerm | ServingThresholds | BatchLimit | SequenceCache | PrefillSystems
