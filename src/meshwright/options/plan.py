@@ -37,8 +37,7 @@ class WorkloadArgs:
     objective: Annotated[Objective | None, option("next-token|dpo")] = None
     """next-token: all text. dpo: pairs of a chosen and a rejected answer. Default: next-token."""
     reference: Annotated[Reference | None, option("live|precomputed")] = None
-    """The frozen reference model of dpo: run in each step (live), or once before the first (precomputed). Default:
-    live.
+    """The reference model of dpo: run in each step (live), or once before the first (precomputed). Default: live.
     """
     packed: Annotated[bool, option()] = False
     """Rows have several documents or padding, so that the batch includes positions, segments and weights (off)."""
@@ -77,12 +76,10 @@ class StrategyArgs:
     in memory (scores; on TPUs flash).
     """
     sp_method: Annotated[SequenceMethod | None, option("gather|ring|ulysses")] = None
-    """Attention over a sequence split over sp: gather keys, ring or ulysses; the last two imply --attention flash
-    (gather).
+    """Attention on a sequence split over sp; ring and ulysses imply --attention flash (gather).
     """
     tp_stream: Annotated[TpStream | None, option("split|whole")] = None
-    """Between blocks, tp splits the residual stream along the sequence (sequence parallelism), or replicates it
-    (split).
+    """Between blocks, tp splits the residual stream along the sequence, or replicates it (split).
     """
     collective_matmul: Annotated[bool, option()] = False
     """Run tp's collectives chunk by chunk, overlapped with their matmuls (off)."""

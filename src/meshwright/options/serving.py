@@ -30,8 +30,7 @@ class ServedArgs:
     output_len: CountText = None
     """Tokens of an answer. Default: 256; prefill has none."""
     chunk: CountText = None
-    """With --serve prefill: tokens of each prompt in a step (chunked prefill, as in `serve`). Default: whole
-    prompts.
+    """With --serve prefill: tokens of each prompt in a step (chunked prefill). Default: whole prompts.
     """
     num_layers: CountText = None
     """Use only N layers of the model. Default: all."""

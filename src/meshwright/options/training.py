@@ -43,8 +43,7 @@ class DataArgs:
     rows: Annotated[
         Literal["windows", "packed", "padded"] | None, option("windows|packed|padded"), Setting("data.rows")
     ] = None
-    """Windows of one long text, several documents per row, or one with padding. Default: windows of text, else
-    packed.
+    """Windows of a long text, several documents per row, or one with padding. Default: windows of text, else packed.
     """
     held_out: Annotated[float | None, option("SHARE"), Setting("data.held_out")] = None
     """Fraction of documents or windows kept for evaluation and not trained on. Default: 0."""
@@ -113,8 +112,7 @@ class SavingArgs:
     save_every: Annotated[
         str | None, option("N|TIME"), Keyword("Count | None"), Setting("saving.every", resume="free")
     ] = None
-    """Steps or time between checkpoints, as 500, 30m, 1h; 0: only the last. Default: 30m; a resumed run keeps its
-    own.
+    """Steps or time between checkpoints, as 500, 30m, 1h; 0: last only. Default: 30m; a resumed run keeps its own.
     """
     keep: Annotated[int | None, option("N"), Setting("saving.keep", resume="free")] = None
     """Number of recent checkpoints to keep. Default: 2."""
