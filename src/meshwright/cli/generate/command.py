@@ -55,8 +55,8 @@ def run(args: Args) -> int:
     if "" in args.stop:
         taken = " ".join(map(repr, args.stop))
         raise MeshwrightError(
-            f"--stop has an empty text, with which every text ends at once; it takes all words behind it ({taken}),"
-            f" so that a PROMPT stands before it"
+            f"--stop has an empty text, at which every completion would end at once; it takes all words after it ({taken}),"
+            f" so put a PROMPT before it"
         )
     ways = {"PROMPT": args.texts, "--prompt": args.prompt, "--prompts": args.prompts, "--data": args.data}
     said = one_way(ways)

@@ -64,7 +64,7 @@ def load_framework(name: str) -> Framework:
 
 
 def _has_source(entry: Mapping[str, Any], name: str, key: str) -> bool:
-    """Whether a field has its source; raises if not."""
+    """Return True if a field names its source; raise otherwise."""
     if not entry.get("source"):
         raise MeshwrightError(f"{name}.toml: {key} has no source")
     return True

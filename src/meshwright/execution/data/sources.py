@@ -108,8 +108,8 @@ def find_files(names: tuple[str, ...]) -> FileSource:
 def find_source(name: str) -> FileSource | StoreSource:
     """Find the source at a path.
 
-    A folder is a token store, a data set saved by Hugging Face's `datasets`, or stands for the files in it: JSON Lines,
-    Parquet or Arrow if there are any, else text. A pattern (`wiki/*.jsonl`) stands for matching files.
+    A folder is a token store, a data set saved by Hugging Face's `datasets`, or names all files in it: JSON Lines,
+    Parquet or Arrow if there are any, else text. A pattern (`wiki/*.jsonl`) names all matching files.
 
     Raises:
         MeshwrightError: if nothing is there, or nothing readable.

@@ -80,7 +80,7 @@ BYTES_OF_A_SUM = Number(
     mistakes=(
         Mistake(
             lambda: wire_bytes("reduce-scatter", _SUM_BYTES, DEGREE),
-            "That is a reduce-scatter: each device has a part of the sum. The question wants the whole sum everywhere.",
+            "That is a reduce-scatter: each device has a part of the sum. The question asks for the whole sum on each.",
         ),
         Mistake(lambda: 2 * _SUM_BYTES, "A device does not send all n parts in each half of the ring: n - 1 travel."),
         Mistake(
