@@ -19,10 +19,10 @@ from meshwright.cli.main import main
 from meshwright.execution.text.tokenizer import byte_tokenizer
 from meshwright.serving.front.app import Front
 from meshwright.serving.http.server import HttpServer
-from meshwright.serving.http.service import ApiKey, Limits, ServerState
+from meshwright.serving.http.service import ApiKey, RequestLimits, ServerState
 
 LLAMA = Path(__file__).parents[1] / "references" / "llama"
-OUTER = ApiKey("outer", Limits(prompt_tokens=8))
+OUTER = ApiKey("outer", RequestLimits(prompt_tokens=8))
 LONG = {"prompt": "a", "max_tokens": 400, "temperature": 0}
 
 

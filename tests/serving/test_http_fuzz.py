@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from started import started
 
-from meshwright.serving.http.service import Limits
+from meshwright.serving.http.service import RequestLimits
 
 SECONDS = 5.0
 """Within which each request is answered."""
 
-LIMITS = Limits(body_seconds=0.5, head_seconds=0.5, max_tokens=8)
+LIMITS = RequestLimits(body_seconds=0.5, head_seconds=0.5, max_tokens=8)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from meshwright.units import parse_number, show_seconds
 
 if TYPE_CHECKING:
     from meshwright.planning.serving.search import ServingPoint
-    from meshwright.serving.load.drive import Load
+    from meshwright.serving.load.drive import Arrivals
     from meshwright.serving.load.figures import LoadFigures
     from meshwright.serving.load.requests import LoadRequest
 
@@ -151,9 +151,9 @@ def run(args: Args) -> int:
     return 0 if all(figures.num_answered for figures in results) else 1
 
 
-def _loads(args: Args) -> list[Load]:
+def _loads(args: Args) -> list[Arrivals]:
     """Return the loads, in the order of the command line."""
-    from meshwright.serving.load.drive import Load
+    from meshwright.serving.load.drive import Arrivals
 
     if args.rate is not None and args.concurrency is not None:
         raise MeshwrightError("--rate and --concurrency exclude each other; leave one out")
@@ -161,8 +161,8 @@ def _loads(args: Args) -> list[Load]:
         rates = [parse_number(text) for text in args.rate.split(",")]
         if min(rates) <= 0:
             raise MeshwrightError(f"--rate is {args.rate!r}; each must be a number of requests a second above 0")
-        return [Load(rate=rate) for rate in rates]
-    return [Load(concurrency=read_count("--concurrency", text)) for text in (args.concurrency or "8").split(",")]
+        return [Arrivals(rate=rate) for rate in rates]
+    return [Arrivals(concurrency=read_count("--concurrency", text)) for text in (args.concurrency or "8").split(",")]
 
 
 def _requests(args: Args, seed: int, variant: int) -> list[LoadRequest]:

@@ -44,7 +44,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Limits:
+class DeviceLimits:
     """A device's peak flops per second, and the bytes that a program can use."""
 
     flops_per_second: float
@@ -67,7 +67,7 @@ def check_chart_file(path: Path) -> None:
     check_output(path)
 
 
-def write_charts(bars: Sequence[Bar], path: Path, limits: Limits, *, title: str, scale: str = "") -> None:
+def write_charts(bars: Sequence[Bar], path: Path, limits: DeviceLimits, *, title: str, scale: str = "") -> None:
     """Write charts of some records to a file; its suffix sets the format.
 
     For a sweep, whose key is `scale`: step time with linear scaling, and MFU, over the key. Otherwise: MFU as bars.

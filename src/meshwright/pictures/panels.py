@@ -89,7 +89,7 @@ class Sketch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class DrawingLimits:
     """Limits of drawings: width in characters, rows and columns of a grid and of a tile, lines of a wide table."""
 
     width: int
@@ -106,7 +106,7 @@ def limit_panels(panels: Sequence[Panel]) -> tuple[Panel, ...]:
     return (*kept, replace(last, caption=f"{_left_out(len(panels) - len(kept) - 1)} {last.caption}"))
 
 
-def scene_of(sketch: Sketch, limits: Limits) -> Scene:
+def scene_of(sketch: Sketch, limits: DrawingLimits) -> Scene:
     """Convert a sketch to a scene. Grids that exceed the limits lose their middle rows and columns."""
     drawn = [_panel(panel, limits, is_tile=sketch.is_gallery) for panel in sketch.panels]
     body = [flow(drawn, min(limits.width, _GALLERY))] if sketch.is_gallery and drawn else drawn
@@ -115,7 +115,7 @@ def scene_of(sketch: Sketch, limits: Limits) -> Scene:
     return stack([paragraph(sketch.title, limits.width, is_bold=True), *body, *notes], gap=1)
 
 
-def _panel(panel: Panel, limits: Limits, *, is_tile: bool) -> Scene:
+def _panel(panel: Panel, limits: DrawingLimits, *, is_tile: bool) -> Scene:
     """Draw a panel: the caption above; notes on its right, or below if it is a tile or space is short."""
     if panel.frame == "table":
         drawn = _table(panel, limits)
@@ -203,7 +203,7 @@ def _links(left: float, top: float, panel: Panel) -> list[Line]:
     return lines
 
 
-def _table(panel: Panel, limits: Limits) -> Scene:
+def _table(panel: Panel, limits: DrawingLimits) -> Scene:
     """Draw a table. Columns that exceed the width continue below; long tables lose their middle rows."""
     columns = list(zip(*panel.cells, strict=True))
     labels = panel.columns or ("",) * len(columns)

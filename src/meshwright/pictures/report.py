@@ -20,7 +20,7 @@ from meshwright.execution.training.watch.profile import Profile, find_profile
 from meshwright.pictures.curves import RUN_COLOURS, curves
 from meshwright.pictures.document import Section, html_table, legend, render
 from meshwright.pictures.rows import PROFILE_COLUMNS, profile_rows
-from meshwright.pictures.sections import Piece, draw_bars, memory_section
+from meshwright.pictures.sections import BarSegment, draw_bars, memory_section
 from meshwright.proof.program_plans.fit.config import FitConfig, read_fit_config
 from meshwright.proof.verification.profiles import compare_profile
 from meshwright.record import Record
@@ -264,7 +264,7 @@ def _goodput(runs: Sequence[Run]) -> Section:
     drawn = draw_bars(
         {
             f"{name}  {show_seconds(sum(seconds.values()))}": [
-                Piece(share, account, f"{account}: {show_seconds(share)}")
+                BarSegment(share, account, f"{account}: {show_seconds(share)}")
                 for account, share in seconds.items()
                 if share
             ]
@@ -369,7 +369,7 @@ def _devices(run: Run) -> str:
         work = max(0.0, use["busy_seconds"] - use["collective_seconds"])
         parts = {"ops": work, "collectives": use["busy_seconds"] - work, "idle": idle}
         drawn[f"device {name}"] = [
-            Piece(seconds, part, f"{part}: {show_seconds(seconds)}") for part, seconds in parts.items() if seconds
+            BarSegment(seconds, part, f"{part}: {show_seconds(seconds)}") for part, seconds in parts.items() if seconds
         ]
     busy = [use["busy_seconds"] for use in run.profile.devices.values()]
     mean = sum(busy) / len(busy)

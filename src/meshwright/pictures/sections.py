@@ -30,7 +30,7 @@ _NARROW = 0.06
 
 
 @dataclass(frozen=True)
-class Piece:
+class BarSegment:
     """A part of a bar: its size, the name of its colour, and its tooltip."""
 
     size: float
@@ -49,7 +49,7 @@ def memory_section(records: Mapping[str, Record], usable_bytes: float | None) ->
         terms = {name: size for name, size in record.memory_bytes.items() if name not in NOT_TERMS and size}
         terms = terms or {"peak": peak}
         bars[f"{origin}  {show_bytes(peak)}"] = [
-            Piece(size, name, f"{name}: {show_bytes(size)}") for name, size in terms.items() if size
+            BarSegment(size, name, f"{name}: {show_bytes(size)}") for name, size in terms.items() if size
         ]
     largest = max((record.memory_bytes.get("peak", 0) for record in records.values()), default=0)
     body = draw_bars({name: bar for name, bar in bars.items() if bar}, usable_bytes)
@@ -68,12 +68,14 @@ def buffers_section(buffers: Sequence[Buffer]) -> Section:
 def collectives_section(record: Record) -> Section:
     """Return a section with the bytes of collectives by kind and mesh axes, as bars by phase, and a table of all."""
     degrees = dict(record.mesh)
-    bars: dict[str, list[Piece]] = {}
+    bars: dict[str, list[BarSegment]] = {}
     for move in sorted(record.collectives, key=lambda move: (move.axes, move.kind, PHASES.index(move.phase))):
         degree = math.prod(degrees[axis] for axis in move.axes)
         sent = wire_bytes(move.kind, move.bytes, degree) if move.axes else float(move.bytes)
         hint = f"{move.phase}: {show_bytes(sent)} sent a device, {move.count} times"
-        bars.setdefault(f"{'*'.join(move.axes) or 'no axes'}  {move.kind}", []).append(Piece(sent, move.phase, hint))
+        bars.setdefault(f"{'*'.join(move.axes) or 'no axes'}  {move.kind}", []).append(
+            BarSegment(sent, move.phase, hint)
+        )
     rows = [_row(move) for move in alike(record.collectives)]
     columns = ("collective", "over", "phase", "bytes a device", "times", "seconds", "exposed", "array", "from, note")
     return Section("Collectives by mesh axes", draw_bars(bars, None) + html_table(columns, rows, text=(0, 1, 2, 7, 8)))
@@ -95,7 +97,7 @@ def _row(move: Collective) -> tuple[str, ...]:
     )
 
 
-def draw_bars(bars: Mapping[str, Sequence[Piece]], limit: float | None) -> str:
+def draw_bars(bars: Mapping[str, Sequence[BarSegment]], limit: float | None) -> str:
     """Draw stacked bars on one scale, with a legend below and a line at `limit`, if it is given."""
     longest = max((sum(piece.size for piece in pieces) for pieces in bars.values()), default=0.0)
     if not longest:

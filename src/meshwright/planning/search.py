@@ -145,7 +145,7 @@ class _Group:
     """
 
     meshes: tuple[MeshShape, ...]
-    parts: int
+    num_microbatches: int
     remats: tuple[Remat, ...]
     zero_stage: int | None = None
     has_activation_bound: bool = False
@@ -204,7 +204,7 @@ class _Search:
             self._push(self._bound(close), close)
         elif self._can_fit(group):
             for mesh in group.meshes:
-                found = self.space.strategies(mesh, group.parts, group.remat)
+                found = self.space.strategies(mesh, group.num_microbatches, group.remat)
                 stages = {strategy.zero_stage for strategy in found}
                 for stage in sorted(stages, reverse=True):
                     alone = replace(group, meshes=(mesh,), zero_stage=stage)
@@ -246,7 +246,7 @@ class _Search:
 
     def _strategies(self, group: _Group) -> list[Strategy]:
         """Return the strategies of a group, on its most sharded mesh."""
-        found = self.space.strategies(_most_sharded(group), group.parts, group.remat)
+        found = self.space.strategies(_most_sharded(group), group.num_microbatches, group.remat)
         return [strategy for strategy in found if group.zero_stage in (None, strategy.zero_stage)]
 
 

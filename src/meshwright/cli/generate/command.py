@@ -24,7 +24,7 @@ from meshwright.units import show_bytes, show_rate, show_seconds
 if TYPE_CHECKING:
     from meshwright.execution.loading.library import Found
     from meshwright.execution.models.inference.loaded import LoadedModel, Prompt
-    from meshwright.execution.models.inference.stream import GenerateOptions, Piece
+    from meshwright.execution.models.inference.stream import GenerateOptions, TokenText
 
 EXAMPLES = (
     'meshwright generate runs/tiny "def " --num-tokens 200',
@@ -55,8 +55,8 @@ def run(args: Args) -> int:
     if "" in args.stop:
         taken = " ".join(map(repr, args.stop))
         raise MeshwrightError(
-            f"--stop has an empty text, at which every completion would end at once; it takes all words after it ({taken}),"
-            f" so put a PROMPT before it"
+            f"--stop has an empty text, at which every completion would end at once; it takes all words after it"
+            f" ({taken}), so put a PROMPT before it"
         )
     ways = {"PROMPT": args.texts, "--prompt": args.prompt, "--prompts": args.prompts, "--data": args.data}
     said = one_way(ways)
@@ -135,7 +135,7 @@ def _write(
     from meshwright.execution.models.inference.loaded import Chat
     from meshwright.execution.models.inference.stream import collect
 
-    pieces: list[Piece] = []
+    pieces: list[TokenText] = []
     times = [perf_counter()]
     if streams:
         print(_shown(rows[0], ""), end="", flush=True)

@@ -14,7 +14,7 @@ _SHORT = {kind: name for name, kind in SHORT_NAMES.items()}
 
 
 @dataclass(frozen=True)
-class Product:
+class Einsum:
     """An einsum of two or more arrays; dims missing in the result are summed. result: None to derive it."""
 
     operands: tuple[ShardedArray, ...]
@@ -50,7 +50,7 @@ class Chain:
     `AllGather_X(A[I_X, J]) -> A[I, J]` is a chain of one collective, `A[I_X, J] -> A[I, J_X]` of one resharding.
     """
 
-    start: ShardedArray | Product
+    start: ShardedArray | Einsum
     stages: tuple[Stage, ...]
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class Chain:
     @property
     def first(self) -> ShardedArray | None:
         """The array before the first stage."""
-        return self.start.result if isinstance(self.start, Product) else self.start
+        return self.start.result if isinstance(self.start, Einsum) else self.start
 
     @property
     def result(self) -> ShardedArray:
@@ -84,7 +84,7 @@ class Chain:
         return " -> ".join([str(self.start), *texts])
 
 
-Expression = ShardedArray | Product | Chain
+Expression = ShardedArray | Einsum | Chain
 
 
 def check_stage(before: ShardedArray, stage: Stage) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.description.notation.array import FUNCTION_NAMES, SHORT_NAMES, ShardedArray
 from meshwright.description.notation.array_parser import read_array, read_axes, resolve, with_unreduced
-from meshwright.description.notation.expression import Chain, Expression, Product, Stage, check_stage
+from meshwright.description.notation.expression import Chain, Einsum, Expression, Stage, check_stage
 from meshwright.description.notation.moves import exchanged, gathered, reduced, scattered
 from meshwright.description.notation.tokens import Reader, Token
 from meshwright.errors import MeshwrightError
@@ -43,8 +43,8 @@ def parse(text: str, *, axes: Collection[str] | None = None) -> Expression:
         _stage(reader, stages)
     reader.expect("end", "-> or the end")
     if not stages:
-        return reader.build(0, Product, tuple(operands))
-    start = reader.build(0, Product, tuple(operands), stages[0].result) if operands else stages[0].result
+        return reader.build(0, Einsum, tuple(operands))
+    start = reader.build(0, Einsum, tuple(operands), stages[0].result) if operands else stages[0].result
     return reader.build(0, Chain, start, tuple(stages[1:])) if len(stages) > 1 else start
 
 
@@ -104,7 +104,7 @@ def _product(reader: Reader, operands: list[ShardedArray]) -> list[Stage]:
         raise reader.mistake("the product's own result comes first, as in C[I, K]{U_X} or B E", reader.token.position)
     position = reader.token.position
     result = read_array(reader)
-    reader.build(position, Product, tuple(operands), result)
+    reader.build(position, Einsum, tuple(operands), result)
     if reader.accept("("):
         result = reader.build(position, with_unreduced, result, _read_partial(reader, operands, result))
     return [Stage(None, (), result)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from string import ascii_letters
 
 from meshwright.description.notation.array import ShardedArray
-from meshwright.description.notation.expression import Chain, Product, Stage
+from meshwright.description.notation.expression import Chain, Einsum, Stage
 from meshwright.record import Collective, Kind
 
 
@@ -44,7 +44,7 @@ class Communicate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slice:
+class LocalSlice:
     """Each device keeps its shard over `axes` of the dim at position `target`: no communication."""
 
     axes: tuple[str, ...]
@@ -81,10 +81,10 @@ class Multiply:
         return einsum_formula(self.operands, self.result)
 
     def __str__(self) -> str:
-        return str(Product(self.operands, self.result))
+        return str(Einsum(self.operands, self.result))
 
 
-Step = Communicate | Slice | Multiply
+Step = Communicate | LocalSlice | Multiply
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from meshwright.execution.models.dropout import DropoutRng
 from meshwright.execution.models.ends import LossParts, embed, logits, mean_losses, table_in_use
 from meshwright.execution.models.layer import run_layer
 from meshwright.execution.models.remat import rematerialized
-from meshwright.execution.runtime.experts.routing import Load
+from meshwright.execution.runtime.experts.routing import ExpertLoad
 from meshwright.execution.runtime.pipeline.gpipe import pipelined_loss, wait_for_input
 from meshwright.execution.runtime.pipeline.one_forward_one_backward import pipelined_loss_1f1b
 from meshwright.execution.runtime.pipeline.stages import LayerOutput, Pipeline
@@ -180,16 +180,16 @@ def _balance(load: Array, model: ModelConfig) -> tuple[Array | None, Array]:
     load = jnp.sum(load, axis=0)
     if model.experts is None:
         return None, load
-    balance_loss = Load(load[0], load[1], load[2]).balance_loss
+    balance_loss = ExpertLoad(load[0], load[1], load[2]).balance_loss
     return model.experts.balance_weight * balance_loss / num_staged_layers(model), load
 
 
-def _load_by_layer(loads: Array, pipeline: Pipeline) -> Load:
+def _load_by_layer(loads: Array, pipeline: Pipeline) -> ExpertLoad:
     """Return the load of each layer, given the load of each slot [slots, 3, e]."""
     schedule = pipeline.schedule
     layers = slot_layers(pipeline.num_layers, schedule.stages, schedule.virtual_stages)
     slots = sorted((slot for slot, layer in enumerate(layers) if layer is not None), key=lambda slot: layers[slot] or 0)
-    return Load(*jnp.moveaxis(jax.reshard(loads, P(None, None, None))[jnp.array(slots)], 1, 0))
+    return ExpertLoad(*jnp.moveaxis(jax.reshard(loads, P(None, None, None))[jnp.array(slots)], 1, 0))
 
 
 def microbatches(batch: Array, count: int, layout: ShardingContext, *, together: int = 1) -> Array:

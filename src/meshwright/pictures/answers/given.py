@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from meshwright.description.hardware.system import System
 from meshwright.description.notation.array import ShardedArray
-from meshwright.description.notation.expression import Chain, Expression, Product
+from meshwright.description.notation.expression import Chain, Einsum, Expression
 from meshwright.description.notation.parser import parse, parse_numbers
 from meshwright.errors import MeshwrightError, NotationError
 from meshwright.mesh import MeshShape
@@ -113,7 +113,7 @@ def arrays_of(expression: Expression) -> tuple[ShardedArray, ...]:
         return (expression,)
     if isinstance(expression, Chain):
         return (*arrays_of(expression.start), *(stage.result for stage in expression.stages))
-    assert isinstance(expression, Product)
+    assert isinstance(expression, Einsum)
     return (*expression.operands, *([expression.result] if expression.result else []))
 
 

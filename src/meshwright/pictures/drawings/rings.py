@@ -34,7 +34,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Ring:
+class RingFrames:
     """A ring collective; the first frame is the initial state."""
 
     kind: Kind
@@ -51,7 +51,7 @@ class Ring:
         return sum(frame.sent for frame in self.frames)
 
 
-def run_ring(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> Ring:
+def run_ring(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> RingFrames:
     """Run a collective on a ring of `degree` devices, with `values` split evenly over them.
 
     Raises for a permute, which has no ring algorithm.
@@ -61,16 +61,16 @@ def run_ring(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> 
     parts = split_values(kind, values, degree, cut_again=("reduce-scatter", "all-reduce", "all-to-all"))
     if kind == "all-gather":
         start = tuple(tuple(part if slot == i else None for slot in range(degree)) for i, part in enumerate(parts))
-        return Ring(kind, (_first_frame(kind, start), *_gather(start)))
+        return RingFrames(kind, (_first_frame(kind, start), *_gather(start)))
     size = len(parts[0]) // degree
     blocks = tuple(tuple(part[slot * size : (slot + 1) * size] for slot in range(degree)) for part in parts)
     if kind == "all-to-all":
-        return Ring(kind, tuple(_exchange(blocks)))
+        return RingFrames(kind, tuple(_exchange(blocks)))
     frames = (_first_frame("reduce-scatter", blocks), *_scatter(blocks))
-    return Ring(kind, frames + tuple(_gather(frames[-1].slots)) if kind == "all-reduce" else frames)
+    return RingFrames(kind, frames + tuple(_gather(frames[-1].slots)) if kind == "all-reduce" else frames)
 
 
-def ring_sketch(ring: Ring, members: Mapping[int, str] | None = None) -> Sketch:
+def ring_sketch(ring: RingFrames, members: Mapping[int, str] | None = None) -> Sketch:
     """Draw a ring collective as a table of devices and slots before it and after each hop; new values are marked.
 
     members: the colour of each device of the ring by its number, in order; by default the devices are the whole mesh.
@@ -156,7 +156,7 @@ def _numbers(count: int) -> str:
     return f"{count} number{'s' * (count != 1)}"
 
 
-def _panel(ring: Ring, hop: int, members: Mapping[int, str]) -> Panel:
+def _panel(ring: RingFrames, hop: int, members: Mapping[int, str]) -> Panel:
     """Draw one frame as a table."""
     frame, degree = ring.frames[hop], len(ring.frames[0].slots)
     fills = tuple(members.values())

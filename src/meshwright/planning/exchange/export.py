@@ -17,7 +17,7 @@ from meshwright.planning.exchange import levanter, maxtext, megatron, torchtitan
 from meshwright.planning.exchange.files import write_values
 from meshwright.planning.exchange.plan_fields import plan_fields
 from meshwright.planning.exchange.reading import read_options
-from meshwright.planning.exchange.tables import Table, load_table
+from meshwright.planning.exchange.tables import OptionTable, load_table
 from meshwright.planning.options import STRATEGY_OPTIONS, WORKLOAD_OPTIONS
 
 _WRITERS: Mapping[str, Callable[[dict[str, Any], System], dict[str, Any]]] = {
@@ -60,14 +60,16 @@ def export_settings(
     return Exported(write_values(values, table.format), unsaid)
 
 
-def export_table(framework: str) -> Table:
+def export_table(framework: str) -> OptionTable:
     """Return the table of a framework that plans can be exported to. Raises for any other name."""
     if framework not in _WRITERS:
         raise MeshwrightError(f"no export for {framework!r}; a plan is written for {', '.join(_WRITERS)}")
     return load_table(framework)
 
 
-def _values(framework: str, table: Table, fields: dict[str, Any], model: ModelConfig, system: System) -> dict[str, Any]:
+def _values(
+    framework: str, table: OptionTable, fields: dict[str, Any], model: ModelConfig, system: System
+) -> dict[str, Any]:
     """Return the options that express the fields of a plan."""
     values: dict[str, Any] = {}
     preset = PRESETS.get(model.name)
@@ -107,7 +109,7 @@ def _values(framework: str, table: Table, fields: dict[str, Any], model: ModelCo
     return values | written
 
 
-def _check_same(table: Table, fields: Mapping[str, Any], read: Mapping[str, Any]) -> None:
+def _check_same(table: OptionTable, fields: Mapping[str, Any], read: Mapping[str, Any]) -> None:
     """Raise if the written settings, read again, give another plan."""
     wrong = {
         field: read.get(field) for field in fields if field not in table.unsaid and read.get(field) != fields[field]

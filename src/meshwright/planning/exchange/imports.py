@@ -15,7 +15,7 @@ from meshwright.planning.exchange.files import Format, read_values
 from meshwright.planning.exchange.plan_fields import OVERLAPS
 from meshwright.planning.exchange.reading import read_options
 from meshwright.planning.exchange.settings import Meaning
-from meshwright.planning.exchange.tables import Table, exchange_names, load_table, named_options
+from meshwright.planning.exchange.tables import OptionTable, exchange_names, load_table, named_options
 from meshwright.planning.options import read_model
 from meshwright.planning.plan import Plan, make_plan
 from meshwright.support.files import as_path
@@ -93,7 +93,7 @@ def find_framework_of(kind: Format, values: Mapping[str, Any], path: Path) -> st
     return best
 
 
-def _has(table: Table, option: str) -> bool:
+def _has(table: OptionTable, option: str) -> bool:
     """Whether a framework knows an option."""
     patterns = [pattern for patterns in table.nothing.values() for pattern in patterns]
     return option in named_options(table) or any(fnmatchcase(option, pattern) for pattern in patterns)

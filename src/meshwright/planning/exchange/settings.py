@@ -12,7 +12,7 @@ from meshwright.description.hardware.system import System
 from meshwright.description.step.model import Model
 from meshwright.errors import MeshwrightError, did_you_mean, near_names
 from meshwright.planning.exchange.files import is_variable
-from meshwright.planning.exchange.tables import Table, named_options
+from meshwright.planning.exchange.tables import OptionTable, named_options
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Meaning:
 class Settings:
     """The options of a file, and the fields set from them so far."""
 
-    def __init__(self, table: Table, values: Mapping[str, Any], system: System) -> None:
+    def __init__(self, table: OptionTable, values: Mapping[str, Any], system: System) -> None:
         self.table = table
         self.left = dict(values)
         self.typed = set(values)

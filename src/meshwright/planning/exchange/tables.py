@@ -17,7 +17,7 @@ Format = Literal["yaml", "toml", "flags"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class OptionTable:
     """The options of one framework.
 
     Values are fields: a mesh axis, a field of `Workload` or `Strategy`, or of the model (`model.embed`,
@@ -48,7 +48,7 @@ class Table:
     unsaid: Mapping[str, str] = field(default_factory=dict[str, str])  # Why no option sets a field, by field.
 
 
-def named_options(table: Table) -> tuple[str, ...]:
+def named_options(table: OptionTable) -> tuple[str, ...]:
     """Return the options in a table, without those that have no effect on a step."""
     return (*table.numbers, *table.words, *table.parts, *table.structure, *table.only)
 
@@ -59,11 +59,11 @@ def exchange_names() -> tuple[str, ...]:
 
 
 @cache
-def load_table(name: str) -> Table:
+def load_table(name: str) -> OptionTable:
     """Load the table of a framework. Raises for an unknown name, with the nearest known ones."""
     if name not in exchange_names():
         near = did_you_mean(near_names(name, exchange_names()))
         raise MeshwrightError(f"no settings of {name!r}; {near}known are {', '.join(exchange_names())}")
     data: dict[str, Any] = read_toml(DATA / f"{name}.toml")
     data["mesh_dim"] = tuple(data.get("mesh_dim", ()))
-    return Table(**data)
+    return OptionTable(**data)

@@ -48,7 +48,7 @@ class CompiledCollective:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Product:
+class MatmulFlops:
     """A matmul, and the flops of all its executions in a step on one device."""
 
     instruction: Instruction
@@ -274,11 +274,11 @@ class ProgramContext:
         return self.system is not None and self.system.chip.kind != "cpu"
 
     @cached_property
-    def products(self) -> tuple[Product, ...]:
+    def products(self) -> tuple[MatmulFlops, ...]:
         """Every matmul that is executed."""
         times = self.execution_counts.times
         return tuple(
-            Product(instruction=instruction, flops=flops)
+            MatmulFlops(instruction=instruction, flops=flops)
             for instruction in self.module.instructions()
             if (flops := (flops_of(self.module, instruction) or 0) * times[instruction.computation])
         )

@@ -17,7 +17,7 @@ from meshwright.proof.programs.classes import batch_atoms
 from meshwright.proof.programs.flat import Atoms, Value
 from meshwright.proof.programs.layout import Layout, dims_at_rest, of_any_order
 from meshwright.proof.programs.trace import Program
-from meshwright.proof.programs.work import Live, Moved, Product, Work
+from meshwright.proof.programs.work import Contraction, Live, Moved, Work
 from meshwright.record import Bound, Collective, Kind, Phase, Record, merge
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "float32", "int8": "int8", "float64": "float32"}
@@ -147,7 +147,7 @@ class Priced:
             "launches": self.work.kernels * launch_seconds(self.system),
         }
 
-    def _product_seconds(self, product: Product, layout: Layout) -> float:
+    def _product_seconds(self, product: Contraction, layout: Layout) -> float:
         rows, inner, columns = _sizes(product, layout)
         moved = sum(layout.size(value) for value in (product.left, product.right, product.result))
         dtype = DTYPES.get(product.dtype, "bf16")
@@ -168,7 +168,7 @@ class Priced:
         for moved, times in self.work.moved.items():
             yield from self._of_moved(moved, times, layout)
 
-    def _of_product(self, product: Product, times: int, layout: Layout) -> Iterator[Sent]:
+    def _of_product(self, product: Contraction, times: int, layout: Layout) -> Iterator[Sent]:
         for value, axes in _lost_axes(product, layout):
             size = layout.size(value) * layout.degree(axes)
             yield "all-gather", axes, product.phase, size, False, times
@@ -236,7 +236,7 @@ class Priced:
         return sum(self._at_rest(value, layout) for value in values)
 
 
-def _sizes(product: Product, layout: Layout) -> tuple[float, float, float]:
+def _sizes(product: Contraction, layout: Layout) -> tuple[float, float, float]:
     """Return m, k and n of a device's matmul [m, k] @ [k, n]; m includes the batch dims."""
     columns = layout.elements(product.result.dims[product.batch + product.rows :])
     whole = layout.elements(product.result.dims)
@@ -246,14 +246,14 @@ def _sizes(product: Product, layout: Layout) -> tuple[float, float, float]:
     return whole / columns, inner, columns
 
 
-def _partial(product: Product, layout: Layout) -> tuple[str, ...]:
+def _partial(product: Contraction, layout: Layout) -> tuple[str, ...]:
     """Return the axes over which a matmul's result is a partial sum: they split contracting dims only."""
     kept = {axis for split in layout.split(product.result.dims) for axis in split}
     found = dict.fromkeys(axis for dim in product.inner if dim for axis in layout.table.get(dim[0], ()))
     return tuple(axis for axis in found if axis not in kept)
 
 
-def _lost_axes(product: Product, layout: Layout) -> Iterator[tuple[Value, tuple[str, ...]]]:
+def _lost_axes(product: Contraction, layout: Layout) -> Iterator[tuple[Value, tuple[str, ...]]]:
     """Yield the operands that must be gathered, with the axes: another dim of the matmul uses the same axis."""
     result = product.result.dims
     splits = layout.split(result)

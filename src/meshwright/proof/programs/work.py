@@ -67,7 +67,7 @@ _COPIES = frozenset(
 
 
 @dataclass(frozen=True)
-class Product:
+class Contraction:
     """A matmul or a convolution.
 
     batch: the number of batch dims, which are first in the result. rows: the number of dims after them that only the
@@ -124,7 +124,7 @@ class Work:
     calls of programs that are not analyzed.
     """
 
-    products: Counter[Product] = field(default_factory=Counter[Product])
+    products: Counter[Contraction] = field(default_factory=Counter[Contraction])
     moved: Counter[Moved] = field(default_factory=Counter[Moved])
     gathered: Counter[tuple[Value, Phase]] = field(default_factory=Counter[tuple[Value, Phase]])
     passes: Counter[Value] = field(default_factory=Counter[Value])
@@ -384,13 +384,13 @@ def _add(work: Work, op: Op, flat: Flat, times: int, sums: dict[int, Summed]) ->
             work.moved[Moved(kind, phase, operand, result, dims)] += times
 
 
-def _product(op: Op, phase: Phase, inputs: list[Value], result: Value) -> Product:
+def _product(op: Op, phase: Phase, inputs: list[Value], result: Value) -> Contraction:
     left, right = inputs[:2]
     equation = op.equation
     dtype, parameters = str(equation.invars[0].aval.dtype), equation.params
     if op.name == "conv_general_dilated":
         inner = (right.dims[parameters["dimension_numbers"].rhs_spec[1]],)
-        return Product(phase, left, right, result, 0, len(result.dims) - 1, inner, dtype, _window(equation))
+        return Contraction(phase, left, right, result, 0, len(result.dims) - 1, inner, dtype, _window(equation))
     is_ragged = op.name == "ragged_dot_general"
     numbers = (
         parameters["ragged_dot_dimension_numbers"].dot_dimension_numbers
@@ -402,7 +402,7 @@ def _product(op: Op, phase: Phase, inputs: list[Value], result: Value) -> Produc
     inner = tuple(left.dims[place] for place in left_sum)
     # Each row is multiplied for one of the groups that the gradient of their weights has.
     window = 1 / equation.outvars[0].aval.shape[0] if is_ragged and len(result.dims) == 3 else 1
-    return Product(phase, left, right, result, len(left_batch), rows, inner, dtype, window)
+    return Contraction(phase, left, right, result, len(left_batch), rows, inner, dtype, window)
 
 
 def _window(equation: Any) -> float:

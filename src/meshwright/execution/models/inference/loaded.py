@@ -31,8 +31,8 @@ from meshwright.execution.models.inference.scoring import Score, batches, text_l
 from meshwright.execution.models.inference.stream import (
     Generated,
     GenerateOptions,
-    Piece,
     ReadOptions,
+    TokenText,
     collect,
     pieces_of,
 )
@@ -119,8 +119,8 @@ class LoadedModel:
         """Generate text after one or several prompts, of any lengths. Options: see `GenerateOptions`."""
         return collect(self.stream(prompts, **options), has_text=self.tokenizer is not None)
 
-    def stream(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> Iterator[Piece]:
-        """Like `generate`, but yield a `Piece` for each token when it is generated."""
+    def stream(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> Iterator[TokenText]:
+        """Like `generate`, but yield a `TokenText` for each token when it is generated."""
         rows, how = self._read(prompts, options)
         return pieces_of(
             self._steps(rows, how),

@@ -59,7 +59,7 @@ class Op:
     results: list[Value]
     params: Mapping[str, Any]
     equation: Any
-    bodies: tuple[Block, ...] = ()
+    bodies: tuple[OpBlock, ...] = ()
 
     @property
     def iterations(self) -> int:
@@ -73,7 +73,7 @@ class Op:
 
 
 @dataclass(eq=False)
-class Block:
+class OpBlock:
     """Ops in order, with their inputs and outputs."""
 
     inputs: list[Value]
@@ -90,7 +90,7 @@ class Block:
         """The ops with a value as operand."""
         return [op for op in self.ops if any(one is value for one in op.operands)]
 
-    def everything(self) -> Iterator[tuple[Block, Op]]:
+    def everything(self) -> Iterator[tuple[OpBlock, Op]]:
         """Every op of this block and of the blocks inside it, each with its block."""
         for op in self.ops:
             yield self, op
@@ -107,7 +107,7 @@ class Block:
         self.ops = kept[::-1]
 
 
-def read_block(program: ClosedJaxpr, operands: Sequence[Value] | None = None) -> Block:
+def read_block(program: ClosedJaxpr, operands: Sequence[Value] | None = None) -> OpBlock:
     """Return a traced function as a block. operands: values to use as its inputs; by default new ones."""
     jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
     arrays = program.consts if isinstance(program, ClosedJaxpr) else ()
@@ -115,7 +115,7 @@ def read_block(program: ClosedJaxpr, operands: Sequence[Value] | None = None) ->
     ops: list[Op] = []
     constants: list[Value] = []
     outputs = _inline(jaxpr, arrays, block_inputs, ops, constants)
-    return Block(block_inputs, outputs, ops, constants)
+    return OpBlock(block_inputs, outputs, ops, constants)
 
 
 def hlo_dtype(name: str) -> str:
@@ -172,7 +172,7 @@ def _inline(
     return [read(var) for var in jaxpr.outvars]
 
 
-def _bodies(equation: Any, held: list[Value]) -> Iterator[Block]:
+def _bodies(equation: Any, held: list[Value]) -> Iterator[OpBlock]:
     """The blocks of a loop, of branches or of a `shard_map`. The inside of kernels is not read."""
     if equation.primitive.name not in ("scan", "while", "cond", "shard_map"):
         return

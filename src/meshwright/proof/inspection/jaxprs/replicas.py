@@ -13,7 +13,7 @@ from functools import reduce
 from typing import Any
 
 from meshwright.proof.compiler.program import TracedMistake
-from meshwright.proof.inspection.jaxprs.blocks import Block, Op, Value, through_views
+from meshwright.proof.inspection.jaxprs.blocks import Op, OpBlock, Value, through_views
 from meshwright.proof.inspection.jaxprs.places import place
 from meshwright.proof.programs.trace import scan_counts
 
@@ -48,7 +48,7 @@ class _State:
 _ARGUMENT = _State(is_constant=False)
 
 
-def replica_mistakes(block: Block) -> Iterator[TracedMistake]:
+def replica_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
     """Yield collectives on values that are already equal, and results that should be equal but differ."""
     reader = _Reader()
     reader.run(block, [_ARGUMENT] * len(block.inputs))
@@ -79,7 +79,7 @@ class _Reader:
         self.count = 1
         self.is_last = True
 
-    def run(self, block: Block, inputs: Sequence[_State]) -> list[_State]:
+    def run(self, block: OpBlock, inputs: Sequence[_State]) -> list[_State]:
         """Return the states of a block's outputs."""
         known = {id(value): state for value, state in zip(block.inputs, inputs, strict=False)}
         self.states |= known
@@ -174,7 +174,7 @@ class _Reader:
         self.taken = outer
         return made
 
-    def _loop_bodies(self, op: Op) -> tuple[Block, Block]:
+    def _loop_bodies(self, op: Op) -> tuple[OpBlock, OpBlock]:
         condition = next(one for one in op.bodies if len(one.outputs) == 1 and one.outputs[0].dtype == "bool")
         return condition, next(one for one in op.bodies if one is not condition)
 

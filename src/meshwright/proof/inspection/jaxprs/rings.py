@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator
 
 from meshwright.proof.compiler.program import TracedMistake
-from meshwright.proof.inspection.jaxprs.blocks import VIEWS, Block, Op, Value, through_views
+from meshwright.proof.inspection.jaxprs.blocks import VIEWS, Op, OpBlock, Value, through_views
 from meshwright.proof.inspection.jaxprs.places import place
 from meshwright.proof.inspection.jaxprs.replicas import axes_of
 from meshwright.proof.programs.trace import scan_counts
 
 
-def ring_mistakes(block: Block, count: int = 1) -> Iterator[TracedMistake]:
+def ring_mistakes(block: OpBlock, count: int = 1) -> Iterator[TracedMistake]:
     """Yield rings whose last send returns each device's own value, or is not used."""
     yield from _unrolled(block, count)
     for op in block.ops:
@@ -22,7 +22,7 @@ def ring_mistakes(block: Block, count: int = 1) -> Iterator[TracedMistake]:
             yield from ring_mistakes(body, count * op.iterations)
 
 
-def _unrolled(block: Block, count: int) -> Iterator[TracedMistake]:
+def _unrolled(block: OpBlock, count: int) -> Iterator[TracedMistake]:
     """Yield unrolled rings: a value that returns to its device after n sends and is used there again."""
     for op in block.ops:
         if op.name != "ppermute":
@@ -58,7 +58,7 @@ def _shift(op: Op) -> int | None:
     return (shift if shift <= len(pairs) // 2 else len(pairs) - shift) or None
 
 
-def _is_computed_with(block: Block, value: Value) -> bool:
+def _is_computed_with(block: OpBlock, value: Value) -> bool:
     """Whether an op other than a send uses a value or its views."""
     for user in block.users(value):
         if user.name in VIEWS:
@@ -69,7 +69,7 @@ def _is_computed_with(block: Block, value: Value) -> bool:
     return False
 
 
-def _scanned(block: Block, loop: Op, count: int) -> Iterator[TracedMistake]:
+def _scanned(block: OpBlock, loop: Op, count: int) -> Iterator[TracedMistake]:
     """Yield scans that send a carry on in every iteration, with more iterations than devices, or one unused send."""
     body, consts, carried = loop.bodies[0], *scan_counts(loop.params)
     length = loop.params["length"]
@@ -87,7 +87,7 @@ def _scanned(block: Block, loop: Op, count: int) -> Iterator[TracedMistake]:
             yield _mistake(last, count * length, degree, length, is_wrong=False)
 
 
-def _uses_after(body: Block, start: Value) -> bool:
+def _uses_after(body: OpBlock, start: Value) -> bool:
     """Whether anything is computed with a value after its first send."""
     sent = [op.results[0] for op in body.ops if op.name == "ppermute" and _origin(op.results[0])[0] is start]
     return any(_is_computed_with(body, value) for value in sent)

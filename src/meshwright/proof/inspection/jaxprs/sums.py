@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.proof.compiler.program import TracedMistake
-from meshwright.proof.inspection.jaxprs.blocks import VIEWS, Block, Op, Value, through_views
+from meshwright.proof.inspection.jaxprs.blocks import VIEWS, Op, OpBlock, Value, through_views
 from meshwright.proof.inspection.jaxprs.places import place
 from meshwright.proof.inspection.jaxprs.replicas import GATHERS, axes_of
 from meshwright.proof.programs.trace import scan_counts
@@ -15,7 +15,7 @@ _ADDS = ("add", "add_any")
 _SCALES = ("mul", "div", "neg")
 
 
-def sum_mistakes(block: Block, count: int = 1) -> Iterator[TracedMistake]:
+def sum_mistakes(block: OpBlock, count: int = 1) -> Iterator[TracedMistake]:
     """Yield sums in every iteration that one sum after the loop could replace, and gathers whose parts are summed."""
     yield from _added(block, count)
     for op in block.ops:
@@ -44,7 +44,7 @@ def _in_iterations(loop: Op, count: int) -> Iterator[TracedMistake]:
                 yield TracedMistake("sum-in-loop", *summed.text, place(op.equation), axes, count * length, figures)
 
 
-def _added(block: Block, count: int) -> Iterator[TracedMistake]:
+def _added(block: OpBlock, count: int) -> Iterator[TracedMistake]:
     """Yield sums over the same devices whose results are added, e.g. microbatches in an unrolled Python loop."""
     inner = {id(one) for op in block.ops if op.name in _ADDS for one in op.operands}
     for op in block.ops:
@@ -62,7 +62,7 @@ def _added(block: Block, count: int) -> Iterator[TracedMistake]:
                 yield TracedMistake("sum-in-loop", *alike[0].text, place_, axes, count * len(alike), figures)
 
 
-def _terms(block: Block, total: Value) -> list[Value]:
+def _terms(block: OpBlock, total: Value) -> list[Value]:
     """Return the terms of nested additions, before scaling, except terms that have other uses."""
     found, waiting = [], [total]
     while waiting:
@@ -79,7 +79,7 @@ def _terms(block: Block, total: Value) -> list[Value]:
     return found
 
 
-def _is_summed(block: Block, gather: Op) -> bool:
+def _is_summed(block: OpBlock, gather: Op) -> bool:
     """Whether gathered parts are only summed along the gathered dim."""
     value, degree = gather.results[0], gather.params["axis_size"]
     dim = gather.params["all_gather_dimension"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from meshwright.proof.compiler.program import TracedMistake
-from meshwright.proof.inspection.jaxprs.blocks import Block, Op, Value, hlo_dtype
+from meshwright.proof.inspection.jaxprs.blocks import Op, OpBlock, Value, hlo_dtype
 from meshwright.proof.inspection.jaxprs.places import place, says_so
 
 _LEAST_CONSTANT = 1 << 16
@@ -24,7 +24,7 @@ _KEEPS_DTYPE = frozenset(
 )
 
 
-def constant_mistakes(block: Block) -> Iterator[TracedMistake]:
+def constant_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
     """Yield large arrays that a function closes over."""
     for value in {id(one.array): one for one in block.constants if one.num_bytes >= _LEAST_CONSTANT}.values():
         user = next((op for _, op in block.everything() if any(one is value for one in op.operands)), None)
@@ -32,7 +32,7 @@ def constant_mistakes(block: Block) -> Iterator[TracedMistake]:
         yield TracedMistake("captured-constant", *value.text, source)
 
 
-def callback_mistakes(block: Block, count: int = 1, is_in_loop: bool = False) -> Iterator[TracedMistake]:
+def callback_mistakes(block: OpBlock, count: int = 1, is_in_loop: bool = False) -> Iterator[TracedMistake]:
     """Yield host callbacks inside loops."""
     for op in block.ops:
         if is_in_loop and op.name in _CALLBACKS:
@@ -43,7 +43,7 @@ def callback_mistakes(block: Block, count: int = 1, is_in_loop: bool = False) ->
             yield from callback_mistakes(body, count * op.iterations, is_in_loop or op.name in ("scan", "while"))
 
 
-def wide_product_mistakes(block: Block) -> Iterator[TracedMistake]:
+def wide_product_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
     """Yield matmuls that run in float32 because JAX converted a 16-bit operand to match a float32 one."""
     products = list(_products(block, 1))
     total = sum(flops for _, flops, _ in products)
@@ -85,7 +85,7 @@ def _widened_at(value: Value) -> str:
     return ""
 
 
-def _products(block: Block, count: int) -> Iterator[tuple[Op, float, int]]:
+def _products(block: OpBlock, count: int) -> Iterator[tuple[Op, float, int]]:
     """Yield every matmul with its flops per step and its number of executions."""
     for op in block.ops:
         if op.name == "dot_general":
