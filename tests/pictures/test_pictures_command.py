@@ -88,7 +88,7 @@ def test_a_live_array_brings_its_own_mesh_and_shape(others):
 
 
 def test_an_array_without_a_mesh_is_not_laid_on_a_torus():
-    with pytest.raises(MeshwrightError, match="lies on a mesh; this one lies on none"):
+    with pytest.raises(MeshwrightError, match="needs an array on a mesh; this one is on none"):
         show(jax.device_put(np.zeros(4)), on="v5e:1x1")
 
 

@@ -279,7 +279,7 @@ def test_a_plan_says_what_gpus_multiply_more_than_it_prices():
         (MOE, MeshShape(fsdp=8), "v5e:2x4", False),
         (bounded, MeshShape(fsdp=8), "h100:8", False),
     ):
-        assert any("grouped products" in note for note in predict(workload, mesh, parse_system(on)).notes) is says
+        assert any("grouped matmuls" in note for note in predict(workload, mesh, parse_system(on)).notes) is says
 
 
 def test_a_plan_says_that_simulated_devices_exchange_rows_for_any_routing():

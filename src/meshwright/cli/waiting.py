@@ -57,7 +57,7 @@ def _kept() -> dict[str, float]:
 
 
 def _say(what: str, done: threading.Event, began: float) -> None:
-    """Print until `done` is set."""
+    """Print `what` and the elapsed time on stderr, again and again, until `done` is set."""
     out, last = sys.stderr, _kept().get(what)
     before = "" if last is None else f" (last time {show_seconds(last)})"
     is_terminal = out.isatty()

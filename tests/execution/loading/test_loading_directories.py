@@ -146,8 +146,8 @@ BROKEN = {
     "an unknown scaling": (GOLDEN, fields(rope_parameters={"rope_type": "bent", "factor": 2.0}), "'bent'"),
     "quantised": (GOLDEN, fields(quantization_config={"quant_method": "fp8"}), "quantization_config"),
     "a file missing": (SHARDED, removed(SECOND), f"{SECOND} is missing"),
-    "index is no JSON": (SHARDED, replaced("model.safetensors.index.json", "]"), "no index of safetensors"),
-    "index without a map": (SHARDED, replaced("model.safetensors.index.json", "{}"), "no index of safetensors"),
+    "index is no JSON": (SHARDED, replaced("model.safetensors.index.json", "]"), "not an index of safetensors"),
+    "index without a map": (SHARDED, replaced("model.safetensors.index.json", "{}"), "not an index of safetensors"),
     "index to elsewhere": (
         SHARDED,
         index(lambda held: held["weight_map"].update({"lm_head.weight": "../x.safetensors"})),
@@ -165,7 +165,7 @@ BROKEN = {
     "tokenizer.model is text": (
         GOLDEN,
         replaced("tokenizer.model", "IQ== 0\n"),
-        "no SentencePiece model, and there is",
+        "not a SentencePiece model, and there is",
     ),
     "SentencePiece of another vocab": (
         GOLDEN,

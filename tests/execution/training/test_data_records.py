@@ -181,7 +181,7 @@ def test_chats_have_their_tools_calls_and_weights(tmp_path):
         assert documents(path, tmp_path / name, tokenizer=tokenizer) == ([wanted], {})
     for wrong, reason in (
         ({"messages": chat, "tools": "{"}, "tools is not a list of tools"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "message 1 of messages has not a role and"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "message 1 of messages has no role and"),
         ({"messages": [{"role": "user", "content": "a", "weight": 2}]}, "has the weight 2; it is 0 or 1"),
     ):
         with pytest.raises(MeshwrightError, match=f"line 1: .*{reason}"):

@@ -45,7 +45,7 @@ def unused_options(workload: Workload, mesh: MeshShape, strategy: Strategy) -> d
         ("collective_matmul", mesh.tp == 1, "tp=1 has no collectives"),
         ("sp_method", mesh.sp == 1, "sp=1 splits no sequence"),
         ("moment_dtype", strategy.optimizer == "sgd", "sgd keeps no moments"),
-        ("gradient_dtype", strategy.gradient_dtype == workload.compute_dtype, "products are made in it"),
+        ("gradient_dtype", strategy.gradient_dtype == workload.compute_dtype, "matmuls have this dtype"),
         ("master_weights", workload.param_dtype == "f32", "parameters are float32 themselves"),
         ("reference_mesh", not has_reference(workload), "no step runs a reference (objective='dpo', reference='live')"),
     )

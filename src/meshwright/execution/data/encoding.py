@@ -316,7 +316,7 @@ def _message(value: Any, place: str) -> Message:
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
         content = None if None in parts else "".join(map(str, parts))
     if not isinstance(role, str) or not (isinstance(content, str) or (content is None and "tool_calls" in message)):
-        raise BadRecordError("missing_field", f"{place} has not a role and a content of text")
+        raise BadRecordError("missing_field", f"{place} has no role and text as content")
     if message.get("weight", 1) not in (0, 1):
         raise BadRecordError("missing_field", f"{place} has the weight {message['weight']}; it is 0 or 1")
     return message | {"role": _ROLES.get(role, role), "content": content}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 PIECES = ("tokenizer.model", "spiece.model")
-"""Names of a SentencePiece model, which is used if there is not a tokenizer.json."""
+"""Names of a SentencePiece model, which is used if there is no tokenizer.json."""
 
 FILES = (
     "tokenizer.json",

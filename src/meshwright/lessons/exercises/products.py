@@ -34,7 +34,7 @@ def cases() -> dict[str, int]:
 
 
 def _confused(mistake: Mapping[int, int]) -> dict[str, int]:
-    """Return the answers of a reader who mistakes one case for another. mistake: the given case by the right one."""
+    """Return the answers of a reader who mistakes one case for another. mistake: right case -> wrong case."""
     return {product: mistake.get(case, case) for product, case in cases().items()}
 
 

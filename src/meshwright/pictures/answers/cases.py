@@ -52,7 +52,7 @@ class MatmulCases(DrawnAnswer):
             size = show_bytes(sum(move.bytes for move in way.collectives)) if way.collectives else "–"
             times = show_range(*found.seconds)
             rows.append((str(found.case), found.product, size, times, found.bound or "nothing", moves))
-        heads = ("case", "product", "network", "together", "bound by", "")
+        heads = ("case", "matmul", "network", "together", "bound by", "")
         show(console(), table(heads, rows, left=(0, 1, 4, 5), folds=-1))
         print()
         for case, rule in enumerate(_RULES, start=1):

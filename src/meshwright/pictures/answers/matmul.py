@@ -130,7 +130,7 @@ class Matmul(DrawnAnswer):
         show(console(), f"  {case}", style="bold")
         print()
         rows = [row for place, way in enumerate(ways[:top], start=1) for row in _rows(place, way)]
-        heads = ("", "steps", "network", "", "product", "together", "bound by")
+        heads = ("", "steps", "network", "", "matmul", "together", "bound by")
         show(console(), table(heads, rows, left=(1, 6), folds=1))
         if len(ways) > top:
             print(f"\n  {len(ways) - top} more implementations; --top {len(ways)} prints them")
@@ -138,8 +138,8 @@ class Matmul(DrawnAnswer):
         if any(way.collectives and way.implementation.flops for way in ways[:top]):
             print(
                 folded(
-                    "together: from all collectives beside the product, where the longest decides, to one after the"
-                    " other; a product that needs what a collective brings can overlap it only in parts"
+                    "together: from full overlap, which takes as long as the longest of matmul and collectives, to no"
+                    " overlap; a matmul that needs the result of a collective can overlap it only in chunks"
                 )
             )
         for note in (f"elements are {self.dtype} (--dtype)", *self.notes):

@@ -200,7 +200,7 @@ A connection could take such a port between our check and the start of JAX's ser
 
 
 def free_ports() -> int:
-    """Return a port of this machine that is free, with the next one free too."""
+    """Return the first of two consecutive free ports of this machine."""
     while True:
         with socket.socket() as one, socket.socket() as other, contextlib.suppress(OSError):
             port = random.choice(PORTS)
