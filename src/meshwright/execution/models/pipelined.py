@@ -192,20 +192,20 @@ def _load_by_layer(loads: Array, pipeline: Pipeline) -> ExpertLoad:
     return ExpertLoad(*jnp.moveaxis(jax.reshard(loads, P(None, None, None))[jnp.array(slots)], 1, 0))
 
 
-def microbatches(batch: Array, count: int, layout: ShardingContext, *, together: int = 1) -> Array:
+def microbatches(batch: Array, count: int, layout: ShardingContext, *, group_size: int = 1) -> Array:
     """Split an array [b, s], or [b], into microbatches [m, b / m, s] without communication.
 
-    together: number of successive rows that stay in one microbatch.
+    group_size: number of successive rows that stay in one microbatch.
     """
     size, rest = batch.shape[0], batch.shape[1:]
     shards = layout.mesh.degree(layout.axes("batch"))
-    if size % (shards * count * together):
+    if size % (shards * count * group_size):
         raise MeshwrightError(
             f"batch {size} cannot be cut into {count} microbatches on {shards} shards:"
             f" {size} % {shards * count} = {size % (shards * count)}; use a multiple of {shards * count}"
         )
     split, *rest_split = jax.typeof(batch).sharding.spec
-    groups = (size // (count * together), count, *((together,) if together > 1 else ()), *rest)
+    groups = (size // (count * group_size), count, *((group_size,) if group_size > 1 else ()), *rest)
     inner = (None,) * (len(groups) - len(rest) - 1)
     cut = jnp.moveaxis(lax.reshape(batch, groups, out_sharding=P(split, *inner, *rest_split)), 1, 0)
     return lax.reshape(cut, (count, size // count, *rest), out_sharding=P(None, split, *rest_split))

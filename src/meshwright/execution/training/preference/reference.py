@@ -47,7 +47,7 @@ def reference_step(own: ReferencePass) -> Callable[..., Array]:
             return part(params, batch)
         # Without the barrier XLA gathers the weights once for all microbatches, and keeps them whole.
         each = lambda batch: part(*jax.lax.optimization_barrier((params, batch)))  # noqa: E731
-        batches = {name: microbatches(array, count, layout, together=2) for name, array in batch.items()}
+        batches = {name: microbatches(array, count, layout, group_size=2) for name, array in batch.items()}
         return _in_rows(jax.lax.map(each, batches), layout)
 
     return jax.jit(run, compiler_options=compiler_options())
