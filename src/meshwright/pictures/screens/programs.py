@@ -29,7 +29,7 @@ def plan_text(plan: ProgramPlan) -> str:
 def print_plan(plan: ProgramPlan) -> None:
     """Print the chosen mesh, the classes of dims, the collectives, and the layouts that were compared."""
     count = sum(one.compiled is not None or bool(one.wrong) for one in plan.candidates)
-    print(f"{plan.name} on {plan.system} · {plan.num_layouts} layouts priced, {count} compiled\n")
+    print(f"{plan.name} on {plan.system} · {plan.num_layouts} layouts predicted, {count} compiled\n")
     best = plan.best
     step = _seconds(best.seconds, "compiled") or _seconds(plan.predicted.step_seconds, "predicted")
     print(f"  {_mesh(best)}   step {step}   {_memory(best)} a device\n")
