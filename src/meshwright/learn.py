@@ -25,7 +25,11 @@ def check(name: str, answer: Any = None) -> None:
 
 
 def hint(name: str, number: int = 1) -> None:
-    """Print one of an exercise's three hints: number 1 is the vaguest, 3 the most complete."""
+    """Print one of an exercise's three hints: number 1 is the vaguest, 3 the most complete.
+
+    Raises:
+        MeshwrightError: there is no such hint.
+    """
     hints = find_exercise(name).hints
     if number not in (1, 2, 3):
         raise MeshwrightError(f"{name} has hints 1, 2 and 3, not {number!r}")

@@ -103,6 +103,9 @@ def parse_mesh(text: str, *, num_devices: int) -> MeshShape:
     Two forms: `'1,-1,4,1'` is dp,fsdp,tp,sp; `'fsdp=-1,tp=4,pp=2'` names any of dp, fsdp, tp, sp, ep, pp in any order,
     and axes not named have degree 1. One degree may be -1: it takes the remaining devices.
 
+    Raises:
+        MeshwrightError: the degrees do not give `num_devices` devices, or several are -1.
+
     >>> parse_mesh("1,-1,4,1", num_devices=8)
     MeshShape(dp=1, fsdp=2, tp=4, sp=1, ep=1, pp=1)
     """
@@ -127,6 +130,9 @@ def parse_mesh(text: str, *, num_devices: int) -> MeshShape:
 
 def parse_axes(text: str) -> dict[str, int]:
     """Parse `dp=2,model=4` into degrees by axis. Axes may have any names, each once; their order is kept.
+
+    Raises:
+        MeshwrightError: an axis or a degree is invalid, or an axis occurs twice.
 
     >>> parse_axes("data=2,model=4")
     {'data': 2, 'model': 4}

@@ -98,7 +98,7 @@ class Choice:
     because: str
 
     def grade(self, name: str, answer: Any) -> Verdict:
-        """Compare a letter with the answer."""
+        """Compare a letter with the answer. Raises if it is not one of the options."""
         if is_blank(answer):
             asked = "\n".join([self.question, *(f"  {letter}  {text}" for letter, text in self.options.items())])
             return blank(name, asked)
@@ -126,7 +126,11 @@ class Several:
     because: str
 
     def grade(self, name: str, answer: Any) -> Verdict:
-        """Compare the items; name the wrong ones, and the known mistake that explains all wrong items, if any."""
+        """Compare the items; name the wrong ones, and the known mistake that explains all wrong items, if any.
+
+        Raises:
+            MeshwrightError: an item has no answer, or one that is not among the values.
+        """
         if is_blank(answer):
             return blank(name, self.question)
         right = self.answer()

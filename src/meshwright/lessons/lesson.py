@@ -83,7 +83,11 @@ def find_lesson(text: str) -> Lesson:
 
 
 def read_code(file: Path) -> tuple[str, ...]:
-    """Return the code cells of a notebook or a MyST page; a Python script is one cell."""
+    """Return the code cells of a notebook or a MyST page; a Python script is one cell.
+
+    Raises:
+        MeshwrightError: the file is none of these.
+    """
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -90,7 +90,11 @@ class Program:
         return Sizes(degrees=self.mesh, dims=self.dims, element_bytes=4)
 
     def grade(self, name: str, answer: Any) -> Verdict:
-        """Run the function and the reference, inspect the function, and return a table of requirements and results."""
+        """Run the function and the reference, inspect the function, and return a table of requirements and results.
+
+        Raises:
+            MeshwrightError: the answer is not a function, or JAX has too few devices.
+        """
         if is_blank(answer):
             return blank(name, self.question)
         if not callable(answer):

@@ -124,7 +124,11 @@ def show_ring(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Pictur
 def read_text(
     text: str, *, mesh: Numbers | MeshShape | None, dims: Numbers | None, dtype: str
 ) -> tuple[ShardedArray, Sizes]:
-    """Parse an array and its sizes, and check that axes and dims are known and degrees divide."""
+    """Parse an array and its sizes, and check that axes and dims are known and degrees divide.
+
+    Raises:
+        MeshwrightError: one of these checks fails, or the mesh or the sizes are missing.
+    """
     if mesh is None or dims is None:
         raise MeshwrightError(f"{text!r} needs a mesh and the sizes of its dims, as in mesh='X=2,Y=2', dims='I=8,J=8'")
     degrees, lengths = read_numbers(mesh), read_numbers(dims)

@@ -47,7 +47,11 @@ def has_fields(data: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def read_data(path: Path) -> Any:
-    """Return the plain data of a file, as `write_data` wrote it."""
+    """Return the plain data of a file, as `write_data` wrote it.
+
+    Raises:
+        MeshwrightError: the file cannot be read, or is neither YAML nor JSON.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

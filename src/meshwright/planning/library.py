@@ -223,6 +223,9 @@ def plan_systems(
         strategy: options of the strategy.
         framework: the framework that runs the steps; None for meshwright.
         include_planned: include plans that cannot run, as those of another framework.
+
+    Raises:
+        MeshwrightError: a system is given twice.
     """
     found: list[Plan] = []
     for on in systems:
@@ -296,6 +299,9 @@ def find_meshes(
 
     With include_planned, or if nothing can run, return the best of all that can be planned. Among ties the simplest
     mesh is first. policies: the remat policies to choose from; empty for all.
+
+    Raises:
+        MeshwrightError: a field is one that the planner chooses, or is of a reference model that the step does not run.
     """
     if chosen := [name for name in ALWAYS_CHOSEN if name in fields]:
         option = f"--{chosen[0].replace('_', '-')} ({chosen[0]}=…)"
@@ -324,7 +330,11 @@ def plan_one_mesh(
     *,
     include_planned: bool = False,
 ) -> Plan:
-    """Return the fastest plan of one mesh with `fields` of the strategy fixed, preferring strategies that can run."""
+    """Return the fastest plan of one mesh with `fields` of the strategy fixed, preferring strategies that can run.
+
+    Raises:
+        MeshwrightError: no strategy is possible.
+    """
     fixed = {name: fields[name] for name in ALWAYS_CHOSEN if name in fields}
     free = {name: value for name, value in fields.items() if name not in fixed}
     if fixed.get("sp_method", "gather") != "gather":
@@ -386,6 +396,9 @@ def plan_to_run(what: PlanLike, options: Mapping[str, Any]) -> Plan:
     """Return the runnable plan for `verify` and `train`, from a plan, its file, or a model with `PlanOptions`.
 
     A plan fixes workload and mesh; strategy (`StrategyOptions`) and param_dtype can still be changed.
+
+    Raises:
+        MeshwrightError: a plan is given with options that it sets itself.
     """
     said = given(options, PlanOptions.__annotations__)
     changes = {name: said.pop(name) for name in (*STRATEGY_OPTIONS, "param_dtype") if name in said}

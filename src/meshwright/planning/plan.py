@@ -283,7 +283,7 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 
 def read_plan(path: Path) -> Plan:
-    """Read a plan from a YAML or JSON file."""
+    """Read a plan from a YAML or JSON file. Raises if there is no such file, or it is not a plan."""
     if not path.is_file():
         raise MeshwrightError(f"no plan {str(path)!r}; `meshwright plan … -o {shlex.quote(str(path))}` writes one")
     return plan_from_data(read_data(path), name=str(path))

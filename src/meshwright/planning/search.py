@@ -101,7 +101,11 @@ def plan_stages(workload: Workload, mesh: MeshShape, system: System) -> Plan:
 def rank_space(
     space: Space, meshes: tuple[MeshShape, ...] | None = None, *, top: int = 8, most_tied: int = 0
 ) -> Ranking:
-    """Rank the best `top` meshes of a space, or of some of its meshes; more, up to `most_tied`, if they tie."""
+    """Rank the best `top` meshes of a space, or of some of its meshes; more, up to `most_tied`, if they tie.
+
+    Raises:
+        MeshwrightError: no mesh divides the batch into the microbatches.
+    """
     shapes = tuple(mesh for mesh in (space.meshes() if meshes is None else meshes) if space.parts(mesh))
     if not shapes:
         raise MeshwrightError(

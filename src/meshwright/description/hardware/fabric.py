@@ -124,7 +124,11 @@ class MeshPlacement:
         return torus is not None and self.is_split and not torus.splits_axes
 
     def placement(self, axes: str | tuple[str, ...]) -> Placement:
-        """Return the links of a collective over one mesh axis, or several together."""
+        """Return the links of a collective over one mesh axis, or several together.
+
+        Raises:
+            MeshwrightError: an axis is not on the mesh.
+        """
         names = (axes,) if isinstance(axes, str) else tuple(axes)
         for name in names:
             if name not in self.degrees:

@@ -40,6 +40,9 @@ def tokenize(text: str, axes: Collection[str] | None = None) -> list[Token]:
 
     Dims may be single capital letters without spaces between: `BM_x` is `B M_x`. This is recognised if a subscript is
     written `<sub>x</sub>`, or is an axis of the mesh with dims after it (`B_xE`).
+
+    Raises:
+        NotationError: a character is not in the notation.
     """
     tokens: list[Token] = []
     position = 0

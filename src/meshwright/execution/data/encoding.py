@@ -298,6 +298,9 @@ def messages_of(record: Mapping[str, Any], name: str) -> list[Message]:
 
     Nulls are removed: Parquet and Arrow store them for keys that a message lacks, and templates test for a key's
     presence.
+
+    Raises:
+        BadRecordError: the field is not a list of messages, or is empty.
     """
     value = record.get(name)
     if value is None or isinstance(value, str) or not isinstance(value, Sequence):
@@ -323,7 +326,11 @@ def _message(value: Any, place: str) -> Message:
 
 
 def tools_of(record: Mapping[str, Any]) -> list[Message]:
-    """Return the tools of a chat: a list, or JSON text, used in tables if tools have different parameters."""
+    """Return the tools of a chat: a list, or JSON text, used in tables if tools have different parameters.
+
+    Raises:
+        BadRecordError: the field is not a list of objects.
+    """
     value = record.get("tools")
     if isinstance(value, str):
         try:

@@ -73,7 +73,7 @@ def kind_of(path: Path) -> Kind | None:
 
 
 def ranges(path: Path, kind: Kind) -> list[Range]:
-    """Split a file into ranges of about `UNIT_BYTES`."""
+    """Split a file into ranges of about `UNIT_BYTES`. Raises if the file cannot be read."""
     try:
         size = path.stat().st_size
         if kind in ("text", "jsonl"):

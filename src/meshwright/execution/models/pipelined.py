@@ -196,6 +196,9 @@ def microbatches(batch: Array, count: int, layout: ShardingContext, *, group_siz
     """Split an array [b, s], or [b], into microbatches [m, b / m, s] without communication.
 
     group_size: number of successive rows that stay in one microbatch.
+
+    Raises:
+        MeshwrightError: microbatches on all shards do not divide the batch.
     """
     size, rest = batch.shape[0], batch.shape[1:]
     shards = layout.mesh.degree(layout.axes("batch"))

@@ -312,6 +312,9 @@ def listen(host: str, port: int) -> socket.socket:
     """Open a socket that listens on a port of this machine, on loopback alone if `host` is localhost.
 
     JAX's service uses the next port, so that one must be free too.
+
+    Raises:
+        MeshwrightError: the port or the next one is in use.
     """
     near = host in ("localhost", "127.0.0.1")
     family = socket.AF_INET6 if not near and socket.has_dualstack_ipv6() else socket.AF_INET

@@ -124,6 +124,9 @@ def matmul_reduce_scatter(
 
     Arguments are as in `all_gather_matmul`. Partial sums are sent in the operands' dtype, as in an ordinary
     reduce-scatter.
+
+    Raises:
+        MeshwrightError: the devices of the ring do not divide the dim.
     """
     ring = DeviceRing(_as_tuple(axes), dim, is_two_way)
     einsum = _parse_einsum(formula, dim, of="out")

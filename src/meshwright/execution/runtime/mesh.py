@@ -21,6 +21,9 @@ def build_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
     By default it uses all devices; a single process that has more than the mesh needs uses the first ones, with a
     warning. `jax.make_mesh` orders devices by their topology. Axes are outermost first, so that those that communicate
     most are on neighbours.
+
+    Raises:
+        MeshwrightError: the number of devices differs from the mesh's.
     """
     found = jax.devices() if devices is None else list(devices)
     if devices is None and len(found) > shape.num_devices and jax.process_count() == 1:

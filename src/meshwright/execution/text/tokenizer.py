@@ -275,7 +275,11 @@ def special_token(config: dict[str, Any], name: str) -> str | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; return an empty one if there is no file."""
+    """Read a JSON object; return an empty one if there is no file.
+
+    Raises:
+        MeshwrightError: the file cannot be read, or is not a JSON object.
+    """
     if not path.is_file():
         return {}
     try:

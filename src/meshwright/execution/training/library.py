@@ -145,6 +145,9 @@ def run_to_resume(what: Any, directory: str | Path | None) -> Path | None:
 
     With a `directory` (-o), a new run starts unless the directory has one, so the same command starts and resumes.
     Otherwise `what` is the directory of the run.
+
+    Raises:
+        MeshwrightError: `what` is not a directory, or `directory` is given too.
     """
     if directory is None:
         if not isinstance(what, (str, Path)):

@@ -72,7 +72,7 @@ def matmul_cases(
 ) -> MatmulCases:
     """Return the four cases of A[I, J] @ B[J, K] -> C[I, K] over one mesh axis, the first of the mesh.
 
-    Args: as of `meshwright.matmul`.
+    Args and errors are those of `meshwright.matmul`.
 
     >>> [found.ways[0].collectives[0].kind for found in matmul_cases(X=4, on="v5e:2x4").matmuls[1:]]
     ['all-reduce', 'all-reduce', 'all-gather']

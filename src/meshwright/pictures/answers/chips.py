@@ -50,6 +50,9 @@ def chips(name: str | None = None, *, hardware: str | Path | None = None) -> Chi
         name: one chip, by name or alias, as "v5e" or "H100", with the source of each figure; by default all.
         hardware: a TOML file with your own chip, which is checked and shown instead.
 
+    Raises:
+        MeshwrightError: the name is unknown, the file is invalid, or both are given.
+
     >>> chips("H100").chips[0].peak("bf16")
     989000000000000.0
     """

@@ -94,7 +94,11 @@ class Devices(Answer):
 
 
 def devices() -> Devices:
-    """Return JAX's devices: kind, coordinates, process, memory. Starts JAX."""
+    """Return JAX's devices: kind, coordinates, process, memory in bytes. Starts JAX.
+
+    Raises:
+        MeshwrightError: JAX finds no devices.
+    """
     import jax
 
     from meshwright.execution.runtime.machine import this_machine

@@ -59,6 +59,9 @@ def read_setting(
         degrees: the given degrees.
         on: the hardware; None for this machine's devices.
         is_complete: whether `degrees` is the whole mesh, so that no axis is added.
+
+    Raises:
+        MeshwrightError: the degrees given do not divide the devices.
     """
     missing = [] if is_complete else [axis for axis in axes if axis not in degrees]
     used, notes = math.prod(degrees.values()), []

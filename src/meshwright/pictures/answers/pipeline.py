@@ -82,6 +82,9 @@ def pipeline(
         virtual_stages: chunks of layers in each stage; several make the schedule interleaved.
         layers: number of layers of the model, to label stages with their layers.
 
+    Raises:
+        MeshwrightError: a size is below 1, or stages do not divide microbatches with several virtual stages.
+
     >>> found = pipeline(4, 8)
     >>> round(found.efficiency, 3), round(found.idle_share, 3), found.bubble
     (0.727, 0.273, 0.375)

@@ -20,7 +20,11 @@ _FLAG = re.compile(r"--[A-Za-z][\w.-]*")
 
 
 def read_values(path: Path) -> tuple[Format, Values]:
-    """Return the format of a settings file, detected from its contents, and its options."""
+    """Return the format of a settings file, detected from its contents, and its options.
+
+    Raises:
+        MeshwrightError: the file cannot be read, or has no settings.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

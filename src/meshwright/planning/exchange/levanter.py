@@ -73,7 +73,11 @@ def _read_formats(settings: Settings) -> None:
 
 
 def write(fields: dict[str, Any], system: System) -> dict[str, Any]:
-    """Return the options of the mesh, the microbatches, the sequence length and the formats."""
+    """Return the options of the mesh, the microbatches, the sequence length and the formats.
+
+    Raises:
+        MeshwrightError: Levanter has no axis for one of the mesh's.
+    """
     for axis in ("sp", "ep", "pp"):
         if fields[axis] > 1:
             raise MeshwrightError(f"Levanter has no axis for {axis}={fields[axis]}; it has dp, fsdp and tp")

@@ -146,7 +146,11 @@ def _read_recompute(settings: Settings) -> None:
 
 
 def write(fields: dict[str, Any], system: System) -> dict[str, Any]:
-    """Return the options of the mesh, the batch, the pipeline, the dtypes and the recomputation."""
+    """Return the options of the mesh, the batch, the pipeline, the dtypes and the recomputation.
+
+    Raises:
+        MeshwrightError: Megatron-LM has no such remat policy.
+    """
     options: dict[str, Any] = {option: fields[ours] for ours, option in _DEGREES.items()}
     replicas = fields["dp"] * fields["fsdp"] * fields["ep"]
     options["micro-batch-size"] = fields["batch"] // replicas // fields["num_microbatches"]

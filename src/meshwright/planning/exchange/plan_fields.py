@@ -31,7 +31,11 @@ _NEEDS = {
 
 
 def plan_fields(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, Any]:
-    """Return the fields of a plan by name: mesh axes, batch, dtypes; fields of the model as `model.embed`."""
+    """Return the fields of a plan by name: mesh axes, batch, dtypes; fields of the model as `model.embed`.
+
+    Raises:
+        MeshwrightError: the model is written as ops.
+    """
     if not isinstance(workload.model, ModelConfig):
         raise MeshwrightError(f"{workload.model.name} is written as ops, which no other framework's settings describe")
     found: dict[str, Any] = dict(mesh.degrees)

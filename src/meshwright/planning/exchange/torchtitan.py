@@ -121,7 +121,11 @@ def _read_checkpoints(settings: Settings) -> None:
 
 
 def write(fields: dict[str, Any], system: System) -> dict[str, Any]:
-    """Return the options of the mesh, the batch, the pipeline and the checkpoints."""
+    """Return the options of the mesh, the batch, the pipeline and the checkpoints.
+
+    Raises:
+        MeshwrightError: torchtitan has no such ZeRO stage or remat policy.
+    """
     name, _, flavor = fields["model"].partition("/")
     options: dict[str, Any] = {"model.name": name, "model.flavor": flavor}
     if fields.get("matmul_dtype") == "fp8":

@@ -203,7 +203,7 @@ def is_serving_plan_file(path: str | Path) -> bool:
 
 
 def read_serving_plan(path: Path) -> ServingPlan:
-    """Read a serving plan from a JSON or YAML file."""
+    """Read a serving plan from a JSON or YAML file. Raises if there is no such file, or it is not a serving plan."""
     if not path.is_file():
         raise MeshwrightError(
             f"no serving plan {str(path)!r}; `meshwright plan … --serve decode -o {shlex.quote(str(path))}` writes one"

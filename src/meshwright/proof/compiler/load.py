@@ -29,7 +29,11 @@ def _installed() -> tuple[Path, ...]:
 
 
 def load_function(name: str) -> Any:
-    """Import `module:function` or `file.py:function`; the file may import others in its directory."""
+    """Import `module:function` or `file.py:function`; the file may import others in its directory.
+
+    Raises:
+        MeshwrightError: the import fails, or the module lacks the function.
+    """
     module, _, function = name.partition(":")
     if not module or not function:
         raise MeshwrightError(f"{name!r} is not module:function")

@@ -25,6 +25,9 @@ def pack_module(program: LoweredProgram) -> dict[str, Any]:
     """Return a lowered program as plain data, for `load_module`.
 
     JAX has no public attribute for the shardings of its arguments (0.10.2, 0.11.2 and 0.12.0.1).
+
+    Raises:
+        MeshwrightError: the installed JAX does not keep what another process needs to compile the program.
     """
     lowering = getattr(program.lowered, "_lowering", None)
     known = getattr(lowering, "compile_args", {})

@@ -53,7 +53,7 @@ def inspect_text(
 
 
 def read_dump(file: Path) -> str:
-    """Return the HLO text of a file, which may be gzipped."""
+    """Return the HLO text of a file, which may be gzipped. Raises if it cannot be read."""
     try:
         data = file.read_bytes()
         return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()

@@ -74,7 +74,11 @@ class Inspection:
         return page
 
     def trace(self, file: str | Path) -> None:
-        """Write the simulated step as a trace for Perfetto (ui.perfetto.dev), gzipped where the name ends in .gz."""
+        """Write the simulated step as a trace for Perfetto (ui.perfetto.dev), gzipped where the name ends in .gz.
+
+        Raises:
+            MeshwrightError: no step was simulated.
+        """
         if self.schedule is None:
             raise MeshwrightError(
                 f"{self.name} has no simulated step to trace: it needs a schedule that a TPU's or a GPU's compiler made"

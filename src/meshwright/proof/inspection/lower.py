@@ -51,6 +51,9 @@ def lower_call(call: Call, platform: str | None = None) -> LoweredProgram:
     Args:
         call: the function and its arguments.
         platform: the platform to lower for, as in `lowering_platforms`; by default that of the devices.
+
+    Raises:
+        MeshwrightError: the call lowers nothing.
     """
     with _lowering_for(platform):
         stage = _stage(call)
@@ -67,6 +70,9 @@ def first_that_lowers(name: str, ways: Sequence[tuple[str, Callable[[], LoweredP
     """Return the program of the first attempt that lowers, with a note if earlier attempts failed.
 
     ways: for each attempt, a description and a function that lowers.
+
+    Raises:
+        MeshwrightError: every attempt fails.
     """
     failed: list[tuple[str, str, Exception]] = []
     for words, lower in ways:

@@ -37,6 +37,9 @@ def inspect_call(line: str, cell: str | None, names: dict[str, Any]) -> Inspecti
             the call is inspected and nothing is assigned.
         cell: the lines of the cell of `%%inspect`; None for `%inspect`.
         names: the namespace in which function and arguments are evaluated.
+
+    Raises:
+        MeshwrightError: the text does not parse, has an unknown option, or calls nothing.
     """
     options = {}
     while found := _OPTION.match(line):

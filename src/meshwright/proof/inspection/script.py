@@ -21,7 +21,7 @@ class Script(NamedTuple):
     words: tuple[str, ...]
 
     def parsed(self) -> ast.Module:
-        """Parse the file."""
+        """Parse the file. Raises if it cannot be read or has a syntax error."""
         try:
             return ast.parse(self.file.read_bytes(), str(self.file))
         except OSError as error:
@@ -66,7 +66,7 @@ def simulate_devices(count: int) -> None:
 
 
 def read_script(text: str) -> Script | None:
-    """Parse `FILE.py[:NAME] [ARGUMENTS…]`; None for other text."""
+    """Parse `FILE.py[:NAME] [ARGUMENTS…]`; None for other text. Raises if there is no such file."""
     try:
         words = [text] if Path(text).is_file() else shlex.split(text)
     except ValueError:  # unbalanced quotes

@@ -128,7 +128,7 @@ def use_mesh(plan: ProgramPlan) -> AbstractContextManager[Any]:
 
 
 def count_equal(planned: Sequence[Matmul], found: Sequence[Matmul]) -> int:
-    """Return how many matmuls are split as planned."""
+    """Return how many matmuls are split as planned. Raises if the program has another number of matmuls."""
     if len(planned) != len(found):
         raise MeshwrightError(
             f"the function has {len(found)} matmuls on the plan's mesh, and {len(planned)} without a mesh"

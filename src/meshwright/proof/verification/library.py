@@ -100,7 +100,11 @@ def _serving_plan(what: Any, serve: ServingPhase | None, options: Mapping[str, A
 
 
 def plan_and_measured(what: PlanLike, run: str | Path | None, options: Mapping[str, Any]) -> tuple[Plan, Record | None]:
-    """Return the plan to verify and the measured record of a run; None without a run."""
+    """Return the plan to verify and the measured record of a run; None without a run.
+
+    Raises:
+        MeshwrightError: options are given that the run sets, or the plan is not the run's.
+    """
     if isinstance(what, (str, Path)) and is_run_directory(what):
         if extra := list(given({**options, "run": run}, (*PlanOptions.__annotations__, "run"))):
             raise MeshwrightError(f"{what} is a run and sets {', '.join(extra)} itself; leave it out")

@@ -123,7 +123,11 @@ class Engine:
         self._constraints.close()
 
     def submit(self, request: Request, deliver: OutputCallback) -> str:
-        """Queue a request; see `EngineClient`."""
+        """Queue a request; see `EngineClient`.
+
+        Raises:
+            ClosedError, OverloadedError: the engine is shutting down or has failed; the queue is full.
+        """
         request = checked(request, self.model, self.layout.context)
         number = next(self._numbers)
         request_id = f"{number:08x}"

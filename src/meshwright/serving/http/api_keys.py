@@ -18,7 +18,11 @@ KEYS_VARIABLE = "MESHWRIGHT_API_KEYS"
 
 
 def limits_and_keys(args: ServeArgs) -> tuple[RequestLimits, tuple[ApiKey, ...]]:
-    """Return the limits of requests, and the API keys of the file and of the environment."""
+    """Return the limits of requests, and the API keys of the file and of the environment.
+
+    Raises:
+        MeshwrightError: the file cannot be read, or a limit is given twice.
+    """
     limits = parse_limits(args.limit, RequestLimits(), "--limit")
     if args.timeout is not None:
         if any(word.startswith("seconds=") for word in args.limit):

@@ -94,7 +94,11 @@ def load_figures(load: Arrivals, answers: Sequence[Answer], slo: Mapping[str, fl
 
 
 def read_slo(text: str) -> dict[str, float]:
-    """Parse latency limits in seconds by measure, such as `ttft=0.5,tpot=0.05`."""
+    """Parse latency limits in seconds by measure, such as `ttft=0.5,tpot=0.05`.
+
+    Raises:
+        MeshwrightError: a measure is unknown or given twice, or its limit is not above 0.
+    """
     limits: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")

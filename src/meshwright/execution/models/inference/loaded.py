@@ -140,6 +140,9 @@ class LoadedModel:
         """Return, for each text, the loss in nats of every token after the first: float32 [tokens - 1].
 
         Texts may differ in length; each has at least two tokens.
+
+        Raises:
+            MeshwrightError: there are no texts.
         """
         rows = [self.encode(text) for text in texts]
         if not rows:
@@ -165,6 +168,9 @@ class LoadedModel:
         Args:
             seq_len: input tokens of a window; default: the trained length, at most 2048.
             stride: tokens between starts of windows; default: seq_len; see `text_losses`.
+
+        Raises:
+            MeshwrightError: there are no texts, or `seq_len` is below 1.
         """
         several = [texts] if isinstance(texts, str) else texts
         if not isinstance(several, Sequence):
@@ -218,7 +224,7 @@ class LoadedModel:
         return min(self.seq_len or LONGEST_WINDOW, LONGEST_WINDOW)
 
     def encode(self, prompt: Prompt) -> np.ndarray:
-        """Convert a prompt to tokens [n]."""
+        """Convert a prompt to tokens [n]. Raises if it is empty or of another kind, or is text without a tokenizer."""
         found: Any = prompt.messages if isinstance(prompt, Chat) else prompt
         is_messages = isinstance(found, Sequence) and len(found) and isinstance(found[0], Mapping)
         if isinstance(found, str) or is_messages:

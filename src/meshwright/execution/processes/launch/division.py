@@ -31,7 +31,11 @@ def devices_per_process(system: System, count: int, what: str = "processes", ins
 
 
 def process_environments(system: System, num_devices: int, count: int) -> list[Mapping[str, str]]:
-    """Return the environment variables of each process. CUDA_VISIBLE_DEVICES gives each `num_devices` GPUs."""
+    """Return the environment variables of each process. CUDA_VISIBLE_DEVICES gives each `num_devices` GPUs.
+
+    Raises:
+        MeshwrightError: CUDA_VISIBLE_DEVICES already names too few GPUs.
+    """
     if system.chip.kind != "gpu":
         return [{}] * count
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")

@@ -57,6 +57,9 @@ def slurm(name: str, words: Sequence[str], machines: Machines, *, restarts: int)
     and nothing is saved.
 
     Options: the manual pages sbatch(1), srun(1) and scancel(1) of Slurm 22.05, slurm.schedmd.com/sbatch.html.
+
+    Raises:
+        MeshwrightError: the name is not one of Slurm's, or the chips are not GPUs.
     """
     if not re.fullmatch(r"[\w.-]+", name):
         raise MeshwrightError(
@@ -209,6 +212,9 @@ def tpu_vm(name: str, words: Sequence[str], machines: Machines, *, restarts: int
     """Return a script that requests Cloud TPU machines, starts the run on all of them, and restarts it if one is lost.
 
     Flags: cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources and /tpu-vm/ssh.
+
+    Raises:
+        MeshwrightError: the name is not one of Google Cloud's, or the chips are not Cloud TPUs.
     """
     system, chip = machines.system, machines.system.chip
     if not re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):

@@ -50,6 +50,9 @@ def split(count: int, share: float, name: str) -> tuple[HashSplit, HashSplit | N
     """Split the numbers below `count` into training and held-out ones, at least one of each; None if share is 0.
 
     The split depends neither on the seed nor on numbers added later.
+
+    Raises:
+        MeshwrightError: there are fewer than two, and share is not 0.
     """
     if not share:
         return HashSplit(count), None

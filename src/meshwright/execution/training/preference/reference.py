@@ -100,6 +100,9 @@ def lower_reference_step(mesh: Mesh, *, workload: dict[str, Any], strategy: dict
     """Lower the forward pass of the reference for its mesh, whose devices need not be present.
 
     `workload` and `strategy` are the policy's, in the format of `dataclasses.asdict`; the mesh is the reference's.
+
+    Raises:
+        MeshwrightError: the step runs no reference model.
     """
     read, way = workload_from_data(workload), strategy_from_data(strategy)
     shape = MeshShape(**mesh.shape)

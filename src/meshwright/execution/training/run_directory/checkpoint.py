@@ -221,6 +221,9 @@ class Checkpoints:
         """Read the state after `step` steps, with the parts, shapes, dtypes and shardings of `abstract`.
 
         Other dtypes are cast while reading. source: for a part stored under another name, that name.
+
+        Raises:
+            MeshwrightError: the checkpoint cannot be read, or has other parts or shapes.
         """
         import orbax.checkpoint as ocp
 

@@ -34,7 +34,11 @@ class Difference(NamedTuple):
 
 
 def read_allowed(text: str | Collection[str] | None) -> frozenset[str]:
-    """Read the allowed kinds of differences, from a text such as `optimizer,data` or a collection of names."""
+    """Read the allowed kinds of differences, from a text such as `optimizer,data` or a collection of names.
+
+    Raises:
+        MeshwrightError: a name is unknown.
+    """
     names = text.split(",") if isinstance(text, str) else (text or ())
     for name in names:
         if name not in ALLOWED:

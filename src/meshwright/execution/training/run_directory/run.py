@@ -208,6 +208,9 @@ def read_metrics(directory: Path) -> list[Row]:
     """Read the rows of `metrics.jsonl`, one per step; an incomplete last line of a killed process is skipped.
 
     A later line of the same step adds later measurements (evaluation, checkpoint time) or replaces the row.
+
+    Raises:
+        MeshwrightError: any other line is not a row of metrics.
     """
     path = directory / "metrics.jsonl"
     rows: dict[int, Row] = {}

@@ -24,7 +24,7 @@ COMPILED = "compiled.json"
 
 
 def read_compiled(directory: Path) -> Record | None:
-    """Return the record of a run's compiled step; None for a run of an older version."""
+    """Return the record of a run's compiled step; None for a run of an older version. Raises if it cannot be read."""
     path = directory / COMPILED
     try:
         return record_from_json(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None

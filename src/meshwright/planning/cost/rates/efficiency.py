@@ -55,6 +55,9 @@ def product_efficiency(
     their own peak within their roofline.
 
     moved_bytes: traffic to and from memory, for convolutions; by default each operand and the result once.
+
+    Raises:
+        MeshwrightError: a dim is empty.
     """
     if min(m, k, n) < 1:
         raise MeshwrightError(

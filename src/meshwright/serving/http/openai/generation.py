@@ -131,6 +131,9 @@ def truncated(service: Service, prompt: list[int], most: int | None, max_tokens:
         prompt: the prompt's tokens.
         most: number of tokens kept; -1 for as many as the context allows besides the completion; None for all.
         max_tokens: tokens of the completion; None for at least one.
+
+    Raises:
+        ApiError: `most` is 0.
     """
     if most == 0:
         raise ApiError("truncate_prompt_tokens is 0; a prompt has at least one token", param="truncate_prompt_tokens")
