@@ -126,7 +126,7 @@ def test_other_data_under_the_same_name_are_refused_unless_they_are_allowed(tmp_
     run_steps(config, run)
     text.write_text("Whether it is nobler in the mind to suffer\n" * 20)
     with pytest.raises(
-        MeshwrightError, match=r"the data has the checksum .{12}, and had .{12} when .*--allow data goes"
+        MeshwrightError, match=r"the data has the checksum .{12}, and had .{12} when .*--allow data continues"
     ):
         go_on(config, run, steps=3)
     assert [note.endswith(": allowed") for note in go_on(config, run, "data", steps=3)] == [True]
