@@ -105,7 +105,7 @@ MISTAKES = [
     (lambda: tiny(mesh="tp=8").write("/none/plan.yaml"), "there is no directory /none"),
     (lambda: mw.verify("tiny", on="cpu:8", batch=16, mesh="tp=3"), "needs 3 devices"),
     (lambda: mw.verify("none.yaml"), "no plan 'none.yaml'"),
-    (lambda: mw.verify(tiny(mesh="tp=8", remat="block"), batch=8), "a plan says --batch (batch=…) itself"),
+    (lambda: mw.verify(tiny(mesh="tp=8", remat="block"), batch=8), "a plan sets --batch (batch=…) itself"),
     (lambda: mw.train("tiny", on="cpu:8"), "needs one of --batch"),
     (lambda: mw.train("tiny", **TINY, mesh="tp=8", zz=1), "there is no option 'zz'; options are batch, "),
     (lambda: mw.train("nowhere", resume=True), "no run in 'nowhere'"),

@@ -64,7 +64,7 @@ CALLS = """
 2 | show plan.yaml --mesh X=2                                                                | --mesh has no effect with plan.yaml
 2 | show serve.yaml                                                                          | is a plan to serve
 2 | show run                                                                                 | run/config.json is not the config of a run
-2 | show none                                                                                | --mesh is missing: 'none' is no plan's file
+2 | show none                                                                                | --mesh is missing: 'none' is neither a plan's file
 2 | show 'A[I_X]' --mesh X=2                                                                 | --dims is missing
 0 | show 'A[I_fsdp]' --mesh plan.yaml --dims I=8                                             | device
 0 | matmul 'A[I_fsdp, J] @ B[J, K]' --mesh plan.yaml --dims I=8,J=8,K=8 --on cpu:8           | --mesh plan.yaml --dims I=8,J=8,K=8 --on cpu:8 --run
