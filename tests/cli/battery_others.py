@@ -233,14 +233,14 @@ CALLS = """
 2 | bench-serve http://127.0.0.1:9 --plan plan.yaml                                          | is not a serving plan
 2 | bench-serve http://127.0.0.1:9 --plot load.gif                                           | .png, .svg, .pdf
 2 | demo extra                                                                               | no place for 'extra'
-2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=４ --dims I=8,J=8,K=8 --on v5e:2x2                  | no sign of the notation
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=４ --dims I=8,J=8,K=8 --on v5e:2x2                  | not a character of the notation
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4.0 --dims I=8,J=8,K=8 --on v5e:2x2                | the end expected
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4, --dims I=8,J=8,K=8 --on v5e:2x2                 | a name
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8,I=16 --on v5e:2x2             | I is given twice
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims i=8,j=8,k=8 --on v5e:2x2                  | has no size
 2 | matmul 'A[I_X, I] @ B[I, K]' --mesh X=4 --dims I=8,K=8 --on v5e:2x2                      | dim I twice
 2 | matmul 'A[I_X, J] @ B[J, K] -> C[I, Q]' --mesh X=4 --dims I=8,J=8,K=8,Q=8 --on v5e:2x2   | dim Q
-2 | matmul 'Α[Ι_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2                  | no sign of the notation
+2 | matmul 'Α[Ι_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2                  | not a character of the notation
 2 | collective all-gather --mesh X=4 --axis X --on v5e:2x2 --bytes 1e6                       | --bytes
 2 | collective all-gather --mesh X=4 --axis X --on v5e:2x2 --bytes 64MB                      | --bytes
 2 | collective all-gather --mesh X=4 --axis X --on v5e:2x2 --bytes +64M                      | --bytes
