@@ -167,7 +167,7 @@ def main() -> None:
         "kills": args.kills,
         **moments,
         "left_in_part": left,
-        "goes_on_notes": said.count("goes on from checkpoint"),
+        "goes_on_notes": said.count("continues from checkpoint"),
         "damaged": said.count("is damaged"),
         "seconds": round(time.monotonic() - began),
     }

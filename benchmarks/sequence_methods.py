@@ -134,7 +134,7 @@ def show_compiled(method: SequenceMethod, length: int, degree: int) -> None:
     schedule = simulate(parse_hlo(program.hlo), mesh.layout, parse_system(on))
     exposed = sum(schedule.exposed_by("axes").values())
     print(
-        f"{head} planned {show_bytes(planned):>9}, compiled"
+        f"{head} predicted {show_bytes(planned):>9}, compiled"
         f" {show_bytes(moved):>9}, temporaries {show_bytes(program.memory_bytes['temporaries']):>9}; simulated"
         f" {show_seconds(schedule.step_seconds)}, of which {show_seconds(exposed)} waits; compiled in"
         f" {program.compile_seconds:.0f} s"

@@ -91,7 +91,7 @@ def test_the_file_of_a_plan_is_the_plan(tmp_path):
     plan = mw.plan("tiny", **TINY, mesh="fsdp=8")
     plan.write(tmp_path / "plan.yaml")
     assert mw.plan(tmp_path / "plan.yaml") == plan
-    with pytest.raises(mw.MeshwrightError, match="which says on=… itself"):
+    with pytest.raises(mw.MeshwrightError, match="which sets on=… itself"):
         mw.plan(tmp_path / "plan.yaml", on="cpu:8")
 
 
@@ -105,26 +105,26 @@ def test_of_a_run_the_call_that_has_its_plan_is_named(tmp_path):
 WRONG = {
     "a mesh beside compare": (
         lambda: mw.plan("tiny", **TINY, compare=["tp=8"], mesh="tp=8"),
-        "mesh changes nothing beside compare",
+        "mesh has no effect with compare",
     ),
     "compare beside sweep": (
         lambda: mw.plan("tiny", **TINY, compare=["tp=8"], sweep="chips=4,8"),
-        "compare changes nothing beside sweep",
+        "compare has no effect with sweep",
     ),
     "what is swept": (
         lambda: mw.plan("tiny", **TINY, sweep="seq_len=64,128"),
-        "seq_len changes nothing beside sweep",
+        "seq_len has no effect with sweep",
     ),
     "tokens beside sweep": (
         lambda: mw.plan("tiny", **TINY, sweep="chips=4,8", tokens="1T"),
-        "tokens changes nothing beside sweep",
+        "tokens has no effect with sweep",
     ),
-    "a price alone": (lambda: mw.plan("tiny", **TINY, price=4.2), "price changes nothing without tokens"),
+    "a price alone": (lambda: mw.plan("tiny", **TINY, price=4.2), "price has no effect without tokens"),
     "a mesh twice": (lambda: mw.plan("tiny", **TINY, compare=["tp=8", "1,1,8,1"]), "compare has tp=8 twice"),
     "meshes as text": (lambda: mw.plan("tiny", **TINY, compare="tp=8"), "compare is 'tp=8'; it is a list of meshes"),
     "tokens of a server": (
         lambda: mw.plan("tiny", "cpu:8", serve="decode", tokens="1T"),
-        "tokens changes nothing beside serve='decode'",
+        "tokens has no effect with serve='decode'",
     ),
     "a server's phase": (
         lambda: mw.plan("tiny", "cpu:8", serve="decod"),

@@ -18,7 +18,7 @@ MEANINGS = [
 ]
 
 MISTAKES = [
-    ("1,3,2,1", "wants 6 devices; 8 are there; -1 in one place fills the rest"),
+    ("1,3,2,1", "needs 6 devices; there are 8; -1 in one place fills the rest"),
     ("1,-1,3,1", "has 3 devices without fsdp=-1, which does not divide the 8"),
     ("-1,-1,1,1", "-1 at dp and fsdp; only one"),
     ("1,2,4", "has 3 entries; it takes 4"),

@@ -21,23 +21,23 @@ from meshwright.options.declare import Keyword
 
 FILE = Path(meshwright.__file__).parent / "options" / "keywords.py"
 GROUPS = {
-    "WorkloadOptions": ("TypedDict", "What is computed, and how its hardware is read.", [plan.WorkloadArgs], {"on"}),
+    "WorkloadOptions": ("TypedDict", "The workload, and how its hardware is described.", [plan.WorkloadArgs], {"on"}),
     "StrategyOptions": (
         "TypedDict",
-        "How a step runs; what is omitted, the planner chooses.",
+        "How a step runs; the planner chooses omitted options.",
         [plan.StrategyArgs],
         set(),
     ),
     "ServingOptions": (
         "TypedDict",
-        "What is served, and on what.",
+        "The serving workload and its hardware.",
         [serving.ServedArgs, serving.FormatArgs],
         {"serve"},
     ),
     "PlanOptions": ("WorkloadOptions, StrategyOptions", "A plan: workload, strategy, hardware and mesh.", [], set()),
     "SearchOptions": (
         "WorkloadOptions, StrategyOptions",
-        "What `meshwright.plan` plans, and what the planner is not to choose.",
+        "The workload of `meshwright.plan`, and choices that the planner must keep.",
         [],
         set(),
     ),
@@ -72,8 +72,7 @@ MORE = {
         "include_planned": ("bool", "Include plans that train cannot run yet."),
         "framework": (
             "str | None",
-            "Plan for another framework, as megatron-core, maxtext or torchtitan: how it runs a step."
-            " Default: meshwright.",
+            "Predict steps as another framework runs them: megatron-core, maxtext, torchtitan, …. Default: meshwright.",
         ),
     },
 }

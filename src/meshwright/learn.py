@@ -11,10 +11,13 @@ from meshwright.pictures.text import prose_width, wrap
 
 
 def check(name: str, answer: Any = None) -> None:
-    """Print what an exercise says to an answer: a number, a letter, a mapping or a function. Never prints the answer.
+    """Grade an answer and print the reply, which never reveals the right answer.
+
+    The answer is a number, a letter, a mapping or a function, depending on the exercise. Without one, print the
+    question.
 
     Raises:
-        MeshwrightError: there is no such exercise, or it takes another kind of answer.
+        MeshwrightError: there is no such exercise, or it expects another kind of answer.
     """
     verdict = find_exercise(name).grade(name, answer)
     VERDICTS.append(verdict)
@@ -22,7 +25,11 @@ def check(name: str, answer: Any = None) -> None:
 
 
 def hint(name: str, number: int = 1) -> None:
-    """Print one of an exercise's three hints, the vaguest first."""
+    """Print one of an exercise's three hints: number 1 is the vaguest, 3 the most complete.
+
+    Raises:
+        MeshwrightError: there is no such hint.
+    """
     hints = find_exercise(name).hints
     if number not in (1, 2, 3):
         raise MeshwrightError(f"{name} has hints 1, 2 and 3, not {number!r}")

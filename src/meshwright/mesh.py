@@ -103,6 +103,9 @@ def parse_mesh(text: str, *, num_devices: int) -> MeshShape:
     Two forms: `'1,-1,4,1'` is dp,fsdp,tp,sp; `'fsdp=-1,tp=4,pp=2'` names any of dp, fsdp, tp, sp, ep, pp in any order,
     and axes not named have degree 1. One degree may be -1: it takes the remaining devices.
 
+    Raises:
+        MeshwrightError: the degrees do not give `num_devices` devices, or several are -1.
+
     >>> parse_mesh("1,-1,4,1", num_devices=8)
     MeshShape(dp=1, fsdp=2, tp=4, sp=1, ep=1, pp=1)
     """
@@ -120,13 +123,16 @@ def parse_mesh(text: str, *, num_devices: int) -> MeshShape:
         degrees[inferred[0]] = num_devices // known
     elif known != num_devices:
         raise MeshwrightError(
-            f"mesh {text!r} wants {known} devices; {num_devices} are there; -1 in one place fills the rest"
+            f"mesh {text!r} needs {known} devices; there are {num_devices}; -1 in one place fills the rest"
         )
     return MeshShape(**degrees)
 
 
 def parse_axes(text: str) -> dict[str, int]:
     """Parse `dp=2,model=4` into degrees by axis. Axes may have any names, each once; their order is kept.
+
+    Raises:
+        MeshwrightError: an axis or a degree is invalid, or an axis occurs twice.
 
     >>> parse_axes("data=2,model=4")
     {'data': 2, 'model': 4}
@@ -172,7 +178,7 @@ def our_axis(name: str) -> str:
     'tp'
     """
     # MaxText has two degrees of each axis, within a slice (ICI) and across slices (DCN), which are multiplied. Megatron
-    # says tensor_model_parallel_size, torchtitan tensor_parallel_degree.
+    # uses tensor_model_parallel_size, torchtitan tensor_parallel_degree.
     found = re.fullmatch(r"(?:(ici|dcn)_)?(\w+?)(?:_parallelism|(?:_model)?_parallel(?:_size|_degree))?", name)
     axis = found[2] if found else name
     ours = OTHERS_AXES.get(axis, axis if axis != name and axis in AXES else "")

@@ -78,7 +78,11 @@ def show_mesh(degrees: Mapping[str, int]) -> str:
 
 
 def parse_count(text: str) -> int:
-    """Parse a whole number with an optional decimal or binary prefix: `4M` is 4,000,000, `128Ki` is 131,072."""
+    """Parse a whole number with an optional decimal or binary prefix: `4M` is 4,000,000, `128Ki` is 131,072.
+
+    Raises:
+        MeshwrightError: the text is not such a number.
+    """
     match = re.fullmatch(_COUNT, text.strip(), re.IGNORECASE)
     if match:
         decimals = match[2] or ""
@@ -91,7 +95,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_number(text: str) -> float:
-    """Parse a finite number: `4.2`, `1e-3`."""
+    """Parse a finite number: `4.2`, `1e-3`. Raises for other text."""
     value = float(text) if re.fullmatch(_NUMBER, text.strip(), re.IGNORECASE) else math.nan
     if not math.isfinite(value):
         raise MeshwrightError(f"{text!r} is not a number; write it as 4.2 or 1e-3")
@@ -99,7 +103,7 @@ def parse_number(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a time above 0 to seconds: `30ms` is 0.03; the units are s, ms and us."""
+    """Parse a time above 0 to seconds: `30ms` is 0.03; the units are s, ms and us. Raises for other text."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(s|ms|us)", text.strip())
     value = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not value:

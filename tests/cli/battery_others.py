@@ -19,14 +19,14 @@ CALLS = """
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=x --on v5e:2x2                  | whole number
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=3 --dims I=8,J=8,K=8 --on v5e:2x2                  | X
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh Y=4 --dims I=8,J=8,K=8 --on v5e:2x2                  | no axis X
-2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4,X=2 --dims I=8,J=8,K=8 --on v5e:2x2              | stands twice
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4,X=2 --dims I=8,J=8,K=8 --on v5e:2x2              | is given twice
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=8 --dims I=8,J=8,K=8 --on v5e:2x2                  | 8
 2 | matmul 'A[I_X, J @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2                   | expected
 2 | matmul 'A[I_X, J_X] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2                | X
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2 --dtype f12      | not known
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2 --top 0          | whole number from 1
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2 --top -1         | whole number from 1
-2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2 --json --top 2   | --top changes nothing
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2 --json --top 2   | --top has no effect
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2 --batch 8        | no option --batch
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=128 --dims I=128,J=8,K=8 --on v5e:8x16 --run       | --run simulates up to 64
 0 | collective all-gather --mesh X=4 --axis X --on v5e:4x4 --bytes 64M                       | 64.0 MB
@@ -47,7 +47,7 @@ CALLS = """
 0 | collective all-gather --mesh X=4 --axis X --on v5e:4x4                                   | 64.0 MB, the gathered array
 2 | collective all-gather --mesh X=32 --axis X --on v5e:4x4 --bytes 64M                      | 16
 2 | collective all-gather --mesh X=0 --axis X --on v5e:4x4 --bytes 64M                       | whole number from 1
-2 | collective all-gather --mesh X=4 --axis X --on v5e:4x4 --bytes 64M --json --run          | --run changes nothing beside --json
+2 | collective all-gather --mesh X=4 --axis X --on v5e:4x4 --bytes 64M --json --run          | --run has no effect with --json
 2 | collective all-gather --mesh X=16 --axis X --on v5e:4x4 --bytes 64M --run                | up to 8 devices
 0 | show 'A[I_X, J_Y]' --mesh X=2,Y=2 --dims I=8,J=8                                         | device
 0 | show 'A[I_X, J_Y]' --mesh X=2,Y=2 --dims I=8,J=8 --all                                   | next
@@ -61,10 +61,10 @@ CALLS = """
 2 | show                                                                                     | ARRAY|PLAN|RUN is missing
 0 | show plan.yaml                                                                           | meshwright verify plan.yaml
 0 | show plan.yaml --json                                                                    | bytes_per_device
-2 | show plan.yaml --mesh X=2                                                                | --mesh changes nothing of plan.yaml
+2 | show plan.yaml --mesh X=2                                                                | --mesh has no effect with plan.yaml
 2 | show serve.yaml                                                                          | is a plan to serve
 2 | show run                                                                                 | run/config.json is not the config of a run
-2 | show none                                                                                | --mesh is missing: 'none' is no plan's file
+2 | show none                                                                                | --mesh is missing: 'none' is neither a plan's file
 2 | show 'A[I_X]' --mesh X=2                                                                 | --dims is missing
 0 | show 'A[I_fsdp]' --mesh plan.yaml --dims I=8                                             | device
 0 | matmul 'A[I_fsdp, J] @ B[J, K]' --mesh plan.yaml --dims I=8,J=8,K=8 --on cpu:8           | --mesh plan.yaml --dims I=8,J=8,K=8 --on cpu:8 --run
@@ -72,7 +72,7 @@ CALLS = """
 0 | collective all-gather --mesh X=16 --axis X --on v5e:4x4 --bytes 64M                      | meshwright chips v5e
 0 | matmul 'A[I, J_X] @ B[J_X, K]' --mesh X=100 --dims I=800,J=800,K=800 --on h100:100       | meshwright collective all-reduce --mesh X=100
 0 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=100 --dims I=800,J=8,K=8 --on h100:100             | meshwright show 'C[I_X, K]' --mesh X=100
-2 | inspect plan.yaml --mesh dp=8                                                            | --mesh changes nothing of plan.yaml
+2 | inspect plan.yaml --mesh dp=8                                                            | --mesh has no effect with plan.yaml
 2 | inspect run                                                                              | run/config.json is not the config of a run
 2 | inspect os:getcwd                                                                        | --mesh is missing
 2 | show 'A[I_X, J_Y]' --mesh X=2 --dims I=8,J=8                                             | Y
@@ -89,7 +89,7 @@ CALLS = """
 0 | show pipeline --stages 4 --microbatches 8                                                | the bubble is the other 27.3%
 0 | show pipeline --stages 4 --microbatches 8 -o a.html                                      | wrote
 0 | matmul cases --on v5e:2x2 -o a.svg                                                       | wrote
-2 | matmul cases --on v5e:2x2 --run                                                          | --run changes nothing of the four cases
+2 | matmul cases --on v5e:2x2 --run                                                          | --run has no effect with the four cases
 2 | matmul 'A[I, J_X] @ B[J_X, K]' --on v5e:2x2 --device 4                                   | whose devices are 0 to 3
 2 | collective all-gather --mesh X=16 --on h100:16 -o a.svg                                  | up to 8 devices
 0 | devices                                                                                  | on='cpu:8'
@@ -129,11 +129,11 @@ CALLS = """
 2 | verify tiny --on cpu:8 --batch 16 --tolerance inf                                        | --tolerance
 2 | verify tiny --on cpu:8 --batch 16 --tolerance -1                                         | --tolerance
 2 | verify tiny --on cpu:8 --batch 16 --tolerance x                                          | --tolerance
-2 | verify tiny --on cpu:8 --batch 16 --effort default                                       | --effort changes nothing on cpu:8
+2 | verify tiny --on cpu:8 --batch 16 --effort default                                       | --effort has no effect on cpu:8
 2 | verify tiny --on cpu:8 --batch 16 --effort slow                                          | it is one of
-2 | verify tiny --on cpu:8 --batch 16 --mesh dp=3                                            | wants 3 devices
+2 | verify tiny --on cpu:8 --batch 16 --mesh dp=3                                            | needs 3 devices
 2 | verify tiny --on cpu:8 --batch 16 --mesh pp=8                                            | pp=8
-2 | verify tiny --on cpu:8 --batch 16 --mesh dp=8 --zero-stage 1                             | would change nothing
+2 | verify tiny --on cpu:8 --batch 16 --mesh dp=8 --zero-stage 1                             | would have no effect
 2 | verify tiny --on cpu:8 --batch 16 --mesh dp=8 --dropout 2                                | dropout
 2 | verify tiny --on cpu:8 --batch 16 --mesh dp=8 --dropout nan                              | --dropout
 2 | verify tiny --on cpu:8 --batch 16 --html none/x.html                                     | none
@@ -145,7 +145,7 @@ CALLS = """
 2 | verify tiny --serve decode --on cpu:8 --remat none                                       | --remat is an option of
 2 | verify tiny --serve decode --on cpu:8 --run run                                          | --run is an option of
 2 | verify tiny --serve decode --on cpu:8 --html x.html                                      | --html is an option of
-2 | verify tiny --serve decode --on cpu:8 --mesh tp=3                                        | wants 3 devices
+2 | verify tiny --serve decode --on cpu:8 --mesh tp=3                                        | needs 3 devices
 2 | verify tiny --serve decode --on cpu:8 --mesh dp=8 --cache batch                          | splits nothing
 2 | verify tiny --serve decode --on cpu:8 --cache rows                                       | it is one of
 2 | verify tiny --serve decode --on cpu:8 --batch 0                                          | whole number from 1
@@ -155,7 +155,7 @@ CALLS = """
 2 | verify tiny --serve prefill --on cpu:8 --chunk 0                                         | whole number from 1
 2 | verify tiny --serve decode --on cpu:8 --mesh fsdp=4,tp=2 --cache batch --batch 6         | a multiple of 4
 2 | verify tiny --serve decode --on cpu:8 --latency soon                                     | soon
-2 | verify tiny --serve decode --on cpu:8 --effort default                                   | --effort changes nothing on cpu:8
+2 | verify tiny --serve decode --on cpu:8 --effort default                                   | --effort has no effect on cpu:8
 2 | verify tiny --serve decode --on cpu:8 --tolerance -1                                     | --tolerance
 2 | verify tiny --serve decode --on v5e:2x2 --kv-dtype fp8                                   | kv_dtype is fp8
 2 | verify tiny --serve prefill --on v5e:2x2 --weight-dtype int8                             | weight_dtype is int8
@@ -173,7 +173,7 @@ CALLS = """
 2 | verify list.yaml                                                                         | list.yaml
 2 | verify run                                                                               | run
 2 | verify dir                                                                               | dir
-2 | verify tiny --on v5e:2x2 --batch 16 --mesh fsdp=4 --collective-matmul                    | would change nothing
+2 | verify tiny --on v5e:2x2 --batch 16 --mesh fsdp=4 --collective-matmul                    | would have no effect
 0 | completion bash --print                                                                  | complete
 0 | completion fish --print                                                                  | complete
 0 | completion zsh                                                                           | wrote
@@ -185,11 +185,11 @@ CALLS = """
 2 | inspect os:getcwd --mesh dp=1000000                                                      | too many to simulate
 2 | inspect nowhere:f --mesh dp=8                                                            | nowhere
 2 | inspect list.json --mesh dp=8                                                            | not HLO text
-2 | inspect list.json --mesh dp=8 --axes auto                                                | --axes changes nothing
+2 | inspect list.json --mesh dp=8 --axes auto                                                | --axes has no effect
 2 | inspect os:getcwd --mesh dp                                                              | dp
 2 | train                                                                                    | MODEL is missing
 2 | train tiny                                                                               | --on
-2 | train tiny --on cpu:8 --batch 16 --mesh dp=3                                             | wants 3 devices
+2 | train tiny --on cpu:8 --batch 16 --mesh dp=3                                             | needs 3 devices
 2 | generate                                                                                 | DIR|RUN is missing
 2 | generate nowhere                                                                         | nowhere
 2 | export                                                                                   | RUN|DIR is missing
@@ -233,14 +233,14 @@ CALLS = """
 2 | bench-serve http://127.0.0.1:9 --plan plan.yaml                                          | is not a serving plan
 2 | bench-serve http://127.0.0.1:9 --plot load.gif                                           | .png, .svg, .pdf
 2 | demo extra                                                                               | no place for 'extra'
-2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=４ --dims I=8,J=8,K=8 --on v5e:2x2                  | no sign of the notation
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=４ --dims I=8,J=8,K=8 --on v5e:2x2                  | not a character of the notation
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4.0 --dims I=8,J=8,K=8 --on v5e:2x2                | the end expected
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4, --dims I=8,J=8,K=8 --on v5e:2x2                 | a name
-2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8,I=16 --on v5e:2x2             | I stands twice
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8,I=16 --on v5e:2x2             | I is given twice
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims i=8,j=8,k=8 --on v5e:2x2                  | has no size
 2 | matmul 'A[I_X, I] @ B[I, K]' --mesh X=4 --dims I=8,K=8 --on v5e:2x2                      | dim I twice
 2 | matmul 'A[I_X, J] @ B[J, K] -> C[I, Q]' --mesh X=4 --dims I=8,J=8,K=8,Q=8 --on v5e:2x2   | dim Q
-2 | matmul 'Α[Ι_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2                  | no sign of the notation
+2 | matmul 'Α[Ι_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2                  | not a character of the notation
 2 | collective all-gather --mesh X=4 --axis X --on v5e:2x2 --bytes 1e6                       | --bytes
 2 | collective all-gather --mesh X=4 --axis X --on v5e:2x2 --bytes 64MB                      | --bytes
 2 | collective all-gather --mesh X=4 --axis X --on v5e:2x2 --bytes +64M                      | --bytes
@@ -263,7 +263,7 @@ CALLS = """
 2 | train tiny --on cpu:2 --batch 4 --learning-rate 0,001                                    | takes a number
 2 | train tiny --on cpu:2 --batch 4 --seed 0x10                                              | whole number
 2 | train tiny --on cpu:2 --batch 4 --seq-len 32 --remat alternate                           | does not run
-2 | train tiny --on cpu:2 --batch 4 --eval-tasks none.jsonl                                  | eval_tasks changes nothing without eval_every
+2 | train tiny --on cpu:2 --batch 4 --eval-tasks none.jsonl                                  | eval_tasks has no effect without eval_every
 2 | train tiny --on cpu:2 --batch 4 --objective dpo --data p.jsonl --fields prompt,chosen    | fields is not for objective='dpo'
 2 | train tiny --on cpu:2 --batch 4 --fields text                                            | no source has records that it is for
 2 | train tiny --on cpu:2 --batch 4 --fields text [q],a                                      | two templates for all sources
@@ -282,7 +282,7 @@ CALLS = """
 2 | generate good                                                                            | needs hardware: --on
 2 | generate good --on cpu:8                                                                 | holds no weights
 2 | generate good --on cpu:8 --mesh pp=8                                                     | use pp=1
-2 | generate good --on cpu:8 --mesh dp=3                                                     | wants 3 devices
+2 | generate good --on cpu:8 --mesh dp=3                                                     | needs 3 devices
 2 | generate good --on cpu:8 --prompts none.jsonl                                            | cannot read none.jsonl
 2 | generate good --on cpu:8 --prompts empty                                                 | has no prompt
 2 | generate good --on cpu:8 a b --prompts empty                                             | both give prompts

@@ -27,9 +27,9 @@ CALLS = """
 0 | plan plan.yaml --ops                                                   | ops of a step
 0 | plan plan.yaml --json                                                  | meshwright_plan
 0 | plan plan.yaml --tokens 1T --price 2                                   | which cost
-2 | plan plan.yaml --on cpu:8                                              | --on changes nothing of plan.yaml
-2 | plan plan.yaml --json --ops                                            | --ops changes nothing of plan.yaml
-2 | plan plan.yaml --compare dp=8                                          | --compare changes nothing of plan.yaml
+2 | plan plan.yaml --on cpu:8                                              | --on has no effect with plan.yaml
+2 | plan plan.yaml --json --ops                                            | --ops has no effect with plan.yaml
+2 | plan plan.yaml --compare dp=8                                          | --compare has no effect with plan.yaml
 2 | plan plan.yaml --serve decode --on cpu:8                               | plan.yaml is YAML, and no config.json
 2 | plan serve.yaml                                                        | is a plan to serve
 2 | plan cut.yaml                                                          | cut.yaml
@@ -74,16 +74,16 @@ CALLS = """
 2 | plan zzzz --on cpu:8 --batch 16                                        | no model 'zzzz'; `meshwright help models` lists
 2 | plan tiny --on v2-8 --batch 16                                         | did you mean v3, v4 or v5p?
 0 | plan tiny --on cpu:1 --batch 1                                         | (1 device of
-2 | plan tiny --on cpu:8 --batch 16 --mesh fsdp=8 --objective dpo --reference precomputed --reference-mesh fsdp=8 | reference_mesh='fsdp=8' would change nothing
+2 | plan tiny --on cpu:8 --batch 16 --mesh fsdp=8 --objective dpo --reference precomputed --reference-mesh fsdp=8 | reference_mesh='fsdp=8' would have no effect
 2 | plan llama3-8B-instruct --on cpu:8 --batch 16                          | did you mean llama3-8b
 2 | plan resnet51 --on cpu:8 --batch 16                                    | resnet50
 2 | plam tiny --on cpu:8 --batch 16                                        | did you mean plan
-2 | plan tiny --on cpu:8 --batch 16 --batch 16                             | --batch stands twice
-2 | plan tiny --on cpu:8 --on cpu:8 --batch 16                             | --on stands twice
-2 | plan tiny --on cpu:8 --batch 16 --json --json                          | --json stands twice
-2 | plan tiny --on cpu:8 --batch 16 -o a.yaml --output b.yaml              | --output stands twice
-2 | plan tiny --on cpu:8 --batch 16 --mesh dp=8 --mesh-dim dp=8            | --mesh stands twice
-2 | plan tiny --on cpu:8 --batch 16 --sweep chips=4 --sweep chips=8        | --sweep stands twice
+2 | plan tiny --on cpu:8 --batch 16 --batch 16                             | --batch is given twice
+2 | plan tiny --on cpu:8 --on cpu:8 --batch 16                             | --on is given twice
+2 | plan tiny --on cpu:8 --batch 16 --json --json                          | --json is given twice
+2 | plan tiny --on cpu:8 --batch 16 -o a.yaml --output b.yaml              | --output is given twice
+2 | plan tiny --on cpu:8 --batch 16 --mesh dp=8 --mesh-dim dp=8            | --mesh is given twice
+2 | plan tiny --on cpu:8 --batch 16 --sweep chips=4 --sweep chips=8        | --sweep is given twice
 2 | plan tiny --on cpu:8 --batch                                           | --batch needs a value
 2 | plan tiny --on cpu:8 --batch ''                                        | --batch needs a value
 2 | plan tiny --on cpu:8 --batch 16 --mesh ''                              | --mesh needs a value
@@ -114,7 +114,7 @@ CALLS = """
 2 | plan tiny --on cpu:8 --batch 16 --batch-tokens 4k                      | one of --batch
 2 | plan tiny --on cpu:8 --batch-tokens 4M                                 | 2048
 2 | plan tiny --on cpu:8 --batch 12 --mesh dp=8                            | batch 12
-2 | plan tiny --on cpu:8 --batch 16 --mesh dp=3                            | wants 3 devices
+2 | plan tiny --on cpu:8 --batch 16 --mesh dp=3                            | needs 3 devices
 2 | plan tiny --on cpu:8 --batch 16 --mesh dp=-1,tp=-1                     | only one degree
 2 | plan tiny --on cpu:8 --batch 16 --mesh dp=0                            | degree
 2 | plan tiny --on cpu:8 --batch 16 --mesh dp=two                          | degree
@@ -165,18 +165,18 @@ CALLS = """
 2 | plan tiny --on cpu:8 --batch 16 --                                     | no option
 2 | plan tiny --on cpu:8 --batch 16 --compute-dtype bf16                   | is now --dtype
 2 | plan tiny --on cpu:8 --batch 16 --latency 30ms                         | option of a serving plan
-2 | plan tiny --on cpu:8 --batch 16 --sweep chips=4..16 --mesh dp=8        | --mesh changes nothing beside --sweep
-2 | plan tiny --on cpu:8 --batch 16 --sweep chips=4..16 --compare dp=8     | --compare changes nothing beside --sweep
-2 | plan tiny --on cpu:8 --batch 16 --sweep chips=4..16 --top 3            | --top changes nothing beside --sweep
-2 | plan tiny --on cpu:8 --batch 16 --sweep chips=4..16 --ops              | --ops changes nothing beside --sweep
-2 | plan tiny --on cpu:8 --batch 16 --sweep chips=4..16 -o a.yaml          | --output changes nothing beside --sweep
-2 | plan tiny --on cpu:8 --batch 16 --sweep batch=8,16                     | --batch changes nothing beside --sweep
-2 | plan tiny --on cpu:8 --batch 16 --sweep seq-len=64,128 --seq-len 64    | --seq-len changes nothing beside --sweep
+2 | plan tiny --on cpu:8 --batch 16 --sweep chips=4..16 --mesh dp=8        | --mesh has no effect with --sweep
+2 | plan tiny --on cpu:8 --batch 16 --sweep chips=4..16 --compare dp=8     | --compare has no effect with --sweep
+2 | plan tiny --on cpu:8 --batch 16 --sweep chips=4..16 --top 3            | --top has no effect with --sweep
+2 | plan tiny --on cpu:8 --batch 16 --sweep chips=4..16 --ops              | --ops has no effect with --sweep
+2 | plan tiny --on cpu:8 --batch 16 --sweep chips=4..16 -o a.yaml          | --output has no effect with --sweep
+2 | plan tiny --on cpu:8 --batch 16 --sweep batch=8,16                     | --batch has no effect with --sweep
+2 | plan tiny --on cpu:8 --batch 16 --sweep seq-len=64,128 --seq-len 64    | --seq-len has no effect with --sweep
 2 | plan tiny --on cpu:8 --batch-tokens 4k --sweep seq-len=64,128          | needs --batch
-2 | plan tiny --on cpu:8 --batch 16 --compare dp=8 --mesh dp=8             | --mesh changes nothing beside --compare
-2 | plan tiny --on cpu:8 --batch 16 --compare dp=8 --top 3                 | --top changes nothing beside --compare
+2 | plan tiny --on cpu:8 --batch 16 --compare dp=8 --mesh dp=8             | --mesh has no effect with --compare
+2 | plan tiny --on cpu:8 --batch 16 --compare dp=8 --top 3                 | --top has no effect with --compare
 2 | plan tiny --on cpu:8 --batch 16 --compare dp=8 8,1,1,1                 | twice
-2 | plan tiny --on cpu:8 --batch 16 --compare dp=8 -o a.yaml               | --output changes nothing beside --compare
+2 | plan tiny --on cpu:8 --batch 16 --compare dp=8 -o a.yaml               | --output has no effect with --compare
 2 | plan tiny --on cpu:8 --batch 16 --sweep chips                          | as chips=64..1024
 2 | plan tiny --on cpu:8 --batch 16 --sweep layers=1,2                     | as chips=64..1024
 2 | plan tiny --on cpu:8 --batch 16 --sweep chips=                         | as chips=64..1024
@@ -208,15 +208,15 @@ CALLS = """
 2 | plan tiny --on cpu:8 --serve decode --latency nan                      | not a time
 2 | plan tiny --on cpu:8 --serve decode --prompt-len 0                     | whole number from 1
 2 | plan tiny --on cpu:8 --serve decode --output-len 0                     | whole number from 1
-2 | plan tiny --on cpu:8 --serve prefill --output-len 8                    | --output-len changes nothing
+2 | plan tiny --on cpu:8 --serve prefill --output-len 8                    | --output-len has no effect
 2 | plan tiny --on cpu:8 --serve decode --weight-dtype int3                | not known
-2 | plan tiny --on cpu:8 --serve decode --top 3 --json                     | --top changes nothing beside --json
+2 | plan tiny --on cpu:8 --serve decode --top 3 --json                     | --top has no effect with --json
 2 | plan tiny --on cpu:8 --serve decode --seq-len 64                       | --prompt-len
 2 | plan tiny --on cpu:8 --serve decode --mesh pp=8                        | no pipeline
 2 | plan resnet50 --on a100-80gb:8                                         | --batch
 2 | plan resnet50 --on a100-80gb:8 --batch 256 --seq-len 64                | option of a training plan
 2 | plan resnet50 --on a100-80gb:8 --batch 256 --mesh tp=8                 | tp
-2 | plan resnet50 --on a100-80gb:8 --batch 256 --mesh dp=8 --top 3         | --top changes nothing beside --mesh
+2 | plan resnet50 --on a100-80gb:8 --batch 256 --mesh dp=8 --top 3         | --top has no effect with --mesh
 2 | fly                                                                    | no command 'fly'
 2 | PLAN tiny                                                              | no command 'PLAN'
 0 | plan tiny --on cpu:8 --batch 16,000 --seq-len 64                       | 16,000 × 64 tokens
@@ -257,7 +257,7 @@ CALLS = """
 2 | plan tiny --on cpu:8 --batch 16 --memory-headroom 1                    | share
 2 | plan tiny --on cpu:8 --batch 16 --tokens 1T --price 1e300              | amount
 2 | plan tiny --on cpu:8 --batch 16 --tokens 1T --price 4,2                | amount
-2 | plan tiny --on cpu:8 --batch 16 --price 4.2                            | --price changes nothing
+2 | plan tiny --on cpu:8 --batch 16 --price 4.2                            | --price has no effect
 2 | plan tiny --on cpu:8 --batch 16 --sweep chips=8,8                      | twice
 2 | plan tiny --on cpu:8 --batch 16 --ici_fsdp_parallelism 4               | here that is a degree of --mesh: fsdp
 2 | plan tiny --on cpu:8 --batch 16 --tensor-model-parallel-size 4         | here that is a degree of --mesh: tp

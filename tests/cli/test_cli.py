@@ -12,7 +12,7 @@ from meshwright.proof.verification.differences import Difference
 TRAIN = ["train", "tiny", "--on", "cpu:8", "--seq-len", "256"]
 
 MISTAKES = [
-    ([*TRAIN, "--batch", "16", "--mesh", "1,3,2,1"], ["6 devices", "8 are there", "-1"]),
+    ([*TRAIN, "--batch", "16", "--mesh", "1,3,2,1"], ["6 devices", "there are 8", "-1"]),
     ([*TRAIN, "--batch", "12", "--mesh", "8,1,1,1"], ["batch 12", "dp*fsdp = 8*1 = 8", "8 or 16"]),
     (["train", "tinny", "--on", "cpu:8", "--batch", "16"], ["no model 'tinny'", "tiny"]),
     (["train", "tiny", "--on", "v9:8", "--batch", "16"], ["chip 'v9'", "v3"]),

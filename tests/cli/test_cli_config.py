@@ -67,7 +67,7 @@ def test_what_is_typed_counts_before_the_file(config):
     [
         ("stepz: 3", "run.yaml, line 14: there is no option 'stepz'; did you mean steps?"),
         ("config: other.yaml", "run.yaml, line 14: there is no option 'config'"),
-        ("model: small", "run.yaml, line 14: model stands twice"),
+        ("model: small", "run.yaml, line 14: model is given twice"),
         ("seed: x", "run.yaml, line 14: --seed is 'x'; it takes a whole number"),
         ("seed: [1, 2]", "run.yaml, line 14: seed takes one value, and has 2 values"),
         ("resume: 3", "run.yaml, line 14: resume takes true or false"),
@@ -187,4 +187,4 @@ def test_a_dry_run_says_memory_and_time_and_writes_nothing(tmp_path, capsys, mon
     assert lines[4].startswith("to the end: 1,000,000 steps, 1,024,000,000 tokens, ")
     assert list(tmp_path.iterdir()) == []
     assert main([*words, "--process-id", "1"]) == 2
-    assert capsys.readouterr().err == "error: --process-id changes nothing beside --dry-run; leave it out\n"
+    assert capsys.readouterr().err == "error: --process-id has no effect with --dry-run; leave it out\n"

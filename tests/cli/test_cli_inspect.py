@@ -158,7 +158,7 @@ def test_a_dump_for_another_number_of_devices_is_an_error(dump, capsys):
 
 def test_of_a_dump_the_axes_types_change_nothing(dump, capsys):
     assert main(["inspect", str(dump), *MESH, "--axes", "auto"]) == 2
-    assert "is compiled already" in capsys.readouterr().err
+    assert "is already compiled" in capsys.readouterr().err
 
 
 def test_axes_keep_their_order():

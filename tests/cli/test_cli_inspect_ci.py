@@ -142,10 +142,10 @@ def test_findings_are_written_as_sarif_with_file_and_line(folder):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--ignore", "redundant-computes"], "'redundant-computes' is no finding; did you mean redundant-compute"),
+        (["--ignore", "redundant-computes"], "'redundant-computes' is not a finding; did you mean redundant-compute"),
         (["--ignore", "redundant-compute:"], "has no files behind the colon"),
         (["--baseline", "none.json"], "cannot read none.json: No such file or directory; --write-baseline none.json"),
-        (["--baseline", "wide.py"], "wide.py is no baseline"),
+        (["--baseline", "wide.py"], "wide.py is not a baseline"),
         (["--sarif", "none/found.sarif"], "cannot write none/found.sarif"),
     ],
 )

@@ -66,7 +66,7 @@ def test_a_script_with_all_exercises_right_ends_with_0(tmp_path, capfd):
         (["99"], "there is no lesson '99'; lessons are numbered 0 to"),
         (["--to", "somewhere"], "--to needs the number of a lesson"),
         (["--check", "nowhere.ipynb"], "cannot use nowhere.ipynb"),
-        (["3", "--check", "nowhere.ipynb"], "changes nothing beside --check"),
+        (["3", "--check", "nowhere.ipynb"], "has no effect with --check"),
     ],
 )
 def test_mistakes_are_one_line(words, said, capsys, tmp_path, monkeypatch):

@@ -78,7 +78,7 @@ def test_with_a_jax_that_no_test_has_seen_it_says_so(capsys, monkeypatch):
 def test_a_line_for_each_mode_has_inferred_beside_compiled(capsys):
     assert matmul("A[I_X, J] @ B[J, K_X] -> C[I_X, K]", "X=4", "I=512,J=512,K=512", "v5e:4x4", "--run") == 0
     printed = capsys.readouterr().out
-    assert "run on 4 simulated devices in float32, dims cut to 256: I=256,J=256,K=256" in printed
+    assert "run on 4 simulated devices in float32, dims reduced to 256: I=256,J=256,K=256" in printed
     rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if line.endswith("as inferred")}
     gather, ring = ["all-gather", "X", "262", "kB"], ["collective-permute", "X", "197", "kB"]
     verdict = ["as", "inferred"]

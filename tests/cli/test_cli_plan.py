@@ -25,11 +25,11 @@ SCREENS = [
 
 MISTAKES = [
     (["plan", "gpt2-xl", "--on", "h100:8", "--batch", "8", "--seq-len", "2048"], ["2048", "1024 positions", "gpt2-xl"]),
-    (["plan", "tiny", "--on", "cpu:8", "--batch", "16", "--price", "4.2"], ["--price changes nothing here"]),
+    (["plan", "tiny", "--on", "cpu:8", "--batch", "16", "--price", "4.2"], ["--price has no effect here"]),
     (["plan", "tiny", "--on", "cpu:8", "--batch", "16", "--tokens", "1M", "--price", "nan"], ["price 'nan'"]),
     (["plan", "tiny", "--on", "cpu:8", "--batch", "16", "--memory-headroom", "x"], ["a share from 0 to below 1"]),
     (["plan", "tiny", "--on", "cpu:8", "--batch", "16", "--num-microbatches", "3"], ["multiple of 3 sequences"]),
-    (["plan", "tiny", "--on", "cpu:8", "--batch", "16", "--compare", "1,3,1,1"], ["wants 3 devices", "8 are there"]),
+    (["plan", "tiny", "--on", "cpu:8", "--batch", "16", "--compare", "1,3,1,1"], ["needs 3 devices", "there are 8"]),
     (["plan", "tiny", "--on", "mine:8", "--batch", "16", "--hardware", "none.toml"], ["none.toml"]),
 ]
 
@@ -213,7 +213,7 @@ def test_where_nothing_fits_it_says_by_how_much_and_what_would_help(capsys):
     assert main(["plan", "llama3-8b", "--on", "v5e:2x4", "--batch", "8", "--optimizer", "adamw"]) == 1
     printed = capsys.readouterr().out
     assert "DOES NOT FIT" in printed
-    assert "nothing fits: this is the closest, and wants " in printed
+    assert "nothing fits: this is the closest, and needs " in printed
     assert "to fit: " in printed
 
 

@@ -24,13 +24,13 @@ def test_the_screen_has_the_answer_why_the_others_and_the_frontier(capsys):
     out = printed([*DECODE, *NARROW, "--latency", "12ms", "--top", "3", "--explain"], capsys)
     head, counts, _, answer, why, *_ = out.splitlines()
     assert head == "llama2-7b · decode · 1984 + 64 tokens · v5e:2x2 · 12.0 ms asked for"
-    assert counts == "weights int8, cache int8, products bf16; 12 layouts, 12 legal, 12 fit"
+    assert counts == "weights int8, cache int8, matmuls bf16; 12 layouts, 12 legal, 12 fit"
     assert answer.startswith("  tp=4   batch ")
     assert " ms a token " in answer
     assert why.startswith("  why: HBM cache bound: cache is ")
-    for line in ("latency keeps the batch", "products are compute bound from batch 121", "in 128 pages of 16, 0%"):
+    for line in ("latency limits the batch", "matmuls are compute bound from batch 121", "in 128 pages of 16, 0%"):
         assert line in out
-    assert "prompts keep " in out
+    assert "prefill on " in out
     assert "compared with the first" in out
     assert " frontier: no layout that fits has both a shorter step and more tokens a second" in out
     assert " step    weights " in out
@@ -70,7 +70,7 @@ def test_a_prefill_is_planned_by_its_prompts(capsys):
     out = printed([*PREFILL, "--latency", "1.5s"], capsys)
     assert out.startswith("llama2-7b · prefill · 2048 tokens · v5e:2x2 · 1.50 s asked for\nweights bf16,")
     assert " a batch " in out
-    assert "prompts keep" not in out
+    assert "prefill on" not in out
 
 
 def test_one_mesh_is_looked_at(capsys):

@@ -28,9 +28,9 @@ WAYS = [
         ["--num-microbatches", "8"],
         "num_microbatches=8 cannot cut a device's share of the batch, 16 over dp*fsdp=4",
     ),
-    ("plan", ["--zero-stage", "1"], "zero_stage=1 would change nothing on mesh dp=4"),
-    ("train", ["--zero-stage", "1"], "zero_stage=1 would change nothing on mesh dp=4"),
-    ("train", ["--master-weights"], "master_weights=True would change nothing on mesh dp=4"),
+    ("plan", ["--zero-stage", "1"], "zero_stage=1 would have no effect on mesh dp=4"),
+    ("train", ["--zero-stage", "1"], "zero_stage=1 would have no effect on mesh dp=4"),
+    ("train", ["--master-weights"], "master_weights=True would have no effect on mesh dp=4"),
 ]
 
 

@@ -187,7 +187,7 @@ def stubbed(monkeypatch, tmp_path):
     """Every command ends where its work begins, in an empty folder."""
     for place in it.chain(*WORK.values()):
         monkeypatch.setattr(place, reach)
-    # A run that is checked up to its first step predicts the same few steps, and looks at the same text, again and again.
+    # The calls predict the same few steps, and check the same text.
     monkeypatch.setattr("meshwright.planning.plan.predict", functools.cache(predict))
     checked = functools.cache(check_text)
     monkeypatch.setattr("meshwright.execution.training.data.run_data.check_text", lambda files: checked(tuple(files)))
@@ -243,8 +243,8 @@ def test_every_command_is_tried_here_or_with_its_files():
 def test_an_option_that_is_not_read_is_refused_before_any_work():
     args = watch(WorkloadArgs(batch="8", remat="none"), {"batch": "--batch", "remat": "--remat"})
     assert args.batch == "8"
-    with pytest.raises(MeshwrightError, match="--remat changes nothing beside --sweep; leave it out"):
-        check_all_read(args, "beside --sweep")
+    with pytest.raises(MeshwrightError, match="--remat has no effect with --sweep; leave it out"):
+        check_all_read(args, "with --sweep")
     given_options(args)
     check_all_read(args)
 
@@ -252,16 +252,16 @@ def test_an_option_that_is_not_read_is_refused_before_any_work():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--batch", "16", "--batch", "16"], "--batch stands twice"),
-        (["--json", "--json"], "--json stands twice"),
-        (["-o", "a.yaml", "--output=b.yaml"], "--output stands twice"),
+        (["--batch", "16", "--batch", "16"], "--batch is given twice"),
+        (["--json", "--json"], "--json is given twice"),
+        (["-o", "a.yaml", "--output=b.yaml"], "--output is given twice"),
         (["--mesh", ""], "--mesh needs a value"),
         (["--compare"], "--compare needs a value"),
-        (["--sweep", "chips=4,8", "--mesh", "dp=8"], "--mesh changes nothing beside --sweep"),
-        (["--sweep", "chips=4,8", "--compare", "dp=8"], "--compare changes nothing beside --sweep"),
-        (["--sweep", "batch=8,16", "--batch", "16"], "--batch changes nothing beside --sweep"),
-        (["--sweep", "chips=4,8", "-o", "a.yaml"], "--output changes nothing beside --sweep"),
-        (["--compare", "dp=8", "--mesh", "dp=8"], "--mesh changes nothing beside --compare"),
+        (["--sweep", "chips=4,8", "--mesh", "dp=8"], "--mesh has no effect with --sweep"),
+        (["--sweep", "chips=4,8", "--compare", "dp=8"], "--compare has no effect with --sweep"),
+        (["--sweep", "batch=8,16", "--batch", "16"], "--batch has no effect with --sweep"),
+        (["--sweep", "chips=4,8", "-o", "a.yaml"], "--output has no effect with --sweep"),
+        (["--compare", "dp=8", "--mesh", "dp=8"], "--mesh has no effect with --compare"),
         (["--compare", "dp=8", "8,1,1,1"], "compare has dp=8 twice"),
         (["--top", "-3"], "--top is '-3'"),
         (["--top", "0"], "--top is '0'"),

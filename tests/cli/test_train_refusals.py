@@ -82,7 +82,7 @@ TRAIN = [
     (["-o", "/dev/null/x"], "/dev/null is not a directory"),
     (["-o", "x" * 300], ""),
     (["-o", "folder"], "folder holds a run that wrote no checkpoint"),
-    (["--change"], "--change is for a run that goes on"),
+    (["--change"], "--change is for a run that continues"),
     (["--weights", "nowhere"], "there is no directory 'nowhere'; --weights takes one with config.json"),
     (["--weights", "short.txt"], "there is no directory 'short.txt'"),
     (["--weights", "folder"], "it is that of a run"),
@@ -113,8 +113,8 @@ def test_what_cannot_be_meant_is_one_line(folder, monkeypatch, capsys, words, me
 @pytest.mark.parametrize(
     ("model", "code", "message"),
     [
-        ("hf", 2, "hf/tokenizer.json is no tokenizer"),
-        ("hf/config.json", 2, "hf/tokenizer.json is no tokenizer"),
+        ("hf", 2, "hf/tokenizer.json is not a tokenizer"),
+        ("hf/config.json", 2, "hf/tokenizer.json is not a tokenizer"),
         ("cut", 2, "cut/model.safetensors is cut short or no safetensors file"),
         ("words", 2, "words holds tokenizer.json and no weights; --from-scratch"),
         ("large", 2, "large has a vocabulary of 512; text is read and written as bytes, which are 256"),
@@ -156,7 +156,7 @@ def test_a_run_that_goes_on_refuses_what_it_cannot_take(folder, monkeypatch, cap
         (["folder", "--seed", "-1"], "seed is -1"),
         (["folder", "--prompt", ""], "prompt"),
         (["folder", "--top-p", "0"], "top_p is 0.0"),
-        (["folder", "--top-k", "2", "--temperature", "0"], "--top-k changes nothing at --temperature 0"),
+        (["folder", "--top-k", "2", "--temperature", "0"], "--top-k has no effect at --temperature 0"),
         (["folder", "x", "--prompt", "y"], "PROMPT and --prompt both give prompts"),
         (["folder", "--chat"], "--chat without a prompt"),
         (["folder", "--prompts", "empty.txt"], "empty.txt has no prompt"),
@@ -210,7 +210,7 @@ def test_an_interrupted_run_says_where_it_stopped_and_how_it_goes_on(tmp_path):
     said, _ = interrupt(begun, after="step    1/2000", number=number)
     assert begun.returncode == 0, said
     assert "stopping after this step; once more stops at once" in said
-    assert said.endswith(" of 2000; `meshwright train run --resume` goes on\n")
+    assert said.endswith(" of 2000; `meshwright train run --resume` continues\n")
     assert "Traceback" not in said
     left = {path.name for path in (tmp_path / "run").iterdir()}
     assert left == {"checkpoints", "compiled.json", "config.json", "metrics.jsonl", "resolved.yaml", "tensorboard"}

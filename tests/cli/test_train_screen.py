@@ -99,7 +99,7 @@ def test_an_output_that_is_gone_does_not_end_the_run(monkeypatch, capsys):
             screen.step(row(step))
     assert screen.taken == 20
     said = capsys.readouterr().err
-    assert said == "the output cannot be written (Broken pipe): the run goes on without its screen\n"
+    assert said == "the output cannot be written (Broken pipe): the run continues without its screen\n"
 
 
 def test_a_chart_has_a_column_for_every_few_steps_and_its_extremes():

@@ -85,9 +85,9 @@ def test_a_notebook_has_the_cells_of_the_page(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.ipynb", "{}", "is no notebook of format 4"),
-        ("a.ipynb", "no json", "is no notebook of format 4"),
-        ("a.txt", "check('four-cases')", "is no lesson"),
+        ("a.ipynb", "{}", "is not a notebook of format 4"),
+        ("a.ipynb", "no json", "is not a notebook of format 4"),
+        ("a.txt", "check('four-cases')", "is not a lesson"),
     ],
 )
 def test_other_files_are_refused(name, text, said, tmp_path):

@@ -127,9 +127,9 @@ def test_a_price_does_not_start_jax_so_that_a_run_can():
 
 
 def test_a_keyword_that_names_nothing_is_refused():
-    with pytest.raises(mw.MeshwrightError, match="Q is no dim and no mesh axis of A"):
+    with pytest.raises(mw.MeshwrightError, match="Q is neither a dim nor a mesh axis of A"):
         mw.matmul("A[I_X, J] @ B[J, K]", X=4, Q=7, on="v5e:2x2")
-    with pytest.raises(mw.MeshwrightError, match="'gather' is no collective"):
+    with pytest.raises(mw.MeshwrightError, match="'gather' is not a collective"):
         mw.collective("gather", X=4, on="v5e:2x2")
     with pytest.raises(mw.MeshwrightError, match=r"X=0; it is a whole number from 1"):
         mw.collective("all-gather", X=0, on="v5e:2x2")

@@ -10,11 +10,11 @@ from meshwright.description.families.load import load_model
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.pictures.charts import Bar, Limits, lowered, roofline_point, write_charts
+from meshwright.pictures.charts import Bar, DeviceLimits, lowered, roofline_point, write_charts
 from meshwright.planning.search import rank
 
 SYSTEM = parse_system("v5e:4x4")
-LIMITS = Limits(SYSTEM.peak(), SYSTEM.usable_bytes)
+LIMITS = DeviceLimits(SYSTEM.peak(), SYSTEM.usable_bytes)
 
 
 @pytest.fixture(scope="module")

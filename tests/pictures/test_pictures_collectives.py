@@ -118,9 +118,9 @@ def test_a_number_keeps_the_colour_of_the_device_that_had_it(kind):
         ),
         ("all-to-all", [1, 2], 2, "give a multiple of 4"),
         ("all-gather", [], 2, "0 values"),
-        ("broadcast", [1, 2], 2, "'broadcast' is no collective"),
+        ("broadcast", [1, 2], 2, "'broadcast' is not a collective"),
         ("all-gather", [1, 2], 0, "1 device or more, not 0"),
-        ("all-gather", list(range(16)), 16, "16 devices are wanted, 8 are there"),
+        ("all-gather", list(range(16)), 16, "16 devices are needed, there are 8"),
     ],
 )
 def test_what_cannot_be_run_is_refused(kind, values, degree, message):

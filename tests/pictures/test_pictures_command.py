@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
 
 
 def test_text_without_a_mesh_says_what_is_missing():
-    with pytest.raises(MeshwrightError, match="wants a mesh and the sizes of its dims"):
+    with pytest.raises(MeshwrightError, match="needs a mesh and the sizes of its dims"):
         show("A[I_X]")
 
 
@@ -88,7 +88,7 @@ def test_a_live_array_brings_its_own_mesh_and_shape(others):
 
 
 def test_an_array_without_a_mesh_is_not_laid_on_a_torus():
-    with pytest.raises(MeshwrightError, match="lies on a mesh; this one lies on none"):
+    with pytest.raises(MeshwrightError, match="needs an array on a mesh; this one is on none"):
         show(jax.device_put(np.zeros(4)), on="v5e:1x1")
 
 

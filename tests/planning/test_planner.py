@@ -225,9 +225,9 @@ def test_the_first_factor_of_chips_that_is_communication_bound_is_found():
     ("name", "devices", "says"),
     [
         ("gpt2-xl", 8, "data parallelism is enough"),
-        ("llama3-8b", 8, "up to 8x wants one model axis"),
-        ("llama3-70b", 64, "8x to 64x wants two model axes"),
-        ("llama3-405b", 512, "beyond 64x wants three model axes, a pipeline among them"),
+        ("llama3-8b", 8, "up to 8x needs one model axis"),
+        ("llama3-70b", 64, "8x to 64x needs two model axes"),
+        ("llama3-405b", 512, "above 64x needs three model axes, a pipeline among them"),
     ],
 )
 def test_the_rule_of_thumb_of_a_models_size_has_its_numbers(name, devices, says):
@@ -279,7 +279,7 @@ def test_a_plan_says_what_gpus_multiply_more_than_it_prices():
         (MOE, MeshShape(fsdp=8), "v5e:2x4", False),
         (bounded, MeshShape(fsdp=8), "h100:8", False),
     ):
-        assert any("grouped products" in note for note in predict(workload, mesh, parse_system(on)).notes) is says
+        assert any("grouped matmuls" in note for note in predict(workload, mesh, parse_system(on)).notes) is says
 
 
 def test_a_plan_says_that_simulated_devices_exchange_rows_for_any_routing():

@@ -110,7 +110,7 @@ def test_what_does_not_fit_says_by_how_much():
     memory = best.predicted.memory_bytes
     assert memory["peak"] == min(plan.predicted.memory_bytes["peak"] for plan in ranking.candidates)
     lines = [str(fact) for fact in why_serving(best, system)]
-    assert lines[0].startswith("nothing fits: 17.6 GB of weights and 336 MB of cache a device at batch 1 want")
+    assert lines[0].startswith("nothing fits: 17.6 GB of weights and 336 MB of cache a device at batch 1 need")
     assert prefill_share(best, system) is None
     other = ranking.candidates[1]
     assert str(serving_gap(other, best, system)).endswith("GB too much")
@@ -132,10 +132,10 @@ def test_what_keeps_the_batch_is_named():
     tight, loose = (rank_serving(replace(BIG, latency_seconds=s), system, mesh).candidates[0] for s in (0.02, 1.0))
     late = make_serving_plan(replace(tight.serving, batch=tight.batch + 2), tight.layout, system)
     assert late.seconds > 0.02
-    said = f"latency keeps the batch: batch {late.batch} takes 20.1 ms; {loose.batch} fit in memory"
+    said = f"latency limits the batch: batch {late.batch} takes 20.1 ms; {loose.batch} fit in memory"
     assert said in map(str, why_serving(tight, system))
     assert any(
-        f"memory keeps the batch: batch {loose.batch + 2} wants" in line
+        f"memory limits the batch: batch {loose.batch + 2} needs" in line
         for line in map(str, why_serving(loose, system))
     )
 

@@ -19,10 +19,10 @@ from meshwright.cli.main import main
 from meshwright.execution.text.tokenizer import byte_tokenizer
 from meshwright.serving.front.app import Front
 from meshwright.serving.http.server import HttpServer
-from meshwright.serving.http.service import ApiKey, Limits, ServerState
+from meshwright.serving.http.service import ApiKey, RequestLimits, ServerState
 
 LLAMA = Path(__file__).parents[1] / "references" / "llama"
-OUTER = ApiKey("outer", Limits(prompt_tokens=8))
+OUTER = ApiKey("outer", RequestLimits(prompt_tokens=8))
 LONG = {"prompt": "a", "max_tokens": 400, "temperature": 0}
 
 
@@ -112,7 +112,7 @@ def test_with_no_replica_a_client_is_told_to_come_back():
     [
         (["--replicas", "3"], "4 devices cannot be divided equally among 3 replicas"),
         (["--replicas", "0"], "among 0 replicas"),
-        (["--replicas", "2", "--process-id", "1"], "--process-id changes nothing beside --replicas"),
+        (["--replicas", "2", "--process-id", "1"], "--process-id has no effect with --replicas"),
         (["--on", "v5e:2x2", "--replicas", "2"], "have dp=2 in --mesh"),
     ],
 )

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from started import started
 
-from meshwright.serving.http.service import Limits
+from meshwright.serving.http.service import RequestLimits
 
 SECONDS = 5.0
 """Within which each request is answered."""
 
-LIMITS = Limits(body_seconds=0.5, head_seconds=0.5, max_tokens=8)
+LIMITS = RequestLimits(body_seconds=0.5, head_seconds=0.5, max_tokens=8)
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ def test_a_hostile_body_is_refused(client, name):
     try:
         answer = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
     except httpx.WriteError:
-        # Over what is read and thrown away, a client that goes on sending is cut off.
+        # Over what is read and thrown away, a client that continues sending is cut off.
         assert name == "100 MB"
     else:
         check_answer(answer)

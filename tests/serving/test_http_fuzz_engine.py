@@ -13,7 +13,7 @@ from test_http_fuzz import check_answer, mostly, paths, values
 
 from meshwright.description.families.registry import PRESETS
 from meshwright.serving.engine.settings import EngineSettings
-from meshwright.serving.http.service import Limits, Service
+from meshwright.serving.http.service import RequestLimits, Service
 
 COMPLETION = {"prompt": "The mesh", "max_tokens": 8, "temperature": 0}
 TOKENS = st.lists(mostly(st.integers(0, 255), st.sampled_from([256, 2 * 10**9, 2**31 - 1])), max_size=6)
@@ -51,7 +51,7 @@ def client():
         model="tiny",
         context=64,
         tokenizer=model.tokenizer,
-        limits=Limits(max_tokens=8, total_tokens=256),
+        limits=RequestLimits(max_tokens=8, total_tokens=256),
     )
     with serving(service, start=engine.start) as found, httpx.Client(base_url=found.url, timeout=120) as made:
         yield made

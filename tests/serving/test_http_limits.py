@@ -14,14 +14,14 @@ from started import started
 from meshwright.errors import MeshwrightError
 from meshwright.serving.http.api_keys import parse_api_keys, parse_limits
 from meshwright.serving.http.openai import completions
-from meshwright.serving.http.service import Limits
+from meshwright.serving.http.service import RequestLimits
 
 COMPLETION = {"prompt": "abc", "max_tokens": 2}
 
 
 @pytest.fixture(scope="module")
 def server():
-    keys = parse_api_keys(["one", "two", "narrow prompt_tokens=64"], Limits(), "f")
+    keys = parse_api_keys(["one", "two", "narrow prompt_tokens=64"], RequestLimits(), "f")
     with started(FakeEngine(chat_tokenizer()), api_keys=keys) as found:
         yield found
 
@@ -179,7 +179,7 @@ def test_http_1_0_needs_no_host(server):
 
 def test_a_limit_is_set_once():
     with pytest.raises(MeshwrightError, match="--limit sets max_tokens twice, the second time by 'max_tokens=2'"):
-        parse_limits(["max_tokens=1", "max_tokens=2"], Limits(), "--limit")
+        parse_limits(["max_tokens=1", "max_tokens=2"], RequestLimits(), "--limit")
 
 
 def test_an_exception_in_a_handler_is_in_the_log_under_the_id_of_its_answer(server, monkeypatch, caplog):

@@ -21,7 +21,7 @@ from meshwright.serving.engine.request import MOST_LOGPROBS
 from meshwright.serving.http.app import ENDPOINTS
 from meshwright.serving.http.metrics import MEAN_GAUGES
 from meshwright.serving.http.openai.generation import MAX_LOGIT_BIASES
-from meshwright.serving.http.service import ApiKey, Limits
+from meshwright.serving.http.service import ApiKey, RequestLimits
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
 
@@ -104,9 +104,9 @@ def test_the_document_names_every_path_field_and_limit():
         assert f"{endpoint.path}`" in DOCUMENT
         for name in endpoint.request.model_fields:
             assert f"`{name}`" in DOCUMENT, f"{name} of {endpoint.path}"
-    for field in dataclasses.fields(Limits):
+    for field in dataclasses.fields(RequestLimits):
         assert f"`{field.name}`" in DOCUMENT, field.name
-    limits = Limits()
+    limits = RequestLimits()
     said = {
         "body_bytes": f"{limits.body_bytes >> 20} MiB", "head_bytes": f"{limits.head_bytes >> 10} KiB",
         "body_seconds": f"{limits.body_seconds:g} s", "head_seconds": f"{limits.head_seconds:g} s",

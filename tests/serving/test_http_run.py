@@ -22,7 +22,7 @@ from started import http_server, started
 from meshwright.errors import MeshwrightError
 from meshwright.execution.text.tokenizer import byte_tokenizer
 from meshwright.serving.http.api_keys import parse_api_keys
-from meshwright.serving.http.service import ApiKey, Limits, Service
+from meshwright.serving.http.service import ApiKey, RequestLimits, Service
 
 LONG = {"prompt": "a", "max_tokens": 500, "temperature": 0}
 
@@ -72,7 +72,7 @@ def test_all_prompts_of_a_client_that_goes_away_are_aborted():
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_has_a_time_limit(stream):
-    with started(slow_engine(), limits=Limits(seconds=0.2)) as server:
+    with started(slow_engine(), limits=RequestLimits(seconds=0.2)) as server:
         answer = httpx.post(f"{server.url}/v1/completions", json=LONG | {"stream": stream})
         if stream:
             error = json.loads(answer.text.strip().splitlines()[-1].removeprefix("data: "))["error"]
@@ -138,7 +138,7 @@ def test_api_keys_are_asked_for():
 
 
 def test_each_api_key_has_limits_of_its_own():
-    limits = Limits(body_bytes=2000)
+    limits = RequestLimits(body_bytes=2000)
     keys = parse_api_keys(["# of people", "wide", "", "narrow requests=1 max_tokens=400 prompt_tokens=3"], limits, "f")
     with started(slow_engine(), api_keys=keys, limits=limits) as server:
 
@@ -175,7 +175,7 @@ def test_each_api_key_has_limits_of_its_own():
 )
 def test_a_file_of_keys_that_is_wrong_is_refused_in_a_line(lines, said):
     with pytest.raises(MeshwrightError, match=re.escape(said)):
-        parse_api_keys(lines, Limits(), "keys.txt")
+        parse_api_keys(lines, RequestLimits(), "keys.txt")
 
 
 def test_pages_of_other_origins_may_call_only_where_they_are_let():
@@ -271,7 +271,7 @@ def test_an_engine_that_fails_ends_the_server():
 def test_a_client_that_reads_nothing_is_cut_off():
     # A stream of more than the buffers on its way hold, of which nothing is read.
     engine = FakeEngine(byte_tokenizer())
-    with started(engine, context=200_000, limits=Limits(unread_seconds=0.3)) as server:
+    with started(engine, context=200_000, limits=RequestLimits(unread_seconds=0.3)) as server:
         body = json.dumps(LONG | {"max_tokens": 150_000, "stream": True, "n": 16}).encode()
         head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         address = httpx.URL(server.url)

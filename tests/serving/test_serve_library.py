@@ -76,7 +76,7 @@ def test_what_on_ready_raises_ends_the_server(directory):
         ({"cors": 3}, "cors is 3; it is a text or a list of texts"),
         ({"limit": "tokens=3"}, "--limit has 'tokens=3'; write NAME=VALUE with one of"),
         ({"row": 3}, "there is no option 'row'; did you mean rows?"),
-        ({"replicas": 2, "process_id": 1}, "process_id changes nothing beside replicas; leave it out"),
+        ({"replicas": 2, "process_id": 1}, "process_id has no effect with replicas; leave it out"),
         ({"replicas": "2"}, "--replicas is '2'; it must be a whole number from 1"),
         ({"start_seconds": 3.0}, "--start-seconds goes with --coordinator"),
         ({"rows": 0}, "rows is 0; it is 1 or more"),

@@ -41,7 +41,7 @@ def test_a_draft_is_what_followed_the_last_tokens_before(tokens, parts, most, lo
         ([1, 2, 3, 9, 1, 2, 3], [9, 1, 2]),  # the longest n-gram
         ([1, 2, 7, 1, 2, 8, 1, 2], [8, 1, 2]),  # its latest occurrence
         ([5, 6, 7, 5], [6, 7, 5]),  # a shorter one
-        ([4, 4], [4, 4, 4]),  # a repetition goes on
+        ([4, 4], [4, 4, 4]),  # a repetition continues
         ([1, 2, 3], []),
         ([], []),
     ],

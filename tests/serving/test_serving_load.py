@@ -16,7 +16,7 @@ from starlette.routing import Route
 from meshwright.cli.main import main
 from meshwright.errors import MeshwrightError
 from meshwright.pictures.load_chart import LoadPoint, write_load_chart
-from meshwright.serving.load.drive import Answer, Load, Target, drive, find_model
+from meshwright.serving.load.drive import Answer, Arrivals, Target, drive, find_model
 from meshwright.serving.load.figures import load_figures, read_slo
 from meshwright.serving.load.requests import (
     OUTPUT_LEN,
@@ -156,7 +156,7 @@ def test_a_file_without_prompts_is_refused(text, reason, tmp_path):
 
 def test_answers_are_timed_and_counted(url):
     requests = random_requests(6, 0, prompt_len=5, output_len=4)
-    answers = drive(Target(url, "small", "a key"), requests, Load(concurrency=2), seed=0)
+    answers = drive(Target(url, "small", "a key"), requests, Arrivals(concurrency=2), seed=0)
     assert [(a.error, a.prompt_tokens, a.output_tokens, len(a.arrivals)) for a in answers] == [("", 5, 4, 4)] * 6
     for answer in answers:
         times = [answer.begin, *answer.arrivals, answer.end]
@@ -171,7 +171,10 @@ def test_answers_are_timed_and_counted(url):
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_a_concurrency_is_kept(url, concurrency):
     drive(
-        Target(url, "small"), random_requests(12, 0, prompt_len=2, output_len=9), Load(concurrency=concurrency), seed=0
+        Target(url, "small"),
+        random_requests(12, 0, prompt_len=2, output_len=9),
+        Arrivals(concurrency=concurrency),
+        seed=0,
     )
     assert max(others for _, others, _ in SEEN) == concurrency - 1
 
@@ -179,7 +182,7 @@ def test_a_concurrency_is_kept(url, concurrency):
 def test_a_rate_does_not_wait_for_answers(url):
     """Answers take 0.6 s at least; at 100 a second, 20 requests are sent in about 0.2 s."""
     requests = random_requests(20, 0, prompt_len=2, output_len=300)
-    answers = drive(Target(url, "small"), requests, Load(rate=100.0), seed=3)
+    answers = drive(Target(url, "small"), requests, Arrivals(rate=100.0), seed=3)
     begins = sorted(answer.begin for answer in answers)
     assert max(begins) < min(answer.end for answer in answers)
     gaps = [later - earlier for earlier, later in pairwise(begins)]
@@ -189,7 +192,7 @@ def test_a_rate_does_not_wait_for_answers(url):
 
 def test_failures_are_counted_by_kind(url):
     requests = [LoadRequest(prompt, 3, False) for prompt in [*FAILURES, "cut", "fine"]]
-    load = Load(concurrency=8)
+    load = Arrivals(concurrency=8)
     answers = drive(Target(url, "small", timeout_seconds=0.5), requests, load, seed=0)
     figures = load_figures(load, answers, {})
     assert figures.errors == {kind: 1 + (kind == "cut off") for kind in FAILURES.values()}
@@ -199,9 +202,9 @@ def test_failures_are_counted_by_kind(url):
 
 
 def test_a_server_that_is_not_there_is_an_answer_too():
-    answers = drive(Target("http://127.0.0.1:9", "small"), random_requests(2, 0), Load(concurrency=1), seed=0)
+    answers = drive(Target("http://127.0.0.1:9", "small"), random_requests(2, 0), Arrivals(concurrency=1), seed=0)
     assert {answer.error for answer in answers} == {"no connection"}
-    assert load_figures(Load(concurrency=1), answers, {}).latencies == {}
+    assert load_figures(Arrivals(concurrency=1), answers, {}).latencies == {}
     with pytest.raises(MeshwrightError, match=r"no server answers at http://127\.0\.0\.1:9"):
         find_model("http://127.0.0.1:9", None, 1.0)
 
@@ -210,7 +213,7 @@ def test_figures_of_known_answers():
     """Ten answers of 3 tokens in 2 parts: the n-th begins after n seconds, and its first part takes n tenths of one."""
     answers = [Answer(n, n + n / 10 + 1.0, (n + n / 10, n + n / 10 + 1.0), 7, 3) for n in range(10)]
     answers.append(Answer(0.0, 20.0, error="timeout"))
-    figures = load_figures(Load(rate=1.0), answers, {"ttft": 0.45, "tpot": 0.5})
+    figures = load_figures(Arrivals(rate=1.0), answers, {"ttft": 0.45, "tpot": 0.5})
     assert figures.seconds == 20.0
     assert figures.requests_per_second == 0.5
     assert figures.output_tokens_per_second == 30 / 20
@@ -218,11 +221,11 @@ def test_figures_of_known_answers():
     assert figures.latencies["tpot"] == pytest.approx({"mean": 0.5, "p50": 0.5, "p90": 0.5, "p99": 0.5})
     assert figures.latencies["itl"]["p50"] == pytest.approx(1.0)
     assert figures.latencies["e2e"]["p50"] == pytest.approx(1.45)
-    assert load_figures(Load(rate=1.0), answers, {"ttft": 0.45}).goodput == 5 / 20
-    assert load_figures(Load(rate=1.0), answers, {"ttft": 0.45, "e2e": 1.15}).goodput == 2 / 20
-    assert load_figures(Load(rate=1.0), answers, {}).goodput is None
+    assert load_figures(Arrivals(rate=1.0), answers, {"ttft": 0.45}).goodput == 5 / 20
+    assert load_figures(Arrivals(rate=1.0), answers, {"ttft": 0.45, "e2e": 1.15}).goodput == 2 / 20
+    assert load_figures(Arrivals(rate=1.0), answers, {}).goodput is None
     # A server may send one token in two parts.
-    assert "tpot" not in load_figures(Load(rate=1.0), [Answer(0.0, 1.0, (0.5, 1.0), 7, 1)], {}).latencies
+    assert "tpot" not in load_figures(Arrivals(rate=1.0), [Answer(0.0, 1.0, (0.5, 1.0), 7, 1)], {}).latencies
 
 
 @pytest.mark.parametrize("text", ["", "ttft", "ttft=", "ttft=0", "ttft=-1", "speed=1", "ttft=1,ttft=2", "ttft=nan"])

@@ -104,7 +104,7 @@ def test_other_prompts_options_and_files_are_refused(engine, tmp_path):
         answer_file(engine, prompts_in(tmp_path, engine), foreign)
     prompts = prompts_in(tmp_path, engine)
     out.write_bytes(before + before.splitlines(keepends=True)[0])
-    with pytest.raises(MeshwrightError, match="line 3 is no answer of these prompts"):
+    with pytest.raises(MeshwrightError, match="line 3 is not an answer to these prompts"):
         answer_file(engine, prompts, out)
 
 

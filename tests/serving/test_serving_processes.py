@@ -235,4 +235,4 @@ def test_a_launched_server_answers_drains_and_starts_again():
     assert [token for each in found for token in each] == before
     lost, again = [line for line in launched.lines if line.startswith("launch: ")]
     assert re.fullmatch(r"launch: process 1 \(pid \d+\) was ended by SIGKILL after step \d+; all .* ended\n", lost)
-    assert again == "launch: restart 1 of 3 in 1 s: 2 processes go on\n"
+    assert again == "launch: restart 1 of 3 in 1 s: 2 processes continue\n"

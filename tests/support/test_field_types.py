@@ -67,7 +67,7 @@ def test_a_plan_with_any_value_in_any_field_is_read_or_refused_in_one_line(path)
     [
         (("workload", "model", "embed"), "x", "workload.model.embed is 'x'; it is a whole number"),
         (("workload", "remat"), "blok", "workload.remat is 'blok'; did you mean block?"),
-        (("workload", "bacth"), 8, "workload.bacth is no field that is known; did you mean batch?"),
+        (("workload", "bacth"), 8, "workload.bacth is not a known field; did you mean batch?"),
         (("strategy", "dropout"), math.nan, "strategy.dropout is nan; it is a number"),
         (("strategy", "zero_stage"), True, "strategy.zero_stage is True; it is one of 0, 1, 2, 3"),
         (("mesh",), {"fsdp": 4}, "mesh fsdp=4 has 4 devices; the hardware has 8"),

@@ -1,4 +1,4 @@
-"""An answer with a picture, as `meshwright matmul cases`, `collective` and `show pipeline` end."""
+"""Print an answer with a picture: the end of `meshwright matmul cases`, `collective` and `show pipeline`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from meshwright.pictures.answers.answer import DrawnAnswer, write_picture
 
 
 def print_answer(found: DrawnAnswer, svg: Path | None, *, as_json: bool) -> None:
-    """Write the picture to `svg` if given, and print the answer: its screen, or with as_json its data."""
+    """Write the picture to `svg` if given, and print the answer's screen, or with `as_json` its data."""
     if svg is not None:
         write_picture(found, svg)
     if as_json:

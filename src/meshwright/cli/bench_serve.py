@@ -27,7 +27,7 @@ from meshwright.units import parse_number, show_seconds
 
 if TYPE_CHECKING:
     from meshwright.planning.serving.search import ServingPoint
-    from meshwright.serving.load.drive import Load
+    from meshwright.serving.load.drive import Arrivals
     from meshwright.serving.load.figures import LoadFigures
     from meshwright.serving.load.requests import LoadRequest
 
@@ -37,7 +37,12 @@ EXAMPLES = (
     "meshwright bench-serve http://127.0.0.1:8000 --concurrency 1,8,64 --plan serve.yaml --plot load.svg",
 )
 
-MEASURE_NAMES = {"ttft": "time to first token", "tpot": "time a token", "itl": "between parts", "e2e": "whole answer"}
+MEASURE_NAMES = {
+    "ttft": "time to first token",
+    "tpot": "time per token",
+    "itl": "inter-token latency",
+    "e2e": "whole answer",
+}
 """The names of the measures in tables."""
 MAX_LATE_SECONDS = 0.1
 """Seconds that requests may be sent late before a note warns that the client is the bottleneck."""
@@ -57,7 +62,7 @@ class Args:
     url: Annotated[str, positional("URL")]
     """The server's address, with or without /v1."""
     rate: Annotated[str | None, option("N[,N…]")] = None
-    """Requests a second, at random (Poisson) times; several rates are run one after the other."""
+    """Requests per second, at random (Poisson) times; several rates are run one after the other."""
     concurrency: Annotated[str | None, option("N[,N…]")] = None
     """Concurrent requests: each answer is followed by the next request. Default: 8, without --rate."""
     num_requests: Annotated[str, option("N")] = "100"
@@ -98,7 +103,7 @@ def run(args: Args) -> int:
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # Of a port that is no number from 0 to 65535.
+    except ValueError:  # The port is not a number from 0 to 65535.
         is_url = False
     if not is_url:
         raise MeshwrightError(f"URL is {args.url!r}; write it as http://127.0.0.1:8000, with a port of 1 to 65535")
@@ -146,9 +151,9 @@ def run(args: Args) -> int:
     return 0 if all(figures.num_answered for figures in results) else 1
 
 
-def _loads(args: Args) -> list[Load]:
+def _loads(args: Args) -> list[Arrivals]:
     """Return the loads, in the order of the command line."""
-    from meshwright.serving.load.drive import Load
+    from meshwright.serving.load.drive import Arrivals
 
     if args.rate is not None and args.concurrency is not None:
         raise MeshwrightError("--rate and --concurrency exclude each other; leave one out")
@@ -156,12 +161,12 @@ def _loads(args: Args) -> list[Load]:
         rates = [parse_number(text) for text in args.rate.split(",")]
         if min(rates) <= 0:
             raise MeshwrightError(f"--rate is {args.rate!r}; each must be a number of requests a second above 0")
-        return [Load(rate=rate) for rate in rates]
-    return [Load(concurrency=read_count("--concurrency", text)) for text in (args.concurrency or "8").split(",")]
+        return [Arrivals(rate=rate) for rate in rates]
+    return [Arrivals(concurrency=read_count("--concurrency", text)) for text in (args.concurrency or "8").split(",")]
 
 
 def _requests(args: Args, seed: int, variant: int) -> list[LoadRequest]:
-    """Return the requests of a load. Random prompts of another variant have the same lengths and other tokens."""
+    """Return the requests of a load. variant: random prompts of other variants have equal lengths, other tokens."""
     from meshwright.serving.load.requests import MAX_LEN, random_requests, read_requests
 
     count = read_count("--num-requests", args.num_requests)

@@ -1,4 +1,4 @@
-"""The call that a command is about: of a function that builds a step, or of a script's own step."""
+"""Get the call that a command plans: of the step that a function returns, or of a script's own step."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class ProgramOptions(Protocol):
 
     @property
     def mesh(self) -> str | None:
-        """The mesh, None for the best."""
+        """The mesh; None to search for the best."""
         ...
 
     @property
     def compiled(self) -> str:
-        """How many layouts to compile."""
+        """The number of layouts to compile."""
         ...
 
 
 def program_options(args: ProgramOptions) -> dict[str, Any]:
-    """Return the keywords of `plan_program`, and prepare this process, before JAX is used, for the function's import.
+    """Return the keywords of `plan_program`, and prepare this process for importing the function, before JAX starts.
 
-    A script gets as many simulated devices as the hardware has.
+    A script gets as many simulated devices as the hardware has devices.
     """
     if args.on is None:
         raise MeshwrightError(f"{args.model} needs hardware: --on (on=…), as v5e:4x4")
@@ -61,13 +61,13 @@ def program_options(args: ProgramOptions) -> dict[str, Any]:
 
 
 def take_call(name: str, take: Callable[[Call], T], rewrite: Callable[..., Any] | None = None) -> T:
-    """Return what `take` returns of a call: of the step that a function builds, or of a script's step.
+    """Pass the call to `take` and return its result: a call of the step that a function returns, or of a script's step.
 
     Args:
         name: `MODULE:FUNCTION` of a function without arguments that returns a step and the tuple of its arguments, or
             a script, as for inspect.
-        take: called with the step and its arguments; of a script where the call is made, perhaps more than once.
-        rewrite: for the user's modules, as `sources` takes it; None to import them as they are.
+        take: called with the step and its arguments; for a script at the place of the call, perhaps more than once.
+        rewrite: changes the source of the user's modules (`sources`); None to import them unchanged.
     """
     from meshwright.proof.program_plans.sources import read_source, sources
 
@@ -86,7 +86,7 @@ def take_call(name: str, take: Callable[[Call], T], rewrite: Callable[..., Any] 
 
 @contextmanager
 def _mesh_errors(name: str) -> Iterator[None]:
-    """Say in one line that a function has constraints that need a mesh."""
+    """Context that turns JAX's error for a constraint without a mesh into a one-line message."""
     try:
         yield
     except RuntimeError as error:
@@ -98,7 +98,7 @@ def _mesh_errors(name: str) -> Iterator[None]:
 
 
 def _built(name: str) -> Call:
-    """Return the call of what a function returns: a step and its arguments."""
+    """Return the call that a function describes by returning a step and its arguments."""
     from meshwright.proof.compiler.load import load_function
     from meshwright.proof.inspection.meshes import Call
 

@@ -16,12 +16,12 @@ EXAMPLES = ("meshwright chips", "meshwright chips v5e", "meshwright chips --hard
 
 @dataclass(frozen=True)
 class Args:
-    """The chips that plans are made for: peaks, memory, links, slices; of one chip also where each figure is from."""
+    """List the known chips: peaks, memory, links, slices; for one chip, the source of each figure too."""
 
     chip: Annotated[str | None, positional("CHIP")] = None
     """One chip, by name or alias, as v5e, tpu_v5p or H100. Default: all."""
     hardware: Annotated[Path | None, option("FILE")] = None
-    """A TOML file that describes a chip of your own; it is checked, and shown instead."""
+    """A TOML file with your own chip, which is checked and shown instead."""
     json: Json = False
     """Print {"chips": [chip, …]}, with sources, instead of the table."""
 

@@ -1,4 +1,4 @@
-"""`meshwright collective`: print `meshwright.collective`, measure it, and run it on small numbers if asked."""
+"""`meshwright collective`: print `meshwright.collective`; optionally measure it, or run it on small numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Args:
-    """The time of one collective on the links its mesh axes run over, and what decides it."""
+    """Predict the time of one collective on the links of its mesh axes, and show what limits it."""
 
     kind: Annotated[
         Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "permute"],
@@ -39,15 +39,16 @@ class Args:
     mesh: Annotated[str | None, option("MESH")] = None
     """The degree of every mesh axis, outermost first, as X=4,Y=2; or a plan.yaml or a run. Default: X, all devices."""
     axis: Annotated[str | None, option("AXIS")] = None
-    """The mesh axis it runs over, or several, as X,Y. Default: all of the mesh."""
+    """The mesh axis that it runs over, or several, as X,Y. Default: all axes."""
     on: Annotated[str | None, option("CHIPS")] = None
     """The hardware, as v5e:4x4 or h100:8. Default: the devices of this machine."""
     bytes: Annotated[str | None, option("N")] = None
-    """The bytes of the array as one device sees it: gathered, or to be summed, or held. Default: 64M."""
+    """Bytes on one device of the gathered array, the array to sum, or the part to exchange. Default: 64M.
+    """
     run: Annotated[bool, option()] = False
     """Run it on small numbers on simulated devices and show them before and after; show its ring hop by hop."""
     bench: Annotated[bool, option()] = False
-    """Time it on this machine's devices, beside the model."""
+    """Also measure its time on this machine's devices."""
     svg: Annotated[Path | None, option("FILE", "-o")] = None
     """Write a picture, before, hop by hop and after, to this file: as SVG, or as a page if its name ends in .html."""
     json: Json = False
@@ -55,14 +56,14 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Print the time of the collective; run it or time it if asked."""
+    """Print the time of the collective; with --run or --bench, run or measure it."""
     kind, as_json, is_bench = args.kind, args.json, args.bench
     mesh = None if args.mesh is None else mesh_degrees(args.mesh)
     axis, on, nbytes, svg = args.axis, args.on, args.bytes, args.svg
     if svg is not None:
         check_output(svg)
     is_shown = False if as_json else args.run
-    check_all_read(args, "beside --json" if as_json else "here")
+    check_all_read(args, "with --json" if as_json else "here")
     found = collective(kind, bytes=nbytes or BYTES, axis=axis, mesh=mesh, on=on)
     if is_bench:
         with waiting(f"timing it on {found.system}"):
@@ -80,7 +81,7 @@ def run(args: Args) -> int:
 
 
 def _show(kind: str, degree: int) -> None:
-    """Run the collective on small numbers on simulated devices and print it, with its ring if it has one."""
+    """Run the collective on small numbers on simulated devices and print it, with its ring algorithm if it has one."""
     from meshwright.pictures.drawings.collectives import small_values
     from meshwright.pictures.showing import show_collective, show_ring
 

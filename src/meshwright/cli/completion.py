@@ -1,4 +1,4 @@
-"""`meshwright completion SHELL`: completion of commands, options and choices, put where a shell looks for it."""
+"""`meshwright completion SHELL`: install the completion of commands, options and choices for a shell."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Args:
-    """Install the completion of the whole tool for your shell, in your home directory."""
+    """Install shell completion of commands, options and choices, in your home directory."""
 
     shell: Annotated[Literal["bash", "zsh", "fish"], positional("SHELL")]
     """bash, zsh or fish."""
@@ -54,7 +54,7 @@ def run(args: Args) -> int:
 
 
 def _place(shell: str) -> tuple[Path, str]:
-    """Return where a shell looks for completions, and what the user does next."""
+    """Return the file in which a shell looks for completions, and the user's next action."""
     home = Path.home()
     if not os.environ.get("HOME", "x") or not home.is_dir():
         raise MeshwrightError(f"the home directory {str(home)!r} is not there; --print prints the script")
@@ -122,7 +122,7 @@ def _bash() -> str:
 
 
 def _zsh() -> str:
-    """Return the script for zsh, which runs bash's."""
+    """Return the script for zsh, which loads the bash script."""
     return f"#compdef meshwright\nautoload -Uz bashcompinit && bashcompinit\n{_bash()}"
 
 

@@ -26,7 +26,7 @@ EXAMPLES = ("meshwright demo", "meshwright demo -o runs/second")
 
 @dataclass(frozen=True)
 class Args:
-    """The whole story, from a plan to a sample, and a TPU slice that is not there."""
+    """Run the main workflow, from a plan to generated text, and plan a TPU slice that is not present."""
 
     output: Annotated[Path, option("DIRECTORY", "-o")] = Path("runs/demo")
     """Run directory; a number is appended if it exists. Default: runs/demo."""
@@ -51,13 +51,13 @@ def run(args: Args) -> int:
 def _story(directory: str) -> list[tuple[str, str]]:
     """Return each step's title and command."""
     return [
-        ("1  Which mesh? Every legal one for a tiny model on 8 simulated devices, priced.", f"plan {TINY} --top 5"),
-        ("2  Is the plan true? The real train step, compiled, beside it.", f"verify {TINY} {MESH}"),
+        ("1  Which mesh? Predict every legal mesh for a tiny model on 8 simulated devices.", f"plan {TINY} --top 5"),
+        ("2  Is the plan right? Compile the real train step and compare.", f"verify {TINY} {MESH}"),
         ("3  Train it.", f"train {TINY} {MESH} --steps 200 -o {directory}"),
         ("4  Predicted, compiled and measured.", f"verify {directory}"),
-        ("5  What it learned, from the KV cache on the same mesh.", f'generate {directory} --prompt "def "'),
-        ("6  Written as a Hugging Face directory …", f"export {directory} {directory}/exported"),
-        ("7  … and loaded onto another mesh.", f'generate {directory}/exported --on cpu:8 --mesh 2,2,2,1 "def "'),
-        ("8  A slice of 16 TPUs that is not here: two layers of Llama-3-8B, planned …", f"plan {SLICE} --top 5"),
-        ("9  … and compiled by the TPU's own compiler.", f"verify {SLICE} --mesh 1,4,4,1"),
+        ("5  Generate text, with a KV cache on the same mesh.", f'generate {directory} --prompt "def "'),
+        ("6  Export it as a Hugging Face directory …", f"export {directory} {directory}/exported"),
+        ("7  … and load it onto another mesh.", f'generate {directory}/exported --on cpu:8 --mesh 2,2,2,1 "def "'),
+        ("8  Plan two layers of Llama-3-8B on a slice of 16 TPUs that is not present …", f"plan {SLICE} --top 5"),
+        ("9  … and compile them with the TPU compiler.", f"verify {SLICE} --mesh 1,4,4,1"),
     ]

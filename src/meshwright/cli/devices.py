@@ -15,7 +15,7 @@ EXAMPLES = ("meshwright devices", "meshwright devices --json")
 
 @dataclass(frozen=True)
 class Args:
-    """The devices that JAX has on this machine: kind, coordinates, process, memory, and their name as hardware."""
+    """List JAX's devices on this machine: kind, coordinates, process, memory, and their name for --on."""
 
     json: Json = False
     """Print {"platform", "on", "process", "devices": [device, …]} instead."""

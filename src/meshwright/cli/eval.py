@@ -1,4 +1,4 @@
-"""`meshwright eval`: how well a model predicts texts, or answers questions of multiple choice."""
+"""`meshwright eval`: score a model by loss on texts, or by accuracy on multiple-choice questions."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Args(ModelArgs):
     """Score a model: loss and perplexity of texts, or the accuracy of its answers."""
 
     data: Annotated[tuple[str, ...], option("PATH…")] = ()
-    """Text files, or folders of .txt, .md and .py, each file a text."""
+    """Text files, or folders with .txt, .md and .py files; each file is one text."""
     seq_len: Annotated[int | None, option("N")] = None
     """Tokens of a window. Default: the model's trained length, at most 2048."""
     stride: Annotated[int | None, option("N")] = None
-    """Tokens from window to window; less than --seq-len leaves each token more before it. Default: --seq-len."""
+    """Tokens between window starts; below --seq-len, each token gets more context. Default: --seq-len."""
     task: Annotated[Path | None, option("FILE")] = None
     """A .jsonl file of multiple choice, each line {"query": text, "choices": [texts], "gold": number from 0}."""
     json: Json = False
@@ -60,7 +60,7 @@ def run(args: Args) -> int:
     found = find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter)
     if args.task is not None:
         questions = read_task(args.task)
-        check_all_read(args, "beside --task")
+        check_all_read(args, "with --task")
         model = load_with_bar(found, compile_cache)
         with waiting(f"answering {len(questions):,} questions"):
             result = answer(model, questions)
@@ -118,6 +118,6 @@ def _print_task(result: TaskResult, *, as_json: bool) -> None:
 
 
 def accuracies(figures: TaskFigures) -> tuple[str, str]:
-    """Return both accuracies of a task in words."""
+    """Return both accuracies of a task as text, with their standard errors."""
     acc = show_estimate(figures["acc"], figures["acc_stderr"])
     return f"acc {acc}", f"acc_norm {show_estimate(figures['acc_norm'], figures['acc_norm_stderr'])}"

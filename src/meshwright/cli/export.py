@@ -29,11 +29,11 @@ class Args:
     """Write a model as a Hugging Face directory: safetensors, config.json, generation config and tokenizer."""
 
     model: Annotated[Path, positional("RUN|DIR")]
-    """A run that `meshwright train` made, or a Hugging Face directory."""
+    """A run directory of `meshwright train`, or a Hugging Face directory."""
     output: Annotated[Path, positional("DIR")]
     """The directory to write; a new one, or an empty one."""
     dtype: Annotated[Literal["bf16", "f16", "f32"] | None, option("bf16|f16|f32")] = None
-    """Format of the weights. Default: as stored."""
+    """Dtype of the weights. Default: as stored."""
     max_file_size: Annotated[str, option("BYTES")] = "5G"
     """Weights of more bytes are written in several files, with an index. Default: 5G."""
     adapter: Annotated[Path | None, option("DIRECTORY")] = None
@@ -81,7 +81,7 @@ def _export_adapter(args: Args) -> int:
 
     output, as_json = args.output, args.json
     source, on, dtype = args.model, args.on, args.dtype or "f32"
-    check_all_read(args, "beside --adapter-only")
+    check_all_read(args, "with --adapter-only")
     count = save_adapter(source, output, on=on, dtype=dtype)
     _print_written(output, "adapters of ", count, dtype, as_json=as_json)
     return 0

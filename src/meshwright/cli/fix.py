@@ -33,9 +33,9 @@ class Args:
     on: Annotated[str | None, option("CHIPS")] = None
     """The hardware, as v5e:4x4. Needed."""
     mesh: Mesh = None
-    """Plan for this mesh alone, any names: data=4,model=4. Default: the best mesh."""
+    """Plan only this mesh, with axes of any names: data=4,model=4. Default: the best mesh."""
     compiled: Annotated[str, option("N")] = "3"
-    """How many of the best layouts to compile, 0 to compile nothing, the change neither. Default: 3."""
+    """How many of the best layouts to compile; 0 compiles nothing, not even the change. Default: 3."""
     write: Annotated[bool, option()] = False
     """Write the changed files. Default: they are only printed, as a diff."""
 

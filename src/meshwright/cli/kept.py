@@ -1,4 +1,4 @@
-"""Read an existing plan from a plan's file or from a run directory, where a command takes either."""
+"""Read an existing plan from a plan's file or a run directory, for commands that accept both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def kept_plan(text: str) -> Plan | None:
     """Return the plan in a file, or the plan of a run's step; None if the text names neither.
 
     Raises:
-        MeshwrightError: where the file or the run's config.json is damaged, or the plan is a serving plan.
+        MeshwrightError: the file or the run's config.json is damaged, or the plan is a serving plan.
     """
     if is_plan_file(text):
         return read_plan(Path(text))
@@ -28,7 +28,7 @@ def kept_plan(text: str) -> Plan | None:
 def mesh_degrees(text: str) -> dict[str, int]:
     """Return the degree of each mesh axis of --mesh, outermost first.
 
-    The text is X=4,Y=2, or names a plan's file or a run, whose axes of degree 1 are left out.
+    The text is X=4,Y=2, or the path of a plan's file or a run, from which axes of degree 1 are left out.
     """
     plan = kept_plan(text)
     if plan is None:

@@ -1,4 +1,4 @@
-"""`meshwright launch`: `train`, `serve` or a script of yours as several processes of this machine, supervised."""
+"""`meshwright launch`: run `train`, `serve` or a script as several supervised processes on this machine."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class ProcessesArgs:
     """The processes on this machine."""
 
     num_processes: Annotated[int, option("N", "-n")] = 1
-    """How many processes the devices are shared among. Default: 1."""
+    """The number of processes, which share the devices. Default: 1."""
     on: Annotated[str | None, option("HARDWARE")] = None
-    """The devices that the processes of a script share, as h100:8; train and serve say theirs behind --."""
+    """The devices that the processes of a script share, as h100:8; for train and serve, type it after --."""
     restarts: Annotated[int, option("N")] = 3
     """Restarts from the last checkpoint after a lost process, before a new one is saved. Default: 3."""
     elastic: Annotated[int | None, option("N")] = None
@@ -49,25 +49,25 @@ class ProcessesArgs:
     start_seconds: Annotated[float, option("SECONDS")] = 300.0
     """How long the processes wait for each other before they start. Default: 300."""
     stuck_seconds: Annotated[float, option("SECONDS")] = 900.0
-    """End and restart when no process takes a step for so long, after the first. Default: 900."""
+    """Restart if no process finishes a step for this long, after the first step. Default: 900."""
 
 
 @dataclass(frozen=True)
 class ManifestArgs:
-    """A job of a cluster instead, one process on each machine: the file that starts it is written."""
+    """Instead, write the file that starts a job on a cluster, with one process per machine."""
 
     slurm: Annotated[bool, option()] = False
     """Write a script for sbatch."""
     jobset: Annotated[bool, option()] = False
     """Write a JobSet for Kubernetes."""
     tpu_vm: Annotated[bool, option()] = False
-    """Write a script that gets machines of Cloud TPU and starts the run on them."""
+    """Write a script that creates Cloud TPU machines and starts the run on them."""
     output: Annotated[Path | None, option("FILE", "-o")] = None
-    """The file. Default: it is printed."""
+    """The file to write. Default: print it."""
     name: Annotated[str | None, option("NAME")] = None
     """The job's name. Default: the run directory's."""
     image: Annotated[str | None, option("IMAGE")] = None
-    """The container image, which has meshwright. Needed for --jobset."""
+    """The container image, with meshwright installed. Needed for --jobset."""
     claim: Annotated[str | None, option("CLAIM")] = None
     """The persistent volume claim that every pod has at /runs. Default: none is mounted."""
 
@@ -77,8 +77,9 @@ class Args:
     """Run train, serve or a script as several processes of this machine, watched, or write a cluster's job."""
 
     command: Annotated[tuple[str, ...], positional("train|serve|SCRIPT …")]
-    """The words of meshwright train or serve, or a script that calls mw.fit and its words, behind --. Process 0 has
-    this terminal, others' lines a number."""
+    """The arguments of meshwright train or serve, or a script that calls mw.fit with its arguments, after --. Process 0
+    uses this terminal; lines of other processes begin with their number.
+    """
     processes: ProcessesArgs = field(default_factory=ProcessesArgs)
     manifest: ManifestArgs = field(default_factory=ManifestArgs)
 
@@ -114,7 +115,7 @@ def run(args: Args) -> int:
 
 
 def _least(here: ProcessesArgs) -> int:
-    """Return the fewest processes to continue with. Raises for options that contradict each other."""
+    """Return the smallest number of processes to continue with. Raises for contradictory options."""
     number, least = here.num_processes, here.num_processes if here.elastic is None else here.elastic
     if number < 1:
         raise MeshwrightError(f"-n is {number}; it is the number of processes, from 1")
@@ -130,7 +131,7 @@ def _run_script(args: Args) -> int:
     require_extra("launch", "train")
     here, script = args.processes, args.command[0]
     if here.on is None:
-        raise MeshwrightError(f"launch of a script wants --on, the devices of all processes: --on cpu:8 -- {script} …")
+        raise MeshwrightError(f"launch of a script needs --on, the devices of all processes: --on cpu:8 -- {script} …")
     if not Path(script).is_file():
         raise MeshwrightError(f"there is no file {script}")
     least, system = _least(here), read_system(here.on, None, None)
@@ -168,8 +169,9 @@ def _supervise(
 ) -> int:
     """Run and supervise the processes of a job; return its exit code.
 
-    words: returns the command for a number of processes, either its first start or a restart. least: the fewest
-    processes to continue with. why: for errors, where other options change nothing. module: what runs the words.
+    words: returns the command line for a number of processes, and for a start or a restart. least: the fewest processes
+    to continue with. why: the reason, in error messages, why other options have no effect. module: the module that runs
+    the command line.
     """
     from meshwright.execution.processes.launch.supervisor import Job, supervise
 
@@ -214,11 +216,11 @@ def _write_manifest(args: Args, words: Sequence[str], said: TrainArgs) -> int:
     elif here.tpu_vm:
         text = tpu_vm(name, words, machines, restarts=restarts)
     elif here.image is None:
-        raise MeshwrightError("--jobset wants --image, of a container that has meshwright")
+        raise MeshwrightError("--jobset needs --image, of a container that has meshwright")
     else:
         text = jobset(name, words, machines, restarts=restarts, image=here.image, claim=here.claim)
     output = here.output
-    check_all_read(args, "beside --slurm, --jobset or --tpu-vm")
+    check_all_read(args, "with --slurm, --jobset or --tpu-vm")
     if output is None:
         print(text, end="")
     else:
@@ -228,13 +230,13 @@ def _write_manifest(args: Args, words: Sequence[str], said: TrainArgs) -> int:
 
 
 def _again(words: Sequence[str], said: TrainArgs, directory: Path) -> list[str]:
-    """Return the words of a command that starts a run, or resumes it if it exists."""
+    """Return the arguments of a command that starts a run, or resumes it if it exists."""
     home = [] if said.run.output is not None or said.run.resume else ["-o", str(directory)]
     return [*words, *home, *([] if said.run.resume else ["--resume"])]
 
 
 def _words(command: Sequence[str]) -> tuple[list[str], TrainArgs | ServeArgs]:
-    """Return the command's words and its parsed arguments."""
+    """Return the command's arguments as typed, and parsed."""
     if not command or command[0] not in ("train", "serve"):
         raise MeshwrightError(
             f"launch runs train, serve or a script.py, and not {command[0] if command else 'nothing'!r}:"
@@ -244,7 +246,7 @@ def _words(command: Sequence[str]) -> tuple[list[str], TrainArgs | ServeArgs]:
     kind: Any = TrainArgs if words[0] == "train" else ServeArgs
     said, typed = read_words(words[1:], kind, kinds={}, hints={})
     if taken := [name for name in ("coordinator", "num_processes", "process_id", "start_seconds") if name in typed]:
-        raise MeshwrightError(f"{typed[taken[0]]} is what launch says itself; leave it out behind --")
+        raise MeshwrightError(f"{typed[taken[0]]} is set by launch itself; leave it out after --")
     if "dry_run" in typed:
         raise MeshwrightError("--dry-run takes no devices, so that one process does it: leave launch out")
     return words, said

@@ -1,6 +1,6 @@
-"""A process of a script that `meshwright launch` started: it joins the others, and then runs the script.
+"""One of the processes in which `meshwright launch` runs a script: join the other processes, then run the script.
 
-JAX must not have started before all have joined, so that this cannot wait until the script calls `mw.fit`.
+JAX must not start before all processes have joined, so that joining cannot wait until the script calls `mw.fit`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from meshwright.execution.runtime.devices import claim_devices
 from meshwright.execution.training.run_directory.run import RunStoppedError
 from meshwright.options.values import read_system
 
-MEETING = 4
-"""The options, each with a value, that `launch` adds behind the words (`launch.supervisor`)."""
+NUM_OPTIONS = 4
+"""The number of options, each with a value, that `launch` adds after the script's arguments (`launch.supervisor`)."""
 
 
 def run_script(on: str, words: list[str], options: dict[str, str]) -> int:
-    """Run a script with its words as one of several processes; return the exit code.
+    """Run a script with its arguments as one of several processes; return the exit code.
 
     Args:
         on: the devices of all processes.
@@ -59,10 +59,10 @@ def run_script(on: str, words: list[str], options: dict[str, str]) -> int:
 
 
 def main() -> None:
-    """Read the hardware, the script with its words, and the options of the meeting."""
-    _, on, *words = sys.argv[: -2 * MEETING]
-    meeting = sys.argv[-2 * MEETING :]
-    sys.exit(run_script(on, words, dict(zip(meeting[::2], meeting[1::2], strict=True))))
+    """Read the hardware, the script with its arguments, and the options of the rendezvous from `sys.argv`."""
+    _, on, *words = sys.argv[: -2 * NUM_OPTIONS]
+    options = sys.argv[-2 * NUM_OPTIONS :]
+    sys.exit(run_script(on, words, dict(zip(options[::2], options[1::2], strict=True))))
 
 
 if __name__ == "__main__":

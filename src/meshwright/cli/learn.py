@@ -23,14 +23,14 @@ EXAMPLES = ("meshwright learn", "meshwright learn 5 --to lessons", "meshwright l
 
 @dataclass(frozen=True)
 class Args:
-    """Lessons on sharding with exercises that check themselves: list them, print or write one, grade a finished one."""
+    """Lessons on sharding with graded exercises: list them, print or write one, grade a finished one."""
 
     lesson: Annotated[str | None, positional("N")] = None
     """The number of a lesson, which is printed. Default: list all."""
     to: Annotated[Path | None, option("DIR")] = None
     """Write the lesson as a notebook into this directory instead."""
     check: Annotated[Path | None, option("FILE")] = None
-    """Run a finished notebook or script on simulated devices, and grade it: exit code 1 if an exercise is not right."""
+    """Run a finished notebook or script on simulated devices and grade it. Exits with 1 if an exercise is wrong."""
 
 
 def run(args: Args) -> int:
@@ -38,8 +38,8 @@ def run(args: Args) -> int:
     file, number = args.check, args.lesson
     if file is not None:
         if number is not None:
-            raise MeshwrightError(f"lesson {number} changes nothing beside --check; leave it out")
-        check_all_read(args, "beside --check")
+            raise MeshwrightError(f"lesson {number} has no effect with --check; leave it out")
+        check_all_read(args, "with --check")
         return _grade(file)
     directory = args.to
     if number is None:
@@ -71,10 +71,10 @@ def _list() -> int:
 
 
 def _grade(file: Path) -> int:
-    """Run a file in a process of its own, with simulated CPU devices, and return its exit code."""
+    """Run a file in a child process with simulated CPU devices, and return its exit code."""
     if not exercises_in("\n".join(read_code(file))):
         raise MeshwrightError(f'{file} checks no exercise: it has no line check("NAME", answer)')
-    # A lesson says itself how many devices it simulates; JAX refuses to be told twice.
+    # A lesson sets the number of simulated devices itself; JAX rejects setting it twice.
     flags = re.sub(r"--xla_force_host_platform_device_count=\S+", "", os.environ.get("XLA_FLAGS", ""))
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     return subprocess.run(

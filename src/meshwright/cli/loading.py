@@ -1,4 +1,4 @@
-"""Shared by commands that run a model: notes, and progress bars while it is read and compiled."""
+"""Notes and progress bars for commands that run a model, while it is read and compiled."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read_with_bar(found: Found, on_note: Callable[[str], None] = note) -> Loaded
 
 @contextmanager
 def byte_bar(what: str, total: float) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal while `total` bytes are read or written; yields a function of the bytes of each part."""
+    """Show a bar on a terminal while `total` bytes are read or written. Yields a function that advances it by bytes."""
     if not sys.stderr.isatty():
         with waiting(what):
             yield lambda size: None

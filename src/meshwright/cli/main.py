@@ -20,27 +20,27 @@ from meshwright.errors import MeshwrightError, TemporaryError, did_you_mean
 from meshwright.support.signals import handled_signals, not_ignored
 
 COMMANDS = {
-    "plan": "from a model, chips and a batch to a mesh: memory, collectives, step time, and why",
+    "plan": "find the best mesh for a model, chips and a batch: memory, collectives, step time, and why",
     "verify": "compile the step of a plan with the real XLA compiler, and compare it with the plan",
-    "inspect": "what any compiled program really does: collectives by axis, memory, flops, and what is wrong with it",
-    "fix": "a diff of the fewest sharding constraints with which your own function compiles to its plan",
-    "tokenize": "turn files into a store of tokens that runs read at once: JSON lines, Parquet, Arrow, text, chats",
+    "inspect": "report what any compiled program does: collectives by axis, memory, flops, and its mistakes",
+    "fix": "print a diff with the fewest sharding constraints that make your function compile to its plan",
+    "tokenize": "convert files to a token store that runs read directly: JSON lines, Parquet, Arrow, text, chats",
     "train": "train a model on a mesh, from 8 simulated devices up",
     "launch": "train as several processes, here under a supervisor, or as a job of Slurm, Kubernetes or Cloud TPU",
-    "report": "one HTML page about runs: curves, plan beside measurement, memory, devices, where the time went",
-    "generate": "write text with a trained model, a run's or a Hugging Face directory's, and say how fast it came",
+    "report": "write one HTML page about runs: curves, predicted and measured figures, memory, devices, goodput",
+    "generate": "generate text with a trained model, from a run or a Hugging Face directory, and print the speed",
     "serve": "serve a model over HTTP with OpenAI's API, with continuous batching",
     "export": "write a run as a Hugging Face directory that transformers loads, or such a directory in another dtype",
-    "eval": "score a model: loss and perplexity of texts, or the accuracy of its answers to multiple choice",
-    "bench-serve": "measure a server with OpenAI's API under load: latency, throughput, goodput, beside a plan",
-    "matmul": "what a sharded product costs: its case, its collectives, every way to do it",
-    "collective": "what one collective takes on a fabric, and what it does to real numbers",
-    "chips": "the chips there are: peaks, memory, links, slices, and where each figure is from",
-    "devices": "the devices of this machine: kind, coordinates, processes, memory",
-    "show": "what each device holds of a sharded array, as a picture",
-    "show pipeline": "a pipeline in time: what each stage does in each slot, and where it waits",
-    "learn": "eleven lessons on sharding, with exercises that check themselves: printed, as notebooks, graded",
-    "demo": "the whole story on this machine: plan, verify, train, measure, sample, and a TPU slice that is not there",
+    "eval": "score a model: loss and perplexity of texts, or accuracy on multiple-choice questions",
+    "bench-serve": "measure a server with OpenAI's API under load: latency, throughput, goodput; compare with a plan",
+    "matmul": "show the case of a sharded matmul, its collectives, and the predicted time of each implementation",
+    "collective": "predict the time of one collective on a fabric, and run it on small numbers",
+    "chips": "list the known chips: peaks, memory, links, slices, and the source of each figure",
+    "devices": "list the devices of this machine: kind, coordinates, processes, memory",
+    "show": "draw each device's part of a sharded array",
+    "show pipeline": "draw a pipeline over time: the work of each stage in each slot, and its idle slots",
+    "learn": "eleven lessons on sharding with graded exercises: print one, write it as a notebook, grade it",
+    "demo": "run the main workflow on this machine: plan, verify, train, measure, generate; plan an absent TPU slice",
     "completion": "install the completion of commands and options for your shell: bash, zsh or fish",
 }
 
@@ -48,7 +48,7 @@ SHOWS = ("show", "show pipeline")
 """Commands whose options users confuse: errors suggest the other."""
 
 SEVERAL_KINDS = ("plan", "verify")
-"""Commands with several kinds of arguments, chosen by their words: the modules have `KINDS`, `HINTS`, `args_of`."""
+"""Commands with several kinds of arguments: their modules have `KINDS`, `HINTS` and `args_of`."""
 
 EXTRAS = {
     **dict.fromkeys(("tokenize", "train", "demo"), ("train",)),
@@ -60,8 +60,8 @@ EXTRAS = {
 EXIT_CODES = {
     0: "done",
     1: "a check failed (a plan does not fit or is too late, --tolerance, findings with --check, a fix is not proved, a"
-    " loss is NaN), or something is not there now: another process trains in the directory, or did not come",
-    2: "wrong input: one line on stderr says what is wrong, and what would be right",
+    " loss is NaN), or a temporary state: another process trains in the directory, or did not join",
+    2: "wrong input: one line on stderr has the reason and the correction",
     130: "interrupted with Ctrl-C",
     143: "ended by SIGTERM; a training saves within its grace period and ends with 0",
 }
@@ -69,7 +69,7 @@ EXIT_CODES = {
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM: also an interruption, so that whatever a command started is ended, such as a process that compiles."""
+    """SIGTERM, treated as an interruption, so that child processes of a command, e.g. a compiling one, are ended."""
 
 
 class _Stopped(KeyboardInterrupt):
@@ -83,7 +83,7 @@ _ENDS: dict[int, tuple[type[KeyboardInterrupt], int, str]] = {
 """For each signal: the exception, the exit code and the line printed."""
 
 _STOP = (_Stopped, 0, "stopped by SIGTERM before the first step; the same command begins again")
-"""The same for SIGTERM before a training starts; a started training ends as `training.interrupt` describes."""
+"""Exception, exit code and line for SIGTERM before a training starts. After its start, see `training.interrupt`."""
 
 
 def _interrupt(number: int, frame: FrameType | None, *, is_stop: bool = False) -> None:
@@ -161,7 +161,7 @@ def _main(words: list[str]) -> int:
 
         print(f"meshwright {__version__}")
         return 0
-    # Of two commands that start alike, take the one of two words.
+    # If two commands begin with the same word, prefer the one with two words.
     two = " ".join(words[:2])
     name, rest = (two, words[2:]) if two in COMMANDS else (words[0], words[1:])
     if name not in COMMANDS:
@@ -221,7 +221,7 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
 
 
 def _say_cores(args: Any) -> None:
-    """Print how many chips a Cloud TPU name stands for, if it counts cores."""
+    """Print the number of chips of a Cloud TPU name that counts cores."""
     from meshwright.description.hardware.system import cloud_note
 
     text = next(group.on for group in (args, *vars(args).values()) if hasattr(group, "on"))
@@ -252,15 +252,15 @@ def _help() -> str:
 
 
 def _fail(line: str, code: int) -> int:
-    """Print in one line on stderr how a command ended; return its exit code."""
-    with contextlib.suppress(OSError):  # Where nobody can be told, the code still says it.
+    """Print the reason why a command ended, in one line on stderr; return its exit code."""
+    with contextlib.suppress(OSError):  # If stderr is closed, the exit code still reports it.
         print(line, file=sys.stderr, flush=True)
     return code
 
 
 def _drop_output() -> None:
-    """Discard what stdout still buffers; otherwise Python fails again over it when it exits."""
-    with contextlib.suppress(OSError, ValueError):  # stdout may have no file of its own, as in tests.
+    """Discard stdout's buffer: Python would fail to write it again at exit."""
+    with contextlib.suppress(OSError, ValueError):  # stdout may not be a file, as in tests.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""`meshwright matmul`: print `meshwright.matmul`, and run it if asked."""
+"""`meshwright matmul`: print `meshwright.matmul`; with --run, run it too."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Args:
-    """The case of a sharded product, the collectives it needs, every way to do it priced on a chip, and what binds."""
+    """Show the case of a sharded matmul, its collectives, the predicted time of each implementation, and the bound."""
 
     product: Annotated[str, positional("PRODUCT")]
-    """The product or resharding, in the notation (or MaxText's), with its result or without; or cases, for all four."""
+    """The matmul or resharding, in the notation (or MaxText's); the result is optional. Or: cases, to show all four.
+    """
     mesh: Annotated[str | None, option("MESH")] = None
     """The degree of every mesh axis, outermost first, as X=4,Y=2; or a plan.yaml or a run. Default: all devices."""
     dims: Annotated[str | None, option("DIMS")] = None
@@ -48,19 +49,20 @@ class Args:
     dtype: Annotated[str, option("DTYPE")] = "bf16"
     """The type of the elements: bf16, f32, int8, … Default: bf16."""
     top: Annotated[str | None, option("N")] = None
-    """How many ways to print. Default: 6."""
+    """How many implementations to print. Default: 6."""
     device: Annotated[int | None, option("N")] = None
-    """Name what this device holds and computes, and mark it in the picture."""
+    """Print the part of this device, and mark it in the picture."""
     svg: Annotated[Path | None, option("FILE", "-o")] = None
     """Write a picture of operands, partial sums and result to this file: as SVG, or as a page if it ends in .html."""
     run: Annotated[bool, option()] = False
-    """Do it on simulated devices too, in every mode of JAX, and compare the compiled collectives (dims cut to 256)."""
+    """Also run it on simulated devices in every mode of JAX, and compare the compiled collectives (dims up to 256).
+    """
     json: Json = False
     """Print {"product", "mesh", …, "case", "collectives", …, "alternatives"} instead; with --run, "run" too."""
 
 
 def run(args: Args) -> int:
-    """Print the price of the product, and run it if asked."""
+    """Print the times of the matmul; with --run, run it."""
     if args.product == "cases":
         return _run_cases(args)
     is_run, as_json = args.run, args.json
@@ -70,7 +72,7 @@ def run(args: Args) -> int:
     if svg is not None:
         check_output(svg)
     top = MOST_SHOWN if as_json or args.top is None else read_count("--top", args.top)
-    check_all_read(args, "beside --json" if as_json else "here")
+    check_all_read(args, "with --json" if as_json else "here")
     found = matmul(product, mesh=degrees, dims=dims, on=on, dtype=dtype, device=device)
     if is_run:
         check_simulated(math.prod(found.mesh.values()))
@@ -101,7 +103,7 @@ def _run_cases(args: Args) -> int:
         check_output(svg)
     degrees = None if args.mesh is None else mesh_degrees(args.mesh)
     found = matmul_cases(mesh=degrees, dims=args.dims, on=args.on, dtype=args.dtype, device=args.device)
-    check_all_read(args, "of the four cases")
+    check_all_read(args, "with the four cases")
     print_answer(found, svg, as_json=as_json)
     if not as_json:
         print(next_line(spelled("matmul", args, without=("svg", "device"), product=found.matmuls[2].product)))
@@ -109,7 +111,7 @@ def _run_cases(args: Args) -> int:
 
 
 def _next(args: Args, found: Matmul) -> str:
-    """Return the next command: `--run`; after that the longest collective of way 1, or `show` where there is none."""
+    """Return the next command: `--run`; after that the first implementation's longest collective, or `show`."""
     sizes, moves = found.inference.sizes, found.ways[0].collectives
     if not args.run and sizes.degree(sizes.degrees) <= MOST_DEVICES:
         return spelled("matmul", args, without=("top", "svg", "device"), run=True)

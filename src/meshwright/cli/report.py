@@ -21,12 +21,12 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Args:
-    """Write one HTML page about runs: curves, plan and measurement, memory, devices, goodput, data."""
+    """Write one HTML page about runs: curves, predicted and measured figures, memory, devices, goodput, data."""
 
     runs: Annotated[tuple[str, ...], positional("RUN…")]
-    """Run directories that `meshwright train` or `mw.fit` made; their curves stand in the same charts."""
+    """Run directories of `meshwright train` or `mw.fit`; their curves are drawn in the same charts."""
     output: Annotated[Path, option("FILE", "-o")] = Path("report.html")
-    """The page, which loads nothing from elsewhere. Default: report.html."""
+    """The page, which is self-contained. Default: report.html."""
 
 
 def run(args: Args) -> int:

@@ -29,12 +29,12 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Args:
-    """Tokenize files into a store. A repeated call continues after a kill."""
+    """Tokenize files into a store. After an interruption, the same call continues."""
 
     sources: Annotated[tuple[str, ...], positional("PATH…")]
     """Files of one format (.jsonl, .jsonl.gz, .parquet, .arrow, text), folders or patterns ('wiki/*.jsonl')."""
     output: Annotated[Path, option("DIRECTORY", "-o")]
-    """The store: a new directory, or one that an earlier call of the same began. Needed."""
+    """The store: a new directory, or one that an interrupted call of this command began. Needed."""
     tokenizer: Annotated[Path | None, option("DIRECTORY")] = None
     """A Hugging Face directory with the tokenizer and, for chats, its template. Default: tokens are bytes."""
     fields: Annotated[str | None, option("TEMPLATE")] = None
@@ -42,9 +42,9 @@ class Args:
     pairs: Annotated[bool, option()] = False
     """Records are preferences, with prompt, chosen and rejected (text or messages)."""
     bad_data: Annotated[Rule, option("error|skip")] = "error"
-    """Stop at a record that cannot be used and name it, or leave it out and count it. Default: error."""
+    """For a record that cannot be used: stop and show it, or skip and count it. Default: error."""
     processes: Annotated[int | None, option("N")] = None
-    """Processes that tokenise at once. Default: one for each core."""
+    """Number of tokenizing processes. Default: one per core."""
     json: Json = False
     """Print {"directory", "documents", "tokens", "bad_data"}."""
 

@@ -1,7 +1,7 @@
-"""Refuse options that change nothing, by name.
+"""Reject options that have no effect, by name.
 
-A command gets its arguments from `watch`, which records each field that is read. Once it has read all that it uses, and
-before any work, the command calls `check_all_read`. Options of one mode of a command are read in that mode alone, so no
+A command gets its arguments from `watch`, which records each field that is read. After reading all fields that it uses,
+and before any work, it calls `check_all_read`. Options of one mode of a command are read only in that mode, so that no
 list of combinations is needed.
 """
 
@@ -40,15 +40,15 @@ def check_all_read(args: Any, where: str = "here") -> None:
     """Raise an error if an option was typed but not read.
 
     Args:
-        args: what `watch` returned; an ordinary dataclass, made in Python, is not checked.
-        where: for the error: where the option changes nothing, as `beside --sweep`.
+        args: the result of `watch`; a dataclass created in Python is not checked.
+        where: for the message: where the option has no effect, as `with --sweep`.
     """
     notes: _Notes | None = getattr(args, _NOTES, None)
     if notes is None:
         return
     for field, option in notes.typed.items():
         if field not in notes.read:
-            raise MeshwrightError(f"{option} changes nothing {where}; leave it out")
+            raise MeshwrightError(f"{option} has no effect {where}; leave it out")
 
 
 def _watched(args: Any, notes: _Notes) -> Any:

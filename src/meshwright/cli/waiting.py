@@ -21,15 +21,15 @@ EACH_LINE = 25.0
 """Seconds between lines if stderr is not a terminal."""
 
 FILE, KEPT_SECONDS, MOST_KEPT = "waits.json", 10.0, 200
-"""The file of earlier waits in the user's cache, the shortest wait that it has, and the most."""
+"""The file of earlier waits in the user's cache, the shortest wait that it stores, and the most entries."""
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Print what the command waits for and for how long: a transient line on a terminal, else a line now and then.
+    """Print what the command is waiting for, and since when: a transient line on a terminal, else occasional lines.
 
-    Nothing is printed for waits below half a second. A wait of at least `KEPT_SECONDS` is remembered for this user: the
-    next wait for the same says how long the last one took.
+    Nothing is printed for waits below half a second. A wait of at least `KEPT_SECONDS` is stored for this user; the
+    next wait for the same thing shows how long the last one took.
     """
     done, began = threading.Event(), time.monotonic()
     thread = threading.Thread(target=_say, args=(what, done, began), daemon=True)
@@ -47,7 +47,7 @@ def waiting(what: str) -> Iterator[None]:
 
 
 def _kept() -> dict[str, float]:
-    """Seconds of earlier waits, the latest last."""
+    """Return the seconds of earlier waits, latest last."""
     try:
         found = json.loads((user_cache() / FILE).read_text())
     except (OSError, ValueError):
@@ -57,7 +57,7 @@ def _kept() -> dict[str, float]:
 
 
 def _say(what: str, done: threading.Event, began: float) -> None:
-    """Print until `done` is set."""
+    """Print `what` and the elapsed time on stderr, again and again, until `done` is set."""
     out, last = sys.stderr, _kept().get(what)
     before = "" if last is None else f" (last time {show_seconds(last)})"
     is_terminal = out.isatty()

@@ -10,14 +10,14 @@ from meshwright.errors import MeshwrightError
 from meshwright.units import parse_count, parse_number, parse_seconds
 
 TOLERANCE = 0.02
-"""The relative error up to which a number is right: answers are given with three figures, and some after rounding."""
+"""The relative error up to which a number counts as right: readers round to three digits, some in between too."""
 
 Unit = Literal["", "s", "B"]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What grading an answer found. is_blank: there was no answer yet. text: what the reader is shown."""
+    """The result of grading an answer. is_blank: nothing has been answered yet. text: printed for the reader."""
 
     name: str
     is_right: bool
@@ -30,11 +30,11 @@ VERDICTS: list[Verdict] = []
 
 
 class Exercise(Protocol):
-    """An exercise: what it asks, three hints from vague to nearly all, and how an answer is graded."""
+    """An exercise: a question, three hints from vague to nearly complete, and a method that grades an answer."""
 
     @property
     def question(self) -> str:
-        """What is asked."""
+        """The question."""
         ...
 
     @property
@@ -43,12 +43,12 @@ class Exercise(Protocol):
         ...
 
     def grade(self, name: str, answer: Any) -> Verdict:
-        """Return the verdict on an answer, which never contains the right one."""
+        """Return the verdict on an answer. It never reveals the right answer."""
         ...
 
 
 class Mistake(NamedTuple):
-    """A wrong answer that many give: its formula, and the reply to it."""
+    """A common wrong answer: the formula that gives it, and the reply to it."""
 
     value: Callable[[], Any]
     reply: str
@@ -58,8 +58,8 @@ class Mistake(NamedTuple):
 class Number:
     """An exercise whose answer is a number.
 
-    answer: its formula. mistakes: wrong answers with replies of their own. unit: `s` and `B` also take text, as
-    "1.12 ms" and "64 MB". because: why the right answer is right, shown with it.
+    answer: its formula. mistakes: common wrong answers, each with its reply. unit: with `s` or `B`, an answer can be
+    text such as "1.12 ms" or "64 MB". because: the explanation, shown after a right answer.
     """
 
     question: str
@@ -70,7 +70,7 @@ class Number:
     unit: Unit = ""
 
     def grade(self, name: str, answer: Any) -> Verdict:
-        """Compare a number with the answer, then with each mistake."""
+        """Compare a number with the right answer, then with each known mistake."""
         if is_blank(answer):
             return blank(name, self.question)
         number = _read_number(name, answer, self.unit)
@@ -86,8 +86,8 @@ class Number:
 class Choice:
     """An exercise whose answer is a letter.
 
-    options: the statements by letter. answer: the letter of the true one. replies: for each other letter, what is wrong
-    with it. because: why the right answer is right, shown with it.
+    options: the statements by letter. answer: the letter of the true one. replies: for each other letter, why it is
+    wrong. because: the explanation, shown after a right answer.
     """
 
     question: str
@@ -98,7 +98,7 @@ class Choice:
     because: str
 
     def grade(self, name: str, answer: Any) -> Verdict:
-        """Compare a letter with the answer."""
+        """Compare a letter with the answer. Raises if it is not one of the options."""
         if is_blank(answer):
             asked = "\n".join([self.question, *(f"  {letter}  {text}" for letter, text in self.options.items())])
             return blank(name, asked)
@@ -114,8 +114,8 @@ class Choice:
 class Several:
     """An exercise with one answer for each of several items, which are given as a mapping.
 
-    answer: the right value of each item. mistakes: the values that someone who makes one mistake gives, with the reply.
-    values: what an item's answer can be.
+    answer: the right value of each item. mistakes: for each common misunderstanding, the values that it leads to, and
+    its reply. values: the values that an item can have.
     """
 
     question: str
@@ -126,7 +126,11 @@ class Several:
     because: str
 
     def grade(self, name: str, answer: Any) -> Verdict:
-        """Compare the items, name those that are wrong, and the mistake that explains all of them if there is one."""
+        """Compare the items; name the wrong ones, and the known mistake that explains all wrong items, if any.
+
+        Raises:
+            MeshwrightError: an item has no answer, or one that is not among the values.
+        """
         if is_blank(answer):
             return blank(name, self.question)
         right = self.answer()
@@ -158,7 +162,7 @@ def is_blank(answer: Any) -> bool:
 
 
 def blank(name: str, question: str) -> Verdict:
-    """Return the verdict on no answer: the question."""
+    """Return the verdict for a missing answer, which repeats the question."""
     return Verdict(name, False, f"{name}: not answered yet. {question}", is_blank=True)
 
 
@@ -171,7 +175,7 @@ def _is_near(number: float, value: float) -> bool:
 
 
 def _read_number(name: str, answer: Any, unit: Unit) -> float:
-    """Return a number, given as one or as text with its unit. Raises an error that says how to write it."""
+    """Return the answer as a number, also from text such as "1.12 ms". Raises an error that shows accepted forms."""
     if isinstance(answer, str):
         text = answer.strip()
         try:

@@ -30,7 +30,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Lesson:
-    """A lesson: its number, title, the minutes that it takes a reader, and its cells."""
+    """A lesson: its number, title, reading time in minutes, and cells."""
 
     number: int
     file: Path
@@ -45,7 +45,7 @@ class Lesson:
 
     @property
     def code(self) -> tuple[str, ...]:
-        """The texts of its code cells."""
+        """The source of each code cell."""
         return tuple(cell.text for cell in self.cells if cell.kind == "code")
 
     def notebook(self) -> str:
@@ -74,7 +74,7 @@ def lessons() -> tuple[Lesson, ...]:
 
 
 def find_lesson(text: str) -> Lesson:
-    """Return the lesson of a number, given as text. Raises an error with the numbers that there are."""
+    """Return the lesson with a number, given as text. Raises an error that lists the numbers if there is none."""
     found = lessons()
     for lesson in found:
         if text.strip().isdecimal() and lesson.number == int(text):
@@ -83,12 +83,16 @@ def find_lesson(text: str) -> Lesson:
 
 
 def read_code(file: Path) -> tuple[str, ...]:
-    """Return the code cells of a notebook or a MyST page; a Python script is one cell."""
+    """Return the code cells of a notebook or a MyST page; a Python script is one cell.
+
+    Raises:
+        MeshwrightError: the file is none of these.
+    """
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise MeshwrightError(
-            f"{file} is no text; it is a notebook (.ipynb), a lesson (.md) or a script (.py)"
+            f"{file} is not text; it is a notebook (.ipynb), a lesson (.md) or a script (.py)"
         ) from None
     if file.suffix == ".ipynb":
         return _notebook_code(file, text)
@@ -96,11 +100,11 @@ def read_code(file: Path) -> tuple[str, ...]:
         return tuple(cell.text for cell in _cells(text) if cell.kind == "code")
     if file.suffix == ".py":
         return (text,)
-    raise MeshwrightError(f"{file} is no lesson: it is a notebook (.ipynb), a lesson (.md) or a script (.py)")
+    raise MeshwrightError(f"{file} is not a lesson: it is a notebook (.ipynb), a lesson (.md) or a script (.py)")
 
 
 def exercises_in(code: str) -> tuple[str, ...]:
-    """Return the names of the exercises that some code checks, each once."""
+    """Return the names of the exercises that a piece of code calls `check` for, each once."""
     return tuple(dict.fromkeys(_CHECKED.findall(code)))
 
 
@@ -109,11 +113,11 @@ def _notebook_code(file: Path, text: str) -> tuple[str, ...]:
         cells = json.loads(text)["cells"]
         return tuple("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     except (ValueError, KeyError, TypeError):
-        raise MeshwrightError(f"{file} is no notebook of format 4: it has no list of cells") from None
+        raise MeshwrightError(f"{file} is not a notebook of format 4: it has no list of cells") from None
 
 
 def _read_lesson(file: Path) -> Lesson:
-    """Read a page; its front matter, which jupytext reads too, has the title and the minutes."""
+    """Read a page. Title and minutes come from its front matter, which jupytext reads too."""
     text = file.read_text(encoding="utf-8")
     front = _FRONT.match(text)
     assert front, f"{file.name} has no front matter"

@@ -1,4 +1,4 @@
-"""Exercises whose answer is a JAX function: it runs beside a plain one, and its compiled program is inspected."""
+"""Exercises whose answer is a JAX function, compared with an unsharded reference; its compiled program is inspected."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ from meshwright.record import Collective, Kind, merge
 from meshwright.units import show_bytes, show_flops
 
 ERROR = 1e-4
-"""The largest difference from the plain function, relative to its largest value: sums in another order, in float32."""
+"""The largest accepted difference from the reference, relative to the reference's largest value.
+
+Sharded sums add in another order, in float32.
+"""
 
 ROUNDING = 1.05
-"""How far memory may exceed what is asked: the compiler pads, and keeps a few scalars."""
+"""The accepted ratio of memory to the requirement: the compiler pads arrays and keeps a few scalars."""
 
 WIDTH = 96
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A collective that the program is to have; its bytes are those of `array` on one device.
+    """A collective that the program must have; its bytes are those of a device's shard of `array`.
 
-    array: in the notation: the gathered array of an all-gather, the operand of the others.
+    array: in the notation; the result of an all-gather, the operand of other collectives.
     """
 
     kind: Kind
@@ -62,9 +65,10 @@ class Row:
 class Program:
     """An exercise whose answer is a function of sharded arrays.
 
-    mesh: the degree of each axis; `jax.set_mesh` is on while the function is traced. operands, result: in the notation,
-    float32. reference: the same on one device. collectives: of the forward pass. flops: of matmuls, the most that a
-    device may do. copies: arrays of the notation that a device may hold beside operands, result and collectives.
+    mesh: the degree of each axis; `jax.set_mesh` is active while the function is traced. operands, result: float32
+    arrays in the notation. reference: the same function without sharding. collectives: required in the forward pass.
+    flops: the most matmul flops that a device may execute. copies: further arrays that a device may hold, in addition
+    to operands, result and collectives.
     """
 
     question: str
@@ -86,7 +90,11 @@ class Program:
         return Sizes(degrees=self.mesh, dims=self.dims, element_bytes=4)
 
     def grade(self, name: str, answer: Any) -> Verdict:
-        """Run the function and the reference, inspect the function, and return a table of requirements and results."""
+        """Run the function and the reference, inspect the function, and return a table of requirements and results.
+
+        Raises:
+            MeshwrightError: the answer is not a function, or JAX has too few devices.
+        """
         if is_blank(answer):
             return blank(name, self.question)
         if not callable(answer):
@@ -119,7 +127,7 @@ class Program:
         return _verdict(name, self, mesh.size, rows)
 
     def _rows(self, answer: Callable[..., Any], plain: list[Array], placed: list[Array], found: Any) -> list[Row]:
-        """Return the rows of the table, values first: the rest is not looked at where values are wrong."""
+        """Return the table's rows. If the values are wrong, only their row: the program is not inspected."""
         wanted = self.reference(*plain)
         rows = [_values_row("values", wanted, found)]
         if rows[0].reply:
@@ -132,7 +140,7 @@ class Program:
         return [*rows, *self._work_rows(inspection)]
 
     def _gradients_row(self, answer: Callable[..., Any], plain: list[Array], placed: list[Array], found: Array) -> Row:
-        """Compare gradients of a weighted sum of the result by every operand."""
+        """Compare the gradients with respect to every operand, of a weighted sum of the result."""
         weights = np.random.default_rng(1).standard_normal(found.shape, np.float32)
         numbers = tuple(range(len(plain)))
 
@@ -148,7 +156,7 @@ class Program:
         return Row("gradients", "as on one device", "as on one device")
 
     def _result_row(self, found: Array) -> Row:
-        """Compare the shard of the result that a device holds."""
+        """Compare the shape of the result's shard on a device."""
         asked = self.sizes.local_shape(self._array(self.result))
         yours = found.sharding.shard_shape(found.shape)
         reply = ""
@@ -186,7 +194,7 @@ class Program:
         return rows
 
     def _work_rows(self, inspection: Inspection) -> list[Row]:
-        """Compare the flops and the memory of a device."""
+        """Compare flops and memory per device."""
         rows = []
         if most := self.flops():
             done = inspection.flops
@@ -204,7 +212,7 @@ class Program:
         return [*rows, Row("memory a device", f"at most {show_bytes(most)}", show_bytes(peak), reply)]
 
     def _arrays(self) -> list[Array]:
-        """Return the operands with random numbers, each on one device."""
+        """Return the operands as unsharded arrays of random numbers."""
         draws = np.random.default_rng(0)
         shapes = [[self.dims[dim] for dim in self._array(text).dims] for text in self.operands]
         return [jnp.asarray(draws.standard_normal(shape, np.float32)) for shape in shapes]
@@ -217,7 +225,7 @@ class Program:
 
 
 def _values_row(name: str, wanted: Array, found: Any) -> Row:
-    """Compare an array with that of one device."""
+    """Compare the answer's result with the reference's."""
     asked = "as on one device"
     if not hasattr(found, "shape") or found.shape != wanted.shape:
         yours = str(list(found.shape)) if hasattr(found, "shape") else type(found).__name__
@@ -229,7 +237,7 @@ def _values_row(name: str, wanted: Array, found: Any) -> Row:
 
 
 def _traffic_reply(kind: str, asked: int, yours: int) -> str:
-    """Return what is wrong with the bytes of one kind of collective over some axes; '' if nothing is."""
+    """Return how the bytes of one kind of collective over some axes differ from the requirement; '' if they agree."""
     if asked == yours:
         return ""
     if not yours:
@@ -244,11 +252,11 @@ def _bytes_or_none(size: int) -> str:
 
 
 def _verdict(name: str, exercise: Program, num_devices: int, rows: list[Row]) -> Verdict:
-    """Return the table, and below it the first reply or why the answer is right."""
+    """Return the table; below it the first reply, or the explanation if all rows agree."""
     cells = [(row.name, row.asked, row.yours, "differs" if row.reply else "") for row in rows]
     lines = [line for _, line in table(("", "asked", "yours", ""), cells, left=(0, 1, 2, 3)).lines(WIDTH)]
     replies = [row.reply for row in rows if row.reply]
-    # What is replicated explains what else differs.
+    # Replication explains the other differences, so its reply comes first.
     replies.sort(key=lambda reply: not reply.startswith("Right, but replicated"))
     last = f"{name}: not yet. {replies[0]}" if replies else f"{name}: right. {exercise.because}"
     return Verdict(name, not replies, "\n".join([f"{name} on {num_devices} devices", *lines, last]))

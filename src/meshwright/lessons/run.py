@@ -1,6 +1,6 @@
 """Run the code cells of a lesson as a notebook would, and count its exercises: python -m meshwright.lessons.run FILE.
 
-A process of its own, because a lesson sets the number of simulated devices before JAX starts. Exit code 0 if all
+It runs in its own process, because a lesson sets the number of simulated devices before JAX starts. Exit code 0 if all
 exercises are right, 1 if some are not, 2 if the code raises.
 """
 
@@ -35,7 +35,7 @@ def run_cells(cells: Sequence[str]) -> None:
 
 
 def summary(asked: Sequence[str], verdicts: Sequence[Verdict]) -> tuple[int, str]:
-    """Return an exit code and a line on the exercises of a lesson; of several checks of one, the last counts."""
+    """Return the exit code and a summary line. If an exercise was checked several times, the last check counts."""
     last = {verdict.name: verdict for verdict in verdicts}
     right = [name for name in asked if name in last and last[name].is_right]
     blanks = [name for name in asked if name not in last or last[name].is_blank]
@@ -47,7 +47,7 @@ def summary(asked: Sequence[str], verdicts: Sequence[Verdict]) -> tuple[int, str
 
 
 def main(file: Path) -> int:
-    """Run a file and print what its checks say, then a summary."""
+    """Run a file; print the reply of each check, then a summary. Returns the exit code."""
     cells = read_code(file)
     try:
         run_cells(cells)

@@ -21,35 +21,35 @@ from meshwright.options.values import Count, MeshLike, SystemLike
 
 
 class WorkloadOptions(TypedDict, total=False):
-    """What is computed, and how its hardware is read."""
+    """The workload, and how its hardware is described."""
 
     batch: Count | None
-    """Sequences of the global batch, of --objective dpo its pairs. Needed, or --batch-tokens."""
+    """Sequences of the global batch; with --objective dpo, pairs. Needed, or --batch-tokens."""
     batch_tokens: Count | None
     """The global batch in tokens, as 4M, instead of --batch."""
     seq_len: Count | None
     """Tokens of a sequence. Default: the model's trained length, or 2048."""
     dtype: Dtype | None
-    """Format of matmuls. Default: bf16, on simulated CPU devices f32."""
+    """Dtype of matmuls. Default: bf16, on simulated CPU devices f32."""
     param_dtype: Dtype | None
-    """Format of parameters and gradients. Default: f32."""
+    """Dtype of parameters and gradients. Default: f32."""
     remat: Remat | Literal["auto"] | None
-    """What a layer saves for backward, from most to least memory: none (recompute nothing), attention (all but
-    scores), matmuls (their outputs), block (its input), offload (its input, in host memory). Default: plan
-    tries them all (auto); train and verify take block.
+    """Rematerialization: the activations that a layer saves for backward, from most to least memory: none (recompute
+    nothing), attention (all but scores), matmuls (their outputs), block (its input), offload (its input, in
+    host memory). Default: plan tries them all (auto); train and verify use block.
     """
     objective: Objective | None
     """next-token: all text. dpo: pairs of a chosen and a rejected answer. Default: next-token."""
     reference: Reference | None
-    """dpo's frozen model: run in each step (live), or once before the first one (precomputed). Default: live."""
+    """The reference model of dpo: run in each step (live), or once before the first (precomputed). Default: live."""
     packed: bool | None
-    """Rows hold several documents, or padding: the batch has positions, segments and weights too (off)."""
+    """Rows have several documents or padding, so that the batch includes positions, segments and weights (off)."""
     z_loss: float | None
     """Add this times the square of the log of the logits' normalizer to the loss, as 1e-4. Default: 0."""
     num_layers: Count | None
     """Use only N layers of the model. Default: all."""
     lora_rank: Count | None
-    """Train adapters of this rank alone (LoRA), as 16; all other parameters are frozen. Default: train all."""
+    """Train only LoRA adapters of this rank, as 16; all other parameters are frozen. Default: train all."""
     lora_alpha: float | None
     """Adapters' output is scaled by alpha / rank. Default: 2 * rank."""
     lora_targets: str | Sequence[str] | None
@@ -61,26 +61,26 @@ class WorkloadOptions(TypedDict, total=False):
     freeze: str | Sequence[str] | None
     """Do not train these parameters, by path: embedding, layers.query or 'layers.*_norm'. Default: train all."""
     hardware: str | Path | None
-    """A TOML file that describes a chip of your own, for --on to name (form: meshwright/description/hardware/data)."""
+    """A TOML file with your own chip, whose name --on then accepts (examples: meshwright/description/hardware/data)."""
     memory_headroom: float | str | None
     """Fraction added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
 
 
 class StrategyOptions(TypedDict, total=False):
-    """How a step runs; what is omitted, the planner chooses."""
+    """How a step runs; the planner chooses omitted options."""
 
     num_microbatches: Count | None
     """Microbatches of a device's batch, run one after the other; more need less memory (1)."""
     zero_stage: Literal[0, 1, 2, 3] | None
     """fsdp shards 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters (3)."""
     attention: Attention | None
-    """flash: a fused kernel, or blocks where a chip has none. cudnn: NVIDIA's. scores: through memory (scores; on TPUs
-    flash).
+    """flash: a fused kernel, or blockwise if the chip has none. cudnn: cuDNN's kernel. scores: materialize the scores
+    in memory (scores; on TPUs flash).
     """
     sp_method: SequenceMethod | None
-    """How attention works on a sequence split over sp; ring and ulysses imply --attention flash (gather)."""
+    """Attention on a sequence split over sp; ring and ulysses imply --attention flash (gather)."""
     tp_stream: TpStream | None
-    """Between matmuls, tp splits the residual stream along the sequence, or keeps it whole (split)."""
+    """Between blocks, tp splits the residual stream along the sequence, or replicates it (split)."""
     collective_matmul: bool | None
     """Run tp's collectives chunk by chunk, overlapped with their matmuls (off)."""
     schedule: Literal["gpipe", "1f1b"] | None
@@ -90,28 +90,28 @@ class StrategyOptions(TypedDict, total=False):
     optimizer: Optimizer | None
     """adamw, lion, adafactor, sgd or muon; adamw-8bit can be planned (adamw)."""
     moment_dtype: Dtype | None
-    """Format of the optimizer's moments (as parameters)."""
+    """Dtype of the optimizer's moments (as parameters)."""
     master_weights: bool | None
     """The optimizer updates float32 copies of narrower parameters (off)."""
     gradient_dtype: Dtype | None
-    """Format in which gradients are summed over devices (as matmuls)."""
+    """Dtype in which gradients are summed over devices (as matmuls)."""
     matmul_dtype: MatmulDtype | None
     """Quantize the operands of layers' matmuls; needs pip install meshwright[quantized] (off)."""
     dropout: float | None
-    """Dropout of what attention and MLP add to the residual stream (0)."""
+    """Dropout of the outputs of attention and MLP (0)."""
     reference_mesh: MeshLike | None
-    """The mesh of dpo's frozen model, over the same devices, as fsdp=2,tp=4 (the policy's)."""
+    """The mesh of dpo's reference model, over the same devices, as fsdp=2,tp=4 (the policy's)."""
 
 
 class ServingOptions(TypedDict, total=False):
-    """What is served, and on what."""
+    """The serving workload and its hardware."""
 
     on: SystemLike
     """The hardware: a chip and a slice shape or a device count, as v5e:4x4 or h100:8. Needed."""
     batch: Count | None
-    """Sequences served at once. Default: the most within --latency, else one for each group of devices."""
+    """Sequences served at once. Default: the most within --latency; without --latency, one per group of devices."""
     latency: str | float | None
-    """Longest step, as 30ms: a token of decode, or a batch of prompts of prefill. Default: no limit; the shortest step
+    """Maximum step time, as 30ms: of one decode step, or of a batch of prompts. Default: no limit; the shortest step
     is best.
     """
     prompt_len: Count | None
@@ -119,19 +119,19 @@ class ServingOptions(TypedDict, total=False):
     output_len: Count | None
     """Tokens of an answer. Default: 256; prefill has none."""
     chunk: Count | None
-    """With --serve prefill: tokens of each prompt in a step, as `serve` does. Default: whole prompts."""
+    """With --serve prefill: tokens of each prompt in a step (chunked prefill). Default: whole prompts."""
     num_layers: Count | None
     """Use only N layers of the model. Default: all."""
     hardware: str | Path | None
-    """A TOML file that describes a chip of your own, for --on to name."""
+    """A TOML file with your own chip, whose name --on then accepts."""
     memory_headroom: float | str | None
     """Fraction added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
     dtype: str | None
-    """Format of matmuls: also int8 or fp8 on chips that have it."""
+    """Dtype of matmuls: also int8 or fp8 on chips that support it."""
     weight_dtype: str | None
-    """Format of weights: int8, fp8, int4, …"""
+    """Dtype of weights: int8, fp8, int4, …"""
     kv_dtype: str | None
-    """Format of cached keys and values."""
+    """Dtype of cached keys and values."""
 
 
 class PlanOptions(WorkloadOptions, StrategyOptions, total=False):
@@ -144,12 +144,12 @@ class PlanOptions(WorkloadOptions, StrategyOptions, total=False):
 
 
 class SearchOptions(WorkloadOptions, StrategyOptions, total=False):
-    """What `meshwright.plan` plans, and what the planner is not to choose."""
+    """The workload of `meshwright.plan`, and choices that the planner must keep."""
 
     include_planned: bool
     """Include plans that train cannot run yet."""
     framework: str | None
-    """Plan for another framework, as megatron-core, maxtext or torchtitan: how it runs a step. Default: meshwright."""
+    """Predict steps as another framework runs them: megatron-core, maxtext, torchtitan, …. Default: meshwright."""
 
 
 class TrainOptions(PlanOptions, total=False):
@@ -160,31 +160,31 @@ class TrainOptions(PlanOptions, total=False):
     seed: int | None
     """Seed of the initial parameters and the order of the data. Default: 0."""
     data: str | Sequence[str] | None
-    """Files (text, .jsonl, .parquet, .arrow), folders or patterns of them and what `tokenize` writes; all with a
-    weight, as a.jsonl=0.7, or none. Default: the sources of Python's standard library.
+    """Files (text, .jsonl, .parquet, .arrow), folders, patterns, or token stores of `tokenize`; all with a weight, as
+    a.jsonl=0.7, or none. Default: the sources of Python's standard library.
     """
     fields: str | Sequence[str] | Mapping[str, str] | None
-    """The template of records: fields joined by +, parts by commas, no loss in []: [question+prompt],answer; of one
-    source as qa.jsonl=[question],answer. Default: messages, input_ids or text, as the first record has them.
+    """The template of records: fields joined by +, parts by commas, no loss in []: [question+prompt],answer; for one
+    source as qa.jsonl=[question],answer. Default: messages, input_ids or text, whichever the first record has.
     """
     rows: Literal["windows", "packed", "padded"] | None
-    """Windows of one long text, several documents a row, or one and padding. Default: windows of text, else packed."""
+    """Windows of a long text, several documents per row, or one with padding. Default: windows of text, else packed."""
     held_out: float | None
     """Fraction of documents or windows kept for evaluation and not trained on. Default: 0."""
     bad_data: Literal["error", "skip"] | None
-    """Stop at a record that cannot be used and name it, or leave it out and count it. Default: error."""
+    """For a record that cannot be used: stop and show it, or skip and count it. Default: error."""
     beta: float | None
     """The weight of the KL constraint: a higher beta keeps the policy nearer to the reference. Default: 0.1."""
     label_smoothing: float | None
     """Conservative DPO: the assumed share of pairs whose labels are swapped. Default: 0."""
     preference_loss: Literal["dpo", "ipo"] | None
-    """ipo holds the margin of a pair at 1 / (2 beta), where dpo lets it grow. Default: dpo."""
+    """ipo regresses the margin of a pair to 1 / (2 beta); dpo lets it grow. Default: dpo."""
     learning_rate: float | None
     """The peak learning rate. Default: 0.003; from trained weights 0.00002, LoRA 0.0002, dpo 0.000001."""
     lr_schedule: RateSchedule | None
     """The schedule after the warm-up: cosine, linear, wsd (constant, then a decay), constant. Default: cosine."""
     warmup_steps: int | None
-    """Steps until the rate reaches its peak. Default: a tenth of all, at most 2000."""
+    """Steps until the rate reaches its peak. Default: a tenth of all steps, at most 2000."""
     first_rate: float | None
     """Rate of the first step, as a fraction of the peak. Default: 1 / the warm-up's steps."""
     decay_steps: int | None
@@ -212,29 +212,29 @@ class TrainOptions(PlanOptions, total=False):
     on_bad_step: OnBadStep | None
     """Stop at a bad step (NaN, infinity or a spike), or skip its update. Default: stop."""
     spike_factor: float | None
-    """A spike is a gradient norm over this many times the median of recent steps. Default: none is."""
+    """A spike is a gradient norm above this multiple of the median of recent steps. Default: no spikes."""
     max_bad_steps: int | None
     """With --on-bad-step skip: stop after this many bad steps in a row. Default: 10."""
     save_every: Count | None
-    """Steps or time between checkpoints, as 500, 30m, 1h; 0: the last only. Default: 30m; a resumed run has its own."""
+    """Steps or time between checkpoints, as 500, 30m, 1h; 0: last only. Default: 30m; a resumed run keeps its own."""
     keep: int | None
-    """How many of the last checkpoints are kept. Default: 2."""
+    """Number of recent checkpoints to keep. Default: 2."""
     keep_every: int | None
     """Also keep the first checkpoint of every N steps, permanently. Default: none."""
     grace_seconds: float | None
-    """Time after SIGTERM to finish the step and save it; then the command ends without. Default: 30."""
+    """Time after SIGTERM to finish the step and save; after it, the command ends without saving. Default: 30."""
     eval_every: int | None
     """Steps between evaluations on --held-out, --eval-data, --eval-tasks; also after the last. Default: 0, none."""
     eval_batches: int | None
-    """Most batches of an evaluation. Default: all that are held out."""
+    """Maximum number of batches of an evaluation. Default: all held-out batches."""
     eval_data: str | Sequence[str] | None
-    """Evaluate on these; kinds as for --data. Default: what --held-out keeps."""
+    """Evaluate on these files; kinds as for --data. Default: the documents of --held-out."""
     eval_tasks: str | Sequence[str] | None
     """Multiple-choice tasks of each evaluation, files as for `eval --task`. Default: none."""
     profile: str | None
-    """Trace these steps, as 10:15, for Perfetto and xprof, and print the collectives that ran. Default: none."""
+    """Trace these steps, as 10:15, for Perfetto and xprof, and print their collectives. Default: none."""
     wandb: str | None
-    """Send the metrics to this project of Weights & Biases too (pip install wandb). Default: no."""
+    """Also send the metrics to this project of Weights & Biases (pip install wandb). Default: no."""
 
 
 class ServeOptions(TypedDict, total=False):
@@ -247,9 +247,9 @@ class ServeOptions(TypedDict, total=False):
     adapter: str | Path | None
     """Add these adapters, as PEFT writes them, to the weights of a directory. Default: none."""
     dtype: Dtype | None
-    """Format of parameters and matmuls. Default: that of the weights."""
+    """Dtype of parameters and matmuls. Default: the weights' dtype."""
     compile_cache: str | Path | None
-    """Where compiled programs are kept for later starts, at most 4 GiB, or off. Default: the user's cache."""
+    """Directory in which compiled programs are cached, at most 4 GiB, or off. Default: the user's cache."""
     host: str
     """The address to listen on; 0.0.0.0 for all interfaces. Default: 127.0.0.1."""
     port: int
@@ -263,11 +263,11 @@ class ServeOptions(TypedDict, total=False):
     context: int | None
     """The maximum tokens of a prompt and its completion. Default: the model's context, at most 4096."""
     cache_tokens: int | None
-    """The tokens that fit the KV cache. Default: as many as memory allows, at most rows times context."""
+    """The capacity of the KV cache in tokens. Default: the most that memory allows, up to rows times context."""
     page_size: int | None
     """The tokens of a page of the KV cache. Default: 16."""
     cache: CacheSplit | None
-    """How fsdp and sp split the KV cache, beside tp over its heads. Default: batch, by sequences."""
+    """How fsdp and sp split the KV cache, in addition to tp over its heads. Default: batch, by sequences."""
     kv_dtype: str | None
     """Store keys and values in int8, with a scale per token and head. Default: the compute dtype."""
     weight_dtype: str | None
@@ -287,7 +287,7 @@ class ServeOptions(TypedDict, total=False):
     grace: float
     """The time that open requests have to finish after SIGTERM. Default: 30."""
     api_keys: str | Path | None
-    """A file with one API key a line, each with limits of its own if you like (KEY requests=4 max_tokens=256).
+    """A file with one API key a line, each optionally with its own limits (KEY requests=4 max_tokens=256).
     MESHWRIGHT_API_KEYS adds keys, separated by commas. Default: no key is needed.
     """
     limit: str | Sequence[str] | Mapping[str, float] | None
@@ -295,14 +295,14 @@ class ServeOptions(TypedDict, total=False):
     cors: str | Sequence[str] | None
     """Origins whose pages may call the server (CORS); * for all. Default: none."""
     allowed_host: str | Sequence[str] | None
-    """Names by which clients may call the server, beside localhost and --host; * for all. Default: none."""
+    """Names by which clients may call the server, in addition to localhost and --host; * for all. Default: none."""
     replicas: int
-    """Servers of the model behind one port, which share the devices; --mesh is of each. Default: 1."""
+    """Servers of the model behind one port, which share the devices; --mesh is each one's mesh. Default: 1."""
     coordinator: str | None
     """Coordinator: HOST:PORT of the first process; auto on Cloud TPU and Slurm."""
     num_processes: int | None
-    """Number of processes, each with as many of the devices."""
+    """Number of processes, among which the devices are divided equally."""
     process_id: int | None
     """Number of this process, from 0; only process 0 prints, writes files and listens."""
     start_seconds: float | None
-    """How long they wait for each other before they start. Default: 300."""
+    """How long the processes wait for each other before they start. Default: 300."""

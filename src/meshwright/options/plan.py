@@ -17,35 +17,36 @@ class WorkloadArgs:
 
     on: Annotated[str | None, option("CHIPS"), Keyword("SystemLike")] = None
     """The hardware: a chip and a slice shape or a device count, as v5p:4x4x4, h100:64 or cpu:8 (2*v6e:16x16 is two
-    slices). Needed, unless a plan's file says it.
+    slices). Needed, except for a plan's file.
     """
     batch: CountText = None
-    """Sequences of the global batch, of --objective dpo its pairs. Needed, or --batch-tokens."""
+    """Sequences of the global batch; with --objective dpo, pairs. Needed, or --batch-tokens."""
     batch_tokens: CountText = None
     """The global batch in tokens, as 4M, instead of --batch."""
     seq_len: CountText = None
     """Tokens of a sequence. Default: the model's trained length, or 2048."""
     dtype: Annotated[Dtype | None, option("bf16|f32")] = None
-    """Format of matmuls. Default: bf16, on simulated CPU devices f32."""
+    """Dtype of matmuls. Default: bf16, on simulated CPU devices f32."""
     param_dtype: Annotated[Dtype | None, option("bf16|f32")] = None
-    """Format of parameters and gradients. Default: f32."""
+    """Dtype of parameters and gradients. Default: f32."""
     remat: Annotated[Remat | Literal["auto"] | None, option("POLICY")] = None
-    """What a layer saves for backward, from most to least memory: none (recompute nothing), attention (all but
-    scores), matmuls (their outputs), block (its input), offload (its input, in host memory). Default: plan tries
-    them all (auto); train and verify take block.
+    """Rematerialization: the activations that a layer saves for backward, from most to least memory: none (recompute
+    nothing), attention (all but scores), matmuls (their outputs), block (its input), offload (its input, in host
+    memory). Default: plan tries them all (auto); train and verify use block.
     """
     objective: Annotated[Objective | None, option("next-token|dpo")] = None
     """next-token: all text. dpo: pairs of a chosen and a rejected answer. Default: next-token."""
     reference: Annotated[Reference | None, option("live|precomputed")] = None
-    """dpo's frozen model: run in each step (live), or once before the first one (precomputed). Default: live."""
+    """The reference model of dpo: run in each step (live), or once before the first (precomputed). Default: live.
+    """
     packed: Annotated[bool, option()] = False
-    """Rows hold several documents, or padding: the batch has positions, segments and weights too (off)."""
+    """Rows have several documents or padding, so that the batch includes positions, segments and weights (off)."""
     z_loss: Annotated[float | None, option("NUMBER")] = None
     """Add this times the square of the log of the logits' normalizer to the loss, as 1e-4. Default: 0."""
     num_layers: CountText = None
     """Use only N layers of the model. Default: all."""
     lora_rank: CountText = None
-    """Train adapters of this rank alone (LoRA), as 16; all other parameters are frozen. Default: train all."""
+    """Train only LoRA adapters of this rank, as 16; all other parameters are frozen. Default: train all."""
     lora_alpha: Annotated[float | None, option("NUMBER")] = None
     """Adapters' output is scaled by alpha / rank. Default: 2 * rank."""
     lora_targets: Annotated[str | None, option("NAMES"), Keyword("str | Sequence[str] | None")] = None
@@ -57,27 +58,29 @@ class WorkloadArgs:
     freeze: Annotated[tuple[str, ...], option("PATTERN…")] = ()
     """Do not train these parameters, by path: embedding, layers.query or 'layers.*_norm'. Default: train all."""
     hardware: Annotated[Path | None, option("FILE")] = None
-    """A TOML file that describes a chip of your own, for --on to name (form: meshwright/description/hardware/data)."""
+    """A TOML file with your own chip, whose name --on then accepts (examples: meshwright/description/hardware/data)."""
     memory_headroom: ShareText = None
     """Fraction added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
 
 
 @dataclass(frozen=True)
 class StrategyArgs:
-    """How a step runs. Default: what plan chooses, or a plan's file says; else the value in brackets."""
+    """How a step runs. Default: the planner's choice or the plan file's value; else the value in parentheses."""
 
     num_microbatches: CountText = None
     """Microbatches of a device's batch, run one after the other; more need less memory (1)."""
     zero_stage: Annotated[Literal[0, 1, 2, 3] | None, option("0|1|2|3")] = None
     """fsdp shards 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters (3)."""
     attention: Annotated[Attention | None, option("flash|cudnn|scores")] = None
-    """flash: a fused kernel, or blocks where a chip has none. cudnn: NVIDIA's. scores: through memory (scores; on
-    TPUs flash).
+    """flash: a fused kernel, or blockwise if the chip has none. cudnn: cuDNN's kernel. scores: materialize the scores
+    in memory (scores; on TPUs flash).
     """
     sp_method: Annotated[SequenceMethod | None, option("gather|ring|ulysses")] = None
-    """How attention works on a sequence split over sp; ring and ulysses imply --attention flash (gather)."""
+    """Attention on a sequence split over sp; ring and ulysses imply --attention flash (gather).
+    """
     tp_stream: Annotated[TpStream | None, option("split|whole")] = None
-    """Between matmuls, tp splits the residual stream along the sequence, or keeps it whole (split)."""
+    """Between blocks, tp splits the residual stream along the sequence, or replicates it (split).
+    """
     collective_matmul: Annotated[bool, option()] = False
     """Run tp's collectives chunk by chunk, overlapped with their matmuls (off)."""
     schedule: Annotated[Literal["gpipe", "1f1b"] | None, option("gpipe|1f1b")] = None
@@ -87,14 +90,14 @@ class StrategyArgs:
     optimizer: Annotated[Optimizer | None, option("NAME")] = None
     """adamw, lion, adafactor, sgd or muon; adamw-8bit can be planned (adamw)."""
     moment_dtype: Annotated[Dtype | None, option("bf16|f32")] = None
-    """Format of the optimizer's moments (as parameters)."""
+    """Dtype of the optimizer's moments (as parameters)."""
     master_weights: Annotated[bool, option()] = False
     """The optimizer updates float32 copies of narrower parameters (off)."""
     gradient_dtype: Annotated[Dtype | None, option("bf16|f32")] = None
-    """Format in which gradients are summed over devices (as matmuls)."""
+    """Dtype in which gradients are summed over devices (as matmuls)."""
     matmul_dtype: Annotated[MatmulDtype | None, option("int8|fp8")] = None
     """Quantize the operands of layers' matmuls; needs pip install meshwright[quantized] (off)."""
     dropout: Annotated[float | None, option("SHARE")] = None
-    """Dropout of what attention and MLP add to the residual stream (0)."""
+    """Dropout of the outputs of attention and MLP (0)."""
     reference_mesh: Mesh = None
-    """The mesh of dpo's frozen model, over the same devices, as fsdp=2,tp=4 (the policy's)."""
+    """The mesh of dpo's reference model, over the same devices, as fsdp=2,tp=4 (the policy's)."""

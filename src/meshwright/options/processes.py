@@ -15,8 +15,8 @@ class ProcessArgs:
     coordinator: Annotated[str | None, option("HOST:PORT")] = None
     """Coordinator: HOST:PORT of the first process; auto on Cloud TPU and Slurm."""
     num_processes: Annotated[int | None, option("N")] = None
-    """Number of processes, each with as many of the devices."""
+    """Number of processes, among which the devices are divided equally."""
     process_id: Annotated[int | None, option("N")] = None
     """Number of this process, from 0; only process 0 prints, writes files and listens."""
     start_seconds: Annotated[float | None, option("SECONDS")] = None
-    """How long they wait for each other before they start. Default: 300."""
+    """How long the processes wait for each other before they start. Default: 300."""

@@ -1,4 +1,4 @@
-"""Options of a server, and of its plan: the work and its hardware, and formats."""
+"""Options of a server, and of its plan: the work, the hardware and dtypes."""
 
 from __future__ import annotations
 
@@ -16,47 +16,48 @@ class ServedArgs:
     """The work and the hardware."""
 
     serve: Annotated[Literal["decode", "prefill"], option("decode|prefill")] = "decode"
-    """Tokens that a server writes (decode), or prompts that it reads (prefill)."""
+    """The phase to plan: generating tokens (decode), or processing prompts (prefill)."""
     on: Annotated[str | None, option("CHIPS"), Keyword("SystemLike")] = None
     """The hardware: a chip and a slice shape or a device count, as v5e:4x4 or h100:8. Needed."""
     batch: CountText = None
-    """Sequences served at once. Default: the most within --latency, else one for each group of devices."""
+    """Sequences served at once. Default: the most within --latency; without --latency, one per group of devices."""
     latency: Annotated[str | None, option("TIME"), Keyword("str | float | None")] = None
-    """Longest step, as 30ms: a token of decode, or a batch of prompts of prefill. Default: no limit; the shortest
-    step is best.
+    """Maximum step time, as 30ms: of one decode step, or of a batch of prompts. Default: no limit; the shortest step is
+    best.
     """
     prompt_len: CountText = None
     """Tokens of a prompt. Default: 1024."""
     output_len: CountText = None
     """Tokens of an answer. Default: 256; prefill has none."""
     chunk: CountText = None
-    """With --serve prefill: tokens of each prompt in a step, as `serve` does. Default: whole prompts."""
+    """With --serve prefill: tokens of each prompt in a step (chunked prefill). Default: whole prompts.
+    """
     num_layers: CountText = None
     """Use only N layers of the model. Default: all."""
     hardware: Annotated[Path | None, option("FILE")] = None
-    """A TOML file that describes a chip of your own, for --on to name."""
+    """A TOML file with your own chip, whose name --on then accepts."""
     memory_headroom: ShareText = None
     """Fraction added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
 
 
 @dataclass(frozen=True)
 class FormatArgs:
-    """Formats. Default: bf16, on simulated CPU devices f32."""
+    """Dtypes. Default: bf16, on simulated CPU devices f32."""
 
     dtype: Annotated[str | None, option("DTYPE")] = None
-    """Format of matmuls: also int8 or fp8 on chips that have it."""
+    """Dtype of matmuls: also int8 or fp8 on chips that support it."""
     weight_dtype: Annotated[str | None, option("DTYPE")] = None
-    """Format of weights: int8, fp8, int4, …"""
+    """Dtype of weights: int8, fp8, int4, …"""
     kv_dtype: Annotated[str | None, option("DTYPE")] = None
-    """Format of cached keys and values."""
+    """Dtype of cached keys and values."""
 
 
 @dataclass(frozen=True)
 class ModelArgs:
-    """A model with its weights, and the devices it is put on."""
+    """A model with its weights, and its devices."""
 
     model: Annotated[Path, positional("DIR|RUN")]
-    """A Hugging Face directory (config.json, safetensors), or one that `meshwright train` made."""
+    """A Hugging Face directory (config.json, safetensors), or a run directory of `meshwright train`."""
     on: Annotated[str | None, option("CHIPS"), Keyword("SystemLike | None")] = None
     """The hardware, as cpu:8 or h100:8. Default: the run's; needed for a directory."""
     mesh: Mesh = None
@@ -64,9 +65,9 @@ class ModelArgs:
     adapter: Annotated[Path | None, option("DIRECTORY")] = None
     """Add these adapters, as PEFT writes them, to the weights of a directory. Default: none."""
     dtype: Annotated[Dtype | None, option("bf16|f32")] = None
-    """Format of parameters and matmuls. Default: that of the weights."""
+    """Dtype of parameters and matmuls. Default: the weights' dtype."""
     compile_cache: CompileCache = None
-    """Where compiled programs are kept for later starts, at most 4 GiB, or off. Default: the user's cache."""
+    """Directory in which compiled programs are cached, at most 4 GiB, or off. Default: the user's cache."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,11 @@ class ServeArgs(ModelArgs):
     context: Annotated[int | None, option("N")] = None
     """The maximum tokens of a prompt and its completion. Default: the model's context, at most 4096."""
     cache_tokens: Annotated[int | None, option("N")] = None
-    """The tokens that fit the KV cache. Default: as many as memory allows, at most rows times context."""
+    """The capacity of the KV cache in tokens. Default: the most that memory allows, up to rows times context."""
     page_size: Annotated[int | None, option("N")] = None
     """The tokens of a page of the KV cache. Default: 16."""
     cache: Annotated[CacheSplit | None, option("heads|batch|sequence")] = None
-    """How fsdp and sp split the KV cache, beside tp over its heads. Default: batch, by sequences."""
+    """How fsdp and sp split the KV cache, in addition to tp over its heads. Default: batch, by sequences."""
     kv_dtype: Annotated[str | None, option("int8")] = None
     """Store keys and values in int8, with a scale per token and head. Default: the compute dtype."""
     weight_dtype: Annotated[str | None, option("int8")] = None
@@ -110,8 +111,9 @@ class ServeArgs(ModelArgs):
     grace: Annotated[float, option("SECONDS")] = 30.0
     """The time that open requests have to finish after SIGTERM. Default: 30."""
     api_keys: Annotated[Path | None, option("FILE")] = None
-    """A file with one API key a line, each with limits of its own if you like (KEY requests=4 max_tokens=256).
-    MESHWRIGHT_API_KEYS adds keys, separated by commas. Default: no key is needed."""
+    """A file with one API key a line, each optionally with its own limits (KEY requests=4 max_tokens=256).
+    MESHWRIGHT_API_KEYS adds keys, separated by commas. Default: no key is needed.
+    """
     limit: Annotated[
         tuple[str, ...], option("NAME=VALUE…"), Keyword("str | Sequence[str] | Mapping[str, float] | None")
     ] = ()
@@ -119,6 +121,6 @@ class ServeArgs(ModelArgs):
     cors: Annotated[tuple[str, ...], option("ORIGIN…")] = ()
     """Origins whose pages may call the server (CORS); * for all. Default: none."""
     allowed_host: Annotated[tuple[str, ...], option("NAME…")] = ()
-    """Names by which clients may call the server, beside localhost and --host; * for all. Default: none."""
+    """Names by which clients may call the server, in addition to localhost and --host; * for all. Default: none."""
     replicas: Annotated[int, option("N")] = 1
-    """Servers of the model behind one port, which share the devices; --mesh is of each. Default: 1."""
+    """Servers of the model behind one port, which share the devices; --mesh is each one's mesh. Default: 1."""

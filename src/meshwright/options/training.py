@@ -18,7 +18,7 @@ class StartArgs:
     weights: Annotated[Path | None, option("DIRECTORY"), Setting("weights", resume="never")] = None
     """Start from the weights and tokenizer of this Hugging Face directory. Default: MODEL, if it is one."""
     from_scratch: Annotated[bool, option()] = False
-    """Use only config.json and tokenizer of a directory with weights. Default: start from its weights."""
+    """Use only config.json and the tokenizer of a directory with weights. Default: start from its weights."""
     seed: Annotated[int | None, option("N"), Setting("seed")] = None
     """Seed of the initial parameters and the order of the data. Default: 0."""
 
@@ -28,8 +28,8 @@ class DataArgs:
     """The data."""
 
     data: Annotated[tuple[str, ...], option("PATH…"), Setting("data.sources")] = ()
-    """Files (text, .jsonl, .parquet, .arrow), folders or patterns of them and what `tokenize` writes; all with a
-    weight, as a.jsonl=0.7, or none. Default: the sources of Python's standard library.
+    """Files (text, .jsonl, .parquet, .arrow), folders, patterns, or token stores of `tokenize`; all with a weight, as
+    a.jsonl=0.7, or none. Default: the sources of Python's standard library.
     """
     fields: Annotated[
         tuple[str, ...],
@@ -37,17 +37,18 @@ class DataArgs:
         Setting("data.fields"),
         Keyword("str | Sequence[str] | Mapping[str, str] | None"),
     ] = ()
-    """The template of records: fields joined by +, parts by commas, no loss in []: [question+prompt],answer; of one
-    source as qa.jsonl=[question],answer. Default: messages, input_ids or text, as the first record has them.
+    """The template of records: fields joined by +, parts by commas, no loss in []: [question+prompt],answer; for one
+    source as qa.jsonl=[question],answer. Default: messages, input_ids or text, whichever the first record has.
     """
     rows: Annotated[
         Literal["windows", "packed", "padded"] | None, option("windows|packed|padded"), Setting("data.rows")
     ] = None
-    """Windows of one long text, several documents a row, or one and padding. Default: windows of text, else packed."""
+    """Windows of a long text, several documents per row, or one with padding. Default: windows of text, else packed.
+    """
     held_out: Annotated[float | None, option("SHARE"), Setting("data.held_out")] = None
     """Fraction of documents or windows kept for evaluation and not trained on. Default: 0."""
     bad_data: Annotated[Literal["error", "skip"] | None, option("error|skip"), Setting("data.bad_data")] = None
-    """Stop at a record that cannot be used and name it, or leave it out and count it. Default: error."""
+    """For a record that cannot be used: stop and show it, or skip and count it. Default: error."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class PreferenceArgs:
     label_smoothing: Annotated[float | None, option("SHARE"), Setting("preference.label_smoothing")] = None
     """Conservative DPO: the assumed share of pairs whose labels are swapped. Default: 0."""
     preference_loss: Annotated[Literal["dpo", "ipo"] | None, option("dpo|ipo"), Setting("preference.loss")] = None
-    """ipo holds the margin of a pair at 1 / (2 beta), where dpo lets it grow. Default: dpo."""
+    """ipo regresses the margin of a pair to 1 / (2 beta); dpo lets it grow. Default: dpo."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class OptimizerArgs:
     lr_schedule: Annotated[RateSchedule | None, option("NAME"), Setting("optimizer.schedule")] = None
     """The schedule after the warm-up: cosine, linear, wsd (constant, then a decay), constant. Default: cosine."""
     warmup_steps: Annotated[int | None, option("N"), Setting("optimizer.warmup_steps")] = None
-    """Steps until the rate reaches its peak. Default: a tenth of all, at most 2000."""
+    """Steps until the rate reaches its peak. Default: a tenth of all steps, at most 2000."""
     first_rate: Annotated[float | None, option("SHARE"), Setting("optimizer.first_rate")] = None
     """Rate of the first step, as a fraction of the peak. Default: 1 / the warm-up's steps."""
     decay_steps: Annotated[int | None, option("N"), Setting("optimizer.decay_steps")] = None
@@ -99,7 +100,7 @@ class OptimizerArgs:
     on_bad_step: Annotated[OnBadStep | None, option("stop|skip"), Setting("strategy.on_bad_step")] = None
     """Stop at a bad step (NaN, infinity or a spike), or skip its update. Default: stop."""
     spike_factor: Annotated[float | None, option("NUMBER"), Setting("optimizer.spike_factor")] = None
-    """A spike is a gradient norm over this many times the median of recent steps. Default: none is."""
+    """A spike is a gradient norm above this multiple of the median of recent steps. Default: no spikes."""
     max_bad_steps: Annotated[int | None, option("N"), Setting("optimizer.max_bad_steps")] = None
     """With --on-bad-step skip: stop after this many bad steps in a row. Default: 10."""
 
@@ -111,13 +112,14 @@ class SavingArgs:
     save_every: Annotated[
         str | None, option("N|TIME"), Keyword("Count | None"), Setting("saving.every", resume="free")
     ] = None
-    """Steps or time between checkpoints, as 500, 30m, 1h; 0: the last only. Default: 30m; a resumed run has its own."""
+    """Steps or time between checkpoints, as 500, 30m, 1h; 0: last only. Default: 30m; a resumed run keeps its own.
+    """
     keep: Annotated[int | None, option("N"), Setting("saving.keep", resume="free")] = None
-    """How many of the last checkpoints are kept. Default: 2."""
+    """Number of recent checkpoints to keep. Default: 2."""
     keep_every: Annotated[int | None, option("N"), Setting("saving.keep_every", resume="free")] = None
     """Also keep the first checkpoint of every N steps, permanently. Default: none."""
     grace_seconds: Annotated[float | None, option("SECONDS"), Setting("saving.grace_seconds", resume="free")] = None
-    """Time after SIGTERM to finish the step and save it; then the command ends without. Default: 30."""
+    """Time after SIGTERM to finish the step and save; after it, the command ends without saving. Default: 30."""
 
 
 @dataclass(frozen=True)
@@ -127,15 +129,15 @@ class WatchArgs:
     eval_every: Annotated[int | None, option("N"), Setting("evaluating.every", resume="free")] = None
     """Steps between evaluations on --held-out, --eval-data, --eval-tasks; also after the last. Default: 0, none."""
     eval_batches: Annotated[int | None, option("N"), Setting("evaluating.batches", resume="free")] = None
-    """Most batches of an evaluation. Default: all that are held out."""
+    """Maximum number of batches of an evaluation. Default: all held-out batches."""
     eval_data: Annotated[tuple[str, ...], option("PATH…"), Setting("evaluating.data", resume="free")] = ()
-    """Evaluate on these; kinds as for --data. Default: what --held-out keeps."""
+    """Evaluate on these files; kinds as for --data. Default: the documents of --held-out."""
     eval_tasks: Annotated[tuple[str, ...], option("FILE…"), Setting("evaluating.tasks", resume="free")] = ()
     """Multiple-choice tasks of each evaluation, files as for `eval --task`. Default: none."""
     profile: Annotated[str | None, option("FIRST:LAST"), Setting("watching.profile", resume="free")] = None
-    """Trace these steps, as 10:15, for Perfetto and xprof, and print the collectives that ran. Default: none."""
+    """Trace these steps, as 10:15, for Perfetto and xprof, and print their collectives. Default: none."""
     wandb: Annotated[str | None, option("PROJECT"), Setting("watching.wandb", resume="free")] = None
-    """Send the metrics to this project of Weights & Biases too (pip install wandb). Default: no."""
+    """Also send the metrics to this project of Weights & Biases (pip install wandb). Default: no."""
 
 
 SETTINGS = declared_settings(WorkloadArgs, StartArgs, DataArgs, PreferenceArgs, OptimizerArgs, SavingArgs, WatchArgs)

@@ -42,6 +42,9 @@ def read_system(
     """Parse a system and set its memory headroom.
 
     That is `memory_headroom` if given, else the system's own, else the default of its kind of chip.
+
+    Raises:
+        MeshwrightError: the text is not a chip with a slice shape or a device count.
     """
     match on:
         case System():
@@ -59,7 +62,7 @@ def read_system(
 
 
 def read_share(value: float | str) -> float:
-    """Return a share, from 0 to below 1, given as a number or text: 0.1, "0.1" or "10%"."""
+    """Return a share, from 0 to below 1, given as a number or text: 0.1, "0.1" or "10%". Raises for others."""
     text = str(value).strip()
     try:
         share = parse_number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
@@ -71,7 +74,11 @@ def read_share(value: float | str) -> float:
 
 
 def read_mesh(mesh: MeshLike, num_devices: int) -> MeshShape:
-    """Return the shape of a mesh of `num_devices` devices, given as text, a mapping or a shape."""
+    """Return the shape of a mesh of `num_devices` devices, given as text, a mapping or a shape.
+
+    Raises:
+        MeshwrightError: the mesh is invalid, or has another number of devices.
+    """
     match mesh:
         case MeshShape():
             if mesh.num_devices != num_devices:
@@ -87,7 +94,11 @@ def read_mesh(mesh: MeshLike, num_devices: int) -> MeshShape:
 
 
 def read_count(name: str, value: Count) -> int:
-    """Return a whole number, from 1 to the maximum for this option, given as a number or text."""
+    """Return a whole number, from 1 to the maximum for this option, given as a number or text.
+
+    Raises:
+        MeshwrightError: the value is not such a number.
+    """
     try:
         number = parse_count(value) if isinstance(value, str) else operator.index(value)
     except (MeshwrightError, TypeError):
@@ -114,7 +125,7 @@ def read_price_of(value: float | str, chip: str) -> float:
 
 
 def read_price(value: float | str) -> float:
-    """Return the price of a chip-hour, from 0 to `MOST_PRICE`, given as a number or text."""
+    """Return the price of a chip-hour, from 0 to `MOST_PRICE`, given as a number or text. Raises for others."""
     try:
         price = parse_number(str(value))
     except MeshwrightError:

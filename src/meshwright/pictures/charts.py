@@ -44,7 +44,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Limits:
+class DeviceLimits:
     """A device's peak flops per second, and the bytes that a program can use."""
 
     flops_per_second: float
@@ -67,7 +67,7 @@ def check_chart_file(path: Path) -> None:
     check_output(path)
 
 
-def write_charts(bars: Sequence[Bar], path: Path, limits: Limits, *, title: str, scale: str = "") -> None:
+def write_charts(bars: Sequence[Bar], path: Path, limits: DeviceLimits, *, title: str, scale: str = "") -> None:
     """Write charts of some records to a file; its suffix sets the format.
 
     For a sweep, whose key is `scale`: step time with linear scaling, and MFU, over the key. Otherwise: MFU as bars.
@@ -96,7 +96,7 @@ def write_charts(bars: Sequence[Bar], path: Path, limits: Limits, *, title: str,
 
 
 def new_figure(width: float, height: float, title: str) -> Figure:
-    """Return an empty figure of so many inches."""
+    """Return an empty figure of this width and height in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -248,7 +248,7 @@ _HIGH, _WIDE = 13.0, 6.5
 
 
 def lowered(labels: Sequence[str], places: Sequence[tuple[float, float]]) -> list[float]:
-    """Return how far below its mark each label goes, so that none touches another label or a mark. All in points."""
+    """Return each label's distance below its mark, in points, so that no label touches another label or a mark."""
     marks = [(x - 4, x + 4, y - 4, y + 4) for x, y in places]
     taken: list[tuple[float, float, float, float]] = []  # left, right, bottom, top
     found = [0.0] * len(places)

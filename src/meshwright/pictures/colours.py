@@ -18,7 +18,7 @@ RULE = "#777777"
 """The colour of rules, links and edges, visible on white and on black."""
 
 WRONG = "#c0392b"
-"""The colour of what costs time or does not fit."""
+"""The colour of things that cost time or do not fit."""
 
 NAMED = {
     "forward": "#8fb8de",
@@ -62,11 +62,11 @@ NAMED = {
 
 
 def device_fill(coordinates: Mapping[str, int], degrees: Mapping[str, int]) -> str:
-    """Return the colour of a device, or of what several devices have in common: `#b4cfee`.
+    """Return the colour of a device, or of a shard that several devices hold, as `#b4cfee`.
 
     Args:
-        coordinates: of the device along the mesh axes. Axes along which several devices differ are left out: without
-            the first axis of more than one device the colour is grey, without another the lightness is a mean.
+        coordinates: of the device along the mesh axes. For several devices, axes along which they differ are left out.
+            Without the first axis of degree above 1 the colour is grey; without another, the lightness is a mean.
         degrees: of all axes, outermost first.
     """
     first, *others = [axis for axis, degree in degrees.items() if degree > 1] or [""]

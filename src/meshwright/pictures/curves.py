@@ -23,7 +23,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def curves(series: Mapping[str, tuple[str, Points]], show: Callable[[float], str], *, title: str) -> str:
-    """Return a chart of series by name, each with its colour; empty if none has a point.
+    """Return a line chart of several series as SVG; '' if none has a point.
 
     Args:
         series: colour and points by name.

@@ -91,9 +91,9 @@ def html_table(
     text: Sequence[int] = (0,),
     differs: Sequence[bool] = (),
 ) -> str:
-    """Return a table without its empty columns, scrolling if too wide; empty without rows.
+    """Return an HTML table without its empty columns, scrolling if too wide; '' without rows.
 
-    text: numbers of the columns that hold text. differs: for each row, whether it is marked.
+    text: indices of the columns with text. differs: whether each row is marked.
     """
     if not rows:
         return ""

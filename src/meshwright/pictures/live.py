@@ -1,4 +1,4 @@
-"""Show live arrays, and anything with shape, dtype and sharding: what each device holds. Trees become tables."""
+"""Draw live arrays, and anything with shape, dtype and sharding: the part on each device. Trees become tables."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Axes = tuple[tuple[str, ...], ...]
 
 
 def live_holdings(array: Any, *, name: str = "array") -> Holdings:
-    """Return what each device holds of a live array or a `jax.ShapeDtypeStruct`, with any kind of sharding.
+    """Return each device's part of a live array or a `jax.ShapeDtypeStruct`, with any kind of sharding.
 
-    Devices have JAX's ids; on an abstract mesh they are numbered along its last axis first. Raises an error for a
+    Devices have JAX's ids; on an abstract mesh they are numbered with the last axis fastest. Raises an error for a
     traced value, and for a value without a sharding.
     """
     check_concrete(array, name)
@@ -55,7 +55,7 @@ def live_holdings(array: Any, *, name: str = "array") -> Holdings:
 
 
 def split_axes(sharding: Sharding, rank: int) -> Axes | None:
-    """Return the mesh axes that shard each dim; None where the sharding has no mesh."""
+    """Return the mesh axes that shard each dim; None if the sharding has no mesh."""
     if not isinstance(sharding, NamedSharding):
         return None
     entries = [*sharding.spec.partitions, *[None] * (rank - len(sharding.spec.partitions))]
@@ -103,7 +103,7 @@ def check_concrete(array: Any, name: str) -> None:
 
 
 def _check_divides(name: str, shape: tuple[int, ...], axes: Axes, degrees: Mapping[str, int]) -> None:
-    """Raise if a degree does not divide a dim, which is possible for a `ShapeDtypeStruct`."""
+    """Raise if a degree does not divide a dim; JAX does not check this for a `ShapeDtypeStruct`."""
     for dim, (size, split) in enumerate(zip(shape, axes, strict=False)):
         degree = math.prod(degrees[axis] for axis in split)
         if size % degree:
@@ -186,10 +186,7 @@ def program_rows(plan: ProgramPlan) -> tuple[Row, ...]:
 
 
 def table_sketch(rows: Sequence[Row], *, of: str = "") -> Sketch:
-    """Return the rows as a table with totals in its title.
-
-    of: a name for the title, of whatever the arrays belong to.
-    """
+    """Return the rows as a table with totals in its title. of: what the arrays belong to, for the title."""
     total, local = (sum(getattr(row, name) for row in rows) for name in ("total_bytes", "bytes_per_device"))
     counts = show_count(len(rows), "array"), show_bytes(total), f"{show_bytes(local)} a device"
     title = "   ".join((*([of] if of else []), *counts))

@@ -1,4 +1,4 @@
-"""The chart of a server under several loads: latency against throughput, with the plan's prediction."""
+"""The chart of a server under several loads: latency against throughput, measured and predicted."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write_load_chart(
     if predicted:
         seconds, rates = zip(*predicted, strict=True)
         each.plot(rates, seconds, "D-", color=RULE, label="predicted, a step")
-    _draw(each, points, "tpot", "time a token")
+    _draw(each, points, "tpot", "time per token")
     if predicted or any("tpot" in point.latencies for point in points):
         # A frontier's batches span powers of ten.
         each.loglog()
@@ -77,7 +77,7 @@ def _show_seconds(seconds: float, _: float) -> str:
 
 
 def _draw(axes: Axes, points: Sequence[LoadPoint], measure: str, name: str) -> None:
-    """Draw a measure's percentiles over throughput, in the order of the loads, with a label at each load."""
+    """Draw a measure's percentiles over throughput, one point per load, each labelled."""
     with_it = [point for point in points if measure in point.latencies]
     rates = [point.tokens_per_second for point in with_it]
     for (percentile, style), colour in zip(STYLES.items(), RUN_COLOURS, strict=False):

@@ -39,7 +39,7 @@ def verify_page(found: Verification, measured: Record | None = None) -> str:
     sections = (
         Section("Predicted and compiled", "<br>\n".join(tables)),
         memory_section(records, usable),
-        # The order of ops, which decides what is live, is final where a step was simulated.
+        # The order of ops, which determines the live buffers, is final if a step was simulated.
         buffers_section(read_buffers(read_optimized(program)).live if found.schedule else ()),
         collectives_section(found.compiled),
         timeline_section(found.schedule),
@@ -51,11 +51,11 @@ def verify_page(found: Verification, measured: Record | None = None) -> str:
 def inspection_page(found: Inspection, trace: str | None = None) -> str:
     """Return the page of an inspection: findings first, then memory, collectives by axes, flops and the timeline.
 
-    trace: the path, relative to the page, of a file with the trace of the step, to which the page links.
+    trace: the path of a trace file, relative to the page, to link to.
     """
     record, program = found.record, found.program
     mesh = show_degrees(record.mesh)
-    lines = [answer(found).replace("   ", " · "), f"{show_flops(found.flops)} a device and step, in products"]
+    lines = [answer(found).replace("   ", " · "), f"{show_flops(found.flops)} a device and step, in matmuls"]
     if program is not None:
         lines.append(f"compiled by {program.compiler}")
     total = found.flops or 1.0
@@ -78,7 +78,7 @@ def inspection_page(found: Inspection, trace: str | None = None) -> str:
 
 
 def findings_section(findings: Sequence[Finding]) -> Section:
-    """Return a section with each finding: evidence, cost, source, and what to change."""
+    """Return a section with each finding: evidence, cost, source and fix."""
     return Section("Findings", "\n".join(_finding(number, one) for number, one in enumerate(findings, 1)))
 
 

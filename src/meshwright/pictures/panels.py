@@ -1,4 +1,4 @@
-"""Cells in rows and columns: grids of shards, chips with links, tables; and how to fit them to a width as a scene."""
+"""Panels of cells, i.e. grids of shards, chips with links and tables, and their conversion to a scene of some width."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ELLIPSIS = "…"
 """The label and text in place of omitted parts."""
 
 MAX_PANELS = 8
-"""The most panels that are drawn of one array or torus."""
+"""The most panels drawn for one array or torus."""
 
 _GALLERY = 130  # characters: a wider row of tiles is hard to take in
 
@@ -26,9 +26,9 @@ _GALLERY = 130  # characters: a wider row of tiles is hard to take in
 class Cell:
     """A cell: its text, fill, tooltip, and whether it is marked.
 
-    span: in a table, the columns that it takes. The cells under its further columns have span 0 and the same fill, for
-    where a table is broken between them. links: in a linked panel, whether the links to the next cell in the row and in
-    the column are used; others are faint.
+    span: in a table, the number of columns that it covers. The cells that it covers have span 0 and the same fill, in
+    case the table is broken between them. links: in a linked panel, whether the links to the next cell in the row and
+    in the column are used; unused ones are faint.
     """
 
     text: str
@@ -41,14 +41,14 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Rows of cells of equal length, with labels of rows and columns, or none."""
+    """Rows of cells, all of equal length, with optional labels of rows and columns."""
 
     cells: tuple[tuple[Cell, ...], ...]
     rows: tuple[str, ...] = ()
     row_fills: tuple[str, ...] = ()  # In a table: the colours behind the labels of rows, or none.
     columns: tuple[str, ...] = ()
     caption: str = ""
-    notes: tuple[str, ...] = ()  # Text beside it.
+    notes: tuple[str, ...] = ()  # Text on its right.
     frame: Frame = "ruled"
     sheets: tuple[str, ...] = ()  # In a ruled panel: the colours of equal grids behind it, the nearest first.
     # In a linked panel: whether links join the last row to the first, and the last column to the first.
@@ -64,12 +64,12 @@ class Panel:
 
     @property
     def pitch(self) -> int:
-        """The characters from one column to the next, where all columns are equally wide."""
+        """The distance in characters between columns if all are equally wide."""
         return self.column_width + (2 if self.frame == "linked" else 1)
 
     @property
     def label_width(self) -> int:
-        """The characters of the longest row label and the blank after it."""
+        """The length in characters of the longest row label and the space after it."""
         longest = max((len(label) for label in self.rows), default=0)
         return longest + bool(longest)
 
@@ -78,7 +78,7 @@ class Panel:
 class Sketch:
     """A title, panels one below the other (side by side in a gallery), and notes.
 
-    draw: returns what is drawn of no cells, below the panels, within a width in characters.
+    draw: returns a scene for below the panels, from a width in characters; for drawings without cells.
     """
 
     title: str
@@ -89,8 +89,8 @@ class Sketch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits of drawings: characters across, rows and columns of a grid and of a tile, lines of a wide table."""
+class DrawingLimits:
+    """Limits of drawings: width in characters, rows and columns of a grid and of a tile, lines of a wide table."""
 
     width: int
     grid: tuple[int, int]
@@ -99,15 +99,15 @@ class Limits:
 
 
 def limit_panels(panels: Sequence[Panel]) -> tuple[Panel, ...]:
-    """Return at most `MAX_PANELS` panels: the first few, and the last, whose caption tells how many are left out."""
+    """Return at most `MAX_PANELS` panels: the first ones and the last, with a caption on the omitted ones."""
     if len(panels) <= MAX_PANELS:
         return tuple(panels)
     kept, last = panels[: MAX_PANELS // 2], panels[-1]
     return (*kept, replace(last, caption=f"{_left_out(len(panels) - len(kept) - 1)} {last.caption}"))
 
 
-def scene_of(sketch: Sketch, limits: Limits) -> Scene:
-    """Return a sketch as a scene within limits, leaving out the middle of its grids where necessary."""
+def scene_of(sketch: Sketch, limits: DrawingLimits) -> Scene:
+    """Convert a sketch to a scene. Grids that exceed the limits lose their middle rows and columns."""
     drawn = [_panel(panel, limits, is_tile=sketch.is_gallery) for panel in sketch.panels]
     body = [flow(drawn, min(limits.width, _GALLERY))] if sketch.is_gallery and drawn else drawn
     body = [*body, *([sketch.draw(limits.width)] if sketch.draw else [])]
@@ -115,8 +115,8 @@ def scene_of(sketch: Sketch, limits: Limits) -> Scene:
     return stack([paragraph(sketch.title, limits.width, is_bold=True), *body, *notes], gap=1)
 
 
-def _panel(panel: Panel, limits: Limits, *, is_tile: bool) -> Scene:
-    """Draw a panel: the caption above; notes on its right, or below in a tile and where space is short."""
+def _panel(panel: Panel, limits: DrawingLimits, *, is_tile: bool) -> Scene:
+    """Draw a panel: the caption above; notes on its right, or below if it is a tile or space is short."""
     if panel.frame == "table":
         drawn = _table(panel, limits)
     elif is_tile and panel.cell_width:  # All tiles are of one size already.
@@ -127,7 +127,7 @@ def _panel(panel: Panel, limits: Limits, *, is_tile: bool) -> Scene:
     notes = stack(paragraph(note, limits.width) for note in panel.notes)
     if is_tile or drawn.width + 4 + notes.width > limits.width:
         return stack((*above, drawn, notes))
-    # Beside the first row of cells.
+    # Next to the first row of cells.
     return stack((*above, together((drawn, moved(notes, drawn.width + 4, 1 + any(panel.columns))))))
 
 
@@ -166,7 +166,7 @@ _SHIFT = 2  # characters by which a sheet stands out to the right of the one bef
 
 
 def _sheets(fills: Sequence[str], x: float, y: float, width: float, height: float) -> list[Box | Line]:
-    """Draw grids behind a grid, each lower and further to the right: whole in an image, their edges in text."""
+    """Draw sheets behind a grid, each further down and right: whole in images, only their edges in text."""
     items: list[Box | Line] = [
         Box(x + _SHIFT * place, y + place, width, height, fill=fill, edge="sheet")
         for place, fill in reversed(list(enumerate(fills, start=1)))
@@ -183,7 +183,7 @@ def _sheets(fills: Sequence[str], x: float, y: float, width: float, height: floa
 
 
 def _links(left: float, top: float, panel: Panel) -> list[Line]:
-    """Draw a line from each chip to its neighbours, dashed at both ends of a closed ring, faint where it is unused."""
+    """Draw a line from each chip to its neighbours, dashed for wraparound links, faint for unused ones."""
     lines: list[Line] = []
     middle, pitch, last_row, last = panel.column_width / 2, panel.pitch, len(panel.cells) - 1, len(panel.cells[0]) - 1
     for row, cells in enumerate(panel.cells):
@@ -203,8 +203,8 @@ def _links(left: float, top: float, panel: Panel) -> list[Line]:
     return lines
 
 
-def _table(panel: Panel, limits: Limits) -> Scene:
-    """Draw columns at their own widths. Columns that do not fit continue below; long tables lose their middle."""
+def _table(panel: Panel, limits: DrawingLimits) -> Scene:
+    """Draw a table. Columns that exceed the width continue below; long tables lose their middle rows."""
     columns = list(zip(*panel.cells, strict=True))
     labels = panel.columns or ("",) * len(columns)
     # A label without a neighbour may extend over the next column.
@@ -257,7 +257,7 @@ def _columns(panel: Panel, labels: Sequence[str], widths: Sequence[int], shown: 
 
 
 def _elide_grid(panel: Panel, max_rows: int, max_columns: int, width: int) -> Panel:
-    """Return the panel with at most so many rows and columns, within a width; `…` replaces the middle ones."""
+    """Return the panel reduced to the largest number of rows and columns, and the width; `…` replaces the middle."""
     ends = 1 if panel.frame == "ruled" else 2 + 2 * panel.wraps[1]
     max_columns = min(max_columns, max(3, (width - panel.label_width - ends) // panel.pitch))
     cells = [_elide(row, max_columns, Cell(ELLIPSIS)) for row in panel.cells]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from meshwright.pictures import svg, terminal
 from meshwright.pictures.colours import INK
 from meshwright.pictures.document import Section, drawing, render
-from meshwright.pictures.panels import Limits, Sketch, scene_of
+from meshwright.pictures.panels import DrawingLimits, Sketch, scene_of
 from meshwright.pictures.scene import Scene, moved, stack
 from meshwright.support.files import write_file
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WIDTH = 100
 """Width of pictures in characters where there is no terminal."""
 
-_DOCUMENT = Limits(width=240, grid=(64, 64), tile=64, lines=1024)
+_DOCUMENT = DrawingLimits(width=240, grid=(64, 64), tile=64, lines=1024)
 _MARGIN = 2  # columns at the left of a text
 
 
@@ -65,7 +65,7 @@ class Picture:
         return self.text()
 
     def __repr__(self) -> str:
-        # What a prompt echoes is the picture itself.
+        # A prompt echoes the picture itself.
         return str(self)
 
     def _repr_html_(self) -> str:
@@ -73,7 +73,7 @@ class Picture:
         return self.svg()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Render for rich: at the terminal's width, in colour if it has any, in ASCII if it shows nothing else."""
+        """Render for rich at the terminal's width, in colour if supported, in ASCII if it cannot show Unicode."""
         from rich.text import Text
 
         width = options.max_width if console.is_terminal else WIDTH
@@ -85,9 +85,9 @@ class Picture:
                 text.rstrip()
             yield text
 
-    def _lines(self, width: int, is_ascii: bool) -> list[tuple[terminal.Piece, ...]]:
-        limits = Limits(width=width - _MARGIN, grid=(10, width), tile=8, lines=72)
+    def _lines(self, width: int, is_ascii: bool) -> list[tuple[terminal.Span, ...]]:
+        limits = DrawingLimits(width=width - _MARGIN, grid=(10, width), tile=8, lines=72)
         return terminal.lines_of(moved(self._scene(limits, gap=1), _MARGIN, 0), is_ascii=is_ascii)
 
-    def _scene(self, limits: Limits, *, gap: int) -> Scene:
+    def _scene(self, limits: DrawingLimits, *, gap: int) -> Scene:
         return stack([scene_of(sketch, limits) for sketch in self.sketches], gap=gap)

@@ -20,7 +20,7 @@ from meshwright.execution.training.watch.profile import Profile, find_profile
 from meshwright.pictures.curves import RUN_COLOURS, curves
 from meshwright.pictures.document import Section, html_table, legend, render
 from meshwright.pictures.rows import PROFILE_COLUMNS, profile_rows
-from meshwright.pictures.sections import Piece, draw_bars, memory_section
+from meshwright.pictures.sections import BarSegment, draw_bars, memory_section
 from meshwright.proof.program_plans.fit.config import FitConfig, read_fit_config
 from meshwright.proof.verification.profiles import compare_profile
 from meshwright.record import Record
@@ -30,7 +30,7 @@ from meshwright.units import show_bytes, show_estimate, show_percent, show_rate,
 
 @dataclass(frozen=True)
 class Chart:
-    """A quantity over steps: its field in a row of `metrics.jsonl`, or in fields of it, and how a value is printed."""
+    """A quantity over steps: the path of its field in a row of `metrics.jsonl`, and the format of a value."""
 
     title: str
     path: tuple[str, ...]
@@ -44,12 +44,12 @@ class Run:
     name: str
     directory: Path
     subject: str
-    """What it trains, for the headline."""
+    """The model or function that it trains, for the headline."""
     steps: int
-    """The steps that it is to take in all."""
+    """The total number of steps."""
     hardware: str
     axes: Sequence[tuple[str, int, str]]
-    """Each mesh axis over several devices: its name, its degree, and what it splits."""
+    """Each mesh axis of degree above 1: its name, its degree, and what it splits."""
     predicted: Record
     usable_bytes: float | None
     """Memory of a device that a program can use; None for simulated devices."""
@@ -57,7 +57,7 @@ class Run:
     profile: Profile | None
     charts: Sequence[Chart]
     next_step: str
-    """How to learn more about the step, as HTML."""
+    """The next command, to learn more about the step, as HTML."""
     rows: Sequence[Row]
     restarts: Sequence[Mapping[str, Any]]
     compiled: Record | None
@@ -70,7 +70,7 @@ class Run:
 
 
 def report(runs: str | Path | Sequence[str | Path], output: str | Path | None = None) -> str:
-    """Return one self-contained HTML page about runs; the curves of all runs share charts.
+    """Return one self-contained HTML page about one or several runs; all runs are drawn in the same charts.
 
     Args:
         runs: a run directory or several.
@@ -174,7 +174,7 @@ def _headline(run: Run) -> str:
 
 
 def _overview(runs: Sequence[Run]) -> Section:
-    """Return a row for each run: how far it is, its loss, and its speed."""
+    """Return a table with a row for each run: its progress, its loss and its speed."""
     columns = ("run", "steps", "loss", "held-out loss", "tokens/s", "MFU", "step", "predicted", "goodput")
     cells = []
     for run in runs:
@@ -237,9 +237,9 @@ def _curves(runs: Sequence[Run], colours: Mapping[str, str]) -> str:
 
 
 def _points(rows: Sequence[Row], path: tuple[str, ...]) -> list[tuple[float, float]]:
-    """Return the values of a field (or of a field within fields) by step; steps count from 1.
+    """Return the values of the field at `path` by step, counted from 1.
 
-    Speeds leave out the first step of a process, in which it warms up.
+    Speeds omit the first step of each process, which includes warm-up.
     """
     field = path[0]
     is_speed = field in ("tokens_per_second", "mfu", "input_share")
@@ -256,7 +256,7 @@ def _points(rows: Sequence[Row], path: tuple[str, ...]) -> list[tuple[float, flo
 
 
 def _goodput(runs: Sequence[Run]) -> Section:
-    """Show how the time of each run was spent: a bar, and a table that explains each account."""
+    """Return the goodput section: each run's time by account as a bar, and a table that explains the accounts."""
     found = {run.name: run.goodput for run in runs}
     timed = {name: seconds for name, seconds in found.items() if sum(seconds.values())}
     if not timed:
@@ -264,7 +264,7 @@ def _goodput(runs: Sequence[Run]) -> Section:
     drawn = draw_bars(
         {
             f"{name}  {show_seconds(sum(seconds.values()))}": [
-                Piece(share, account, f"{account}: {show_seconds(share)}")
+                BarSegment(share, account, f"{account}: {show_seconds(share)}")
                 for account, share in seconds.items()
                 if share
             ]
@@ -369,7 +369,7 @@ def _devices(run: Run) -> str:
         work = max(0.0, use["busy_seconds"] - use["collective_seconds"])
         parts = {"ops": work, "collectives": use["busy_seconds"] - work, "idle": idle}
         drawn[f"device {name}"] = [
-            Piece(seconds, part, f"{part}: {show_seconds(seconds)}") for part, seconds in parts.items() if seconds
+            BarSegment(seconds, part, f"{part}: {show_seconds(seconds)}") for part, seconds in parts.items() if seconds
         ]
     busy = [use["busy_seconds"] for use in run.profile.devices.values()]
     mean = sum(busy) / len(busy)
@@ -398,7 +398,7 @@ def _tasks(rows: Sequence[Row]) -> str:
 
 
 def _data(rows: Sequence[Row]) -> str:
-    """Return tables of tokens and documents by source, and of records cut or left out."""
+    """Return tables of tokens and documents by source, and of truncated or skipped records."""
     tokens: Counter[str] = Counter()
     documents: Counter[str] = Counter()
     for row in rows:

@@ -35,7 +35,7 @@ def answer(found: Inspection) -> str:
 
 
 def alike(moves: Iterable[Collective]) -> list[Collective]:
-    """Return collectives, largest first; those with equal kind, axes, phase, note and source are added up."""
+    """Return collectives, largest first, summed over equal kind, axes, phase, note and source."""
     groups: dict[tuple[object, ...], list[Collective]] = {}
     for move in moves:
         groups.setdefault((move.kind, move.axes, move.phase, move.note, move.lowerings, move.source), []).append(move)
@@ -99,7 +99,7 @@ PROFILE_COLUMNS = (
     "predicted time",
     "measured time",
 )
-"""Columns of `profile_rows`: bytes a device and step three times, count of executions, seconds a step twice."""
+"""Columns of `profile_rows`. The first three figures are bytes per device and step; the times are per step."""
 
 
 def profile_rows(found: Sequence[ProfileRow]) -> list[tuple[str, ...]]:

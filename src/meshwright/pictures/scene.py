@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Edge = Literal["none", "ruled", "outlined", "marked", "exposed", "sheet"]
-"""The border of a box: none; a rule shared with neighbours; a border of its own; a bold border; a red border.
+"""The border of a box: none, a rule shared with neighbours, a separate border, a bold one, a red one, or a sheet.
 
-A sheet lies behind others and is left out of text, where lines alone show it.
+A sheet is behind other boxes. Text omits it: only its lines are drawn there.
 """
 
 
@@ -38,7 +38,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Line:
-    """A line from x, y. In text one that is neither horizontal nor vertical is dots, and a faint one is left out."""
+    """A line from x, y. In text, a diagonal line becomes dots and a faint one is omitted."""
 
     x: float
     y: float
@@ -69,7 +69,7 @@ class Scene:
 
 
 def paragraph(text: str, width: float, *, is_bold: bool = False) -> Scene:
-    """Return a text in lines of at most `width` characters, broken first where three spaces separate its parts."""
+    """Return a text wrapped to `width` characters; it is broken first at gaps of three spaces."""
     lines = (
         [text]
         if len(text) <= width

@@ -23,14 +23,14 @@ from meshwright.units import show_bytes, show_percent, show_seconds
 _TRACE = 'The same for ui.perfetto.dev: <a href="{}">{}</a>'
 
 _MOST_RUNS = 2_000
-"""The most executions of one event that are drawn: the first iterations of a longer loop."""
+"""The most executions of one event that are drawn; of a longer loop, the first iterations."""
 
 _NARROW = 0.06
-"""In characters: neighbouring boxes of one phase that are narrower are drawn as one box."""
+"""The width in characters below which neighbouring boxes of one phase are merged."""
 
 
 @dataclass(frozen=True)
-class Piece:
+class BarSegment:
     """A part of a bar: its size, the name of its colour, and its tooltip."""
 
     size: float
@@ -49,7 +49,7 @@ def memory_section(records: Mapping[str, Record], usable_bytes: float | None) ->
         terms = {name: size for name, size in record.memory_bytes.items() if name not in NOT_TERMS and size}
         terms = terms or {"peak": peak}
         bars[f"{origin}  {show_bytes(peak)}"] = [
-            Piece(size, name, f"{name}: {show_bytes(size)}") for name, size in terms.items() if size
+            BarSegment(size, name, f"{name}: {show_bytes(size)}") for name, size in terms.items() if size
         ]
     largest = max((record.memory_bytes.get("peak", 0) for record in records.values()), default=0)
     body = draw_bars({name: bar for name, bar in bars.items() if bar}, usable_bytes)
@@ -68,12 +68,14 @@ def buffers_section(buffers: Sequence[Buffer]) -> Section:
 def collectives_section(record: Record) -> Section:
     """Return a section with the bytes of collectives by kind and mesh axes, as bars by phase, and a table of all."""
     degrees = dict(record.mesh)
-    bars: dict[str, list[Piece]] = {}
+    bars: dict[str, list[BarSegment]] = {}
     for move in sorted(record.collectives, key=lambda move: (move.axes, move.kind, PHASES.index(move.phase))):
         degree = math.prod(degrees[axis] for axis in move.axes)
         sent = wire_bytes(move.kind, move.bytes, degree) if move.axes else float(move.bytes)
         hint = f"{move.phase}: {show_bytes(sent)} sent a device, {move.count} times"
-        bars.setdefault(f"{'*'.join(move.axes) or 'no axes'}  {move.kind}", []).append(Piece(sent, move.phase, hint))
+        bars.setdefault(f"{'*'.join(move.axes) or 'no axes'}  {move.kind}", []).append(
+            BarSegment(sent, move.phase, hint)
+        )
     rows = [_row(move) for move in alike(record.collectives)]
     columns = ("collective", "over", "phase", "bytes a device", "times", "seconds", "exposed", "array", "from, note")
     return Section("Collectives by mesh axes", draw_bars(bars, None) + html_table(columns, rows, text=(0, 1, 2, 7, 8)))
@@ -95,12 +97,12 @@ def _row(move: Collective) -> tuple[str, ...]:
     )
 
 
-def draw_bars(bars: Mapping[str, Sequence[Piece]], limit: float | None) -> str:
-    """Draw bars of pieces on one scale, with a legend of the pieces below, and a line at a limit."""
+def draw_bars(bars: Mapping[str, Sequence[BarSegment]], limit: float | None) -> str:
+    """Draw stacked bars on one scale, with a legend below and a line at `limit`, if it is given."""
     longest = max((sum(piece.size for piece in pieces) for pieces in bars.values()), default=0.0)
     if not longest:
         return ""
-    # A limit far beyond every bar would leave nothing of them.
+    # A limit far above all bars would shrink them to nothing.
     shown_limit = limit if limit is not None and limit < 20 * longest else 0.0
     left = max(map(len, bars)) + 2
     scale = (WIDTH - left - 1) / max(longest, shown_limit)
@@ -123,7 +125,7 @@ def draw_bars(bars: Mapping[str, Sequence[Piece]], limit: float | None) -> str:
 
 
 def timeline_section(schedule: Schedule | None, trace: str | None = None) -> Section:
-    """Return the timeline of a step and its breakdown; empty without a schedule. trace: a file to which it links."""
+    """Return the timeline of a step and its breakdown; empty without a schedule. trace: a file to link to."""
     title = "Timeline of the step, as simulated"
     if schedule is None or not schedule.events or not schedule.step_seconds:
         return Section(title, "")

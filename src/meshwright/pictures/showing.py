@@ -41,7 +41,7 @@ def show(
     every: bool = False,
     on: str | System | None = None,
 ) -> Picture:
-    """Return a picture of what each device holds.
+    """Return a picture of each device's part of an array, or of the arrays of a tree or plan.
 
     Args:
       what: text in the notation, `A[I_X, J_Y]`, with `mesh`, `dims` and `dtype`; a live `jax.Array` of any rank and
@@ -50,10 +50,10 @@ def show(
       mesh: axes and degrees.
       dims: sizes of the dims.
       dtype: the array's dtype.
-      every: show all legal shardings of the array on the mesh.
+      every: draw all legal shardings of the array on the mesh.
       on: a system, `v5e:4x4`, on whose torus the mesh is drawn too.
 
-    Raises MeshwrightError where the sharding is not legal, or an argument does not apply to `what`.
+    Raises MeshwrightError if the sharding is not legal, or an argument does not apply to `what`.
 
       >>> picture = show("A[I_X, J_Y]", mesh="X=2,Y=2", dims="I=8,J=8")
     """
@@ -67,7 +67,7 @@ def show(
         return Picture((sketch, *_torus(on, holdings)))
     if mesh is not None or dims is not None or every:
         raise MeshwrightError("mesh, dims and every go with text in the notation; a live array has a mesh and a shape")
-    # Imported here: what is written in the notation is shown without JAX.
+    # Imported here, so that text in the notation is shown without JAX.
     from meshwright.pictures.live import live_holdings, plan_rows, program_rows, table_sketch, tree_rows
     from meshwright.proof.program_plans.plan import ProgramPlan
 
@@ -101,7 +101,7 @@ def _kept_plan(what: Any) -> Plan | None:
 
 
 def show_data(array: ShardedArray, sizes: Sizes, *, every: bool = False, on: str | None = None) -> dict[str, Any]:
-    """Return `show`'s picture as data: each device's part; if asked, all shardings (`every`) and the torus (`on`)."""
+    """Return the data of `show`'s picture: each device's part; with `every`, all shardings; with `on`, the torus."""
     data = holdings_of(array, sizes).to_json()
     if every:
         data["shardings"] = [holdings_of(other, sizes).to_json() for other in every_sharding(array, sizes)]
@@ -124,9 +124,13 @@ def show_ring(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Pictur
 def read_text(
     text: str, *, mesh: Numbers | MeshShape | None, dims: Numbers | None, dtype: str
 ) -> tuple[ShardedArray, Sizes]:
-    """Parse an array and its sizes, and check that axes and dims are known and degrees divide."""
+    """Parse an array and its sizes, and check that axes and dims are known and degrees divide.
+
+    Raises:
+        MeshwrightError: one of these checks fails, or the mesh or the sizes are missing.
+    """
     if mesh is None or dims is None:
-        raise MeshwrightError(f"{text!r} wants a mesh and the sizes of its dims, as in mesh='X=2,Y=2', dims='I=8,J=8'")
+        raise MeshwrightError(f"{text!r} needs a mesh and the sizes of its dims, as in mesh='X=2,Y=2', dims='I=8,J=8'")
     degrees, lengths = read_numbers(mesh), read_numbers(dims)
     array = parse_array(_from_spec(text, list(lengths)), axes=degrees)
     sizes = Sizes(degrees=degrees, dims=lengths, element_bytes=dtype_bytes(dtype))
@@ -160,6 +164,6 @@ def _torus(on: str | None, holdings: Holdings) -> tuple[Sketch, ...]:
     if on is None:
         return ()
     if not holdings.degrees:
-        raise MeshwrightError(f"on={on!r} wants an array that lies on a mesh; this one lies on none")
+        raise MeshwrightError(f"on={on!r} needs an array on a mesh; this one is on none")
     numbers = {tuple(holder.coordinates.values()): holder.device for holder in holdings.holders}
     return (torus_sketch(parse_system(on), holdings.degrees, numbers),)

@@ -1,4 +1,4 @@
-"""Scenes as SVG, a document of its own or an element of a page, without dependencies."""
+"""Write scenes as SVG, as a standalone document or an element of a page, without dependencies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables and other parts of screens, at any width of the terminal; no number is ever cut."""
+"""Tables and other parts of screens, for any terminal width. Numbers are never truncated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 WRONG = "bold red"
-"""The style of errors; the words say that it is an error, too."""
+"""The style of errors, in addition to their words."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -26,7 +26,7 @@ def console(*, stderr: bool = False) -> Console:
     if stderr:
         return Console(highlight=False, stderr=True)
     width = terminal_columns() or WIDTH
-    # A text that is kept, `str` of an answer or a notebook's HTML, has no colours, although Jupyter has them.
+    # Stored text (`str` of an answer, a notebook's HTML) has no colours, although Jupyter supports them.
     if isinstance(sys.stdout, io.StringIO) and not sys.stdout.isatty():
         return Console(highlight=False, width=width, force_terminal=False, color_system=None)
     return Console(highlight=False, width=width)
@@ -56,7 +56,7 @@ def show(out: Console, item: RenderableType, **options: Any) -> None:
 
 @dataclass(frozen=True)
 class Lines:
-    """A table without rules; `table` makes it. words: the index of the column that is folded."""
+    """A table without rules, created by `table`. words: the index of the text column, which is wrapped."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -74,8 +74,8 @@ class Lines:
     def lines(self, width: int) -> Iterator[tuple[str, str]]:
         """Yield each line with its style.
 
-        Where the rows are too long, the column of words is folded; where too little space is left for it, it goes below
-        its row; and where the numbers alone are too long, each row becomes a few lines of `name value`.
+        If rows are too long, the text column is wrapped; with too little space, it goes below its row. If the numbers
+        alone are too long, each row becomes several lines of `name value`.
         """
         sizes = [max(len(cells[index]) for cells in (self.columns, *self.rows)) for index in range(len(self.columns))]
         left = width - sum(size + GAP for index, size in enumerate(sizes) if size and index != self.words)
@@ -87,7 +87,7 @@ class Lines:
             yield from self._stacked(width)
 
     def _in_columns(self, sizes: list[int], left: int) -> Iterator[tuple[str, str]]:
-        """Yield rows as lines. left: the width for the words, which go below their row where their size is 0."""
+        """Yield rows as lines. left: the width for the text column; with a size of 0, it goes below its row."""
         sizes = [min(size, left) if index == self.words else size for index, size in enumerate(sizes)]
         if any(self.columns):
             yield "dim", self._line(self.columns, sizes)
@@ -105,14 +105,14 @@ class Lines:
                 yield style, self._line((*blank[: self.words], line, *blank[self.words + 1 :]), sizes)
 
     def _under(self, words: str, width: int) -> list[str]:
-        """Return the words of a row on lines of their own, after the name of their column."""
+        """Return the text of a row on separate lines, after the name of its column."""
         if words in ("", "-", "–"):
             return []
         name = f"{self.columns[self.words]}: " if self.columns[self.words] else ""
         return wrap(name + words, width, first=" " * 5, then=" " * 7)
 
     def _line(self, cells: Sequence[str], sizes: Sequence[int]) -> str:
-        """Return one line of cells; those in `left` are flush left."""
+        """Return one line of cells; columns in `left` are left-aligned."""
         found = [
             cell.ljust(size) if index in self.left else cell.rjust(size)
             for index, (cell, size) in enumerate(zip(cells, sizes, strict=True))
@@ -121,7 +121,7 @@ class Lines:
         return (" " * GAP).join(found).rstrip()
 
     def _stacked(self, width: int) -> Iterator[tuple[str, str]]:
-        """Yield each row as pairs of `name value` one after the other, with the words below."""
+        """Yield each row as pairs of `name value`, with the text column below."""
         for row, style in zip(self.rows, self.styles, strict=True):
             pairs = [
                 f"{name} {cell}".strip().replace(" ", "\0")
@@ -136,7 +136,7 @@ GAP = 2
 """The number of spaces between columns."""
 
 NARROWEST = 28
-"""The least width in characters of a column of words next to numbers."""
+"""The smallest width in characters of a text column next to numbers; below it, text goes under its row."""
 
 
 def table(
@@ -150,10 +150,10 @@ def table(
     """Return a table without rules.
 
     Args:
-        columns: their names; no head is printed where all are empty.
-        rows: a text for each column.
-        left: the columns that are flush left; the others are flush right.
-        folds: the column that holds words, which is folded where lines are too long; None if there is none.
+        columns: the names; if all are empty, no header is printed.
+        rows: the text of each cell.
+        left: indices of the left-aligned columns; others are right-aligned.
+        folds: index of the text column, which is wrapped if lines are too long; None if there is none.
         styles: a style for each row, as `yellow`; '' for none.
     """
     flush_left = frozenset(index % len(columns) for index in left)
@@ -165,7 +165,7 @@ def table(
 
 
 def mesh_name(record: Record) -> str:
-    """Return a record's mesh as people type it."""
+    """Return a record's mesh as users type it: `fsdp=4,tp=2`."""
     return str(MeshShape(**record.mesh))
 
 
@@ -177,13 +177,13 @@ def headline(workload: Workload, hardware: str) -> str:
 
 
 def speed(record: Record) -> str:
-    """Return step time and MFU in a few words."""
+    """Return the predicted or measured step time and MFU as text."""
     step = show_seconds(record.step_seconds) if record.step_seconds is not None else "?"
     return f"step {step}" + (f"   MFU {show_percent(record.shown_mfu)}" if record.shown_mfu is not None else "")
 
 
 def promise(planned: Record) -> str:
-    """Return the tokens a second and the memory of a device that a plan predicts."""
+    """Return the predicted tokens per second and memory per device as text."""
     return (
         f"{show_rate(planned.tokens_per_second or 0.0, 'tok/s')}   {show_bytes(planned.memory_bytes['peak'])} a device"
     )

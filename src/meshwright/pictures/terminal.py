@@ -1,4 +1,4 @@
-"""Scenes as lines of text: Unicode or ASCII, with the fills of boxes where the terminal has colours."""
+"""Convert scenes to lines of text, in Unicode or ASCII; boxes are filled if the terminal has colours."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ _JOINTS = {
     _LEFT: "─",
     _RIGHT: "─",
 }
-"""The character of a cell by the directions in which rules leave it."""
+"""The box-drawing character of a cell, by the directions of its rules."""
 
 
-class Piece(NamedTuple):
+class Span(NamedTuple):
     """A run of text and its fill."""
 
     text: str
     fill: str | None = None
 
 
-Cells = dict[int, Piece]
+Cells = dict[int, Span]
 """The characters of a line by their columns."""
 
 
-def lines_of(scene: Scene, *, is_ascii: bool = False) -> list[tuple[Piece, ...]]:
-    """Return the lines of a scene; spaces at their ends are left out, unless they have a colour."""
+def lines_of(scene: Scene, *, is_ascii: bool = False) -> list[tuple[Span, ...]]:
+    """Return the lines of a scene. Trailing spaces are removed, unless they are coloured."""
     shown = to_ascii if is_ascii else str
     rows: defaultdict[int, Cells] = defaultdict(dict)
     for (row, column), sign in _rules(scene).items():
-        rows[row][column] = Piece(shown(sign))
+        rows[row][column] = Span(shown(sign))
     for item in scene.items:
         if isinstance(item, Box) and item.edge != "sheet":
             _write_box(rows, item, shown)
@@ -111,14 +111,14 @@ def _write_box(rows: defaultdict[int, Cells], box: Box, shown: Callable[[str], s
 
 def _write(cells: Cells, column: int, text: str, fill: str | None) -> None:
     for number, character in enumerate(text):
-        cells[column + number] = Piece(character, fill)
+        cells[column + number] = Span(character, fill)
 
 
-def _joined(cells: Cells) -> tuple[Piece, ...]:
+def _joined(cells: Cells) -> tuple[Span, ...]:
     """Return the characters of a line as runs of one fill."""
-    blank = Piece(" ")
+    blank = Span(" ")
     used = [column for column, piece in cells.items() if piece != blank]
     line = [cells.get(column, blank) for column in range(max(used, default=-1) + 1)]
     return tuple(
-        Piece("".join(piece.text for piece in run), fill) for fill, run in groupby(line, key=lambda piece: piece.fill)
+        Span("".join(piece.text for piece in run), fill) for fill, run in groupby(line, key=lambda piece: piece.fill)
     )

@@ -1,4 +1,4 @@
-"""Wrap lines of words to the terminal's width. Nothing heavy is imported: help is printed with this module."""
+"""Wrap text to the terminal's width. Nothing heavy is imported, since help is printed with this module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 
 WIDTH = 100
-"""The columns of a screen that is piped, and the most that prose takes: longer lines are hard to read."""
+"""The width of piped output, and the largest width of prose: longer lines are hard to read."""
 
 
 def terminal_columns() -> int | None:
@@ -18,12 +18,12 @@ def terminal_columns() -> int | None:
 
 
 def prose_width() -> int:
-    """Return the width of a line of words."""
+    """Return the width of a line of prose."""
     return min(terminal_columns() or WIDTH, WIDTH)
 
 
 def wrap(text: str, width: int | None = None, first: str = "", then: str = "") -> list[str]:
-    """Wrap a text, by default to the width of prose. Words, and numbers with units, are not broken."""
+    """Wrap a text, by default to the width of prose. Words, and numbers with their units, are not broken."""
     lines = textwrap.wrap(
         _WITH_UNIT.sub("\\1\0", text),
         width or prose_width(),
@@ -45,18 +45,18 @@ def folded(line: str) -> str:
 
 
 def reasons(facts: Iterable[object]) -> str:
-    """Return the lines of a plan's reasons, the first after `why:`."""
+    """Return the reasons for a plan as lines; the first begins with `why:`."""
     return "\n".join(folded(f"     {fact}" if index else f"why: {fact}") for index, fact in enumerate(facts))
 
 
 def terms(title: str, amounts: Mapping[str, str]) -> str:
-    """Return a title followed by named amounts, wrapped below each other."""
+    """Return a title followed by named amounts, wrapped."""
     words = "  ".join(f"{name} {amount}".replace(" ", "\0") for name, amount in amounts.items())
     return "\n".join(wrap(words, first=f" {title:<8}", then=" " * 9))
 
 
 def next_line(*commands: str, note: str = "") -> str:
-    """Return a screen's last lines: the next command or commands, never broken, and a note."""
+    """Return a screen's last lines: the next commands, which are not wrapped, and a note."""
     found = [" next   " + "   or  ".join(commands) + (f"   ({note})" if note else "")]
     if len(found[0]) > prose_width():
         found = [f" next   {commands[0]}", *(f"   or   {command}" for command in commands[1:])]

@@ -35,19 +35,23 @@ def write_data(data: dict[str, Any], path: Path) -> None:
 
 
 def is_run_directory(path: str | Path) -> bool:
-    """Whether a path is a run's directory. A model's has a config.json too, but no metrics or checkpoints."""
+    """Whether a path is a run directory. A model's directory has a config.json too, but no metrics or checkpoints."""
     path = Path(path)
     is_begun = (path / "metrics.jsonl").is_file() or (path / "checkpoints").is_dir()
     return is_begun and (path / "config.json").is_file()
 
 
 def has_fields(data: Any) -> TypeGuard[dict[str, Any]]:
-    """Whether plain data is an object (fields by name), not a list, text or number."""
+    """Whether plain data is a mapping of fields by name, not a list, text or number."""
     return isinstance(data, dict)
 
 
 def read_data(path: Path) -> Any:
-    """Return the plain data of a file, as `write_data` wrote it."""
+    """Return the plain data of a file, as `write_data` wrote it.
+
+    Raises:
+        MeshwrightError: the file cannot be read, or is neither YAML nor JSON.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Price and rank the meshes of an image model, which have the axes dp and fsdp."""
+"""Predict and rank the meshes of an image model, over the axes dp and fsdp."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ImageRanking:
 
     @property
     def num_fit(self) -> int:
-        """How many candidates fit in memory."""
+        """The number of candidates that fit in memory."""
         return sum(bool(record.fits) for record in self.candidates)
 
 
@@ -103,7 +103,7 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
 
 
 def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[Collective]:
-    """Yield collectives with exposed seconds: the part that their pass's compute does not hide, at least one run.
+    """Yield collectives with exposed seconds: the time that their pass's compute does not hide, at least one execution.
 
     Reductions of batch-norm statistics are exposed in full; a gather in backward may be hidden completely.
     """

@@ -52,7 +52,7 @@ ALWAYS_CHOSEN = ("schedule", "virtual_stages", "sp_method")
 """Strategy fields that the search always chooses; they cannot be given."""
 
 LEAST_RANKED, MOST_TIED = 8, 32
-"""How many of the best meshes are ranked at least, and how many are checked for ties if all of these tie."""
+"""The smallest number of meshes that are ranked, and the most that are checked for ties if these all tie."""
 
 
 @overload
@@ -127,11 +127,11 @@ def plan(
 ) -> Plan | tuple[Plan, ...] | tuple[Point, ...] | ServingPlan | ProgramPlan:
     """Plan the training of a model on some hardware: find the best mesh and the best strategy to run it.
 
-    Or plan to serve it: `plan("llama3-8b", "v5e:8", serve="decode", batch=64)` returns the best `ServingPlan`.
+    It also plans a server: `plan("llama3-8b", "v5e:8", serve="decode", batch=64)` returns the best `ServingPlan`.
 
-    Or plan your own JAX function from its arguments: `plan(step, state, batch, on="v5e:4x4")`. Its dims are found by
-    tracing, the best layouts are compiled, and the fastest is returned as a `ProgramPlan`, whose `apply()` returns the
-    function in that layout.
+    It also plans your own JAX function from its arguments: `plan(step, state, batch, on="v5e:4x4")`. Its dims are found
+    by tracing, the best layouts are compiled, and the fastest is returned as a `ProgramPlan`, whose `apply()` returns
+    the function in that layout.
 
     Args:
         model: a preset's name (`llama3-8b`), the path of a Hugging Face config.json, a ModelConfig or a Workload; or a
@@ -178,7 +178,7 @@ def plan(
     if serve is not None:
         if isinstance(model, Workload):
             raise MeshwrightError("a Workload is training; with serve give its model")
-        _refuse(named.keys() - {"mesh"}, f"beside serve={serve!r}")
+        _refuse(named.keys() - {"mesh"}, f"with serve={serve!r}")
         own = given({"on": on, **options}, ("cache", *ServingOptions.__annotations__))
         return best_serving_plan(model, serve, _only(own, SERVING_OPTIONS), mesh=mesh, cache=own.get("cache"))
     said = given({"on": on, **options}, ("on", *SearchOptions.__annotations__))
@@ -186,12 +186,12 @@ def plan(
         return kept
     for mode in ("sweep", "compare", "compare_systems"):
         if mode in named:
-            _refuse(named.keys() - {mode}, f"beside {mode}")
+            _refuse(named.keys() - {mode}, f"with {mode}")
     if price is not None and tokens is None:
         _refuse(("price",), "without tokens")
     swept = None if sweep is None else read_sweep(sweep)
     if swept is not None:
-        _refuse(_only(said, swept.replaced), "beside sweep")
+        _refuse(_only(said, swept.replaced), "with sweep")
         if not isinstance(model, Workload):
             said = swept_options(swept, said)
     framework = said.pop("framework", None)
@@ -250,6 +250,9 @@ def plan_systems(
         strategy: options of the strategy.
         framework: the framework that runs the steps; None for meshwright.
         include_planned: include plans that cannot run, as those of another framework.
+
+    Raises:
+        MeshwrightError: a system is given twice.
     """
     found: list[Plan] = []
     for on in systems:
@@ -289,14 +292,14 @@ def _kept_plan(path: str | Path, said: Mapping[str, Any]) -> Plan | None:
     if not is_plan_file(path):
         return None
     if said:
-        raise MeshwrightError(f"{path} is a plan, which says {next(iter(said))}=… itself; leave it out")
+        raise MeshwrightError(f"{path} is a plan, which sets {next(iter(said))}=… itself; leave it out")
     return read_plan(Path(path))
 
 
 def _refuse(names: Iterable[str], where: str) -> None:
     """Raise for the first of the options, which have no effect here; `where` completes the message."""
     for name in sorted(names):
-        raise MeshwrightError(f"{name} changes nothing {where}; leave it out")
+        raise MeshwrightError(f"{name} has no effect {where}; leave it out")
 
 
 def read_compared(texts: Sequence[MeshLike], num_devices: int) -> list[MeshShape]:
@@ -323,6 +326,9 @@ def find_meshes(
 
     With include_planned, or if nothing can run, return the best of all that can be planned. Among ties the simplest
     mesh is first. policies: the remat policies to choose from; empty for all.
+
+    Raises:
+        MeshwrightError: a field is one that the planner chooses, or is of a reference model that the step does not run.
     """
     if chosen := [name for name in ALWAYS_CHOSEN if name in fields]:
         option = f"--{chosen[0].replace('_', '-')} ({chosen[0]}=…)"
@@ -351,7 +357,11 @@ def plan_one_mesh(
     *,
     include_planned: bool = False,
 ) -> Plan:
-    """Return the fastest plan of one mesh with `fields` of the strategy fixed, preferring strategies that can run."""
+    """Return the fastest plan of one mesh with `fields` of the strategy fixed, preferring strategies that can run.
+
+    Raises:
+        MeshwrightError: no strategy is possible.
+    """
     fixed = {name: fields[name] for name in ALWAYS_CHOSEN if name in fields}
     free = {name: value for name, value in fields.items() if name not in fixed}
     if fixed.get("sp_method", "gather") != "gather":
@@ -413,6 +423,9 @@ def plan_to_run(what: PlanLike, options: Mapping[str, Any]) -> Plan:
     """Return the runnable plan for `verify` and `train`, from a plan, its file, or a model with `PlanOptions`.
 
     A plan fixes workload and mesh; strategy (`StrategyOptions`) and param_dtype can still be changed.
+
+    Raises:
+        MeshwrightError: a plan is given with options that it sets itself.
     """
     said = given(options, PlanOptions.__annotations__)
     changes = {name: said.pop(name) for name in (*STRATEGY_OPTIONS, "param_dtype") if name in said}
@@ -421,7 +434,7 @@ def plan_to_run(what: PlanLike, options: Mapping[str, Any]) -> Plan:
     if isinstance(what, Plan):
         if said:
             named = ", ".join(f"--{name.replace('_', '-')} ({name}=…)" for name in said)
-            raise MeshwrightError(f"a plan says {named} itself; leave it out")
+            raise MeshwrightError(f"a plan sets {named} itself; leave it out")
         return run_as(as_run(what), changes)
     mesh = said.pop("mesh", None)
     workload, system = read_workload(what, said)

@@ -58,6 +58,10 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
     """Return the workload and the system described by `WORKLOAD_OPTIONS`.
 
     With a `Workload` object only the options of the system are allowed: `on`, `hardware` and `memory_headroom`.
+
+    Raises:
+        MeshwrightError: not exactly one of batch and batch_tokens is given, or a workload is given with options that it
+            sets.
     """
     said = given(options, WORKLOAD_OPTIONS)
     name = model if isinstance(model, str) else getattr(model, "name", model)
@@ -69,7 +73,7 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
     said = {option: value for option, value in said.items() if option not in _OF_SYSTEM}
     if isinstance(found, Workload):
         if said:
-            raise MeshwrightError(f"a Workload says {', '.join(said)} itself; leave it out")
+            raise MeshwrightError(f"a Workload sets {', '.join(said)} itself; leave it out")
         return found, system
     if ("batch" in said) == ("batch_tokens" in said):
         raise MeshwrightError(f"{name} needs one of --batch (batch=…) and --batch-tokens (batch_tokens=…)")
@@ -103,11 +107,15 @@ LORA_OPTIONS = ("lora_rank", "lora_alpha", "lora_targets", "lora_dropout")
 
 
 def read_adapters(model: ModelConfig, options: Mapping[str, Any]) -> ModelConfig:
-    """Return the model with the low-rank adapters of the options, if any."""
+    """Return the model with the low-rank adapters of the options, if any.
+
+    Raises:
+        MeshwrightError: an adapter is given with options that it sets, or options without a rank.
+    """
     if "adapter" in options:
         for name in LORA_OPTIONS:
             if name in options:
-                raise MeshwrightError(f"adapter {options['adapter']} says {name} itself; leave {name} out")
+                raise MeshwrightError(f"adapter {options['adapter']} sets {name} itself; leave {name} out")
         return replace(model, lora=read_adapter_config(Path(options["adapter"]), model))
     if "lora_rank" not in options:
         for name in LORA_OPTIONS[1:]:
@@ -177,7 +185,7 @@ def read_serving(
 
 
 def read_images(model: str, options: Mapping[str, Any]) -> tuple[ImageWorkload, System]:
-    """Return the workload and the system that `IMAGE_OPTIONS` describe for a ResNet."""
+    """Return the workload and the system that `IMAGE_OPTIONS` describe for a ResNet. Raises if the batch is missing."""
     said = given(options, IMAGE_OPTIONS)
     system = _hardware(model, said)
     if "batch" not in said:

@@ -43,7 +43,8 @@ class OverlapBudget:
         per_microbatch: always exposed, in every microbatch.
         per_step: always exposed, once per step.
         hidden_by_attention: ring sends hidden by the attention of their ring step.
-        once_forward, once_backward: of collectives that run once a step, what one microbatch of that pass can hide.
+        once_forward, once_backward: of collectives that run once per step, seconds that one microbatch of that pass
+            hides.
     """
 
     forward: float = 0.0
@@ -131,7 +132,7 @@ def overlap_budget(
 
 
 def _sent_seconds(move: Collective, layout: MeshPlacement, strategy: Strategy) -> float:
-    """Return the seconds of all runs of a collective, with what its framework adds to each run over tp."""
+    """Return the seconds of all executions of a collective, with the framework's extra time per execution over tp."""
     start = strategy.profile.tp_start_seconds * layout.degrees.get("tp", 1) if move.axes == ("tp",) else 0.0
     return planned_seconds(move, layout) + move.count * start
 
@@ -274,7 +275,7 @@ def _without(strategy: Strategy, fields: tuple[str, ...]) -> Strategy:
 
 
 def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy, *, is_once: bool) -> bool:
-    """Whether ops can overlap with a collective; is_once: it runs once a step and not for each microbatch.
+    """Whether ops can overlap with a collective. is_once: it runs once per step, not once per microbatch.
 
     No op overlaps with an all-reduce that the TPU compiler emits for a reduce-scatter (`benchmarks/planned_steps.py`).
     """

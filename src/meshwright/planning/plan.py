@@ -237,7 +237,7 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_data(data: Any, *, name: str) -> Plan:
-    """Return the plan that `plan_to_data` wrote, predicted anew; `name` is its name in errors."""
+    """Return the plan that `plan_to_data` wrote, with a new prediction. name: its name in errors."""
     if has_fields(data) and "meshwright_serving_plan" in data:
         raise MeshwrightError(
             f"{name} is a plan to serve, which `meshwright serve MODEL --plan {shlex.quote(name)}` runs;"
@@ -265,7 +265,7 @@ def plan_from_data(data: Any, *, name: str) -> Plan:
 
 
 def _check_predicted(plan: Plan) -> None:
-    """Raise if the prediction in a file is impossible, or is of another mesh than the plan."""
+    """Raise if the prediction in a file is impossible or belongs to another mesh than the plan's."""
     found = plan.predicted
     if found.step_seconds is None or found.step_seconds <= 0:
         raise MeshwrightError(f"predicted.step_seconds is {found.step_seconds}; it is a number above 0")
@@ -283,7 +283,7 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 
 def read_plan(path: Path) -> Plan:
-    """Read a plan from a YAML or JSON file."""
+    """Read a plan from a YAML or JSON file. Raises if there is no such file, or it is not a plan."""
     if not path.is_file():
         raise MeshwrightError(f"no plan {str(path)!r}; `meshwright plan … -o {shlex.quote(str(path))}` writes one")
     return plan_from_data(read_data(path), name=str(path))

@@ -85,7 +85,7 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
     experts = workload.model.experts
     if system.chip.kind == "gpu" and experts and experts.capacity_factor is None:
         size = device_blocks(workload, mesh, strategy).size
-        notes += (f"priced with grouped products; XLA has none for GPUs: train multiplies {size} rows at a time",)
+        notes += (f"predicted with grouped matmuls; XLA has none for GPUs: train multiplies {size} rows at a time",)
     if system.chip.kind == "gpu" and strategy.attention == "flash" and strategy.profile == DEFAULT.profile:
         notes += (
             "attention is priced as one kernel; on GPUs `flash` runs block by block through memory, and took 1.3 (2,048"
@@ -170,7 +170,7 @@ def step_bound_seconds(
 
 
 def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, strategy: Strategy) -> float:
-    """Return the idle seconds of a pipeline stage, at the start and the end of a step.
+    """Return the idle seconds of a pipeline stage at the start and the end of a step.
 
     With p stages, v virtual stages and m microbatches the bubble lasts (p - 1) / v microbatches, so a device works m /
     (m + (p - 1) / v) of the time; v is 1 for GPipe (arXiv:1811.06965) and 1F1B, larger for interleaved stages

@@ -38,7 +38,7 @@ class Ranking:
         num_meshes: legal meshes.
         num_candidates: configurations of all legal meshes.
         num_priced: configurations priced in full; lower bounds rule out the others.
-        num_tied: how many of the first plans the prediction cannot tell apart; they are sorted simplest first
+        num_tied: number of leading plans that tie within the prediction's error; they are sorted simplest first
             (`planning.ties`).
     """
 
@@ -101,7 +101,11 @@ def plan_stages(workload: Workload, mesh: MeshShape, system: System) -> Plan:
 def rank_space(
     space: Space, meshes: tuple[MeshShape, ...] | None = None, *, top: int = 8, most_tied: int = 0
 ) -> Ranking:
-    """Rank the best `top` meshes of a space, or of some of its meshes; more, up to `most_tied`, if they tie."""
+    """Rank the best `top` meshes of a space, or of some of its meshes; more, up to `most_tied`, if they tie.
+
+    Raises:
+        MeshwrightError: no mesh divides the batch into the microbatches.
+    """
     shapes = tuple(mesh for mesh in (space.meshes() if meshes is None else meshes) if space.parts(mesh))
     if not shapes:
         raise MeshwrightError(
@@ -140,12 +144,12 @@ def _without_collector() -> Generator[None]:
 class _Group:
     """Candidates with the same tokens per microbatch, which share one lower bound.
 
-    remats: policies, those that save most first, so the first is fastest. zero_stage: None for all stages.
+    remats: policies, sorted by saved values, most first, so that the first is fastest. zero_stage: None for all stages.
     has_activation_bound: whether the bound includes exposed activation collectives.
     """
 
     meshes: tuple[MeshShape, ...]
-    parts: int
+    num_microbatches: int
     remats: tuple[Remat, ...]
     zero_stage: int | None = None
     has_activation_bound: bool = False
@@ -204,7 +208,7 @@ class _Search:
             self._push(self._bound(close), close)
         elif self._can_fit(group):
             for mesh in group.meshes:
-                found = self.space.strategies(mesh, group.parts, group.remat)
+                found = self.space.strategies(mesh, group.num_microbatches, group.remat)
                 stages = {strategy.zero_stage for strategy in found}
                 for stage in sorted(stages, reverse=True):
                     alone = replace(group, meshes=(mesh,), zero_stage=stage)
@@ -246,7 +250,7 @@ class _Search:
 
     def _strategies(self, group: _Group) -> list[Strategy]:
         """Return the strategies of a group, on its most sharded mesh."""
-        found = self.space.strategies(_most_sharded(group), group.parts, group.remat)
+        found = self.space.strategies(_most_sharded(group), group.num_microbatches, group.remat)
         return [strategy for strategy in found if group.zero_stage in (None, strategy.zero_stage)]
 
 
@@ -264,7 +268,7 @@ def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
 
 
 def _most_sharded(group: _Group) -> MeshShape:
-    """Return the mesh that shards its parameters most, so that it updates and stores the fewest.
+    """Return the mesh that shards parameters over the most devices, so that each stores and updates the fewest.
 
     If there are several, return the one that splits the sequence least, because a split sequence may gather keys.
     """

@@ -24,7 +24,7 @@ from meshwright.mesh import AXES, MeshShape, divisors
 from meshwright.planning.plan import check_kernel
 
 MOST_TP_WITH_COPIES = 8
-"""Most devices over which a search copies kv heads: the GPUs of a node. Others split the sequence instead (sp)."""
+"""The largest tp for which a search copies kv heads: the GPUs of a node. Larger meshes split the sequence (sp)."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class Space:
         return _with_microbatches(self._forms(mesh, parts, remat), parts)
 
     def alike_remats(self, mesh: MeshShape) -> tuple[tuple[Remat, ...], ...]:
-        """Return the remat policies grouped by equal strategies on a mesh, those that save most first.
+        """Return the remat policies grouped by equal strategies on a mesh; policies that save more come first.
 
-        Policies of other frameworks are not comparable with meshwright's, so each is a group of its own.
+        Policies of other frameworks are not comparable with meshwright's, so each is a separate group.
         """
         if self._is_by_remat(mesh):
             return tuple((remat,) for remat in self.remats)

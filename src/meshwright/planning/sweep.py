@@ -49,6 +49,9 @@ class Point:
 def read_sweep(text: str) -> Sweep:
     """Parse a sweep: `chips=64..1024` doubles from 64; `batch=96,192,256` lists its values.
 
+    Raises:
+        MeshwrightError: the quantity is unknown, or values are missing, below 1 or given twice.
+
     >>> read_sweep("chips=64..256").values
     (64, 128, 256)
     """

@@ -1,4 +1,4 @@
-"""Ties: plans that the prediction cannot tell apart, and the simplest of them."""
+"""Ties: plans whose step times differ by less than the prediction's error, and the simplest of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HABIT = {"fsdp": 0, "dp": 1, "tp": 2, "ep": 2, "pp": 3, "sp": 4}
 """Rank of each mesh axis by how commonly training runs use it."""
 
 LONG_SEQUENCE = 32_768
-"""Tokens of a sequence from which splitting it over sp is common; under it, sp counts as one feature more."""
+"""Sequence length in tokens from which splitting over sp is common; for shorter ones, sp counts as two features."""
 
 
 def _simplicity(plan: Plan) -> tuple[int, int, int, float]:

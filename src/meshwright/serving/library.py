@@ -41,7 +41,7 @@ def serve(
     said = given(options, ServeOptions.__annotations__)
     process = {field.name: said.pop(field.name) for field in fields(ProcessArgs) if field.name in said}
     if process and said.get("replicas", 1) != 1:
-        raise MeshwrightError(f"{next(iter(process))} changes nothing beside replicas; leave it out")
+        raise MeshwrightError(f"{next(iter(process))} has no effect with replicas; leave it out")
     for name in ("adapter", "plan", "draft_model", "api_keys"):
         if isinstance(said.get(name), str):
             said[name] = Path(said[name])

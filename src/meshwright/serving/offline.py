@@ -53,7 +53,7 @@ class PromptFile:
         """Yield each request with the number of its line, from 1; unusable lines are added to `bad`."""
         kind = kind_of(self.path)
         if kind not in FORMATS:
-            raise MeshwrightError(f"{self.path} is no file of prompts; --data takes .jsonl, .parquet and .arrow")
+            raise MeshwrightError(f"{self.path} is not a file of prompts; --data takes .jsonl, .parquet and .arrow")
         records = (record for part in ranges(self.path, kind) for record in read_records(part))
         for line, record in enumerate(records, start=1):
             try:
@@ -244,7 +244,7 @@ def _done_lines(answers: Path, last: int) -> bytearray:
                         raise ValueError
                 except (ValueError, KeyError, TypeError):
                     raise MeshwrightError(
-                        f"{answers}, line {number:,} is no answer of these prompts; move the file to begin anew"
+                        f"{answers}, line {number:,} is not an answer to these prompts; move the file to begin anew"
                     ) from None
                 done[line] = 1
                 whole += len(data)

@@ -66,7 +66,7 @@ def from_data(kind: type[T], data: Any, path: str = "", readers: Readers = types
         if name not in declared:
             near = difflib.get_close_matches(str(name), declared, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise MeshwrightError(f"{start}{name} is no field that is known{hint}")
+            raise MeshwrightError(f"{start}{name} is not a known field{hint}")
     hints = _hints(kind)
     return kind(**{name: _read(hints[name], value, f"{start}{name}", readers) for name, value in data.items()})
 

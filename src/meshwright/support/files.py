@@ -147,7 +147,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def append_bytes(path: Path, data: bytes) -> None:
-    """Append bytes to a file, as `append_line` does a line."""
+    """Append bytes to a file, as `append_line` does a line. Raises if the file cannot be written."""
     try:
         with path.open("ab", buffering=0) as file:
             before = file.tell()

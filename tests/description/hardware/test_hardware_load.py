@@ -32,7 +32,7 @@ MISTAKES = [
     (V5E, "bytes = 16e9", "bytes = 16", r"\[hbm\] bytes = 16; that is a figure in GB or TB"),
     (V5E, "bytes_per_second = 8.2e11", "bytes_per_second = 820", r"\[hbm\] bytes_per_second = 820; that is a figure"),
     (V5E, "bf16 = 1.97e14", "bf16 = 197", r"\[peak_flops\] bf16 = 197; that is a figure in GB or TB"),
-    (V5E, "int8 = 3.94e14", "bfloat16 = 3.94e14", r"\[peak_flops\] bfloat16 is bf16, which stands there already"),
+    (V5E, "int8 = 3.94e14", "bfloat16 = 3.94e14", r"\[peak_flops\] bfloat16 is bf16, which is there already"),
     (V5E, "int8 =", "f8_exact =", r"\[peak_flops\] f8_exact is not a dtype"),
     (V5E, "int8 =", "float32_extra =", r"\[peak_flops\] float32_extra is not a dtype"),
     (V5E, "= 17179869184", "= 171798691840", r"physical_bytes = 1.71799e\+11; it is about bytes = 1.6e\+10"),

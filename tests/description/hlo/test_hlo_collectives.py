@@ -306,7 +306,7 @@ def test_groups_that_are_no_product_of_axes_are_said_so():
     )
     (found,) = traffic.collectives
     assert (found.axes, found.bytes) == ((), 4 * 64)
-    assert "no product of mesh axes: {{0,1},{2,3},{4,5},{6,7}}" in found.note
+    assert "not a product of mesh axes: {{0,1},{2,3},{4,5},{6,7}}" in found.note
 
 
 def test_sends_between_slices_are_noted_and_not_counted():

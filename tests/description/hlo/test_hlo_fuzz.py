@@ -148,7 +148,7 @@ HOSTILE = [
     (chain_of_calls, 900, ""),
     (chain_of_calls, 2_000, "too large"),
     (chain_of_sums, 20_000, ""),
-    (calls_itself, 0, "does not stand above it"),
+    (calls_itself, 0, "is not printed above it"),
     (takes_itself, 0, "which no line above it makes"),
 ]
 

@@ -9,11 +9,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meshwright.description.notation.array import ShardedArray
-from meshwright.description.notation.expression import Chain, Product, Stage
+from meshwright.description.notation.expression import Chain, Einsum, Stage
 from meshwright.description.notation.inference import infer
 from meshwright.description.notation.legality import Sizes, check
 from meshwright.description.notation.parser import parse
-from meshwright.description.notation.steps import Communicate, Multiply, Slice
+from meshwright.description.notation.steps import Communicate, LocalSlice, Multiply
 from meshwright.errors import MeshwrightError
 
 Shards = dict[tuple[int, ...], np.ndarray]
@@ -63,7 +63,7 @@ class Devices:
         if isinstance(step, Multiply):
             left, right = (values.pop(operand.label) for operand in step.operands)
             after = {device: np.einsum(step.formula, left[device], right[device]) for device in self.coordinates}
-        elif isinstance(step, Slice):
+        elif isinstance(step, LocalSlice):
             before = values.pop(step.operand.label)
             after = {d: self.part(before[d], d, step.axes, step.target) for d in self.coordinates}
         else:
@@ -149,7 +149,7 @@ def products(draw, count):
     operands = tuple(draw(arrays("ABC"[n], draw(some_dims(1)), may_be_sum=n == 0)) for n in range(count))
     every = list(dict.fromkeys(dim for operand in operands for dim in operand.dims))
     kept = tuple(draw(st.lists(st.sampled_from(every), unique=True, max_size=3)))
-    return Product(operands, draw(st.none() | arrays("R", kept, may_be_sum=True)))
+    return Einsum(operands, draw(st.none() | arrays("R", kept, may_be_sum=True)))
 
 
 def infer_or_skip(expression, sizes):

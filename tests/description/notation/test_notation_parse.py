@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from meshwright.description.notation.array import ShardedArray
 from meshwright.description.notation.array_parser import parse_array
-from meshwright.description.notation.expression import Chain, Product, Stage
+from meshwright.description.notation.expression import Chain, Einsum, Stage
 from meshwright.description.notation.parser import parse, parse_numbers
 from meshwright.errors import MeshwrightError, NotationError
 
@@ -209,10 +209,10 @@ def expressions(draw):
     if len(operands) == 1:
         start = operands[0]
     else:
-        start = Product(operands, draw(st.none() | arrays(dims=draw(st.permutations(dims)))))
-    if isinstance(start, Product) and start.result is None:
+        start = Einsum(operands, draw(st.none() | arrays(dims=draw(st.permutations(dims)))))
+    if isinstance(start, Einsum) and start.result is None:
         return start
-    last = start.result if isinstance(start, Product) else start
+    last = start.result if isinstance(start, Einsum) else start
     assert last
     target = draw(arrays(dims=list(last.dims)))
     try:
@@ -260,8 +260,8 @@ BUILT_WRONG = [
     lambda: ShardedArray("A", ("I",), ()),
     lambda: ShardedArray("", (), ()),
     lambda: ShardedArray("A B", ("I",), ((),)),
-    lambda: Product((parse_array("A[I]"),)),
-    lambda: Product((parse_array("A[I]"), parse_array("B[I]")), parse_array("C[J]")),
+    lambda: Einsum((parse_array("A[I]"),)),
+    lambda: Einsum((parse_array("A[I]"), parse_array("B[I]")), parse_array("C[J]")),
     lambda: Chain(parse_array("A[I]"), ()),
     lambda: Chain(parse_array("A[I_X]"), (Stage("collective-permute", ("X",), parse_array("A[I_X]")),)),
     lambda: Chain(parse_array("A[I_X]"), (Stage("all-gather", (), parse_array("A[I_X]")),)),

@@ -6,8 +6,7 @@ import pytest
 
 from meshwright.description.families.adapters import with_adapters
 from meshwright.description.families.registry import PRESETS
-from meshwright.description.notation.expression import Chain, Stage
-from meshwright.description.notation.expression import Product as Einsum
+from meshwright.description.notation.expression import Chain, Einsum, Stage
 from meshwright.description.notation.inference import infer
 from meshwright.description.notation.legality import Sizes
 from meshwright.description.notation.steps import Communicate

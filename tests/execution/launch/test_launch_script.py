@@ -76,12 +76,12 @@ def test_a_lost_process_is_named_and_the_run_has_the_losses_of_an_unbroken_one(l
     _, err = again.communicate(timeout=180)
     assert again.returncode == 0, err
     assert "launch: process 1 (pid " in err
-    assert "2 processes go on from checkpoint 3" in err
+    assert "2 processes continue from checkpoint 3" in err
     assert losses(tmp_path / "again") == losses(tmp_path / "whole")
     fewer = launch("mine.py", "fewer", 4, 0, options=("--on", "cpu:4", "--elastic", "1"))
     _, err = fewer.communicate(timeout=180)
     assert fewer.returncode == 0, err
-    assert "1 process goes on from checkpoint 3" in err
+    assert "1 process continues from checkpoint 3" in err
     assert losses(tmp_path / "fewer") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
 
 
@@ -112,10 +112,10 @@ def test_a_script_that_ends_with_a_code_ends_the_job_with_one_line(launch, tmp_p
 @pytest.mark.parametrize(
     ("words", "options", "line"),
     [
-        (("mine.py",), (), "launch of a script wants --on, the devices of all processes: --on cpu:8 -- mine.py …"),
+        (("mine.py",), (), "launch of a script needs --on, the devices of all processes: --on cpu:8 -- mine.py …"),
         (("nope.py",), ("--on", "cpu:2"), "there is no file nope.py"),
         (("mine.py",), ("--on", "cpu:3"), "3 devices cannot be divided equally among 2 processes"),
-        (("mine.py",), ("--on", "cpu:2", "--slurm"), "--slurm changes nothing for a script; leave it out"),
+        (("mine.py",), ("--on", "cpu:2", "--slurm"), "--slurm has no effect for a script; leave it out"),
         (("eval",), (), "launch runs train, serve or a script.py, and not 'eval': meshwright launch -n 4 -- train …"),
     ],
 )

@@ -233,7 +233,7 @@ def test_a_script_for_cloud_tpu(on, kind, capsys, tmp_path):
         ("v5p:4x4x4", ["--slurm"], "--slurm is for GPUs, and this is v5p:4x4x4"),
         ("h100:64", ["--tpu-vm"], "--tpu-vm is for v3, v4, v5e, v5p, v6e, and this is h100:64"),
         ("tpu7x:4x4x4", ["--tpu-vm"], "and this is tpu7x:4x4x4; --jobset"),
-        ("v5p:4x4x4", ["--jobset"], "--jobset wants --image"),
+        ("v5p:4x4x4", ["--jobset"], "--jobset needs --image"),
         ("v5p:4x4x4", ["--jobset", "--image", "i", "--name", "Long_Name"], "a JobSet's name has at most 37 letters"),
         (
             "h100:64",
@@ -241,16 +241,16 @@ def test_a_script_for_cloud_tpu(on, kind, capsys, tmp_path):
             "a Slurm job's name has letters, digits, -, _ and ., as my-run",
         ),
         ("v5p:4x4x4", ["--tpu-vm", "--name", "a;b"], "a Cloud TPU's name has at most 63 small letters"),
-        ("v5p:4x4x4", ["--jobset", "--image", "a b"], "'a b' is no container image, as us-docker.pkg.dev/me/run:1"),
+        ("v5p:4x4x4", ["--jobset", "--image", "a b"], "'a b' is not a container image, as us-docker.pkg.dev/me/run:1"),
         (
             "v5p:4x4x4",
             ["--jobset", "--image", "i", "--claim", "A B"],
-            "'A B' is no persistent volume claim, as my-runs",
+            "'A B' is not a persistent volume claim, as my-runs",
         ),
         ("v5p:4x4x4", ["--jobset", "--tpu-vm"], "are a file each; give one of them"),
         ("cpu:8", ["--slurm"], "is simulated on one machine"),
-        ("h100:64", ["--slurm", "--image", "i"], "--image changes nothing"),
-        ("h100:64", ["--slurm", "--elastic", "4"], "--elastic changes nothing"),
+        ("h100:64", ["--slurm", "--image", "i"], "--image has no effect"),
+        ("h100:64", ["--slurm", "--elastic", "4"], "--elastic has no effect"),
     ],
 )
 def test_what_cannot_be_written_is_one_line(on, kind, message, capsys):

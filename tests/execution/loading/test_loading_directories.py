@@ -146,8 +146,8 @@ BROKEN = {
     "an unknown scaling": (GOLDEN, fields(rope_parameters={"rope_type": "bent", "factor": 2.0}), "'bent'"),
     "quantised": (GOLDEN, fields(quantization_config={"quant_method": "fp8"}), "quantization_config"),
     "a file missing": (SHARDED, removed(SECOND), f"{SECOND} is missing"),
-    "index is no JSON": (SHARDED, replaced("model.safetensors.index.json", "]"), "no index of safetensors"),
-    "index without a map": (SHARDED, replaced("model.safetensors.index.json", "{}"), "no index of safetensors"),
+    "index is no JSON": (SHARDED, replaced("model.safetensors.index.json", "]"), "not an index of safetensors"),
+    "index without a map": (SHARDED, replaced("model.safetensors.index.json", "{}"), "not an index of safetensors"),
     "index to elsewhere": (
         SHARDED,
         index(lambda held: held["weight_map"].update({"lm_head.weight": "../x.safetensors"})),
@@ -161,11 +161,11 @@ BROKEN = {
     "index forgets a tensor": (SHARDED, index(lambda held: held["weight_map"].pop("lm_head.weight")), "lm_head.weight"),
     "two files changed": (SHARDED, lambda folder: shutil.copy(folder / FIRST, folder / SECOND), "does not hold"),
     "tokenizer of another vocab": (GOLDEN, tokenizer(97), "tokens up to 96; config.json has a vocab_size of 96"),
-    "tokenizer is no JSON": (GOLDEN, replaced("tokenizer.json", "{"), "tokenizer.json is no tokenizer"),
+    "tokenizer is no JSON": (GOLDEN, replaced("tokenizer.json", "{"), "tokenizer.json is not a tokenizer"),
     "tokenizer.model is text": (
         GOLDEN,
         replaced("tokenizer.model", "IQ== 0\n"),
-        "no SentencePiece model, and there is",
+        "not a SentencePiece model, and there is",
     ),
     "SentencePiece of another vocab": (
         GOLDEN,
@@ -177,7 +177,7 @@ BROKEN = {
         lambda folder: (folder / "tokenizer.model").write_bytes(
             (GOLDEN.parent / "sentencepiece/bpe.model").read_bytes()[:5000]
         ),
-        "tokenizer.model is no SentencePiece model",
+        "tokenizer.model is not a SentencePiece model",
     ),
     "vocab.json alone": (GOLDEN, replaced("vocab.json", "{}"), "vocab.json and no tokenizer.json"),
     "tokenizer config is no JSON": (
@@ -266,8 +266,8 @@ def test_checkpoints_are_read_as_they_were_published(case, tmp_path):
     ("options", "message"),
     [
         ({}, "needs hardware: --on"),
-        ({"on": "cpu:9999"}, "wants 9999"),
-        ({"on": "cpu:8", "mesh": "1,3,1,1"}, "wants 3 devices"),
+        ({"on": "cpu:9999"}, "needs 9999"),
+        ({"on": "cpu:8", "mesh": "1,3,1,1"}, "needs 3 devices"),
         ({"on": "cpu:8", "mesh": "pp=8"}, "stages"),
         ({"on": "cpu:8", "mesh": "ep=8"}, "splits experts"),
     ],

@@ -131,5 +131,5 @@ def test_without_qwix_one_line_says_what_brings_it(monkeypatch):
 
 
 def test_where_they_do_not_run_is_told():
-    with pytest.raises(MeshwrightError, match="products overlapped over tp=2; use collective_matmul=False"):
+    with pytest.raises(MeshwrightError, match="matmuls overlapped over tp=2; use collective_matmul=False"):
         check_runnable(PRESETS["tiny"], MeshShape(tp=2), Strategy(matmul_dtype="fp8", collective_matmul=True))

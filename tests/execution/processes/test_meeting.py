@@ -83,7 +83,7 @@ def test_another_setting_is_named_on_one_process():
     (code, line), other = results(*(start(port, number, facts=facts[number]) for number in range(2)))
     assert code == 2
     assert line == (
-        "error: process 1 has workload.batch 16, and process 0 has 8; all processes of a run want the same arguments,"
+        "error: process 1 has workload.batch 16, and process 0 has 8; all processes of a run need the same arguments,"
         " files and versions"
     )
     assert other == (2, "")

@@ -22,7 +22,7 @@ from meshwright.execution.models.generation.sampling import Sampling
 from meshwright.execution.models.linear import router_logits
 from meshwright.execution.models.moe import MoeOps, load_of_layers, moe_layer
 from meshwright.execution.runtime.arrays import initialise
-from meshwright.execution.runtime.experts.routing import Load, route
+from meshwright.execution.runtime.experts.routing import ExpertLoad, route
 from meshwright.execution.runtime.mesh import build_mesh
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.step import abstract_batch, abstract_state, lower_train_step, train_step
@@ -223,10 +223,10 @@ def test_the_balance_loss_is_one_in_balance_and_the_number_of_experts_at_worst()
     """Switch, arXiv:2101.03961, equations 4 to 6, for one layer of 4 experts and 8 tokens."""
     even, crowded = jnp.full((1, 4), 2.0), jnp.array([[8.0, 0.0, 0.0, 0.0]])
     none = jnp.zeros((1, 4))
-    assert Load(even, none, even).balance_loss == 1
-    assert Load(crowded, none, crowded).balance_loss == 4
-    assert Load(crowded, none, even).balance_loss == 1
-    assert Load(crowded, none, crowded).max_over_mean == 4
+    assert ExpertLoad(even, none, even).balance_loss == 1
+    assert ExpertLoad(crowded, none, crowded).balance_loss == 4
+    assert ExpertLoad(crowded, none, even).balance_loss == 1
+    assert ExpertLoad(crowded, none, crowded).max_over_mean == 4
 
 
 TEXT = np.random.default_rng(0).integers(0, MODEL.vocab, (BATCH, LENGTH + 1))

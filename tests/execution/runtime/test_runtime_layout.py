@@ -36,7 +36,7 @@ def test_a_mesh_has_every_axis_explicit_outermost_first_and_neighbours_differ_in
 
 
 def test_a_mesh_for_other_devices_than_there_are_is_told():
-    with pytest.raises(MeshwrightError, match="mesh tp=16 wants 16 devices; 8 are there"):
+    with pytest.raises(MeshwrightError, match="mesh tp=16 needs 16 devices; there are 8"):
         build_mesh(MeshShape(tp=16))
     with pytest.warns(UserWarning, match="mesh tp=4 takes the first 4 of 8 devices"):
         assert [*build_mesh(MeshShape(tp=4)).devices.flat] == jax.devices()[:4]

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meshwright.description.notation.array import ShardedArray
-from meshwright.description.notation.expression import Chain, Product, Stage
+from meshwright.description.notation.expression import Chain, Einsum, Stage
 from meshwright.description.notation.inference import infer
 from meshwright.description.notation.legality import Sizes
 from meshwright.description.notation.parser import parse
@@ -105,7 +105,7 @@ def test_another_mesh_or_other_arrays_are_one_clear_error():
         compile_product(inference, mesh).run(np.ones((16, 32)))
     with pytest.raises(MeshwrightError, match=r"B\[J_X, K\] has the shape \[32, 16\]; the array given has \[16, 32\]"):
         compile_product(inference, mesh).run(*[np.ones((16, 32), np.float32)] * 2)
-    with pytest.raises(MeshwrightError, match="mesh X=16 wants 16 devices; 8 are there"):
+    with pytest.raises(MeshwrightError, match="mesh X=16 needs 16 devices; there are 8"):
         make_product_mesh({"X": 16})
 
 
@@ -132,7 +132,7 @@ def expressions(draw, axes):
         return Chain(operands[0], (Stage(None, (), draw(arrays("A", operands[0].dims, axes))),))
     every = list(dict.fromkeys(dim for operand in operands for dim in operand.dims))
     kept = tuple(draw(st.lists(st.sampled_from(every), unique=True, max_size=3)))
-    return Product(operands, draw(st.none() | arrays("R", kept, axes, may_be_sum=True)))
+    return Einsum(operands, draw(st.none() | arrays("R", kept, axes, may_be_sum=True)))
 
 
 MESHES = [{"X": 2, "Y": 2, "Z": 2}, {"X": 4, "Y": 2, "Z": 1}, {"X": 2, "Y": 4}, {"X": 8}, {"X": 2, "Y": 3}]

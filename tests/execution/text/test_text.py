@@ -147,7 +147,7 @@ def test_a_sentencepiece_model_splits_texts_as_its_own_library_does(kind, tmp_pa
     ],
 )
 def test_a_sentencepiece_model_that_no_tokenizer_is_like_is_refused(fields, reason, tmp_path):
-    """Of a field that stands twice in a protocol buffer the last holds."""
+    """Of a field that is given twice in a protocol buffer the last holds."""
     (tmp_path / "tokenizer.model").write_bytes((SENTENCEPIECE / "defined.model").read_bytes() + fields)
     with pytest.raises(MeshwrightError, match=reason):
         read_tokenizer(tmp_path, vocab=700)

@@ -1,4 +1,4 @@
-"""Special tokens: those that end texts against the vocabulary, those shown in texts, and chats that go on."""
+"""Special tokens: those that end texts against the vocabulary, those shown in texts, and chats that continue."""
 
 import json
 from dataclasses import replace

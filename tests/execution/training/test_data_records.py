@@ -180,8 +180,8 @@ def test_chats_have_their_tools_calls_and_weights(tmp_path):
     for name, path in (("lines", lines), ("table", table)):
         assert documents(path, tmp_path / name, tokenizer=tokenizer) == ([wanted], {})
     for wrong, reason in (
-        ({"messages": chat, "tools": "{"}, "tools is no list of tools"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "message 1 of messages has not a role and"),
+        ({"messages": chat, "tools": "{"}, "tools is not a list of tools"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "message 1 of messages has no role and"),
         ({"messages": [{"role": "user", "content": "a", "weight": 2}]}, "has the weight 2; it is 0 or 1"),
     ):
         with pytest.raises(MeshwrightError, match=f"line 1: .*{reason}"):
@@ -315,7 +315,7 @@ BAD = {
     "missing": ('{"other": 1}', "the field text is missing; there are other"),
     "no text": ('{"text": 7}', "the field text is 7, not text"),
     "null": ('{"text": null}', "the field text is null, not text"),
-    "twice": ('{"text": "a", "text": "b"}', 'the key "text" stands twice in one object'),
+    "twice": ('{"text": "a", "text": "b"}', 'the key "text" is given twice in one object'),
     "surrogate": ('{"text": "\\ud800"}', "the text has half of a surrogate pair"),
 }
 COUNTED = {"broken": 3, "missing_field": 3, "invalid_utf8": 2, "empty": 2}

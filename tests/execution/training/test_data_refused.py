@@ -62,8 +62,8 @@ def test_what_is_no_file_is_named(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for path, reason in (
-        ("/dev/null", "is no regular file, but a device"),
-        (tmp_path / "pipe", "is no regular file"),
+        ("/dev/null", "is not a regular file, but a device"),
+        (tmp_path / "pipe", "is not a regular file"),
         (tmp_path / "link", "is a link to .*nowhere, which is not there"),
     ):
         with pytest.raises(MeshwrightError, match=reason):

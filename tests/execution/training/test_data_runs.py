@@ -1,4 +1,4 @@
-"""Runs on records: packed documents of a mixture go on bit-equal, chats are learned, metrics say what was read."""
+"""Runs on records: packed documents of a mixture continue bit-equal, chats are learned, metrics say what was read."""
 
 import json
 

@@ -90,7 +90,9 @@ def test_an_interrupted_run_finishes_its_step_saves_and_goes_on(unbroken, tmp_pa
         if row["step"] == 1:
             signal.raise_signal(signal.SIGTERM)
 
-    line = "stopped by SIGTERM after 2 of 6 steps; the last checkpoint is .*checkpoints/2; .* --resume. goes on from it"
+    line = (
+        "stopped by SIGTERM after 2 of 6 steps; the last checkpoint is .*checkpoints/2; .* --resume. continues from it"
+    )
     with (
         pytest.warns(UserWarning, match="stopping after this step"),
         pytest.raises(RunStoppedError, match=line),
@@ -156,7 +158,7 @@ ROW = '"mesh": "fsdp=8", "hardware": "cpu:8", "memory_peak_bytes": null'
 )  # fmt: skip
 def test_a_line_that_is_none_of_metrics_is_named(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text(line + "\n")
-    with pytest.raises(MeshwrightError, match=r"metrics\.jsonl, line 1: this is no line of metrics"):
+    with pytest.raises(MeshwrightError, match=r"metrics\.jsonl, line 1: this is not a line of metrics"):
         read_metrics(tmp_path)
 
 
@@ -170,7 +172,7 @@ def test_a_line_that_is_none_of_metrics_is_named(tmp_path, line):
 )
 def test_the_field_that_makes_a_line_none_of_metrics_is_named(tmp_path, line, said):
     (tmp_path / "metrics.jsonl").write_text(line + "\n")
-    with pytest.raises(MeshwrightError, match=f"line 1: this is no line of metrics: {said}"):
+    with pytest.raises(MeshwrightError, match=f"line 1: this is not a line of metrics: {said}"):
         read_metrics(tmp_path)
 
 

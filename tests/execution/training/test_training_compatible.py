@@ -1,4 +1,4 @@
-"""What a checkpoint and the run that goes on from it may differ in, and what becomes of its arrays then."""
+"""What a checkpoint and the run that continues from it may differ in, and what becomes of its arrays then."""
 
 import json
 from dataclasses import replace
@@ -50,7 +50,7 @@ def state_at(config, directory, step):
 
 
 def go_on(config, run, *allow, steps):
-    """The notes of a run that goes on as another."""
+    """The notes of a run that continues as another."""
     notes = []
     run_steps(replace(config, steps=steps), run, on_note=notes.append, allow=allow)
     return notes
@@ -61,9 +61,9 @@ def test_every_difference_is_said_at_once_and_how_it_is_allowed(run):
     with pytest.raises(MeshwrightError) as raised:
         run_steps(other, run)
     assert str(raised.value) == (
-        f"{run} cannot go on from checkpoint 2: workload.param_dtype is 'bf16' in config.json, and 'f32' in the"
+        f"{run} cannot continue from checkpoint 2: workload.param_dtype is 'bf16' in config.json, and 'f32' in the"
         " checkpoint; strategy.optimizer is 'lion' in config.json, and 'adamw' in the checkpoint; put it back, or start"
-        " a new run; --allow dtype,optimizer goes on with it"
+        " a new run; --allow dtype,optimizer continues with it"
     )
     model = replace(other, workload=replace(other.workload, model=replace(CONFIG.workload.model, rope_theta=5.0)))
     with pytest.raises(MeshwrightError, match=r"workload.model.rope_theta is 5.0 .*; put it back, or start a new run$"):
@@ -126,7 +126,7 @@ def test_other_data_under_the_same_name_are_refused_unless_they_are_allowed(tmp_
     run_steps(config, run)
     text.write_text("Whether it is nobler in the mind to suffer\n" * 20)
     with pytest.raises(
-        MeshwrightError, match=r"the data has the checksum .{12}, and had .{12} when .*--allow data goes"
+        MeshwrightError, match=r"the data has the checksum .{12}, and had .{12} when .*--allow data continues"
     ):
         go_on(config, run, steps=3)
     assert [note.endswith(": allowed") for note in go_on(config, run, "data", steps=3)] == [True]
@@ -167,7 +167,7 @@ def test_a_checkpoint_of_a_newer_version_is_one_line(run):
 def test_options_that_checkpoints_depend_on_are_taken_where_they_are_allowed(tmp_path):
     begin_run(tmp_path, CONFIG, 0)
     more = {"steps": None, "change": False, "options": {"optimizer": "lion", "param_dtype": "bf16"}}
-    with pytest.raises(MeshwrightError, match="were made with 'adamw', and --allow optimizer goes on with the new"):
+    with pytest.raises(MeshwrightError, match="were made with 'adamw', and --allow optimizer continues with the new"):
         resumed_run(tmp_path, **more, allow=("dtype",))
     config, lines = resumed_run(tmp_path, **more, allow=("dtype", "optimizer"))
     assert (config.strategy.optimizer, config.workload.param_dtype) == ("lion", "bf16")

@@ -74,7 +74,7 @@ def test_lost_data_is_named_with_both_places(begun):
         resume(begun)
     assert str(error.value) == (
         f"there is no 'texts' in {begun.parent / 'first'}, where the run began, nor in {begun.parent / 'second'}:"
-        " config.json has it by its path from there; put it back in either, or go on with --data PATH --change"
+        " config.json has it by its path from there; put it back in either, or continue with --data PATH --change"
     )
 
 

@@ -165,5 +165,5 @@ def test_a_run_without_held_out_text_is_refused_in_one_line(tmp_path):
     with pytest.raises(MeshwrightError, match="--eval-every needs text that is not trained on: --held-out SHARE"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    with pytest.raises(MeshwrightError, match="eval_batches changes nothing without eval_every"):
+    with pytest.raises(MeshwrightError, match="eval_batches has no effect without eval_every"):
         EvaluationConfig(batches=2)

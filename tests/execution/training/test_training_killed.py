@@ -25,7 +25,7 @@ OPTIONS = ["--on", "cpu:8", "--mesh", "2,2,2,1", "--batch", "8", "--seq-len", "3
 
 
 def start(words, run):
-    """A process that begins a run, or goes on with it."""
+    """A process that begins a run, or continues with it."""
     command = [sys.executable, "-m", "meshwright", "train", *words, *OPTIONS, "--steps", str(STEPS), "--resume"]
     return subprocess.Popen([*command, "-o", str(run)], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
@@ -39,7 +39,7 @@ def finish(words, run):
 
 
 def kill(words, run):
-    """Train until a checkpoint is there, and kill the process while it goes on."""
+    """Train until a checkpoint is there, and kill the process while it continues."""
     process = start(words, run)
     try:
         deadline = time.monotonic() + 300

@@ -105,10 +105,10 @@ def test_decay_and_factors_reach_the_parameters_that_are_named():
     [
         ({"rate": ("embeding=0.1",)}, Strategy(), "rate is 'embeding', which names no .* did you mean embedding"),
         ({"no_decay": ("layers.keys",)}, Strategy(), "did you mean layers.key"),
-        ({"b2": 0.9}, Strategy(optimizer="sgd"), "b2 changes nothing with optimizer sgd"),
-        ({"momentum": 0.9}, Strategy(), "momentum changes nothing with optimizer adamw; it is for optimizer muon"),
-        ({"decay_share": 0.1}, Strategy(), "decay_share changes nothing with lr_schedule cosine"),
-        ({"max_bad_steps": 3}, Strategy(), "max_bad_steps changes nothing with on_bad_step stop"),
+        ({"b2": 0.9}, Strategy(optimizer="sgd"), "b2 has no effect with optimizer sgd"),
+        ({"momentum": 0.9}, Strategy(), "momentum has no effect with optimizer adamw; it is for optimizer muon"),
+        ({"decay_share": 0.1}, Strategy(), "decay_share has no effect with lr_schedule cosine"),
+        ({"max_bad_steps": 3}, Strategy(), "max_bad_steps has no effect with on_bad_step stop"),
     ],
 )
 def test_what_changes_nothing_or_names_nothing_is_refused(said, strategy, message):

@@ -162,7 +162,7 @@ def test_a_lost_process_is_named_and_the_run_is_finished(tmp_path, count, device
     assert re.match(expected, said), said
     assert took < 30
     assert launched.returncode == 0, said
-    assert f"{count} processes go on from checkpoint" in said
+    assert f"{count} processes continue from checkpoint" in said
     rows = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [row["step"] for row in rows if "loss" in row]
     assert sorted(set(steps)) == list(range(40))
@@ -174,7 +174,7 @@ def test_an_elastic_run_goes_on_with_half_of_the_devices_and_the_same_batch(tmp_
     launched = launch(tmp_path, 2, arguments, "--elastic", "1")
     _, said = lose(launched, tmp_path, 1, signal.SIGKILL)
     assert launched.returncode == 0, said
-    assert "1 process goes on from checkpoint" in said
+    assert "1 process continues from checkpoint" in said
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (config["hardware"], config["mesh"]["fsdp"], config["workload"]["batch"]) == ("cpu:2", 2, 8)
 
@@ -198,13 +198,13 @@ def test_sigterm_is_passed_on_and_the_run_is_saved(tmp_path):
         ),
         (["-n", "2", "--elastic", "3", "--", "train", "tiny", "--on", "cpu:4"], "--elastic 3 of 2 processes"),
         (["-n", "0", "--", "train", "tiny", "--on", "cpu:4"], "-n is 0; it is the number of processes, from 1"),
-        (["-n", "2", "--", "train", "tiny", "--process-id", "0"], "--process-id is what launch says itself"),
+        (["-n", "2", "--", "train", "tiny", "--process-id", "0"], "--process-id is set by launch itself"),
         (["-n", "2", "--", "train", "tiny", "--no-such"], "there is no option --no-such"),
         (["-n", "2", "--", "train", "tiny", "--dry-run"], "leave launch out"),
-        (["-n", "2", "--elastic", "1", "--", "serve", LLAMA, "--on", "cpu:2"], "--elastic changes nothing for serve"),
+        (["-n", "2", "--elastic", "1", "--", "serve", LLAMA, "--on", "cpu:2"], "--elastic has no effect for serve"),
         (["-n", "3", "--", "serve", LLAMA, "--on", "cpu:4"], "4 devices cannot be divided equally among 3 processes"),
         (["-n", "2", "--", "serve", LLAMA, "--replicas", "2"], "--replicas 2 starts processes of its own"),
-        (["-n", "2", "--", "serve", LLAMA, "--process-id", "1"], "--process-id is what launch says itself"),
+        (["-n", "2", "--", "serve", LLAMA, "--process-id", "1"], "--process-id is set by launch itself"),
         (["-n", "2"], "SCRIPT … is missing|launch runs train, serve or a script.py, and not 'nothing'"),
         (["-n", "4", "--", "train", "llama3-8b", "--on", "v5e:4x4", "--batch", "16"], "one process drives all chips"),
     ],
@@ -219,7 +219,7 @@ def test_what_launch_refuses_is_one_line(words, message, capsys):
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        (("localhost:1", 2), "wants --num-processes, from 1, and --process-id, .* they are 2 and None"),
+        (("localhost:1", 2), "needs --num-processes, from 1, and --process-id, .* they are 2 and None"),
         (("localhost:1", 2, 2), "they are 2 and 2"),
         (("localhost:1", 3, 0), "4 devices cannot be divided equally among 3 processes"),
         ((None, 2, 0), "go with --coordinator HOST:PORT"),
@@ -239,5 +239,5 @@ def test_auto_where_no_cluster_is_known_is_one_clear_error(monkeypatch):
         raise ValueError("coordinator_address should be defined.")
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    with pytest.raises(MeshwrightError, match="--coordinator auto: this is no job step of Slurm and no Cloud TPU"):
+    with pytest.raises(MeshwrightError, match="--coordinator auto: this is not a job step of Slurm, not a Cloud TPU"):
         claim_devices(parse_system("cpu:4"), Processes("auto"))

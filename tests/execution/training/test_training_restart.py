@@ -1,4 +1,4 @@
-"""One command begins a run and goes on with it: what it must agree with, and what a finished run says."""
+"""One command begins a run and continues with it: what it must agree with, and what a finished run says."""
 
 import signal
 from dataclasses import replace
@@ -87,7 +87,7 @@ def test_a_finished_run_takes_no_step_and_says_so(tmp_path):
     before, notes = sorted((tmp_path / "run").rglob("*")), []
     again = run_steps(config, tmp_path / "run", on_step=pytest.fail, on_note=notes.append)
     assert again == first
-    assert notes == [f"{tmp_path / 'run'} is finished: it has taken 2 steps; --steps 4 would go on"]
+    assert notes == [f"{tmp_path / 'run'} is finished: it has taken 2 steps; --steps 4 would continue"]
     assert sorted((tmp_path / "run").rglob("*")) == before
 
 

@@ -97,7 +97,7 @@ def test_a_run_goes_on_from_the_last_whole_checkpoint(whole, run):
     run_steps(replace(CONFIG, steps=8), run, on_note=notes.append)
     assert [note.split(":")[0] for note in notes] == [
         f"checkpoint {run}/checkpoints/6 is damaged",
-        f"{run} goes on from checkpoint 4",
+        f"{run} continues from checkpoint 4",
         "checkpoint 6 is kept as 6.damaged",
     ]
     rows = read_metrics(run)
@@ -197,7 +197,7 @@ def test_a_disk_that_is_full_is_one_line_that_names_the_last_checkpoint(run, mon
     with pytest.raises(RunStoppedError) as raised:
         run_steps(replace(CONFIG, steps=8), run, on_note=notes.append)
     assert len(notes) == 1
-    assert "the disk is full, 12 kB are free; training goes on, and its metrics are kept" in notes[0]
+    assert "the disk is full, 12 kB are free; training continues, and its metrics are kept" in notes[0]
     assert "the disk is full, 12 kB are free; training stops; the last checkpoint is " in str(raised.value)
     assert read_config(run).steps == 8
     assert not (run / "lock").exists()
@@ -242,7 +242,7 @@ def test_the_lock_of_a_process_that_died_is_taken_over_with_a_word(tmp_path):
 
 
 def test_the_lock_of_another_machine_is_believed_while_its_process_touches_it(tmp_path, monkeypatch):
-    """A node that was lost left its lock a moment ago, with fresh metrics: the job goes on elsewhere at once."""
+    """A node that was lost left its lock a moment ago, with fresh metrics: the job continues elsewhere at once."""
     lock, notes = tmp_path / "lock", []
     lock.write_text(json.dumps({"process": 1, "machine": "elsewhere"}))
     (tmp_path / "metrics.jsonl").write_text("")
@@ -325,7 +325,7 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_another_setting_is_refused_by_name_or_taken_and_said(begun, name):
     typed, value = CHANGES[name]
-    with pytest.raises(MeshwrightError, match=rf"^{name} is .*: --change \(change=True\) goes on"):
+    with pytest.raises(MeshwrightError, match=rf"^{name} is .*: --change \(change=True\) continues"):
         resumed(begun, **{name: typed})
     config, lines = resumed(begun, change=True, **{name: typed})
     assert lines == [f"{name}: {value!r} instead of {lines[0].partition(' instead of ')[2]}"]
@@ -427,7 +427,7 @@ def test_damaged_lines_of_metrics_are_left_out_with_a_note(tmp_path):
     later = json.dumps({"step": 1, "save_seconds": 2.0})
     text = "\n".join([lines[0], lines[1].replace(":", ";", 1), later, lines[2], '{"step": 3, "me'])
     (tmp_path / "metrics.jsonl").write_text(text)
-    with pytest.raises(MeshwrightError, match="line 2: this is no line of metrics"):
+    with pytest.raises(MeshwrightError, match="line 2: this is not a line of metrics"):
         read_metrics(tmp_path)
     notes = []
     repair_lines(tmp_path, notes.append)

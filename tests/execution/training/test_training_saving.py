@@ -111,9 +111,9 @@ def test_a_disk_that_is_full_for_a_while_costs_a_run_its_checkpoints_of_that_tim
     monkeypatch.setattr("meshwright.execution.training.run_directory.checkpoint.check_free", check_free)
     monkeypatch.setattr("meshwright.execution.training.run_directory.run.append_line", append)
     run_steps(CONFIG, tmp_path / "run", on_step=step, on_note=notes.append)
-    goes_on = "training goes on and tries again at its next checkpoint"
+    goes_on = "training continues and tries again at its next checkpoint"
     assert notes == [
-        f"cannot write {tmp_path / 'run' / 'metrics.jsonl'}: the disk is full; training goes on, and its metrics are"
+        f"cannot write {tmp_path / 'run' / 'metrics.jsonl'}: the disk is full; training continues, and its metrics are"
         " kept until they can be written",
         f"cannot write checkpoint 2: the disk is full; {goes_on} (1 not written)",
         f"cannot write checkpoint 3: the disk is full; {goes_on} (2 not written)",

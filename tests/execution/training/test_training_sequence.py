@@ -37,7 +37,7 @@ def test_a_ring_in_zigzag_order_takes_the_steps_of_scores_in_order(tmp_path):
 
 
 def test_a_ring_without_a_fused_attention_is_one_clear_error(tmp_path):
-    with pytest.raises(MeshwrightError, match="sp_method='ring' wants a fused attention: attention='flash'"):
+    with pytest.raises(MeshwrightError, match="sp_method='ring' needs a fused attention: attention='flash'"):
         train(replace(RING, strategy=Strategy(sp_method="ring")), tmp_path)
 
 

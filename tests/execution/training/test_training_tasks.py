@@ -182,7 +182,7 @@ def test_tasks_that_cannot_be_answered_are_one_line_before_the_first_step(tmp_pa
 
 
 def test_tasks_need_an_interval_and_batches_need_text(tmp_path):
-    with pytest.raises(MeshwrightError, match="eval_tasks changes nothing without eval_every"):
+    with pytest.raises(MeshwrightError, match="eval_tasks has no effect without eval_every"):
         EvaluationConfig(tasks=("words.jsonl",))
     config = config_of(tmp_path)
     with pytest.raises(MeshwrightError, match="--eval-batches needs text that is not trained on"):
@@ -193,5 +193,5 @@ def test_options_of_an_evaluation_are_taken_in_any_order_and_end_with_it():
     config = with_settings(CONFIG, {"eval_tasks": ("words.jsonl",), "eval_batches": 2, "eval_every": 3})
     assert config.evaluating == EvaluationConfig(every=3, batches=2, tasks=("words.jsonl",))
     assert with_settings(config, {"eval_every": 0}).evaluating == EvaluationConfig()
-    with pytest.raises(MeshwrightError, match="eval_tasks changes nothing without eval_every"):
+    with pytest.raises(MeshwrightError, match="eval_tasks has no effect without eval_every"):
         with_settings(config, {"eval_every": 0, "eval_tasks": ("words.jsonl",)})

@@ -167,7 +167,7 @@ def test_weights_and_biases_that_cannot_be_reached_does_not_end_a_run(tmp_path, 
     notes = []
     logged(tmp_path, range(2), notes)
     assert notes == [
-        "Weights & Biases cannot be reached: api.wandb.ai: name resolution failed; the run goes on without it"
+        "Weights & Biases cannot be reached: api.wandb.ai: name resolution failed; the run continues without it"
     ]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
@@ -185,7 +185,7 @@ def test_what_was_measured_after_a_row_joins_it(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert read_metrics(tmp_path) == [row | {"eval_loss": 2.0}, row | {"step": 1}]
     (tmp_path / "metrics.jsonl").write_text('{"step": 7, "eval_loss": 2.0}\n')
-    with pytest.raises(MeshwrightError, match=r"line 1: this is no line of metrics"):
+    with pytest.raises(MeshwrightError, match=r"line 1: this is not a line of metrics"):
         read_metrics(tmp_path)
 
 

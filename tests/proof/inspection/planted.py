@@ -79,7 +79,7 @@ def forgotten_weight(mesh: Any, *, forgotten: bool) -> Program:
 
 
 def wasted_constraint(mesh: Any, *, used: bool) -> Program:
-    """A constraint on the hidden layer whose result is thrown away, or goes on."""
+    """A constraint on the hidden layer whose result is thrown away, or continues."""
 
     def forward(params: Any, x: Any) -> Any:
         hidden = jax.nn.relu(x @ params["w_in"])

@@ -253,8 +253,8 @@ def test_what_cannot_be_copied_is_lowered_as_it_is():
 
 
 WRONG = [
-    (lambda: meshwright.inspect(42), "42 is no function"),
-    (lambda: meshwright.inspect(jnp.ones(3)), "is no function"),
+    (lambda: meshwright.inspect(42), "42 is not a function"),
+    (lambda: meshwright.inspect(jnp.ones(3)), "is not a function"),
     (lambda: meshwright.inspect(jax.jit(jnp.sin).lower(jnp.ones(3)), 1), "has its arguments already"),
     (lambda: meshwright.inspect(jax.jit(jnp.sin).lower(jnp.ones(3)).compile(), x=1), "has its arguments already"),
     (lambda: meshwright.inspect(jax.jit(jnp.sin).lower(jnp.ones(3)), on="v5e:2x2"), "lowered for cpu and .*needs tpu"),
@@ -287,7 +287,7 @@ def test_of_a_plan_the_step_is_compiled_that_verify_compiles(monkeypatch, tmp_pa
             meshwright.inspect(subject, effort="fast")
     assert requests == [step_request(plan, effort="fast")] * 3
     for said in ({"on": "cpu:8"}, {"mesh": "fsdp=8"}, {"types": "auto"}):
-        with pytest.raises(MeshwrightError, match=f"a plan says its {next(iter(said))} itself"):
+        with pytest.raises(MeshwrightError, match=f"a plan sets its {next(iter(said))} itself"):
             meshwright.inspect(plan, **said)
-    with pytest.raises(MeshwrightError, match="a plan says its arguments itself"):
+    with pytest.raises(MeshwrightError, match="a plan sets its arguments itself"):
         meshwright.inspect(plan, 3)

@@ -98,7 +98,7 @@ def test_a_run_that_a_signal_stops_goes_on_to_the_bit(plan, straight, tmp_path, 
     assert losses(tmp_path) == losses(straight.directory)
     for one, other in zip(leaves(finished.state), leaves(straight.state), strict=True):
         np.testing.assert_array_equal(one, other)
-    with pytest.warns(UserWarning, match="is finished: it has taken 6 steps; steps=12 would go on"):
+    with pytest.warns(UserWarning, match="is finished: it has taken 6 steps; steps=12 would continue"):
         again = fit(step, first_state, batches, **run)
     np.testing.assert_array_equal(leaves(again.state)[0], leaves(straight.state)[0])
 
@@ -123,7 +123,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(plan, straight, 
     data.write_bytes(data.read_bytes() + b" ")
     with (
         pytest.warns(UserWarning, match="4 is damaged: shapes/metadata is not what was written; checkpoint 2 is whole"),
-        pytest.warns(UserWarning, match="goes on from checkpoint 2: steps 3 to 4 are taken again"),
+        pytest.warns(UserWarning, match="continues from checkpoint 2: steps 3 to 4 are taken again"),
         pytest.warns(UserWarning, match=r"checkpoint 4 is kept as 4.damaged"),
     ):
         fit(step, first_state, batches, **run, steps=STEPS)
@@ -169,7 +169,7 @@ def test_batches_of_an_iterable_that_were_taken_are_skipped(plan, straight, tmp_
     state = first_state()
     with pytest.raises(RunStoppedError, match=r"batches ended after 4 of 6 steps; .*checkpoints/4; `mw.fit"):
         fit(step, state, iter(every[:4]), plan=plan, out=tmp_path, steps=STEPS)
-    with pytest.raises(MeshwrightError, match="batches has 2, and the run goes on after 4 steps"):
+    with pytest.raises(MeshwrightError, match="batches has 2, and the run continues after 4 steps"):
         fit(step, state, every[:2], plan=plan, out=tmp_path, steps=STEPS, resume=True)
     fit(step, state, every, plan=plan, out=tmp_path, steps=STEPS, resume=True)
     np.testing.assert_allclose(losses(tmp_path), losses(straight.directory), rtol=1e-5)
@@ -266,7 +266,7 @@ def test_devices_that_are_not_here_are_said(tmp_path):
 
 
 def test_a_directory_with_a_run_is_not_written_over(plan, straight, tmp_path):
-    with pytest.raises(MeshwrightError, match="holds a run; resume=True goes on with it"):
+    with pytest.raises(MeshwrightError, match="holds a run; resume=True continues with it"):
         fit(step, first_state, batches, plan=plan, out=straight.directory, steps=STEPS)
     (tmp_path / "config.json").write_text('{"workload": {}}')
     with pytest.raises(MeshwrightError, match=r"holds a config.json that is not of a run of fit"):
@@ -289,7 +289,7 @@ def test_a_checkpoint_of_another_state_is_refused(straight, tmp_path):
 
 
 def run_program(out, steps, *processes):
-    """A process that begins a run, or goes on with it; with 8 simulated devices, or with 4 as one of two processes."""
+    """A process that begins or continues a run; with 8 simulated devices, or with 4 as one of two processes."""
     flags = f"--xla_force_host_platform_device_count={4 if processes else 8}"
     program = Path(__file__).with_name("fit_program.py")
     words = [str(one) for one in (sys.executable, program, out, steps, *processes)]
@@ -322,7 +322,7 @@ def test_a_killed_run_has_the_losses_of_one_that_was_not(tmp_path):
 
 def test_two_processes_are_one_run(tmp_path):
     finish(run_program(tmp_path / "one", 30))
-    for steps in (20, 30):  # The second time they go on from the positions of both.
+    for steps in (20, 30):  # The second time they continue from the positions of both.
         port = free_ports()
         finish(*(run_program(tmp_path / "two", steps, port, number) for number in range(2)))
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=1e-4)

@@ -123,7 +123,7 @@ def test_a_decode_step_for_a_tpu_moves_what_is_planned_and_copies_neither_cache_
     [("llama3-8b", "tp=8", 4), ("mixtral-8x7b", "ep=2,tp=4", 2), ("gpt-oss-20b", "tp=8", 2)],
 )
 def test_a_decode_step_for_gpus_computes_what_is_planned_and_copies_neither_cache_nor_weights(model, mesh, layers):
-    """Each kernel tells its flops; from stacked weights, or by a gather of pages, a step would need a layer's bytes."""
+    """Each kernel tells its flops; With stacked weights, or a gather of pages, a step would need a layer's bytes."""
     pytest.importorskip("jax_cuda13_plugin")
     found = mw.verify(model, serve="decode", on="h100:8", batch=64, mesh=mesh, num_layers=layers)
     rows = {row.quantity: row for row in found.rows}
@@ -140,7 +140,7 @@ def test_a_serving_plan_says_its_layout_itself(tmp_path):
     write_serving_plan(plan, path)
     found = mw.verify(path)
     assert found.plan == plan
-    with pytest.raises(mw.MeshwrightError, match="says its batch itself; leave batch out"):
+    with pytest.raises(mw.MeshwrightError, match="sets its batch itself; leave batch out"):
         mw.verify(path, serve="decode", batch=4)
     with pytest.raises(mw.MeshwrightError, match="weight_dtype is fp8, in which no step is compiled"):
         mw.verify("tiny", serve="decode", on="v5e:2x2", batch=8, weight_dtype="fp8")

@@ -30,15 +30,15 @@ class Args(ModelArgs):
     output: Annotated[Path | None, option("FILE", "-o")] = None
     """Answers to --data, an object a line. A second call continues with unanswered lines."""
     bad_data: Annotated[Rule, option("error|skip")] = "error"
-    """For a line of --data that is no prompt: stop before the first answer, or skip and count it."""
+    """For a line of --data that is not a prompt: stop before the first answer, or skip and count it."""
     rows: Annotated[int | None, option("N")] = None
-    """Most texts generated at once with --data, over all devices. Default: 64."""
+    """Maximum number of texts generated at once with --data, over all devices. Default: 64."""
     context: Annotated[int | None, option("N")] = None
-    """Most tokens of a prompt and its answer with --data. Default: the trained length, at most 4096."""
+    """Maximum tokens of a prompt and its answer with --data. Default: the trained length, at most 4096."""
     chat: Annotated[bool, option()] = False
     """Use prompts as user messages in the model's chat template; without a prompt, chat on the terminal."""
     num_tokens: Annotated[int, option("N")] = 200
-    """Most tokens to generate. Default: 200."""
+    """Maximum tokens to generate. Default: 200."""
     temperature: Annotated[float, option("T")] = 0.7
     """0: always the likeliest token; 1: the model's distribution. Default: 0.7."""
     top_k: Annotated[int, option("N")] = 0
@@ -58,7 +58,7 @@ class Args(ModelArgs):
     stop_tokens: Annotated[tuple[int, ...], option("N…")] = ()
     """Tokens that end a text. Default: those in the model's files."""
     json: Json = False
-    """Print {"texts", "measured", "planned"} when all is written."""
+    """Print {"texts", "measured", "predicted"} when all is written."""
 
 
 def samplings(args: Args, count: int) -> list[Sampling]:

@@ -1,4 +1,4 @@
-"""`meshwright generate`: text from a model on any mesh, with its measured and its planned speed."""
+"""`meshwright generate`: generate text with a model on any mesh, and print measured and predicted speed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from meshwright.units import show_bytes, show_rate, show_seconds
 if TYPE_CHECKING:
     from meshwright.execution.loading.library import Found
     from meshwright.execution.models.inference.loaded import LoadedModel, Prompt
-    from meshwright.execution.models.inference.stream import GenerateOptions, Piece
+    from meshwright.execution.models.inference.stream import GenerateOptions, TokenText
 
 EXAMPLES = (
     'meshwright generate runs/tiny "def " --num-tokens 200',
@@ -37,7 +37,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Speed:
-    """Time until every text has its first token, and tokens a second after that; None where no tokens follow."""
+    """Seconds until every text has its first token, and tokens per second after that; None if no tokens follow."""
 
     first_token_seconds: float
     tokens_per_second: float | None
@@ -55,8 +55,8 @@ def run(args: Args) -> int:
     if "" in args.stop:
         taken = " ".join(map(repr, args.stop))
         raise MeshwrightError(
-            f"--stop has an empty text, with which every text ends at once; it takes all words behind it ({taken}),"
-            f" so that a PROMPT stands before it"
+            f"--stop has an empty text, at which every completion would end at once; it takes all words after it"
+            f" ({taken}), so put a PROMPT before it"
         )
     ways = {"PROMPT": args.texts, "--prompt": args.prompt, "--prompts": args.prompts, "--data": args.data}
     said = one_way(ways)
@@ -135,7 +135,7 @@ def _write(
     from meshwright.execution.models.inference.loaded import Chat
     from meshwright.execution.models.inference.stream import collect
 
-    pieces: list[Piece] = []
+    pieces: list[TokenText] = []
     times = [perf_counter()]
     if streams:
         print(_shown(rows[0], ""), end="", flush=True)
@@ -155,12 +155,12 @@ def _write(
 
 
 def _shown(prompt: Prompt, text: str) -> str:
-    """Return a text after its prompt, or alone in a chat."""
+    """Return a text following its prompt; in a chat, only the text."""
     return prompt + text if isinstance(prompt, str) else text
 
 
 def _planned(model: LoadedModel, count: int, prompt_len: int, num_tokens: int) -> Speed | None:
-    """Return the planned speed of this model on this mesh; None if it cannot be planned."""
+    """Return the predicted speed of this model on this mesh; None if it cannot be planned."""
     from meshwright.execution.models.generation.generate import cache_split
 
     dtypes = dict.fromkeys(("weight_dtype", "kv_dtype", "compute_dtype"), model.dtype)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def one_way(ways: Mapping[str, Any]) -> Any:
-    """Return the one value that is given, or None. ways: the value of each option by which prompts can be given."""
+    """Return the only given value, or None; raise for several. ways: the value of each option that gives prompts."""
     said = [name for name, value in ways.items() if value]
     if len(said) > 1:
         raise MeshwrightError(f"{said[0]} and {said[1]} both give prompts; leave one out")
@@ -22,10 +22,10 @@ def one_way(ways: Mapping[str, Any]) -> Any:
 
 
 def read_prompts(said: Sequence[str] | Path) -> Sequence[Prompt]:
-    """Return typed prompts, or those of a file: one a line, or one in each object of a .jsonl."""
+    """Return typed prompts, or the prompts in a file: one per line, in a .jsonl file one per object."""
     if not isinstance(said, Path):
         if not all(said):
-            raise MeshwrightError("a prompt is empty; give at least one character to go on from")
+            raise MeshwrightError("a prompt is empty; give at least one character to continue from")
         return said
     from meshwright.execution.models.inference.prompts import prompt_of
     from meshwright.execution.text.lines import json_lines, read_text

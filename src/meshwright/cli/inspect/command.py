@@ -1,4 +1,4 @@
-"""`meshwright inspect`: what a compiled program does, for any function or HLO text, and its mistakes."""
+"""`meshwright inspect`: report what the compiled program of any function or HLO text does, and its mistakes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXAMPLES = (
 )
 
 _USUAL_DEVICES = 8
-"""Simulated devices of a script where neither --on nor --mesh says how many."""
+"""Simulated devices of a script without --on and --mesh."""
 
 
 @dataclass(frozen=True)
@@ -52,27 +52,29 @@ class Args:
     mesh: Mesh = None
     """Axes and degrees, outermost first, any names: dp=2,fsdp=4. Default: a plan's or a script's own."""
     on: Annotated[str | None, option("CHIPS")] = None
-    """The hardware to compile for, as v5p:4x4x4 or h100:16; of a dump, for its times. Default: simulated devices."""
+    """The hardware to compile for, as v5p:4x4x4 or h100:16; for a dump, its hardware. Default: simulated devices.
+    """
     axes: Annotated[Literal["explicit", "auto"] | None, option("explicit|auto")] = None
     """Type of the mesh's axes. Default: explicit, then auto if that does not lower, with a note."""
     effort: Annotated[Literal["fast", "default"], option("fast|default")] = "default"
-    """What the TPU compiler spends: fast for a first look, default for the program that will run. Default: default."""
+    """Effort of the TPU compiler: fast for a first look, default for the program that will run. Default: default."""
     state: Annotated[tuple[str, ...], option("NAME…")] = ()
-    """The arguments that are a step's state, which it returns with new values. Default: those that it updates."""
+    """The arguments that are a step's state, whose new values it returns. Default: the arguments that it updates."""
     html: Annotated[Path | None, option("FILE", "-o")] = None
     """Write one page with everything, and the step's timeline if it was simulated."""
     trace: Annotated[Path | None, option("FILE")] = None
-    """Write the simulated step as a trace for ui.perfetto.dev (.gz packs it); of a TPU or GPUs alone."""
+    """Write the simulated step as a trace for ui.perfetto.dev, gzipped if the name ends in .gz. TPUs and GPUs only.
+    """
     memory: bool = False
-    """Print the largest buffers at the peak of memory too: shape, bytes, and the line that makes each."""
+    """Also print the largest buffers at the peak of memory: shape, bytes, and the source line of each."""
     check: bool = False
     """Exit with 1 if there is a finding that counts, for use as a test."""
     ignore: Annotated[tuple[str, ...], option("ID[:GLOB]…")] = ()
-    """Findings that do not count, by id; behind a colon only those in files that match: padded-arrays:models/*.py."""
+    """Findings that do not count, by id; with a colon, only in matching files: padded-arrays:models/*.py."""
     baseline: Annotated[Path | None, option("FILE")] = None
-    """A file by --write-baseline: its findings do not count, wherever their lines have moved."""
+    """A file from --write-baseline: its findings do not count, even if their lines have moved."""
     write_baseline: Annotated[Path | None, option("FILE")] = None
-    """Write the findings that there are, without ignored ones, as a baseline to commit."""
+    """Write the present findings, without ignored ones, as a baseline to commit."""
     sarif: Annotated[Path | None, option("FILE")] = None
     """Write the findings that count as SARIF 2.1.0, for code scanning."""
     json: Json = False
@@ -129,7 +131,7 @@ def _inspection(args: Args) -> Inspection:
     if (plan := kept_plan(args.subject)) is not None:
         effort = args.effort if plan.system.chip.kind == "tpu" else "default"
         _check_trace(args, plan.hardware)
-        check_all_read(args, f"of {args.subject}, which is planned already")
+        check_all_read(args, f"with {args.subject}, which is already planned")
         with waiting(f"compiling {plan.workload.model.name} on {plan.mesh} for {plan.hardware}"):
             from meshwright.proof.inspection.functions import inspect
 
@@ -141,7 +143,7 @@ def _inspection(args: Args) -> Inspection:
     mesh = None if args.mesh is None else parse_axes(args.mesh)
     if script is None and Path(args.subject).is_file():
         _check_trace(args, args.on)
-        check_all_read(args, "of a dump, which is compiled already")
+        check_all_read(args, "with a dump, which is already compiled")
         from meshwright.proof.inspection.functions import inspect
 
         return inspect(args.subject, mesh=mesh, on=args.on, **options)
@@ -156,7 +158,7 @@ def _inspection(args: Args) -> Inspection:
     _check_trace(args, on)
     options["types"] = args.axes if mesh is not None else None
     options["effort"] = args.effort if on is None or parse_system(on).chip.kind == "tpu" else "default"
-    check_all_read(args, f"on {on}" if on else "of a script without --mesh and --on")
+    check_all_read(args, f"on {on}" if on else "with a script without --mesh and --on")
     with waiting(f"compiling {args.subject} for {on or 'simulated devices'}"):
         from meshwright.proof.inspection.functions import inspect
 

@@ -29,14 +29,14 @@ class SearchArgs:
     sweep: Annotated[str | None, option("KEY=VALUES")] = None
     """Sweep values of one key: chips=64..1024, batch=96,192,384 or seq-len=2k..32k."""
     include_planned: Annotated[bool, option()] = False
-    """Include plans that train cannot run yet. Default: only plans that run, if there are any."""
+    """Include plans that train cannot run yet. Default: only plans that can run, if there are any."""
     framework: Annotated[str | None, option("NAME")] = None
-    """Plan for another framework, as megatron-core, maxtext or torchtitan: how it runs a step. Default: meshwright."""
+    """Predict steps as another framework runs them: megatron-core, maxtext, torchtitan, …. Default: meshwright."""
     tokens: Annotated[str | None, option("N")] = None
     """Print the days and chip hours of training on this many tokens, as 15T."""
     price: Annotated[str | None, option("AMOUNT")] = None
-    """With --tokens: the price of a chip hour, as 4.2, to print the cost of the training; beside --compare-systems
-    of each chip, as h100=2.5,v5e=1.2."""
+    """With --tokens: price of a chip hour, as 4.2, to print the cost. With --compare-systems: h100=2.5,v5e=1.2.
+    """
     top: Top = "5"
     """How many meshes to print. Default: 5."""
 
@@ -56,7 +56,7 @@ class OutputArgs:
     explain: Annotated[bool, option()] = False
     """Also print terms of step and memory, collectives, rules of thumb, nearby plans, and faster plans not run yet."""
     ops: Annotated[bool, option()] = False
-    """Also print every op of the best mesh's step in the notation: sizes, flops, collectives, what bounds it."""
+    """Also print every op of the best mesh's step in the notation: sizes, flops, collectives and bound."""
     json: Json = False
     """Print data instead of tables: {"candidates": [record, …], "why", "nearby", …}."""
 
@@ -78,7 +78,7 @@ class ServingOutputArgs:
     """Output."""
 
     mesh: Mesh = None
-    """Look at this mesh alone: tp=4, or dp,fsdp,tp,sp as 1,1,4,1. Default: all."""
+    """Plan only this mesh: tp=4, or dp,fsdp,tp,sp as 1,1,4,1. Default: all."""
     top: Top = "5"
     """How many layouts to print. Default: 5."""
     output: Output = None
@@ -102,7 +102,7 @@ class ServeArgs:
 
 @dataclass(frozen=True)
 class ImageArgs:
-    """Find the best mesh of dp and fsdp for a model of images, and why data parallelism is enough."""
+    """Find the best mesh of dp and fsdp for an image model, and why data parallelism is enough."""
 
     model: Model
     """resnet18, resnet34, resnet50, resnet101 or resnet152."""
@@ -111,11 +111,11 @@ class ImageArgs:
     batch: Annotated[str | None, option("N")] = None
     """Images of the global batch. Needed."""
     dtype: Annotated[Dtype | None, option("bf16|f32")] = None
-    """Format of matmuls. Default: bf16, on simulated CPU devices f32."""
+    """Dtype of matmuls. Default: bf16, on simulated CPU devices f32."""
     mesh: Mesh = None
-    """Look at this mesh alone, as dp=-1,fsdp=2. Default: all of dp and fsdp."""
+    """Plan only this mesh, as dp=-1,fsdp=2. Default: all of dp and fsdp."""
     hardware: Annotated[Path | None, option("FILE")] = None
-    """A TOML file that describes a chip of your own, for --on to name."""
+    """A TOML file with your own chip, whose name --on then accepts."""
     memory_headroom: ShareText = None
     """Fraction added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
     top: Top = "8"
@@ -133,7 +133,7 @@ class ProgramArgs:
     on: Annotated[str | None, option("CHIPS")] = None
     """The hardware, as v5e:4x4. Needed."""
     mesh: Mesh = None
-    """Find the table of this mesh alone, any names: data=4,model=4. Default: every mesh."""
+    """Plan only this mesh, with axes of any names: data=4,model=4. Default: every mesh."""
     compiled: Annotated[str, option("N")] = "3"
     """How many of the best layouts to compile, 0 for none. Default: 3."""
     json: Json = False
@@ -142,18 +142,18 @@ class ProgramArgs:
 
 @dataclass(frozen=True)
 class ImportArgs:
-    """Read the settings of another framework, say what each option means here, and price their plan."""
+    """Read the settings of another framework, show what each option means here, and predict the step."""
 
     import_: Annotated[Path, option("FILE")]
     """YAML of MaxText or Levanter, TOML of torchtitan, or flags of Megatron-LM, LWM or EasyLM. Needed."""
     model: Annotated[str | None, positional("MODEL")] = None
-    """A preset (llama3-8b, …) or a config.json, where the file does not describe the model."""
+    """A preset (llama3-8b, …) or a config.json, if the file does not describe the model."""
     on: Annotated[str | None, option("CHIPS")] = None
     """The hardware, as v5p:4x4x4. Needed."""
     framework: Annotated[str | None, option("NAME")] = None
-    """Price the step as this framework runs it, as maxtext or megatron-core. Default: as meshwright does."""
+    """Predict the step as this framework runs it, as maxtext or megatron-core. Default: as meshwright does."""
     hardware: Annotated[Path | None, option("FILE")] = None
-    """A TOML file that describes a chip of your own, for --on to name."""
+    """A TOML file with your own chip, whose name --on then accepts."""
     memory_headroom: ShareText = None
     """Fraction added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
     output: Output = None

@@ -40,7 +40,7 @@ def _terms(
     amounts: Callable[[Record], Mapping[str, float]],
     shown: Callable[[float], str],
 ) -> list[Row]:
-    """Return a row for each term that any of the records has."""
+    """Return a row for each term of any of the records."""
     found = [amounts(record) for record in records]
     names = dict.fromkeys(name for terms in found for name, amount in terms.items() if amount and name != "peak")
     return [

@@ -66,12 +66,14 @@ HINTS = {
     ServeArgs: {"--batch-tokens": "--batch", "--seq-len": "--prompt-len"},
     Args: {"--prompt-len": "--seq-len"},
 }
-"""For a kind of plan: options of the other kinds, each with the option to use instead."""
+"""For each kind of plan, the options of other kinds, with the option to use instead."""
 
 
 def args_of(words: list[str]) -> type:
-    """Return the kind of arguments: for serving with --serve, for settings of another framework with --import, for
-    images with a ResNet's name, for functions and scripts, else for training.
+    """Return the kind of arguments that the words are for.
+
+    --serve: serving. --import: settings of another framework. A ResNet's name: images. A function or script: programs.
+    Otherwise: training.
     """
     if any(word.split("=")[0] == "--import" for word in words):
         return ImportArgs
@@ -108,7 +110,7 @@ class _Training:
     def __init__(self, args: Args) -> None:
         self.args = args
         self.sweep = None if args.search.sweep is None else read_sweep(args.search.sweep)
-        # What the sweep varies is not read from the options, so that typing it too is an error.
+        # The swept option is not read, so that typing it too is an error.
         options = given_options(args.workload, without=self.sweep.replaced if self.sweep else ())
         if self.sweep is not None:
             options = swept_options(self.sweep, options)
@@ -137,7 +139,7 @@ class _Training:
         plot, as_json = self.args.output.plot, self.args.output.json
         if plot is not None:
             check_chart_file(plot)
-        check_all_read(self.args, "beside --sweep")
+        check_all_read(self.args, "with --sweep")
         return plan_sweep(sweep, self.workload, self.system, self._best, plot=plot, as_json=as_json)
 
     def _compare(self, texts: tuple[str, ...]) -> int:
@@ -146,7 +148,7 @@ class _Training:
 
         meshes = read_compared(texts, self.system.num_devices)
         as_json = self.args.output.json
-        check_all_read(self.args, "beside --compare")
+        check_all_read(self.args, "with --compare")
         with waiting(f"planning {len(meshes)} meshes"):
             plans = [self._of_mesh(mesh) for mesh in meshes]
         if as_json:
@@ -165,7 +167,7 @@ class _Training:
         as_json, framework = self.args.output.json, search.framework
         options = given_options(self.args.workload)
         strategy = given_options(self.args.strategy)
-        check_all_read(self.args, "beside --compare-systems")
+        check_all_read(self.args, "with --compare-systems")
         with waiting(f"planning {self.workload.model.name} on {len(names) + 1} systems"):
             plans = plan_systems(
                 self.args.model, (self.system, *names), options, strategy,
@@ -199,7 +201,7 @@ class _Training:
         path, plot, with_ops, as_json = output.output, output.plot, output.ops, output.json
         export = read_export(output.export)
         with_evidence = as_json or output.evidence
-        # JSON has everything, so that --explain beside it changes nothing.
+        # JSON has everything, so that --explain has no effect with it.
         is_explained = as_json or output.explain
         if path is not None:
             check_data_file(path)
@@ -241,6 +243,6 @@ class _Training:
         return self._find(workload, system, top=1).plans[0]
 
     def _find(self, workload: Workload, system: System, *, top: int) -> Ranking:
-        """Return the best plans of a workload on a system, of those that run or (--include-planned) of all."""
+        """Return the best plans of a workload on a system, among those that can run or (--include-planned) all."""
         planned = self.include_planned
         return find_meshes(workload, system, self.policies, self.searched, top=top, include_planned=planned)

@@ -20,7 +20,7 @@ NAMES = 25
 def print_compared(plans: Sequence[Plan], trained: int) -> None:
     """Print the fastest mesh that fits, a table of all, and for each its strategy and why it loses.
 
-    trained: see `Shown`.
+    trained: the sequence length that the model was trained with, 0 if unknown.
     """
     best = min(plans, key=order)
     fits = best.predicted.fits
@@ -32,7 +32,7 @@ def print_compared(plans: Sequence[Plan], trained: int) -> None:
         show(console(), comparison(plans[start : start + abreast]))
     print()
     for plan in plans:
-        first = "the best of these" if fits else "none fits; this wants least"
+        first = "the best of these" if fits else "none fits; this needs least memory"
         loses = first if plan == best else f"loses because: {gap_to(plan, best)}"
         print(folded(f"{plan.mesh}: {loses}"))
         print(folded(f"       {how(plan)}"))

@@ -28,7 +28,7 @@ class Export(NamedTuple):
 
 
 def read_export(words: tuple[str, ...]) -> Export | None:
-    """Return what `--export FRAMEWORK FILE` says; None without it."""
+    """Return the framework and file of `--export`; None without the option."""
     if not words:
         return None
     if len(words) != 2:
@@ -42,7 +42,7 @@ def read_export(words: tuple[str, ...]) -> Export | None:
 
 
 def export_plan(plan: Plan, export: Export | None, *, as_json: bool = False) -> None:
-    """Write a plan as settings of another framework, if requested, and print what its options do not say."""
+    """Write a plan as settings of another framework, if requested, and print the fields it has no option for."""
     if export is None:
         return
     unsaid = plan.export(export.framework, export.path)
@@ -53,7 +53,7 @@ def export_plan(plan: Plan, export: Export | None, *, as_json: bool = False) -> 
 
 
 def print_imported(args: ImportArgs) -> int:
-    """Print what each option of a file means here, and the plan. Return 1 if it does not fit, else 0."""
+    """Print the meaning of each option of a file, and the plan. Return 1 if it does not fit, else 0."""
     from meshwright.planning.exchange.imports import import_settings
 
     if args.on is None:
@@ -93,7 +93,7 @@ def _data(imported: Imported) -> dict[str, object]:
 
 
 def _print(imported: Imported, *, is_explained: bool) -> None:
-    """Print the options, what they mean, and the plan."""
+    """Print the options with their meanings, and the plan."""
     plan = imported.plan
     rows = [(meaning.theirs, meaning.ours) for meaning in imported.meanings]
     show(console(), table((imported.title, "here"), rows, left=(0, 1), folds=1))

@@ -24,9 +24,9 @@ def plan_images(args: ImageArgs) -> int:
     workload, system = read_images(args.model, {name: getattr(args, name) for name in IMAGE_OPTIONS})
     mesh = None if args.mesh is None else read_mesh(args.mesh, system.num_devices)
     as_json = args.json
-    # One mesh is one line, and data has them all.
+    # A single mesh is one line, and JSON has all meshes.
     top = 1 if mesh or as_json else read_count("--top", args.top)
-    check_all_read(args, "beside --mesh" if mesh else "beside --json" if as_json else "here")
+    check_all_read(args, "with --mesh" if mesh else "with --json" if as_json else "here")
     if mesh is None:
         ranking = rank_images(workload, system)
     else:
@@ -45,7 +45,7 @@ def plan_images(args: ImageArgs) -> int:
 
 
 def _data(record: Record, workload: ImageWorkload) -> dict[str, Any]:
-    """Return a record as plain data, with the images a second."""
+    """Return a record as plain data, with images per second."""
     return record.to_json() | {"images_per_second": workload.batch / (record.step_seconds or 1.0)}
 
 

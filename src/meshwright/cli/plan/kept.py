@@ -18,10 +18,10 @@ from meshwright.planning.why.training_run import training_run
 def print_kept(args: Args, plan: Plan) -> int:
     """Print the plan of the file or run `args.model`. Return 1 if it does not fit, else 0."""
     export = read_export(args.output.export)
-    where, as_json = f"of {args.model}, which is planned already", args.output.json
+    where, as_json = f"with {args.model}, which is already planned", args.output.json
     code = 0 if plan.predicted.fits else 1
     if as_json:
-        check_all_read(args, f"{where}, beside --json")
+        check_all_read(args, f"{where}, and --json")
         export_plan(plan, export, as_json=True)
         print(json.dumps(plan.to_json(), indent=2))
         return code

@@ -1,4 +1,4 @@
-"""`meshwright plan --ops`: every op of a plan's step in the notation, its sizes and flops, and what bounds it."""
+"""`meshwright plan --ops`: every op of a plan's step in the notation, with sizes, flops and bound."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def print_ops(plan: Plan) -> None:
     print(
         _note(
             " note:   ",
-            f"sizes, flops and bytes are of each time that an op runs; HBM: flops for each byte it moves there, of"
+            f"sizes, flops and bytes are per execution of an op; HBM: flops per byte moved there, of"
             f" {wanted:,.0f} wanted; attention is counted as computed, {show_flops(masked)} of all: {hidden} of"
-            f" that is behind the causal mask, where a fused kernel does nothing; norms, activations and the update"
-            f" are no products and not listed",
+            f" that is masked, which a fused kernel skips; norms, activations and the update"
+            f" are not matmuls and are not listed",
         )
     )
 
@@ -104,7 +104,7 @@ def _lines(row: OpRow) -> Iterator[str]:
 
 
 def _merged(moves: tuple[Collective, ...]) -> list[str]:
-    """Return collectives in words, those that differ only in their array together, as the all-reduces of the update."""
+    """Return collectives as text. Those that differ only in the array are merged, e.g. the update's all-reduces."""
     same: dict[tuple[str, tuple[str, ...], str], list[Collective]] = {}
     for move in moves:
         same.setdefault((move.kind, move.axes, show_bytes(move.bytes)), []).append(move)
@@ -126,7 +126,7 @@ def _sizes(product: LocalProduct) -> str:
 
 
 def _collective(move: Collective) -> str:
-    """Return a collective in words."""
+    """Return a collective as text."""
     return f"{move.kind} over {'*'.join(move.axes)} of {move.array}, {show_bytes(move.bytes)}"
 
 
@@ -139,7 +139,7 @@ def _network(row: OpRow, move: Collective) -> str:
 
 
 def _note(title: str, text: str) -> str:
-    """Return a title followed by words, wrapped below each other."""
+    """Return a title followed by text, wrapped."""
     return "\n".join(wrap(text, first=title, then=" " * len(title)))
 
 

@@ -10,7 +10,7 @@ from meshwright.cli.plan.args import ProgramArgs
 from meshwright.cli.waiting import waiting
 
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*|.*\.py(:\w+)?( .*)?")
-"""What a function or a script is named by: module:function, or FILE.py with a function's name or options."""
+"""Matches a function or a script: module:function, or FILE.py with a function's name or options."""
 
 
 def print_program_plan(args: ProgramArgs) -> int:

@@ -30,8 +30,8 @@ from meshwright.units import show_bytes, show_count, show_percent, show_rate, sh
 class Shown:
     """The contents of a screen of training plans.
 
-    asked: the plan of the mesh that --mesh names. beyond: the best plan that cannot run yet, if it is better. run: time
-    and cost of training on a number of tokens. trained: the model's trained sequence length, 0 if unknown.
+    asked: the plan of the --mesh option. beyond: the best plan that cannot run yet, if it is better. run: time and cost
+    of training on a number of tokens. trained: the model's trained sequence length, 0 if unknown.
     """
 
     ranking: Ranking
@@ -143,7 +143,7 @@ def plan_speed(plan: Plan) -> str:
 
 
 def _print_answer(shown: Shown, *, is_explained: bool) -> None:
-    """Print the best plan, its strategy and the reasons; and the best that cannot run yet, if it is better."""
+    """Print the best plan, its strategy and the reasons; also the best plan that cannot run yet, if it is better."""
     best = shown.ranking.plans[0]
     print_head(best)
     print_why(best, is_explained=is_explained)
@@ -162,15 +162,15 @@ def _print_answer(shown: Shown, *, is_explained: bool) -> None:
 
 
 def print_why(plan: Plan, *, is_explained: bool) -> None:
-    """Print how a plan runs and what decides its speed; with --explain, every fact."""
+    """Print how a plan runs and what limits its speed; with --explain, all reasons."""
     print(folded(f"how: {how(plan)}"))
     print(reasons((why if is_explained else answer)(plan)))
 
 
 def _print_fixes(best: Plan) -> None:
-    """Print how much memory is missing, and what would make a plan fit."""
+    """Print how much memory is missing, and changes that would make a plan fit."""
     lacking = best.predicted.memory_bytes["peak"] - best.system.usable_bytes
-    print(folded(f"nothing fits: this is the closest, and wants {show_bytes(lacking)} a device more than there is"))
+    print(folded(f"nothing fits: this is the closest, and needs {show_bytes(lacking)} a device more than there is"))
     fixes = ways_to_fit(best.workload, best.mesh, best.system, best.strategy)
     for fix in fixes[:5]:
         extra = f"{'+' if fix.extra_seconds >= 0 else '-'}{show_seconds(abs(fix.extra_seconds))}"
@@ -209,11 +209,11 @@ def _print_candidates(ranking: Ranking) -> None:
         print(folded("run as: remat policy, m microbatches, v virtual stages, z ZeRO stage where it is not 3"))
     meshes = f"{ranking.num_meshes:,} mesh{'es' if ranking.num_meshes > 1 else ''}"
     configurations = show_count(ranking.num_candidates, "configuration")
-    print(folded(f"searched {meshes}, {configurations}; {ranking.num_priced:,} were priced in full"))
+    print(folded(f"searched {meshes}, {configurations}; {ranking.num_priced:,} were predicted in full"))
 
 
 def _print_evidence(plan: Plan) -> None:
-    """Print the published runs most like a plan's, with how far their predictions were off."""
+    """Print the published runs most similar to a plan, with the errors of their predictions."""
     runs = nearest_runs(plan, 8)
     print()
     if not runs:
@@ -223,7 +223,7 @@ def _print_evidence(plan: Plan) -> None:
 
 
 def run_as(plan: Plan) -> str:
-    """Return a plan's strategy in short: `none m16 v2 z2`."""
+    """Return a plan's strategy as short text: `none m16 v2 z2`."""
     strategy = plan.strategy
     words = [plan.workload.remat]
     words += [f"m{strategy.num_microbatches}"] if strategy.num_microbatches > 1 else []
@@ -275,10 +275,10 @@ def _print_section(title: str, lines: Iterable[str]) -> None:
 
 
 def notes_of(plan: Plan, trained: int) -> list[str]:
-    """Return notes on a plan's figures. trained: see `Shown`."""
+    """Return notes on a plan's figures. trained: the model's trained sequence length, 0 if unknown."""
     notes, model = list(plan.predicted.notes), plan.workload.model
     if isinstance(model, ModelConfig) and model.positions != "learned" and 0 < trained < plan.workload.seq_len:
-        notes.append(f"{model.name} was trained on {trained:,} tokens; {model.positions} positions go on beyond")
+        notes.append(f"{model.name} was trained on {trained:,} tokens; {model.positions} positions continue beyond")
     return notes
 
 

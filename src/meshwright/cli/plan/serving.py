@@ -24,23 +24,23 @@ from meshwright.units import show_bytes, show_percent, show_seconds
 
 
 def plan_serving(args: ServeArgs) -> int:
-    """Print how to serve a model on chips, and write the best plan to the named file, if any.
+    """Print how to serve a model on chips, and write the best plan to a file if --output is given.
 
     Return 1 if it does not fit or is slower than --latency, else 0.
     """
     options = given_options(args.served, args.formats)
     phase = options.pop("serve")
     if phase == "prefill" and options["output_len"] is not None:
-        raise MeshwrightError("--output-len changes nothing beside --serve prefill, which writes nothing; leave it out")
+        raise MeshwrightError("--output-len has no effect with --serve prefill, which generates nothing; leave it out")
     serving, system = read_serving(args.model, phase, options)
     mesh = None if args.output.mesh is None else read_mesh(args.output.mesh, system.num_devices)
     path, as_json = args.output.output, args.output.json
     top = None if as_json else read_count("--top", args.output.top)
-    # JSON has everything, so that --explain beside it changes nothing.
+    # JSON has everything, so that --explain has no effect with it.
     is_explained = as_json or args.output.explain
     if path is not None:
         check_data_file(path)
-    check_all_read(args, "beside --json" if as_json else "here")
+    check_all_read(args, "with --json" if as_json else "here")
     with waiting(f"planning {serving.model.name} on {system}"):
         ranking = rank_serving(serving, system, mesh)
     best = ranking.candidates[0]
@@ -102,7 +102,7 @@ def _print_answer(ranking: ServingRanking, system: System) -> None:
     )
     show(
         console(),
-        f"weights {serving.weight_dtype}, cache {serving.kv_dtype}, products {serving.compute_dtype};"
+        f"weights {serving.weight_dtype}, cache {serving.kv_dtype}, matmuls {serving.compute_dtype};"
         f" {ranking.num_layouts} layouts, {len(ranking.candidates)} legal, {ranking.num_fit} fit",
     )
     print()

@@ -13,7 +13,7 @@ from meshwright.cli.waiting import waiting
 from meshwright.description.hardware.system import System
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.pictures.charts import Bar, Limits, write_charts
+from meshwright.pictures.charts import Bar, DeviceLimits, write_charts
 from meshwright.pictures.tables import console, mesh_name, show, table
 from meshwright.pictures.text import folded
 from meshwright.planning.plan import Plan
@@ -45,7 +45,9 @@ def plan_sweep(
     title = f"{_headline(workload, sweep=sweep.key)} · {chips}"
     if plot is not None:
         with waiting(f"drawing {plot}"):
-            _plot(points, plot, Limits(system.peak(workload.compute_dtype), system.usable_bytes), title, sweep.key)
+            _plot(
+                points, plot, DeviceLimits(system.peak(workload.compute_dtype), system.usable_bytes), title, sweep.key
+            )
     if as_json:
         print(json.dumps({"sweep": sweep.key, "points": [_data(point) for point in points]}, indent=2))
         return code
@@ -71,11 +73,11 @@ def plot_plan(plans: Sequence[Plan], path: Path) -> None:
     """Draw the candidates of a plan side by side, each labelled with its strategy."""
     workload, system = plans[0].workload, plans[0].system
     bars = [Bar(f"{place}   {plan.mesh}\n{run_as(plan)}", plan.predicted) for place, plan in enumerate(plans, start=1)]
-    limits = Limits(system.peak(workload.compute_dtype), system.usable_bytes)
+    limits = DeviceLimits(system.peak(workload.compute_dtype), system.usable_bytes)
     write_charts(bars, path, limits, title=f"{_headline(workload)} · {system}")
 
 
-def _plot(points: Sequence[Point], path: Path, limits: Limits, title: str, key: str) -> None:
+def _plot(points: Sequence[Point], path: Path, limits: DeviceLimits, title: str, key: str) -> None:
     """Draw the points that could be planned."""
     bars = [
         Bar(f"{point.value:,}\n{mesh_name(point.record)}", point.record, size=point.value)
@@ -86,14 +88,14 @@ def _plot(points: Sequence[Point], path: Path, limits: Limits, title: str, key: 
 
 
 def _headline(workload: Workload, *, sweep: str = "") -> str:
-    """Return what all points share: settings that are neither swept nor chosen by the planner."""
+    """Return the headline: settings that all points share, neither swept nor chosen by the planner."""
     batch = "batch" if sweep == "batch" else f"{workload.batch:,}"
     seq_len = "seq_len" if sweep == "seq_len" else f"{workload.seq_len:,}"
     return f"{workload.model.name} · {workload.task} · {batch} × {seq_len} tokens · {workload.compute_dtype}"
 
 
 def _row(point: Point, first: Point) -> tuple[str, ...]:
-    """Return a point's row. Scaling is the tokens a second of one device, relative to the first point that fits."""
+    """Return a point's row. Scaling: tokens per second per device, relative to the first point that fits."""
     if point.plan is None:
         return (f"{point.value:,}", point.system, "-", "", "", "", "", "", "")
     record = point.plan.predicted
@@ -112,7 +114,7 @@ def _row(point: Point, first: Point) -> tuple[str, ...]:
 
 
 def _device_rate(record: Record) -> float:
-    """Return the tokens a second of one device."""
+    """Return tokens per second per device."""
     return (record.tokens_per_second or 0.0) / math.prod(record.mesh.values())
 
 

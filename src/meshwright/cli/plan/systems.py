@@ -16,7 +16,7 @@ from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 
 def print_systems(plans: Sequence[Plan], runs: Sequence[TrainingRun | None]) -> None:
-    """Print the plans as a table. runs: time and cost of training on each system, if it was asked for."""
+    """Print the plans as a table. runs: time and cost of training on each system, if requested."""
     workload = plans[0].workload
     tokens = f"{workload.sequences:,} × {workload.seq_len:,} tokens{workload.in_pairs}"
     show(console(), f"{workload.model.name} · {workload.task} · {tokens}, the best plan on each system")
@@ -31,7 +31,7 @@ def print_systems(plans: Sequence[Plan], runs: Sequence[TrainingRun | None]) -> 
 
 
 def _column(plan: Plan, run: TrainingRun | None) -> dict[str, str]:
-    """Return a plan's figures as text, by name; '' where there is none."""
+    """Return a plan's figures as text, by name; '' if a figure is missing."""
     record, found, mfu = plan.predicted, step_range(plan), computed_mfu(plan)
     room = f"{show_bytes(record.memory_bytes['peak'])} of {show_bytes(plan.system.usable_bytes)}"
     return {

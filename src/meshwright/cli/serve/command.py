@@ -31,7 +31,7 @@ def run(args: Args) -> int:
     """Serve until a signal arrives."""
     own = ServeArgs(**{field.name: getattr(args, field.name) for field in fields(ServeArgs)})
     processes = processes_of(args.process) if own.replicas == 1 else ALONE
-    check_all_read(args, "beside --replicas")
+    check_all_read(args, "with --replicas")
     with waiting("loading JAX"):
         from meshwright.execution.loading.library import Found
         from meshwright.execution.models.inference.loaded import LoadedModel
@@ -39,7 +39,7 @@ def run(args: Args) -> int:
         from meshwright.serving.server import ServerProgress, run_server
 
     class Screen(ServerProgress):
-        """What a server prints: its address on stdout, all else on stderr."""
+        """Prints a server's address on stdout, and everything else on stderr."""
 
         ends_process = True
 
@@ -82,7 +82,7 @@ def _print_layout(engine: Engine) -> None:
 
 
 def _print_served(engine: Engine) -> None:
-    """Print what an engine has done, and its measured and planned pace."""
+    """Print the work that an engine has done, and its measured and predicted speed."""
     from meshwright.serving.engine.decode_stats import show_means
 
     stats = engine.stats()

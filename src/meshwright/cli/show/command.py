@@ -1,4 +1,4 @@
-"""`meshwright show`: draw what each device holds of an array, or print a table of a plan's parameters."""
+"""`meshwright show`: draw each device's part of an array, or print a table of a plan's parameters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Args:
-    """Show what each device holds of an array of any rank, or of a plan's parameters and batch."""
+    """Show each device's part of an array of any rank, or of a plan's parameters and batch."""
 
     array: Annotated[str, positional("ARRAY|PLAN|RUN")]
     """An array in the notation: its dims, and the mesh axes that split each. Or a plan.yaml, or a run directory."""
@@ -40,27 +40,27 @@ class Args:
     dtype: Annotated[str, option("DTYPE")] = "bf16"
     """The type of the elements: f32, bf16, int8, … Default: bf16."""
     all: Annotated[bool, option()] = False
-    """Every legal sharding of the array on the mesh, instead of the one written."""
+    """Show every legal sharding of the array on the mesh, instead of the typed one."""
     on: Annotated[str | None, option("CHIPS")] = None
-    """The mesh on the torus of this hardware too, as v5e:4x4."""
+    """Also draw the mesh on the torus of this hardware, as v5e:4x4."""
     svg: Annotated[Path | None, option("FILE", "-o")] = None
-    """Write the picture to this file: as SVG, or as a page where its name ends in .html."""
+    """Write the picture to this file: as SVG, or as a page if its name ends in .html."""
     json: Json = False
     """Print {"array", "shape", "local_shape", "mesh", "devices": [{"device", "coordinates", "holds"}], …} instead."""
 
 
 def run(args: Args) -> int:
-    """Show the picture, and write it if asked."""
+    """Show the picture, and write it to a file if --svg is given."""
     svg, as_json = args.svg, args.json
     if svg is not None:
         check_output(svg)
     if (plan := kept_plan(args.array)) is not None:
-        check_all_read(args, f"of {args.array}, which is planned already")
+        check_all_read(args, f"with {args.array}, which is already planned")
         return _show_plan(args.array, plan, svg, as_json=as_json)
     if args.mesh is None or args.dims is None:
         raise MeshwrightError(
-            f"{'--mesh' if args.mesh is None else '--dims'} is missing: {args.array!r} is no plan's file and no run's"
-            f" directory, and an array needs both, as --mesh X=2,Y=2 --dims I=8,J=8"
+            f"{'--mesh' if args.mesh is None else '--dims'} is missing: {args.array!r} is neither a plan's file nor a"
+            f" run's directory, and an array needs both, as --mesh X=2,Y=2 --dims I=8,J=8"
         )
     mesh = mesh_degrees(args.mesh)
     array, sizes = read_text(args.array, mesh=mesh, dims=args.dims, dtype=args.dtype)

@@ -26,21 +26,21 @@ class Args:
     stages: Annotated[int, option("N")]
     """The degree of pp. Needed."""
     microbatches: Annotated[int, option("N")]
-    """The parts of a batch that go through the stages one after the other. Needed."""
+    """Number of parts of a batch, which pass through the stages one after the other. Needed."""
     schedule: Annotated[Kind, option("gpipe|1f1b")] = "1f1b"
     """gpipe runs all microbatches forward and then backward; 1f1b goes backward as soon as it can. Default: 1f1b."""
     virtual_stages: Annotated[int, option("N")] = 1
     """Chunks of layers in each stage; several make the schedule interleaved. Default: 1."""
     layers: Annotated[int | None, option("N")] = None
-    """Layers of the model, to label the stages with theirs."""
+    """Number of layers of the model, to label stages with their layers."""
     svg: Annotated[Path | None, option("FILE", "-o")] = None
-    """Write the picture to this file: as SVG, or as a page where its name ends in .html."""
+    """Write the picture to this file: as SVG, or as a page if its name ends in .html."""
     json: Json = False
     """Print {"schedule", "ticks", "bubble", "idle_share", "kept", "cells", "layers"} instead."""
 
 
 def run(args: Args) -> int:
-    """Show the picture, and write it if asked."""
+    """Show the picture, and write it to a file if --svg is given."""
     if args.svg is not None:
         check_output(args.svg)
     found = pipeline(

@@ -19,7 +19,7 @@ class RunArgs:
     mesh: Mesh = None
     """fsdp=-1,tp=4, or dp,fsdp,tp,sp as 1,-1,4,1. One degree may be -1. Default: the planner chooses."""
     steps: Annotated[str | None, option("N")] = None
-    """Last step of the run, counted from its start, also with --resume. Default: 200; a resumed run keeps its own."""
+    """Total number of steps, also with --resume. Default: 200; a resumed run keeps its own."""
     output: Annotated[Path | None, option("DIRECTORY", "-o")] = None
     """The run directory. Default: runs/MODEL."""
     resume: Annotated[bool, option()] = False
@@ -35,7 +35,7 @@ class RunArgs:
     dry_run: Annotated[bool, option()] = False
     """Compile the step, print its memory and the run's time, and stop. Nothing is written."""
     compile_cache: CompileCache = None
-    """Where compiled programs are kept for later starts, at most 4 GiB, or off. Default: the user's cache."""
+    """Directory in which compiled programs are cached, at most 4 GiB, or off. Default: the user's cache."""
     json: Json = False
     """Print the measured record, with the first and last loss, instead of the bar."""
 

@@ -30,7 +30,7 @@ EXAMPLES = (
 
 
 def run(args: Args) -> int:
-    """Train, and print measured and planned figures.
+    """Train, and print measured and predicted figures.
 
     Returns: 0 if done or stopped by SIGTERM, 1 if it does not fit or could not continue, 130 if interrupted.
     """
@@ -53,7 +53,7 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
     run = args.run
     for name in ("allow", "change"):
         if getattr(run, name):
-            raise MeshwrightError(f"--{name} is for a run that goes on (--resume), and this one begins; leave it out")
+            raise MeshwrightError(f"--{name} is for a run that continues (--resume), and this one begins; leave it out")
     plan = plan_to_run(args.model, args.options)
     directory = run.output if run.output is not None else Path("runs") / plan.workload.model.name
     with waiting("loading JAX"):
@@ -65,7 +65,7 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
 
 
 def _resumed(args: Args) -> tuple[RunConfig, Path]:
-    """Return the config and directory of a resumed run, printing changed settings; of a new run if -o has none."""
+    """Return the config and directory of a resumed run, and print changed settings; if -o has no run, of a new one."""
     with waiting("loading JAX"):
         from meshwright.execution.training.library import allowed_differences, run_to_resume
         from meshwright.execution.training.run_directory.resume import resumed_run

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def dry_run(args: Args, config: RunConfig, planned: Record) -> bool:
-    """Compile a run's step for its hardware, which need not exist here, and print the run's memory and time.
+    """Compile a run's step for its hardware, which need not be present, and print the run's memory and time.
 
     Return whether the compiled step fits.
     """
@@ -30,7 +30,7 @@ def dry_run(args: Args, config: RunConfig, planned: Record) -> bool:
     from meshwright.proof.verification.plans import verify_plan
 
     as_json = args.run.json
-    check_all_read(args, "beside --dry-run")
+    check_all_read(args, "with --dry-run")
     plan = config.plan
     with waiting(f"compiling {config.workload.model.name} on {config.mesh} for {config.hardware}"):
         verification = verify_plan(plan)

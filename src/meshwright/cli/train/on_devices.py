@@ -1,4 +1,4 @@
-"""Take the steps of `meshwright train` on its devices, with their screen, and end the command."""
+"""Run the steps of `meshwright train` on its devices with a screen, then end the command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ INTERRUPTED, TERMINATED = 130, 143
 
 
 def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Record) -> int:
-    """Take the steps of a run on its devices, with a screen; return the exit code."""
+    """Run the steps of a run on its devices, with a screen; return the exit code."""
     from meshwright.execution.runtime.compile_cache import use_compile_cache
     from meshwright.execution.runtime.devices import claim_devices
     from meshwright.execution.training.library import allowed_differences
@@ -43,7 +43,7 @@ def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Re
     if config.workload.objective != "dpo":
         _tokenize_with_bar(config, directory)
     with waiting(f"starting {config.hardware}"):
-        # Each process may have been started in a folder of its own.
+        # Each process may have been started in a different folder.
         compared = replace(config, data=replace(config.data, folder=None)).to_json()
         several = claim_devices(config.system, processes_of(args.process), compared)
         use_compile_cache(args.run.compile_cache)
@@ -113,7 +113,7 @@ def _tokenize_with_bar(config: RunConfig, directory: Path) -> None:
 def _end_by_signal(
     config: RunConfig, directory: Path, number: int, *, is_late: bool = False, taken: int = 0
 ) -> tuple[int, str]:
-    """Return exit code and message of a run that a signal ends without saving.
+    """Return the exit code and the message for a run that a signal ends without a checkpoint.
 
     Args:
         number: the signal.
@@ -136,13 +136,13 @@ def _end_by_signal(
 
 
 def _how_to_go_on(directory: Path) -> str:
-    return f"`meshwright train {shlex.quote(str(directory))} --resume` goes on"
+    return f"`meshwright train {shlex.quote(str(directory))} --resume` continues"
 
 
 def _print_outcome(
     config: RunConfig, directory: Path, planned: Record, outcome: Outcome, screen: TrainScreen, *, as_json: bool
 ) -> None:
-    """Print measured and planned figures, and the next command."""
+    """Print measured and predicted figures, and the next command."""
     if as_json:
         print(json.dumps(outcome.record.to_json() | {"steps": outcome.taken, "loss": screen.ends}, indent=2))
     elif screen.taken:
@@ -156,7 +156,7 @@ def _print_outcome(
 
 
 def _show_profile(config: RunConfig, directory: Path, planned: Record) -> None:
-    """Print the profile's collectives with the planned and compiled ones, if a profile was made."""
+    """Print the collectives as predicted, compiled and measured by the profile, if there is a profile."""
     from meshwright.execution.training.watch.profile import find_profile
 
     if config.watching.profile is None or (profile := find_profile(directory, config)[0]) is None:

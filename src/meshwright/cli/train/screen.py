@@ -27,7 +27,7 @@ QUIET_SECONDS = 25.0
 """The longest time without a line in a pipe."""
 
 READING_SECONDS = 1.0
-"""How long the bar keeps showing that weights are read, after the last bytes arrived."""
+"""Seconds that the bar keeps showing that weights are read, after the last bytes arrived."""
 
 LEAST_BAR, MOST_BAR = 10, 40
 CHART_WIDTH, CHART_HEIGHT = 48, 4
@@ -35,9 +35,9 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 class TrainScreen:
-    """A run's screen while it trains, as a context manager; `step` and `note` are for `run_steps`.
+    """A run's screen while it trains: a context manager whose `step` and `note` are callbacks of `run_steps`.
 
-    On a terminal it is a bar, in a pipe occasional lines; both keep the lines of each tenth of the run.
+    On a terminal it is a bar, in a pipe an occasional line; both print a lasting line for each tenth of the run.
     """
 
     def __init__(self, steps: int, planned: Record, *, is_quiet: bool) -> None:
@@ -95,7 +95,7 @@ class TrainScreen:
                 print(line, flush=True)
         except OSError as error:  # The reader of the pipe is gone, or its disk is full: no reason to lose the run.
             self.is_quiet = True
-            self.note(f"the output cannot be written ({error.strerror}): the run goes on without its screen")
+            self.note(f"the output cannot be written ({error.strerror}): the run continues without its screen")
 
     def read(self, size: int) -> None:
         """Record that `size` more bytes of the weights were read."""
@@ -139,7 +139,7 @@ class TrainScreen:
         self._line(f"{lines[-1]}, evaluated in {show_seconds(row['eval_seconds'])}")
 
     def _fit(self, fixed: list[str], width: int, more: Sequence[str] = ()) -> list[str]:
-        """Return words about the last step, the most important first, then `more`, as many as fit the width."""
+        """Return the texts about the last step, most important first, then `more`, that fit the width."""
         row, words = self._row, list(fixed)
         words_of_step = [
             f"loss {row['loss']:.3f}",
@@ -171,7 +171,7 @@ class TrainScreen:
 
     @property
     def ends(self) -> dict[str, float]:
-        """The first and the last loss, by `first` and `last`; empty before the first step."""
+        """The first and the last loss, under `first` and `last`; {} before the first step."""
         return {"first": self._losses[0], "last": self._losses[-1]} if self._losses else {}
 
     def summary(self) -> list[str]:
@@ -186,7 +186,7 @@ class TrainScreen:
 
 
 def data_line(row: Mapping[str, Any], steps: int) -> str:
-    """Return each source's rows and epochs in a run, from the first row of metrics."""
+    """Return a line on each data source: rows and epochs in the run, from the first row of metrics."""
     if "pairs" in row:
         parts = [f"{row['pairs']:,} pairs, {_epochs(row['epochs'])}"]
     else:
@@ -200,7 +200,7 @@ def _epochs(number: float) -> str:
 
 
 def usage(row: Mapping[str, Any]) -> list[str]:
-    """Return words on the memory of a device (or of the host, if devices report none) and the share of input waits."""
+    """Return texts on the memory of a device (or of the host, if devices report none) and the share of input waits."""
     words = []
     if (peak := row.get("memory_peak_bytes")) is not None:
         words.append(show_bytes(peak))

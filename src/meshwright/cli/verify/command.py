@@ -1,6 +1,6 @@
 """`meshwright verify`: compile a step with its real compiler, and compare it with its plan.
 
-It is a training step or, with --serve or for the file of a serving plan, a server's step (`verify_serving`).
+The step is a train step or, with --serve or a serving plan's file, a server's step (`verify_serving`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CompareArgs:
     run: Annotated[Path | None, option("DIRECTORY")] = None
     """Also compare with measurements of a run of the same step."""
     effort: Annotated[Literal["fast", "default"], option("fast|default")] = "fast"
-    """The TPU compiler's: fast gives counts and bytes, default the schedule that will run. TPUs only. Default: fast."""
+    """Effort of the TPU compiler: fast gives counts and bytes, default also the final schedule. Default: fast."""
     tolerance: Annotated[float | None, option("SHARE")] = None
     """Exit with 1 if a difference exceeds this fraction of the prediction, as 0.1."""
     html: Annotated[Path | None, option("FILE", "-o")] = None
@@ -73,7 +73,7 @@ HINTS = {
     ServeArgs: {"--batch-tokens": "--batch", "--seq-len": "--prompt-len", "--param-dtype": "--weight-dtype"},
     Args: {"--prompt-len": "--seq-len", "--weight-dtype": "--param-dtype"},
 }
-"""For a kind of step: options of the other kind, each with the option to use instead."""
+"""For each kind of step, the options of the other kind, with the option to use instead."""
 
 
 def args_of(words: list[str]) -> type:
@@ -93,7 +93,7 @@ def run(args: Args | ServeArgs) -> int:
     options = given_options(args.workload, args.strategy) | {"mesh": compare.mesh}
     what: str | Plan = args.model
     if not Path(args.model).is_dir():
-        what, options = plan_to_run(args.model, options), {}  # A mistake is told of before JAX is loaded.
+        what, options = plan_to_run(args.model, options), {}  # Report mistakes before JAX is loaded.
     page, tolerance, as_json = compare.html, read_tolerance(compare.tolerance), compare.json
     with waiting("loading JAX"):
         from meshwright.proof.verification.library import plan_and_measured

@@ -29,7 +29,7 @@ class ServedCompareArgs:
     cache: Annotated[CacheSplit | None, option("heads|batch|sequence")] = None
     """Split of the cache besides heads: none, rows or tokens. Default: the planner chooses."""
     effort: Annotated[Literal["fast", "default"], option("fast|default")] = "fast"
-    """The TPU compiler's: fast gives counts and bytes, default the schedule that will run. TPUs only. Default: fast."""
+    """Effort of the TPU compiler: fast gives counts and bytes, default also the final schedule. Default: fast."""
     tolerance: Annotated[float | None, option("SHARE")] = None
     """Exit with 1 if a difference exceeds this fraction of the prediction, as 0.1."""
     json: Json = False

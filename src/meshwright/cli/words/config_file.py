@@ -19,7 +19,7 @@ class Entry(NamedTuple):
 
 
 def read_config_file(path: Path, known: Collection[str]) -> list[Entry]:
-    """Return the options of a file except null and false ones; of a plan's file, only `model`, the file itself.
+    """Return the options of a file except null and false ones; for a plan's file, only `model`: the file itself.
 
     known: the option names, with `model`. A list is several values; a mapping is several values NAME=VALUE, joined by
     commas if the option takes one text; true is an option without value.
@@ -50,7 +50,7 @@ def read_config_file(path: Path, known: Collection[str]) -> list[Entry]:
             hint = f"; did you mean {near[0]}?" if near else "; `meshwright train --help` lists what there is"
             raise MeshwrightError(f"{where}: there is no option {key.value!r}{hint}")
         if name in found:
-            raise MeshwrightError(f"{where}: {name} stands twice; leave one out")
+            raise MeshwrightError(f"{where}: {name} is given twice; leave one out")
         if (values := _values(value, where, name)) is not None:
             found[name] = Entry(name, values, where)
     return [*found.values()]

@@ -20,7 +20,7 @@ def help_text(args: type, command: str, examples: Sequence[str]) -> str:
     """Return the help of a command.
 
     Args:
-        args: the command's dataclass; its docstring says what the command does.
+        args: the command's dataclass; its docstring is the description of the command.
         command: the command's name.
         examples: whole command lines.
     """
@@ -35,7 +35,7 @@ def help_text(args: type, command: str, examples: Sequence[str]) -> str:
 
 
 def help_sections(args: type) -> dict[str, list[tuple[str, str]]]:
-    """Return the groups of a command's arguments and options by title: of each its label and its help text."""
+    """Return the groups of arguments and options by title, each option with its label and help text."""
     sections: dict[str, list[tuple[str, str]]] = {"arguments": [], "options": []}
     _add_fields(args, "options", sections)
     return {title: rows for title, rows in sections.items() if rows}
@@ -69,7 +69,7 @@ def _add_fields(args: type, title: str, sections: dict[str, list[tuple[str, str]
 
 
 def _row(label: str, text: str) -> list[str]:
-    """Return the lines of an option: its label in a column, its help text beside or below it."""
+    """Return the lines of an option: its label, and its help text in the next column or below."""
     beside = len(label) + 4 <= _COLUMN
     first = f"  {label}".ljust(_COLUMN) if beside else " " * _COLUMN
     return [*([] if beside else [f"  {label}"]), *wrap(text, first=first, then=" " * _COLUMN)]

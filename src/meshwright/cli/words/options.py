@@ -1,4 +1,4 @@
-"""The options and arguments that a command's dataclass declares, by name, and the values that each takes."""
+"""The options and arguments that a command's dataclass declares, and the values that they accept."""
 
 from __future__ import annotations
 

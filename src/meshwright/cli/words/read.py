@@ -1,11 +1,11 @@
 """Parse the words of a command line into a command's dataclass, so that every mistake is reported in one line.
 
-An option may be unknown, be renamed, belong to another kind of plan, lack its value, or have a wrong one.
+An option may be unknown, renamed, of another kind of plan, or without a valid value.
 
-Written by hand because libraries refuse less: of the 737 calls of tests/cli/test_battery.py argparse passes 638, tyro
-640, cyclopts 670, or 731 with its exceptions mapped to the messages here. cyclopts takes 90 ms to be imported and to
-parse `plan` (this module 10 ms) and has no lines of a --config file, kinds of a command or renamed options. click has
-no option with several values.
+Written by hand because libraries reject fewer mistakes: of the 737 calls of tests/cli/test_battery.py argparse passes
+638, tyro 640, cyclopts 670, or 731 with its exceptions mapped to the messages here. cyclopts takes 90 ms to be imported
+and to parse `plan` (this module 10 ms) and has no lines of a --config file, kinds of a command or renamed options.
+click has no option with several values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NEW_NAMES = {
     "--no-overlaps-tp": "no --collective-matmul",
     "--compute-dtype": "--dtype",
 }
-"""Renamed options, with what to type now."""
+"""Renamed options, with the text to type now."""
 
 CONFIG = "config"
 """The field of the option that names a file of options."""
@@ -51,7 +51,7 @@ def canonical(words: Sequence[str]) -> list[str]:
 
 
 def without_options(words: Sequence[str], names: Collection[str]) -> list[str]:
-    """Return the words without some options, given by their first names, and without the one value of each."""
+    """Return the words without some options (by their first names) and their values."""
     found: list[str] = []
     rest = list(words)
     while rest:
@@ -78,7 +78,7 @@ def read_words(
         An instance of `args`, and the options that were typed or in a file, as `{"batch": "--batch"}`.
 
     Raises:
-        MeshwrightError: where the words are not options and arguments of the command.
+        MeshwrightError: the words are not valid options and arguments of the command.
     """
     known, declared = declared_words(args)
     found, typed, arguments = _separate(words, known, lambda name: _unknown(name, args, kinds, hints))
@@ -98,7 +98,7 @@ def read_words(
 def _separate(
     words: Sequence[str], known: Mapping[str, Option], unknown: Callable[[str], str]
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Separate words into values of options and names of options, both by field, and the words that are arguments.
+    """Split words into the values of options, the names they were typed with (both by field), and arguments.
 
     unknown: returns the message for an unknown option.
     """
@@ -120,14 +120,14 @@ def _separate(
             raise MeshwrightError(unknown(name))
         option = known[name]
         if option.field in typed:
-            raise MeshwrightError(f"{option.name} stands twice; leave one out")
+            raise MeshwrightError(f"{option.name} is given twice; leave one out")
         typed[option.field] = option.name
         found[option.field] = _take_value(option, name, joined, rest)
     return found, typed, arguments
 
 
 def _take_value(option: Option, name: str, joined: str | None, rest: list[str]) -> Any:
-    """Return the value of an option typed as `name`: joined to the option (`=8`), or taken from the words after it."""
+    """Return the value of an option typed as `name`, from `--name=8` or from the words after it."""
     if option.takes == "none":
         if joined:
             raise MeshwrightError(f"{name} takes no value; leave {joined} out")
@@ -143,7 +143,7 @@ def _take_value(option: Option, name: str, joined: str | None, rest: list[str]) 
 
 
 def _read_arguments(arguments: Sequence[str], declared: Sequence[Option]) -> dict[str, Any]:
-    """Return the values of a command's arguments, by field; the last declared one may take all that are left."""
+    """Return the values of a command's arguments by field; the last declared argument may take all remaining words."""
     found: dict[str, Any] = {}
     needed = [argument.name for argument in declared if argument.is_needed]
     if len(arguments) < len(needed):

@@ -21,7 +21,7 @@ DATA = Path(__file__).parent / "data"
 
 @dataclass(frozen=True, kw_only=True)
 class Framework:
-    """How a training framework runs a step, and what the words of its users mean."""
+    """How a training framework runs a step, and the meaning of its terms and option names."""
 
     title: str
     words: tuple[str, ...]  # Texts in lower case that name it, such as parts of addresses.
@@ -29,14 +29,14 @@ class Framework:
     profile: FrameworkProfile = XLA
     strategy: Mapping[str, Any] = field(default_factory=dict[str, Any])  # Fields of `Strategy` that its steps have.
     attention: Mapping[str, Attention] = field(default_factory=dict[str, Attention])  # Kernel, by kind of chip.
-    # What each word of its remat policies means; the first word that a text contains counts.
+    # The meaning of each word of its remat policies; the first word found in a text counts.
     remat: Mapping[str, Remat] = field(default_factory=dict[str, Remat])
     # Its names of values that a policy may save, each with ours, such as `query key value`.
     saved: Mapping[str, str] = field(default_factory=dict[str, str])
     always_fuses_attention: bool = False  # Even on chips older than fused attention.
     most_zero_stage: Literal[0, 1, 2, 3] = 3  # Highest ZeRO stage that it has.
     most_zero_stage_with_pp: Literal[0, 1, 2, 3] = 3  # Highest ZeRO stage under a pipeline.
-    # Parts of a stage in an interleaved schedule if nothing says how many: as few or as many as the layers allow.
+    # Default number of virtual stages in an interleaved schedule: the fewest or the most that the layers allow.
     virtual_stages: Literal["fewest", "most"] = "fewest"
 
 
@@ -64,16 +64,16 @@ def load_framework(name: str) -> Framework:
 
 
 def _has_source(entry: Mapping[str, Any], name: str, key: str) -> bool:
-    """Whether a field has its source; raises if not."""
+    """Return True if a field names its source; raise otherwise."""
     if not entry.get("source"):
         raise MeshwrightError(f"{name}.toml: {key} has no source")
     return True
 
 
 def framework_fields(name: str | None, kind: str) -> dict[str, Any]:
-    """Return the fields of `Strategy` with which a framework runs a step on a kind of chip, `tpu`, `gpu` or `cpu`.
+    """Return the fields of `Strategy` that a framework fixes on a kind of chip, `tpu`, `gpu` or `cpu`.
 
-    None is meshwright, which fixes none.
+    name: None for meshwright, which fixes none.
     """
     if name is None:
         return {}
@@ -84,7 +84,7 @@ def framework_fields(name: str | None, kind: str) -> dict[str, Any]:
 
 
 def find_framework(*texts: str) -> str | None:
-    """Return the framework that the first text with any name of one contains; of several the longest counts."""
+    """Return the framework named in the first text that names any; the longest name counts. None if there is none."""
     for text in texts:
         found = [
             (len(word), name)

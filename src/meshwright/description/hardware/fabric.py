@@ -16,7 +16,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.units import show_degrees, show_mesh
 
 IDLE = "(idle)"
-"""Name of the axis of devices that a smaller mesh leaves idle. It is outermost, so that the mesh uses neighbours."""
+"""Name of the pseudo-axis over the devices that a smaller mesh leaves idle. Outermost, so that the mesh is compact."""
 
 _SLICE, _CORE, _DEVICE = "slice", "core", "device"
 _PHYSICAL = "xyz"
@@ -94,7 +94,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Piece:
+class AxisFactor:
     """The part of a fabric's dimension that a mesh axis uses: `size` steps of `stride`."""
 
     axis: str
@@ -112,7 +112,7 @@ class MeshPlacement:
 
     system: System
     degrees: Mapping[str, int]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[AxisFactor, ...]
     is_split: bool
     notes: tuple[str, ...]
     order: tuple[int, ...] | None = None
@@ -124,7 +124,11 @@ class MeshPlacement:
         return torus is not None and self.is_split and not torus.splits_axes
 
     def placement(self, axes: str | tuple[str, ...]) -> Placement:
-        """Return the links of a collective over one mesh axis, or several together."""
+        """Return the links of a collective over one mesh axis, or several together.
+
+        Raises:
+            MeshwrightError: an axis is not on the mesh.
+        """
         names = (axes,) if isinstance(axes, str) else tuple(axes)
         for name in names:
             if name not in self.degrees:
@@ -187,7 +191,9 @@ def _lay_mesh(system: System, items: tuple[tuple[str, int], ...]) -> MeshPlaceme
     return MeshPlacement(system, degrees, pieces, is_split, tuple(notes), order)
 
 
-def _torus_pieces(system: System, degrees: Mapping[str, int]) -> tuple[tuple[Piece, ...], bool, tuple[int, ...] | None]:
+def _torus_pieces(
+    system: System, degrees: Mapping[str, int]
+) -> tuple[tuple[AxisFactor, ...], bool, tuple[int, ...] | None]:
     """Return the pieces of every mesh axis on a torus, whether an axis is split, and JAX's hard-coded device order."""
     inside = within_slice(degrees, system.num_slices)
     outer = _nested(list(across_slices(degrees, system.num_slices).items()), _SLICE)
@@ -204,7 +210,7 @@ def _torus_pieces(system: System, degrees: Mapping[str, int]) -> tuple[tuple[Pie
     return tuple(pieces), is_split, None
 
 
-def _in_order(dims: tuple[tuple[str, int], ...], degrees: Mapping[str, int]) -> list[Piece]:
+def _in_order(dims: tuple[tuple[str, int], ...], degrees: Mapping[str, int]) -> list[AxisFactor]:
     """Return the pieces of mesh axes that fill dims in order: the innermost axis takes the innermost dim first."""
     free, pieces = [(dim, size, 1) for dim, size in dims], []
     for axis, degree in reversed(list(degrees.items())):
@@ -212,24 +218,24 @@ def _in_order(dims: tuple[tuple[str, int], ...], degrees: Mapping[str, int]) -> 
             dim, left, stride = free.pop()
             taken = math.gcd(degree, left)
             if taken > 1:
-                pieces.append(Piece(axis, dim, taken, stride))
+                pieces.append(AxisFactor(axis, dim, taken, stride))
             if taken < left:
                 free.append((dim, left // taken, stride * taken))
             degree //= taken
     return pieces
 
 
-def _nested(parts: list[tuple[str, int]], dim: str) -> list[Piece]:
+def _nested(parts: list[tuple[str, int]], dim: str) -> list[AxisFactor]:
     """Return the pieces of one dimension. parts: axis and size, outermost first; the innermost has stride 1."""
     pieces, stride = [], 1
     for axis, size in reversed(parts):
         if size > 1:
-            pieces.append(Piece(axis, dim, size, stride))
+            pieces.append(AxisFactor(axis, dim, size, stride))
         stride *= size
     return pieces
 
 
-def _on_torus(layout: MeshPlacement, torus: Torus, names: tuple[str, ...], pieces: list[Piece]) -> Placement:
+def _on_torus(layout: MeshPlacement, torus: Torus, names: tuple[str, ...], pieces: list[AxisFactor]) -> Placement:
     system = layout.system
     slices, cores = (math.prod(p.size for p in pieces if p.dim == dim) for dim in (_SLICE, _CORE))
     degree = math.prod(piece.size for piece in pieces)
@@ -248,7 +254,7 @@ def _on_torus(layout: MeshPlacement, torus: Torus, names: tuple[str, ...], piece
     return Placement(names, degree, rings, tuple(crossings), cores, torus.hop_seconds, is_split)
 
 
-def _rings(layout: MeshPlacement, torus: Torus, pieces: list[Piece], sharers: int) -> tuple[Ring, ...]:
+def _rings(layout: MeshPlacement, torus: Torus, pieces: list[AxisFactor], sharers: int) -> tuple[Ring, ...]:
     """Return the rings of pieces on physical axes and on JAX's hard-coded rings, contiguous pieces joined."""
     # Hard-coded orders are closed rings of neighbours.
     closes = dict(zip(_PHYSICAL, layout.system.wraps, strict=False)) | {"xy": True, "xyz": True}
@@ -262,11 +268,11 @@ def _rings(layout: MeshPlacement, torus: Torus, pieces: list[Piece], sharers: in
 
 
 def _size(layout: MeshPlacement, dim: str) -> int:
-    """Return the size of a dimension of the fabric, which its pieces, including `IDLE`, cover."""
+    """Return the size of a dimension of the fabric: the product of its pieces' sizes, `IDLE` included."""
     return math.prod(piece.size for piece in layout.pieces if piece.dim == dim)
 
 
-def _joined(pieces: list[Piece]) -> list[tuple[int, int]]:
+def _joined(pieces: list[AxisFactor]) -> list[tuple[int, int]]:
     """Return the (stride, size) of the pieces of one dimension, contiguous ones joined."""
     strides: list[tuple[int, int]] = []
     for piece in sorted(pieces, key=lambda piece: piece.stride):
@@ -278,7 +284,7 @@ def _joined(pieces: list[Piece]) -> list[tuple[int, int]]:
     return strides
 
 
-def _on_switches(system: System, names: tuple[str, ...], pieces: list[Piece]) -> Placement:
+def _on_switches(system: System, names: tuple[str, ...], pieces: list[AxisFactor]) -> Placement:
     chip, total = system.chip, system.num_devices
     degree = math.prod(piece.size for piece in pieces)
     strides = _joined(pieces)

@@ -39,7 +39,7 @@ def load_hardware(path: str | Path) -> Chip:
     """Load a chip from a user's TOML file, in the format of the project's own files.
 
     Raises if the file cannot be read, or a field is missing, unknown or invalid; the message names the file, the field,
-    the value and valid values.
+    the value and the valid values.
     """
     path = Path(path)
     try:
@@ -150,7 +150,7 @@ def _peaks(table: Table) -> dict[str, float]:
             except MeshwrightError as error:
                 raise table.error(field, f"is not a dtype: {error}") from None
             if dtype in peaks:
-                raise table.error(field, f"is {dtype}, which stands there already; leave one out")
+                raise table.error(field, f"is {dtype}, which is there already; leave one out")
             peaks[dtype] = table.amount(field)
     if not peaks:
         raise table.error("bf16", "is missing; give the peak of at least one dtype")

@@ -101,7 +101,7 @@ def _squarest(product: int, rank: int) -> tuple[int, ...]:
 
 
 def _offered(torus: Torus) -> str:
-    """Return the legal shapes in words."""
+    """Return the legal shapes as text."""
     shapes = ", ".join("x".join(map(str, shape)) for shape in torus.slices)
     if torus.cube is None:
         return shapes

@@ -18,11 +18,11 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 LEAST = 1e6
-"""Least valid bytes, bytes or operations a second; smaller figures were given in GB or TB by mistake."""
+"""The smallest valid number of bytes, bytes per second or flops per second: smaller ones are GB or TB by mistake."""
 
 
 class Table:
-    """A table of a TOML file. Its methods read fields and raise for invalid ones, `close` for unknown ones."""
+    """A table of a TOML file. Methods read fields and raise for invalid values; `close` raises for unread fields."""
 
     def __init__(self, data: dict[str, Any], *, file: str, name: str = "") -> None:
         self.data, self.file, self.name = data, file, name

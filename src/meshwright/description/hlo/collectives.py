@@ -116,7 +116,7 @@ def _single_callers(module: Module, computation: str, opcode: str) -> list[str]:
 
 
 def collective_kind(instruction: Instruction) -> Kind | None:
-    """Return the kind of collective that an instruction runs or starts; None if it is no collective."""
+    """Return the kind of collective that an instruction runs or starts; None if it is not a collective."""
     return _KINDS.get(instruction.opcode.removesuffix("-start"))
 
 
@@ -139,7 +139,7 @@ def collective_entries(
     ]
     moves = kind in _MOVES or all(one is not None and one.form == LoweredAs.PADDED_ALL_REDUCE for one in lowerings)
     descriptions = describe(module, instruction, number=len(shapes), moves=moves)
-    note = "" if axes is not None else f"its groups are no product of mesh axes: {_shorten(instruction)}"
+    note = "" if axes is not None else f"its groups are not a product of mesh axes: {_shorten(instruction)}"
     phases: list[Phase] = [description.phase for description in descriptions]
     for phase, lowering in dict.fromkeys(zip(phases, lowerings, strict=True)):
         alike = [i for i in range(len(shapes)) if (phases[i], lowerings[i]) == (phase, lowering)]

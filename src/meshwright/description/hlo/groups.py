@@ -42,7 +42,7 @@ class SubAxis(NamedTuple):
 
     @property
     def step(self) -> int:
-        """How far the index moves when the digit moves by one."""
+        """The change of the index when the digit changes by one."""
         return self.degree // (self.before * self.size)
 
 
@@ -53,6 +53,9 @@ def parse_groups(text: str, *, num_devices: int) -> Groups:
     (groups, devices); `mesh['a'=4,'b'=2] {'b'}`, one group along the named axes for each index of the others, where an
     axis may be partial (`'a':(2)2`) and devices reordered (`device_ids=([2,4]T(1,0))`). `{}` is one group of all
     devices.
+
+    Raises:
+        MeshwrightError: the text is in no form of HLO's, or its sizes contradict each other.
     """
     try:
         groups = _parse_groups(text.strip(), num_devices)
@@ -64,7 +67,11 @@ def parse_groups(text: str, *, num_devices: int) -> Groups:
 
 
 def parse_pairs(text: str) -> Groups:
-    """Return the (source, target) devices of a `source_target_pairs` attribute: `{{0,1},{1,0}}`."""
+    """Return the (source, target) devices of a `source_target_pairs` attribute: `{{0,1},{1,0}}`.
+
+    Raises:
+        MeshwrightError: an entry is not a pair.
+    """
     try:
         pairs = _lists(text)
     except ValueError:
@@ -96,7 +103,11 @@ def axes_of_groups(groups: Groups, mesh: Mapping[str, int]) -> Axes | None:
 
 
 def axes_of_pairs(pairs: Iterable[tuple[int, ...]], mesh: Mapping[str, int]) -> Axes:
-    """Return the mesh axes along which any source and its target differ, in the mesh's order; () if nothing moves."""
+    """Return the mesh axes along which any source and its target differ, in the mesh's order; () if nothing moves.
+
+    Raises:
+        MeshwrightError: a device is not on the mesh.
+    """
     degrees = tuple(mesh.values())
     moved: set[str] = set()
     for pair in pairs:

@@ -50,7 +50,7 @@ class Instruction:
 
     @property
     def index(self) -> int:
-        """The number of a parameter, or the tuple index of a get-tuple-element."""
+        """The number of a parameter, or the tuple index of a get-tuple-element. Raises if it is not a number."""
         digits = self.text if self.opcode == "parameter" else self.attributes.get("index", "")
         if not digits.isdecimal() or len(digits) > 9:
             raise MeshwrightError(

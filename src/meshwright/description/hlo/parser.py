@@ -59,7 +59,7 @@ class _Parser:
         self.sources: Mapping[str, str] = {}
 
     def module(self) -> Module:
-        """Read the header, source tables, then every computation."""
+        """Read the header, source tables, then every computation. Raises if the text is not a complete HLO module."""
         name, attributes = self.header()
         self.sources = self.tables()
         computations: dict[str, Computation] = {}
@@ -78,7 +78,7 @@ class _Parser:
         return module
 
     def header(self) -> tuple[str, Mapping[str, str]]:
-        """Read the module's name and attributes."""
+        """Read the module's name and attributes. Raises if the text is not an HLO module's; StableHLO is named."""
         self.skip_blank()
         found = self.match(re.compile(r"HloModule ([^\s,]+)"))
         if found is None:
@@ -110,7 +110,11 @@ class _Parser:
         return {key: _place(key, frames, locations) for key in frames}
 
     def computation(self, name: str) -> Computation:
-        """Read the instructions up to the closing brace."""
+        """Read the instructions up to the closing brace.
+
+        Raises:
+            MeshwrightError: a line is not an instruction, or an operand is defined in no line above.
+        """
         instructions: dict[str, Instruction] = {}
         root = ""
         while (found := self.match(_INSTRUCTION)) is not None:
@@ -297,4 +301,4 @@ def _check_calls(module: Module) -> None:
     for instruction in module.instructions():
         for name in instruction.called(*CALL_KEYS):
             if place.get(name, len(place)) >= place[instruction.computation]:
-                raise MeshwrightError(f"HLO instruction {instruction.name} calls {name}, which does not stand above it")
+                raise MeshwrightError(f"HLO instruction {instruction.name} calls {name}, which is not printed above it")

@@ -130,9 +130,9 @@ def describe(
 ) -> tuple[Description, ...]:
     """Return a description of each of `number` arrays of an instruction.
 
-    XLA joins the op_names of combined instructions in the order of their arrays. If the number of names differs (the
-    TPU compiler keeps only the last), each operand describes its array; if the instruction only moves data, the first
-    name describes all.
+    XLA joins the op_names of combined instructions in the order of their arrays. If the number of names differs from
+    the number of arrays (the TPU compiler keeps only the last name), each operand describes its array, or the first
+    name describes all if the instruction only moves data.
     """
     is_recomputed = bool(_XLA_REMAT.search(instruction.name))  # `fusion.7.remat`
     joined = len(split_op_name(instruction.op_name)) == number

@@ -138,7 +138,7 @@ class ShapeReader:
             position = found.end() if found else position
 
     def array(self, position: int) -> tuple[Shape, int]:
-        """Return the array shape at `position`, and the position after it."""
+        """Return the array shape at `position`, and the position after it. Raises if there is no shape."""
         found = _ARRAY.match(self.text, position)
         if found is None:
             number = self.text.count("\n", 0, position) + 1

@@ -20,7 +20,7 @@ _PLACES = frozenset(
     {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint"}
     | {"xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape", "xla.sdy.FuncResultSharding"}
 )
-"""Custom calls that annotate the memory of their operands and return them."""
+"""Custom calls that only annotate their operands' sharding, layout or memory, and return them."""
 
 _LEAST_SHARE = 0.5
 """Least factor of a parameter in its update. A gradient with weight decay has a far smaller one."""

@@ -102,7 +102,7 @@ def _check_dims(label: str, dims: tuple[str, ...]) -> None:
         if dim in RESERVED:
             raise MeshwrightError(f"{label} has a dim {dim}, which is the notation's own word; call it otherwise")
         if dim in dims[:index]:
-            raise MeshwrightError(f"{label} has dim {dim} twice; a dim stands once in an array")
+            raise MeshwrightError(f"{label} has dim {dim} twice; a dim may be in an array once")
 
 
 def _check_axes(array: ShardedArray) -> None:

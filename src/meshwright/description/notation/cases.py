@@ -27,7 +27,7 @@ class AxisCase:
 
     @property
     def reason(self) -> str:
-        """The case in words: which dims the axis splits."""
+        """The case as text: which dims the axis splits."""
         dims, held = " and ".join(self.dims), " and ".join(self.operands)
         if self.case == 4:
             return f"{self.axis} splits {dims}, which the result would both have"

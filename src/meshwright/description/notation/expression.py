@@ -14,7 +14,7 @@ _SHORT = {kind: name for name, kind in SHORT_NAMES.items()}
 
 
 @dataclass(frozen=True)
-class Product:
+class Einsum:
     """An einsum of two or more arrays; dims missing in the result are summed. result: None to derive it."""
 
     operands: tuple[ShardedArray, ...]
@@ -22,7 +22,7 @@ class Product:
 
     def __post_init__(self) -> None:
         if len(self.operands) < 2:
-            raise MeshwrightError(f"a product has two operands or more, this one {len(self.operands)}")
+            raise MeshwrightError(f"a matmul has two or more operands, this one {len(self.operands)}")
         for dim in self.result.dims if self.result else ():
             if all(dim not in operand.dims for operand in self.operands):
                 raise MeshwrightError(f"the result has dim {dim}, which no operand has")
@@ -50,7 +50,7 @@ class Chain:
     `AllGather_X(A[I_X, J]) -> A[I, J]` is a chain of one collective, `A[I_X, J] -> A[I, J_X]` of one resharding.
     """
 
-    start: ShardedArray | Product
+    start: ShardedArray | Einsum
     stages: tuple[Stage, ...]
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class Chain:
     @property
     def first(self) -> ShardedArray | None:
         """The array before the first stage."""
-        return self.start.result if isinstance(self.start, Product) else self.start
+        return self.start.result if isinstance(self.start, Einsum) else self.start
 
     @property
     def result(self) -> ShardedArray:
@@ -84,7 +84,7 @@ class Chain:
         return " -> ".join([str(self.start), *texts])
 
 
-Expression = ShardedArray | Product | Chain
+Expression = ShardedArray | Einsum | Chain
 
 
 def check_stage(before: ShardedArray, stage: Stage) -> None:

@@ -34,6 +34,9 @@ def implementations_of(operands: tuple[ShardedArray, ...], wanted: ShardedArray,
     """Return every implementation of a product, or of a resharding of one operand, by `sorted_implementations`.
 
     operands: legal arrays with distinct labels. wanted: the result.
+
+    Raises:
+        MeshwrightError: the result is to stay a partial sum over axes that divide no dim which the last einsum sums.
     """
     if len(operands) == 1:
         return sorted_implementations(

@@ -33,7 +33,11 @@ def scattered(array: ShardedArray, axes: tuple[str, ...], dim: str) -> ShardedAr
 
 
 def exchanged(array: ShardedArray, axes: tuple[str, ...], source: str, target: str) -> ShardedArray:
-    """Return the array after an all-to-all that moves `axes` from the dim `source` to the dim `target`."""
+    """Return the array after an all-to-all that moves `axes` from the dim `source` to the dim `target`.
+
+    Raises:
+        MeshwrightError: `axes` are not the last ones of `source`, or both dims are the same.
+    """
     _check_on_dims(array, axes, "all-to-all")
     _check_dim(array, target)
     kept = _without(array, source, axes)

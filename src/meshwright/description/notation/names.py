@@ -1,4 +1,4 @@
-"""Labels for the arrays of a product: distinct ones for operands, new ones for results."""
+"""Labels for the arrays of a matmul: distinct ones for operands, new ones for results."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def with_distinct_labels(operands: tuple[ShardedArray, ...]) -> tuple[ShardedArr
 
 
 def natural_result(operands: tuple[ShardedArray, ...]) -> ShardedArray:
-    """Return the result of a product written without one: the dims that are not summed, with their axes.
+    """Return the result of a matmul that states none: the dims that are not summed, with their axes.
 
-    An axis that would split two dims stays on the first.
+    An axis that would split two dims splits the first only.
     """
     every = [dim for operand in operands for dim in operand.dims]
     dims = tuple(dim for dim in every if every.count(dim) == 1)

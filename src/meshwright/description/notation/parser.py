@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.description.notation.array import FUNCTION_NAMES, SHORT_NAMES, ShardedArray
 from meshwright.description.notation.array_parser import read_array, read_axes, resolve, with_unreduced
-from meshwright.description.notation.expression import Chain, Expression, Product, Stage, check_stage
+from meshwright.description.notation.expression import Chain, Einsum, Expression, Stage, check_stage
 from meshwright.description.notation.moves import exchanged, gathered, reduced, scattered
 from meshwright.description.notation.tokens import Reader, Token
 from meshwright.errors import MeshwrightError
@@ -43,8 +43,8 @@ def parse(text: str, *, axes: Collection[str] | None = None) -> Expression:
         _stage(reader, stages)
     reader.expect("end", "-> or the end")
     if not stages:
-        return reader.build(0, Product, tuple(operands))
-    start = reader.build(0, Product, tuple(operands), stages[0].result) if operands else stages[0].result
+        return reader.build(0, Einsum, tuple(operands))
+    start = reader.build(0, Einsum, tuple(operands), stages[0].result) if operands else stages[0].result
     return reader.build(0, Chain, start, tuple(stages[1:])) if len(stages) > 1 else start
 
 
@@ -55,7 +55,7 @@ def parse_numbers(text: str) -> dict[str, int]:
     while True:
         name = reader.expect("word", "a name, as in X=4,Y=2,")
         if name.text in numbers:
-            raise reader.mistake(f"{name.text} stands twice", name.position)
+            raise reader.mistake(f"{name.text} is given twice", name.position)
         reader.expect("=", f"= and a number after {name.text}")
         number = reader.expect("number", "a whole number")
         # `8k` and `8Ki` are two tokens.
@@ -88,9 +88,9 @@ class _Call:
 
 
 def _product(reader: Reader, operands: list[ShardedArray]) -> list[Stage]:
-    """Read an array, or a product whose operands are appended to `operands`.
+    """Read an array, or a matmul whose operands are appended to `operands`.
 
-    Return the first step of the chain: the array, or the product's stated result; empty if no result is stated.
+    Return the first stage of the chain: the array, or the matmul's stated result; [] if no result is stated.
     """
     first = read_array(reader)
     while reader.accept("times"):
@@ -104,7 +104,7 @@ def _product(reader: Reader, operands: list[ShardedArray]) -> list[Stage]:
         raise reader.mistake("the product's own result comes first, as in C[I, K]{U_X} or B E", reader.token.position)
     position = reader.token.position
     result = read_array(reader)
-    reader.build(position, Product, tuple(operands), result)
+    reader.build(position, Einsum, tuple(operands), result)
     if reader.accept("("):
         result = reader.build(position, with_unreduced, result, _read_partial(reader, operands, result))
     return [Stage(None, (), result)]
@@ -116,7 +116,7 @@ def _read_partial(reader: Reader, operands: list[ShardedArray], result: ShardedA
     reader.accept("local")
     for word in ("partial", "result", ")"):
         if not reader.accept(word):
-            raise reader.mistake("only (partial result) stands in parentheses after an array", reader.token.position)
+            raise reader.mistake("only (partial result) may be in parentheses after an array", reader.token.position)
     summed = [d for array in operands for d in array.dims if d not in result.dims]
     axes = dict.fromkeys(axis for dim in summed for array in operands for axis in array.axes_of(dim))
     if not axes:
@@ -204,7 +204,7 @@ def _add_collective(
 def _outcome(
     before: ShardedArray, kind: Kind, axes: tuple[str, ...], dims: tuple[str, ...], wanted: ShardedArray | None
 ) -> ShardedArray:
-    """Return the array after a collective: the written one, if any, checked against the dims of the call."""
+    """Return the array after a collective. If the text states it (`wanted`), check it against the dims of the call."""
     if kind == "all-gather":
         return wanted or gathered(before, axes)
     if kind == "all-reduce":

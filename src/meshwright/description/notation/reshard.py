@@ -8,10 +8,10 @@ from dataclasses import replace
 from meshwright.description.notation.array import ShardedArray
 from meshwright.description.notation.legality import Sizes
 from meshwright.description.notation.moves import exchanged, gathered, reduced, scattered, sliced
-from meshwright.description.notation.steps import Communicate, Slice
+from meshwright.description.notation.steps import Communicate, LocalSlice
 from meshwright.record import Kind
 
-Move = Communicate | Slice
+Move = Communicate | LocalSlice
 
 
 def reshard(
@@ -60,13 +60,13 @@ def communicate(
     return replace(step, bytes=sizes.local_bytes(step.counted))
 
 
-def _slice(current: ShardedArray, target: ShardedArray) -> Slice | None:
+def _slice(current: ShardedArray, target: ShardedArray) -> LocalSlice | None:
     """Return a slice of a dim over the next axes it needs, if they shard nothing yet; else None."""
     used = {*current.split_axes, *current.unreduced}
     for dim in target.dims:
         axes = tuple(itertools.takewhile(lambda axis: axis not in used, _missing_axes(current, target, dim)))
         if axes:
-            return Slice(axes=axes, operand=current, result=sliced(current, axes, dim))
+            return LocalSlice(axes=axes, operand=current, result=sliced(current, axes, dim))
     return None
 
 
@@ -131,7 +131,7 @@ def _missing_axes(current: ShardedArray, target: ShardedArray, dim: str) -> tupl
 
 def _halves(move: Move, sizes: Sizes) -> tuple[Move, ...]:
     """Return an all-reduce as a reduce-scatter onto the first dim that divides and an all-gather; others unchanged."""
-    if isinstance(move, Slice) or move.kind != "all-reduce":
+    if isinstance(move, LocalSlice) or move.kind != "all-reduce":
         return (move,)
     for dim in move.operand.dims:
         if sizes.local_size(move.operand, dim) % sizes.degree(move.axes) == 0:

@@ -1,4 +1,4 @@
-"""The steps of an implementation: collectives, free slices, local products."""
+"""The steps of an implementation: collectives, free slices, local matmuls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from string import ascii_letters
 
 from meshwright.description.notation.array import ShardedArray
-from meshwright.description.notation.expression import Chain, Product, Stage
+from meshwright.description.notation.expression import Chain, Einsum, Stage
 from meshwright.record import Collective, Kind
 
 
@@ -44,7 +44,7 @@ class Communicate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slice:
+class LocalSlice:
     """Each device keeps its shard over `axes` of the dim at position `target`: no communication."""
 
     axes: tuple[str, ...]
@@ -81,10 +81,10 @@ class Multiply:
         return einsum_formula(self.operands, self.result)
 
     def __str__(self) -> str:
-        return str(Product(self.operands, self.result))
+        return str(Einsum(self.operands, self.result))
 
 
-Step = Communicate | Slice | Multiply
+Step = Communicate | LocalSlice | Multiply
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ class Implementation:
 
     @property
     def repeated_axes(self) -> tuple[str, ...]:
-        """The axes along which all devices repeat the work of some product."""
+        """The axes along which devices repeat the work of a matmul."""
         return tuple(dict.fromkeys(axis for step in self.products for axis in step.repeated_axes))
 
     def __str__(self) -> str:

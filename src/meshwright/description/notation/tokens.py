@@ -40,6 +40,9 @@ def tokenize(text: str, axes: Collection[str] | None = None) -> list[Token]:
 
     Dims may be single capital letters without spaces between: `BM_x` is `B M_x`. This is recognised if a subscript is
     written `<sub>x</sub>`, or is an axis of the mesh with dims after it (`B_xE`).
+
+    Raises:
+        NotationError: a character is not in the notation.
     """
     tokens: list[Token] = []
     position = 0
@@ -49,7 +52,7 @@ def tokenize(text: str, axes: Collection[str] | None = None) -> list[Token]:
             continue
         match = _PATTERN.match(text, position)
         if match is None:
-            raise NotationError(f"{text[position]!r} is no sign of the notation", text=text, position=position)
+            raise NotationError(f"{text[position]!r} is not a character of the notation", text=text, position=position)
         if match.lastgroup == "collective":
             tokens.append(Token("word", _COLLECTIVES[match.group().partition("(")[0].strip().lower()], position))
         else:

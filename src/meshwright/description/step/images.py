@@ -86,7 +86,7 @@ class Convolution:
 
     @property
     def block(self) -> str:
-        """Name of the residual block that contains it; the stem and the classes are blocks of their own."""
+        """Name of the residual block that contains it; the stem and the classes are separate blocks."""
         return self.path.rpartition(".")[0] or self.path
 
     @property

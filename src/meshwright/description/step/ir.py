@@ -20,7 +20,7 @@ from meshwright.mesh import MeshShape
 from meshwright.record import Kind, Phase
 
 Width = Literal["compute", "gradient", "float32"]
-"""Format of an array's elements: the compute dtype, the gradient dtype, or float32."""
+"""Dtype of an array's elements: the compute dtype, the gradient dtype, or float32."""
 
 
 class Dim(NamedTuple):

@@ -67,7 +67,7 @@ def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tup
 def _used_axes(model: Model, rules: Rules) -> set[str]:
     """Return the mesh axes that split a dim of a model or its batch.
 
-    ep counts only if the model has experts: otherwise it would be the same as dp.
+    ep counts only if the model has experts: without them it would equal dp.
     """
     declared = {name for _, parameter in leaves(parameters(model)) for name in parameter.axes}
     named = declared | {"residual_sequence", "batch"}

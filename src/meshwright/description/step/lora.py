@@ -40,7 +40,7 @@ class LoRA:
         if not 0 <= self.dropout < 1:
             raise MeshwrightError(f"lora dropout is {self.dropout:g}; it is a share from 0 to below 1, as 0.05")
         if not self.targets:
-            raise MeshwrightError("lora has no targets; name the products that get adapters, as query")
+            raise MeshwrightError("lora has no targets; name the matmuls that get adapters, as query")
 
     @property
     def low_rank(self) -> LowRank:
@@ -104,7 +104,7 @@ def _no_target(target: str, program: Program, known: tuple[str, ...]) -> str:
             )  # fmt: skip
             return f"lora target {target!r} is {what}, which has no adapter here; {choices}"
     hint = did_you_mean(map(repr, difflib.get_close_matches(target, known, n=1)))
-    return f"lora target {target!r} is no product of the layers; {hint}{choices}"
+    return f"lora target {target!r} is not a matmul of the layers; {hint}{choices}"
 
 
 def _linears(program: Program) -> Iterator[Linear]:

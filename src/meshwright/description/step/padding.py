@@ -2,8 +2,8 @@
 
 GPT-2 XL has 50,257 tokens and 25 heads, which tp=4 does not divide, so its arrays get rows and heads of zeros until it
 does, as Megatron-LM pads the vocabulary (arXiv:1909.08053). Gemma 2B has one kv head: over tp=2 each device has a copy
-of it, and half of the query heads. `padded` decides how many there are: the ops of a step and the shapes of arrays on a
-mesh are those of the padded model. All else has the model as it is: configs, forward passes, checkpoints, exports.
+of it, and half of the query heads. `padded` returns the padded model, which determines the ops of a step and the shapes
+of arrays on a mesh. Configs, forward passes, checkpoints and exports keep the original model.
 
 Logits beyond the vocabulary are minus infinity (`models.ends.logits`), so they have no probability and no gradient. A
 head of zeros has values of zero and is multiplied by zeros, so it adds nothing and has no gradient either. Gradients of
@@ -27,22 +27,22 @@ AnyModel = TypeVar("AnyModel", bound=Model)
 
 
 def is_padded(model: Model, name: str) -> bool:
-    """Whether the dims of a logical axis may be padded, or their heads copied; not in models written as ops."""
+    """Whether the dims of a logical axis may be padded, or their heads copied. False for models written as ops."""
     return name in ("vocab", "kv_heads") and isinstance(model, ModelConfig)
 
 
 def padded(model: AnyModel, mesh: MeshShape, rules: Rules) -> AnyModel:
-    """Return a model with as many tokens and kv heads as the axes divide that split them by `rules`.
+    """Return the model with vocabulary and kv heads padded until the mesh axes of `rules` divide them.
 
-    Fewer kv heads than devices are copied, if that leaves each copy as many query heads. What cannot be padded or
-    copied stays as it is, and does not divide.
+    If there are fewer kv heads than devices, they are copied, provided that each copy gets equally many query heads.
+    Sizes that cannot be padded or copied are unchanged, so that later checks reject the mesh.
     """
     return _padded(model, mesh.degree(rules["vocab"]), mesh.degree(rules["kv_heads"]))
 
 
 @lru_cache(maxsize=1 << 10)
 def _padded(model: AnyModel, vocab_parts: int, head_parts: int) -> AnyModel:
-    """Return a model with its vocabulary and its kv heads padded or copied for so many devices."""
+    """Return `padded`, with the vocabulary split over `vocab_parts` devices and kv heads over `head_parts`."""
     if not isinstance(model, ModelConfig):
         return model
     # Less than a vocabulary is added, so that `runtime.arrays.fit` tells padding from copies.
@@ -72,13 +72,13 @@ def is_of_kv_heads(parameter: Parameter) -> bool:
 
 
 def divides_heads(model: Model, mesh: MeshShape, rules: Rules) -> bool:
-    """Whether the axes that split a model's kv heads divide them, padded or copied."""
+    """Whether the axes that split a model's kv heads divide them after padding or copying."""
     stored = padded(model, mesh, rules)
     return not isinstance(stored, ModelConfig) or stored.num_kv_heads % mesh.degree(rules["kv_heads"]) == 0
 
 
 def describe_padding(model: Model, mesh: MeshShape, rules: Rules) -> str:
-    """Return what a mesh pads or copies, as `vocab padded from 257 to 260 and 2 copies of each of 8 kv heads`."""
+    """Describe padding and copies on a mesh: `vocab padded from 257 to 260 and 2 copies of each of 8 kv heads`."""
     stored = padded(model, mesh, rules)
     if not isinstance(model, ModelConfig) or not isinstance(stored, ModelConfig):
         return ""
@@ -92,7 +92,7 @@ def describe_padding(model: Model, mesh: MeshShape, rules: Rules) -> str:
 
 
 def padding_notes(model: Model, mesh: MeshShape, rules: Rules) -> tuple[str, ...]:
-    """Return a plan's note of what its mesh pads or copies; none if nothing."""
+    """Return a plan's note on padding and copies; () if there are none."""
     if not (what := describe_padding(model, mesh, rules)):
         return ()
     more = num_parameters(padded(model, mesh, rules)) / num_parameters(model) - 1
@@ -100,7 +100,7 @@ def padding_notes(model: Model, mesh: MeshShape, rules: Rules) -> tuple[str, ...
 
 
 def check_padding(model: Model, mesh: MeshShape, rules: Rules, strategy: Strategy) -> None:
-    """Raise if the optimizer's update of an array depends on its padding or copies."""
+    """Raise if an optimizer's update of padded or copied arrays would differ from that of the original ones."""
     what, optimizer = describe_padding(model, mesh, rules), strategy.optimizer
     if what and optimizer in ("adafactor", "muon"):
         raise MeshwrightError(

@@ -119,7 +119,7 @@ def spec(axes: tuple[str, ...], *, mesh: MeshShape, rules: Rules = RULES, what: 
         if used.count(axis) > 1:
             dims = [name for name, dim in zip(axes, result, strict=True) if axis in dim]
             raise MeshwrightError(
-                f"{what} wants axis {axis}={mesh.degree(axis)} on dims {' and '.join(dims)}; an axis splits one dim"
+                f"{what} needs axis {axis}={mesh.degree(axis)} on dims {' and '.join(dims)}; an axis splits one dim"
                 f" only: take it out of the rule for one of them, or use {axis}=1"
             )
     return tuple(result)

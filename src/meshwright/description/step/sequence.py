@@ -46,12 +46,12 @@ def attention_ops(model: Model) -> Iterator[Attention]:
 
 
 def has_attention(model: Model) -> bool:
-    """Whether a model has attention, so that tokens of a split sequence need positions."""
+    """Whether a model has attention. Then devices that hold a part of a sequence need its tokens' positions."""
     return any(True for _ in attention_ops(model))
 
 
 def halves_queries(workload: Workload, mesh: MeshShape) -> bool:
-    """Whether attention skips a quarter of the scores: devices hold whole sequences, which can be halved."""
+    """Whether attention skips a quarter of the scores: each device has whole sequences, and they can be halved."""
     return mesh.degree(RULES["sequence"]) == 1 and can_halve_queries(workload.seq_len)
 
 
@@ -74,7 +74,7 @@ def check_sequence(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
         return
     if strategy.attention == "scores" and strategy.sp_method != "gather":
         raise MeshwrightError(
-            f"sp_method={strategy.sp_method!r} wants a fused attention: attention='flash'; scores that go through"
+            f"sp_method={strategy.sp_method!r} needs a fused attention: attention='flash'; scores that go through"
             f" memory are made of gathered keys, sp_method='gather'"
         )
     if strategy.attention == "cudnn" and strategy.sp_method != "ulysses":

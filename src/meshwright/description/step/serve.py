@@ -31,7 +31,7 @@ class ServeStep(Step):
 
     Attributes:
         live: by region, the activations live at once on a device.
-        paged_tokens: tokens that fit into one sequence's pages on a device, as a mean over layers.
+        paged_tokens: tokens that fit in a sequence's pages on a device; the mean over layers.
     """
 
     live: Mapping[str, tuple[Array, ...]]
@@ -188,7 +188,8 @@ def activated_experts(num_experts: int, num_active: int, num_local: float, token
 
 
 def _expert_sizes(dispatch: Dispatch, mesh: MeshShape, tokens: int) -> dict[str, float]:
-    """Return the sizes of `A`, `R` and `C` for `tokens` tokens per group, if each group receives as many as it sends.
+    """Return the sizes of `A`, `R` and `C` for `tokens` tokens per group, assuming that each group receives the number
+    of tokens that it sends.
 
     A token's k experts are on ep (1 - (1 - 1 / ep)^k) devices, with uniform routing.
     """

@@ -51,9 +51,9 @@ class Serving:
     prompt_len: int
     output_len: int
     batch: int | None = None  # Over all devices; None: the planner chooses.
-    weight_dtype: str = "bf16"  # Format of stored weights.
-    kv_dtype: str = "bf16"  # Format of cached keys and values.
-    compute_dtype: str = "bf16"  # Format of matmuls' operands.
+    weight_dtype: str = "bf16"  # Dtype of stored weights.
+    kv_dtype: str = "bf16"  # Dtype of cached keys and values.
+    compute_dtype: str = "bf16"  # Dtype of matmuls' operands.
     page_size: int = 16  # Tokens per page of the cache (16 in vLLM, arXiv:2309.06180).
     # Prefill only: tokens of each prompt in a step, read into pages between steps of decoding, as a server does
     # (chunked prefill, arXiv:2403.02310). None: whole prompts, as generation reads them.
@@ -96,7 +96,7 @@ class Serving:
 
     @property
     def activation_dtype(self) -> str:
-        """Format of activations: the compute dtype, with at least two bytes."""
+        """Dtype of activations: the compute dtype, with at least two bytes."""
         return self.compute_dtype if dtype_bytes(self.compute_dtype) >= 2 else "bf16"
 
 

@@ -29,10 +29,10 @@ class FrameworkProfile:
 
     name: str = ""  # The framework; '' for meshwright.
     # All stages are one SPMD program: idle stages compute on zeros, and embedding and unembedding are shared by all.
-    # If False, each stage is a program of its own (Megatron-LM).
+    # If False, each stage is a separate program (Megatron-LM).
     spmd_pipeline: bool = True
     overlaps_gradients: bool = True  # Gradient all-reduces run behind backward; if False, after each layer.
-    overlaps_weights: bool = True  # Weight all-gathers and gradient reduce-scatters run beside matmuls.
+    overlaps_weights: bool = True  # Weight all-gathers and gradient reduce-scatters overlap with matmuls.
     # Weights are gathered into one buffer and copied out of it, and gradients copied into one (PyTorch FSDP).
     flat_buffers: bool = False
     shard_lists: bool = False  # Weights and gradients are copied into and out of lists of shards (DeepSpeed in 2021).
@@ -50,7 +50,7 @@ class FrameworkProfile:
     # Values of a layer that remat policy `named` saves (`passes.rematerialize.NAMED`), besides its input.
     saved_values: tuple[str, ...] = ()
     balanced_routing: bool = False  # Experts' arrays have room for even load alone, not for any routing of tokens.
-    overlaps_sends: bool = False  # Sends between interleaved pipeline stages run beside matmuls.
+    overlaps_sends: bool = False  # Sends between interleaved pipeline stages overlap with matmuls.
     memory_bytes: float = 0.0  # Communication buffers and fragments of the allocator, on each device.
     host_seconds: float = 0.0  # Seconds of each step in which no device works: logging, data, the optimizer's loop.
     # Seconds that a collective over tp takes to start, for each device of its group, besides the links' latency.
@@ -83,8 +83,8 @@ class Strategy:
     # Between matmuls, split the residual stream over tp along the sequence (Megatron's sequence parallelism), or keep
     # it whole on each device.
     tp_stream: TpStream = "split"
-    collective_matmul: bool = False  # Run collectives over tp chunk by chunk beside the matmuls that need them.
-    gradient_dtype: Dtype | None = None  # Format in which gradients are summed over devices; None: the compute dtype.
+    collective_matmul: bool = False  # Run collectives over tp chunk by chunk, overlapped with matmuls.
+    gradient_dtype: Dtype | None = None  # Dtype in which gradients are summed over devices; None: the compute dtype.
     # Attention scores go through memory, or a fused kernel keeps them on the chip and skips the masked half:
     # FlashAttention-2 (arXiv:2307.08691) or cuDNN's.
     attention: Attention = "scores"
@@ -96,7 +96,7 @@ class Strategy:
     # Dropout probability of outputs added to the residual stream, and of attention weights if scores go through memory.
     dropout: float = 0.0
     optimizer: Optimizer = "adamw"
-    moment_dtype: Dtype | None = None  # Format of the optimizer's moments; None: the parameters'.
+    moment_dtype: Dtype | None = None  # Dtype of the optimizer's moments; None: the parameters'.
     master_weights: bool = False  # The optimizer keeps and updates float32 copies of narrower parameters.
     # Action if loss or gradients are not finite or too large. With skip, the compiled step leaves the state unchanged.
     on_bad_step: OnBadStep = "stop"

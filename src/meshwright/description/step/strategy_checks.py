@@ -11,13 +11,13 @@ from meshwright.mesh import MeshShape, multiples_around, nearest_divisors
 
 
 def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise an error if an option of a strategy would change nothing, or cannot run with a workload on a mesh."""
+    """Raise an error if an option of a strategy would have no effect, or cannot run with a workload on a mesh."""
     # The fields of a framework are set whether a mesh uses them or not.
     unused = {} if strategy.profile.name else unused_options(workload, mesh, strategy)
     for field, reason in unused.items():
         value, default = getattr(strategy, field), getattr(DEFAULT, field)
         shown = f"'{value}'" if isinstance(value, MeshShape) else repr(value)
-        raise MeshwrightError(f"{field}={shown} would change nothing on mesh {mesh}: {reason}; use {field}={default!r}")
+        raise MeshwrightError(f"{field}={shown} would have no effect on mesh {mesh}: {reason}; use {field}={default!r}")
     if workload.remat == "named" and not strategy.profile.saved_values:
         raise MeshwrightError("remat named saves what a framework's profile names, and none does; use another policy")
     _check_microbatches(workload, mesh, strategy)
@@ -45,7 +45,7 @@ def unused_options(workload: Workload, mesh: MeshShape, strategy: Strategy) -> d
         ("collective_matmul", mesh.tp == 1, "tp=1 has no collectives"),
         ("sp_method", mesh.sp == 1, "sp=1 splits no sequence"),
         ("moment_dtype", strategy.optimizer == "sgd", "sgd keeps no moments"),
-        ("gradient_dtype", strategy.gradient_dtype == workload.compute_dtype, "products are made in it"),
+        ("gradient_dtype", strategy.gradient_dtype == workload.compute_dtype, "matmuls have this dtype"),
         ("master_weights", workload.param_dtype == "f32", "parameters are float32 themselves"),
         ("reference_mesh", not has_reference(workload), "no step runs a reference (objective='dpo', reference='live')"),
     )
@@ -78,5 +78,5 @@ def _check_zigzag(seq_len: int, mesh: MeshShape) -> None:
         nearest = " or ".join(str(length) for length in multiples_around(seq_len, parts))
         raise MeshwrightError(
             f"sequence length {seq_len} cannot be cut into {parts} parts, two for each of sp={mesh.sp}, as a ring in"
-            f" zigzag order wants: {seq_len} % {parts} = {seq_len % parts}; use {nearest}"
+            f" zigzag order needs: {seq_len} % {parts} = {seq_len % parts}; use {nearest}"
         )

@@ -54,7 +54,7 @@ on any chip.
 """
 
 BLOCKS_AN_EXPERT = 4
-"""Least number of blocks for an expert's rows at even load, since an expert's last block is on average half empty."""
+"""The smallest number of blocks per expert at even load: an expert's last block is half empty on average."""
 
 
 class Blocks(NamedTuple):
@@ -73,7 +73,7 @@ class Blocks(NamedTuple):
 def expert_blocks(num_rows: int, num_experts: int) -> tuple[int, int]:
     """Return the number of blocks that suffices for any routing of `num_rows` rows, and the rows per block.
 
-    A block has rows of one expert. The worst case is that each expert has one row more than fills its blocks.
+    A block has rows of one expert only. In the worst case, each expert has one row more than fits its full blocks.
     """
     least, most = BLOCK_ROWS
     in_balance = max(1, num_rows // num_experts // BLOCKS_AN_EXPERT)

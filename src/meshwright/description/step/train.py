@@ -329,7 +329,7 @@ def _has_product(node: Node) -> bool:
 def _update(
     model: Model, frozen: frozenset[str], layout: Layout, is_one_program: bool, optimizer: Optimizer, copies: int
 ) -> tuple[Communicate, ...]:
-    """Return the collectives of the optimizer's update of trained parameters, with the sums over copies of kv heads."""
+    """Return the collectives of the optimizer's update, including the sums over copies of kv heads."""
     found: list[Communicate] = []
     for path, parameter in leaves(parameters(model)):
         if path in frozen:

@@ -118,7 +118,7 @@ class Workload:
 
     @property
     def in_pairs(self) -> str:
-        """The number of pairs, as printed after the number of sequences; empty without pairs."""
+        """The text about pairs after the number of sequences; '' without pairs."""
         return f" in {self.batch:,} pairs" if self.objective == "dpo" else ""
 
     @property
@@ -140,10 +140,10 @@ def num_query_chunks(seq_len: int) -> int:
 
 
 def can_halve_queries(seq_len: int) -> bool:
-    """Whether attention through scores can skip those of the first half's queries with the second half's keys.
+    """Whether attention that materializes scores can skip those of queries in the first half with keys in the second.
 
-    The causal mask hides this quarter of the scores. A loop over chunks of queries cannot skip them, because all its
-    iterations have the same shape, with all keys. Callers check that a device has the whole sequence.
+    The causal mask hides this quarter of the scores. A loop over chunks of queries cannot skip them: all iterations
+    have the same shape, with all keys. Callers check that a device has the whole sequence.
     """
     return seq_len % 2 == 0 and num_query_chunks(seq_len) == 1
 

@@ -212,7 +212,7 @@ class Encoder:
         if ids.ndim == 1 and not len(ids) and isinstance(record.get(name), list | np.ndarray):
             return ids.astype(np.int64)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise BadRecordError("missing_field", f"the field {name} is no list of token ids")
+            raise BadRecordError("missing_field", f"the field {name} is not a list of token ids")
         return ids.astype(np.int64)
 
 
@@ -288,7 +288,7 @@ def _of_text(encoder: Encoder) -> Encoder:
     """
     if encoder.tokenizer is None and encoder.vocab < (wanted := byte_tokenizer().num_tokens):
         raise MeshwrightError(
-            f"vocab {encoder.vocab} is too small for text as bytes, which wants {wanted}; give data of input_ids"
+            f"vocab {encoder.vocab} is too small for text as bytes, which needs {wanted}; give data of input_ids"
         )
     return encoder
 
@@ -298,10 +298,13 @@ def messages_of(record: Mapping[str, Any], name: str) -> list[Message]:
 
     Nulls are removed: Parquet and Arrow store them for keys that a message lacks, and templates test for a key's
     presence.
+
+    Raises:
+        BadRecordError: the field is not a list of messages, or is empty.
     """
     value = record.get(name)
     if value is None or isinstance(value, str) or not isinstance(value, Sequence):
-        raise BadRecordError("missing_field", f"the field {name} is no list of messages")
+        raise BadRecordError("missing_field", f"the field {name} is not a list of messages")
     if not value:
         raise BadRecordError("empty", "the chat has no messages")
     return [_message(message, f"message {number} of {name}") for number, message in enumerate(value, start=1)]
@@ -316,14 +319,18 @@ def _message(value: Any, place: str) -> Message:
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
         content = None if None in parts else "".join(map(str, parts))
     if not isinstance(role, str) or not (isinstance(content, str) or (content is None and "tool_calls" in message)):
-        raise BadRecordError("missing_field", f"{place} has not a role and a content of text")
+        raise BadRecordError("missing_field", f"{place} has no role and text as content")
     if message.get("weight", 1) not in (0, 1):
         raise BadRecordError("missing_field", f"{place} has the weight {message['weight']}; it is 0 or 1")
     return message | {"role": _ROLES.get(role, role), "content": content}
 
 
 def tools_of(record: Mapping[str, Any]) -> list[Message]:
-    """Return the tools of a chat: a list, or JSON text, used in tables if tools have different parameters."""
+    """Return the tools of a chat: a list, or JSON text, used in tables if tools have different parameters.
+
+    Raises:
+        BadRecordError: the field is not a list of objects.
+    """
     value = record.get("tools")
     if isinstance(value, str):
         try:
@@ -331,7 +338,7 @@ def tools_of(record: Mapping[str, Any]) -> list[Message]:
         except (ValueError, RecursionError):
             value = 0
     if not (value is None or (isinstance(value, list) and all(isinstance(tool, Mapping) for tool in value))):
-        raise BadRecordError("missing_field", "the field tools is no list of tools")
+        raise BadRecordError("missing_field", "the field tools is not a list of tools")
     return value or []
 
 

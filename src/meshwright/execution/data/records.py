@@ -73,7 +73,7 @@ def kind_of(path: Path) -> Kind | None:
 
 
 def ranges(path: Path, kind: Kind) -> list[Range]:
-    """Split a file into ranges of about `UNIT_BYTES`."""
+    """Split a file into ranges of about `UNIT_BYTES`. Raises if the file cannot be read."""
     try:
         size = path.stat().st_size
         if kind in ("text", "jsonl"):
@@ -173,7 +173,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
     if len(record) < len(pairs):
         key = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
-        raise BadRecordError("broken", f"the key {json.dumps(key)} stands twice in one object")
+        raise BadRecordError("broken", f"the key {json.dumps(key)} is given twice in one object")
     return record
 
 

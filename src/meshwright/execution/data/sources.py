@@ -108,8 +108,8 @@ def find_files(names: tuple[str, ...]) -> FileSource:
 def find_source(name: str) -> FileSource | StoreSource:
     """Find the source at a path.
 
-    A folder is a token store, a data set saved by Hugging Face's `datasets`, or stands for the files in it: JSON Lines,
-    Parquet or Arrow if there are any, else text. A pattern (`wiki/*.jsonl`) stands for matching files.
+    A folder is a token store, a data set saved by Hugging Face's `datasets`, or names all files in it: JSON Lines,
+    Parquet or Arrow if there are any, else text. A pattern (`wiki/*.jsonl`) names all matching files.
 
     Raises:
         MeshwrightError: if nothing is there, or nothing readable.
@@ -124,7 +124,7 @@ def find_source(name: str) -> FileSource | StoreSource:
     if path.is_symlink() and not path.exists():
         raise MeshwrightError(f"{name} is a link to {os.readlink(path)}, which is not there")
     if path.exists() and not path.is_file():
-        raise MeshwrightError(f"{name} is no regular file, but a device, a pipe or a socket; {TAKES}")
+        raise MeshwrightError(f"{name} is not a regular file, but a device, a pipe or a socket; {TAKES}")
     if not path.is_file():
         if matches := sorted(glob.glob(name, recursive=True)):
             return replace(find_files(tuple(matches)), name=name)

@@ -153,7 +153,7 @@ def read_info(directory: Path) -> StoreInfo:
     try:
         return from_data(StoreInfo, data)
     except MeshwrightError as error:
-        raise MeshwrightError(f"{path} is no store of tokens: {error}") from None
+        raise MeshwrightError(f"{path} is not a store of tokens: {error}") from None
 
 
 def _map_shard(path: Path, count: int) -> np.ndarray:

@@ -22,7 +22,11 @@ ROWS = 256
 
 
 def part_sizes(path: Path, form: Format) -> list[int]:
-    """Return the bytes of each row group of a Parquet file, or of each batch of an Arrow file."""
+    """Return the bytes of each row group of a Parquet file, or of each batch of an Arrow file.
+
+    Raises:
+        MeshwrightError: the file is damaged or of another format.
+    """
     try:
         if form == "parquet":
             metadata = pq.read_metadata(path)

@@ -138,7 +138,7 @@ def _item(text: str, word: str) -> str | Literal:
     try:
         return Literal(json.loads(word))
     except ValueError:
-        raise _wrong(text, f"{word} is no text in quotes as JSON has it") from None
+        raise _wrong(text, f"{word} is not a JSON string") from None
 
 
 def _split(words: list[str], separator: str) -> list[list[str]]:

@@ -31,7 +31,7 @@ def advised_mesh(found: Found, batch: int) -> str | None:
         taken = best_serving_plan(found.model, "decode", options, mesh=found.mesh).predicted.step_seconds
         best = best_serving_plan(found.model, "decode", options)
     except MeshwrightError:
-        return None  # What cannot be planned may run all the same.
+        return None  # A model that cannot be planned may still run.
     advised = best.predicted.step_seconds
     if advised is None or taken is None or best.mesh == found.mesh or advised >= taken:
         return None

@@ -246,5 +246,5 @@ def _most_positions(directory: Path) -> int | None:
 def _check(model: ModelConfig, mesh: MeshShape) -> None:
     """Raise if a model cannot run at all, or not on this mesh."""
     if mesh.pp > 1:
-        raise MeshwrightError(f"mesh {mesh} has stages, through which a token goes one by one; use pp=1")
+        raise MeshwrightError(f"mesh {mesh} has pipeline stages, which generation does not use; use pp=1")
     check_runnable(model, mesh)

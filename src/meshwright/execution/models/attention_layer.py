@@ -103,7 +103,7 @@ def _with_scores(query: Array, seen: Cache, sinks: Array | None, op: Attention, 
     if segments is not None:
         if segments.ids is None:
             raise MeshwrightError(
-                "a batch with positions alone wants attention='flash'; 'scores' takes tokens in order"
+                "a batch with positions alone needs attention='flash'; 'scores' takes tokens in order"
             )
         documents = Documents(segments.ids, segments.ids if (all_ids := context.positions.key_ids) is None else all_ids)
     whole = ("batch", "activation", "kv_heads", "head_dim")

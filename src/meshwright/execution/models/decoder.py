@@ -23,7 +23,7 @@ from meshwright.execution.models.ends import LossParts, embed, logits, mean_loss
 from meshwright.execution.models.layer import run_layer
 from meshwright.execution.models.moe import load_of_layers
 from meshwright.execution.models.remat import LAYER_INPUT, rematerialized
-from meshwright.execution.runtime.experts.routing import Load
+from meshwright.execution.runtime.experts.routing import ExpertLoad
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
 STACKS = ("dense_layers", "layers")
@@ -68,7 +68,7 @@ def log_probabilities_and_load(
     remat: Remat,
     strategy: Strategy = DEFAULT,
     rng: DropoutRng | None = None,
-) -> tuple[Array, Load | None]:
+) -> tuple[Array, ExpertLoad | None]:
     """Return each row's total log-probability of its targets [b] in nats, and the load of each layer's experts, if any.
 
     batch: as in `loss_and_load`, with the `weights` [b, s] of the targets, 0 for targets that do not count.
@@ -89,7 +89,7 @@ def stream_and_load(
     remat: Remat,
     strategy: Strategy,
     rng: DropoutRng | None,
-) -> tuple[Array, Array, Load | None]:
+) -> tuple[Array, Array, ExpertLoad | None]:
     """Return the residual stream [b, s, d] after all layers, the gathered embedding table, and the experts' load."""
     batch = with_key_segments(batch, layout, strategy)
     positions, load = positions_of(batch, model), None
@@ -109,7 +109,7 @@ def layers(
     remat: Remat,
     strategy: Strategy,
     rng: DropoutRng | None = None,
-) -> tuple[Array, Load | None]:
+) -> tuple[Array, ExpertLoad | None]:
     """Return the residual stream [b, s, d] after the layers of a stack, and the load of their experts, if any."""
 
     def layer(x: Array, own: tuple[Weights, Array | None]) -> tuple[Array, Array | None]:

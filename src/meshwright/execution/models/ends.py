@@ -16,7 +16,7 @@ from meshwright.execution.models.generation.stationary import multiply_stored
 from meshwright.execution.models.linear import GATHERED, RESIDUAL, gathered
 from meshwright.execution.models.norm import norm
 from meshwright.execution.models.product import product
-from meshwright.execution.runtime.experts.routing import Load
+from meshwright.execution.runtime.experts.routing import ExpertLoad
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
 
@@ -124,7 +124,7 @@ class LossParts(NamedTuple):
     """
 
     means: Array
-    load: Load | None = None
+    load: ExpertLoad | None = None
 
     @property
     def metrics(self) -> dict[str, Array]:

@@ -25,7 +25,7 @@ from meshwright.execution.models.activation import activate
 from meshwright.execution.models.quantised.experts import expert_product
 from meshwright.execution.models.remat import INTERMEDIATE, PRODUCT
 from meshwright.execution.runtime.experts.dispatch import ExpertAxes, dispatch_combine
-from meshwright.execution.runtime.experts.routing import Load, probabilities, route
+from meshwright.execution.runtime.experts.routing import ExpertLoad, probabilities, route
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.runtime.shards import match_varying, on_shards
 
@@ -64,8 +64,8 @@ def moe_layer(
 ) -> tuple[Array, Array]:
     """Apply a MoE block to the residual stream h [b, s, d]; returns the experts' output and their load.
 
-    The load [devices, 3, e] has the fields of `Load`, one row for each device with different tokens; `load_of_layers`
-    sums it for all layers at once.
+    The load [devices, 3, e] has the fields of `ExpertLoad`, one row for each device with different tokens;
+    `load_of_layers` sums it for all layers at once.
 
     Args:
         h: the residual stream.
@@ -81,7 +81,7 @@ def moe_layer(
         layout.weight(weights[op.name], "expert", *(name for name, _ in (*op.inputs, *op.outputs)), dtype=h.dtype)
         for op in linears
     ]
-    # Of the devices that split an expert's width, one adds the bias of its last matmul.
+    # Only one of the devices that split an expert's width adds the bias of its last matmul.
     biases = {
         op.name: layout.weight(
             weights[f"{op.name}_bias"],
@@ -127,9 +127,9 @@ def _expert_axes(layout: ShardingContext, tokens: tuple[str, ...]) -> ExpertAxes
     return ExpertAxes(ep, tp, tp if set(tp) <= set(tokens) else ())
 
 
-def load_of_layers(loads: Array) -> Load:
+def load_of_layers(loads: Array) -> ExpertLoad:
     """Return the load of every layer [layers, e] over all devices from `moe_layer`'s [layers, devices, 3, e]."""
-    return Load(*jnp.moveaxis(jnp.sum(loads, axis=1), 1, 0))
+    return ExpertLoad(*jnp.moveaxis(jnp.sum(loads, axis=1), 1, 0))
 
 
 def _moe_on_device(
@@ -157,7 +157,7 @@ def _moe_on_device(
     here = dispatch_combine(h, choice, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
     opened = [checkpoint_name(times(here.rows, weight, here.sizes), PRODUCT) for weight in openers]
     if biases:
-        # Of the devices that have parts of a sum, one adds the bias.
+        # Only one of the devices with partial sums adds the bias.
         opened = [
             array + _of_one(_bias_of_rows(array, biases[op.name], here.sizes), sums)
             for op, array in zip(ops.opened, opened, strict=True)

@@ -24,7 +24,7 @@ from meshwright.execution.models.dropout import DropoutRng
 from meshwright.execution.models.ends import LossParts, embed, logits, mean_losses, table_in_use
 from meshwright.execution.models.layer import run_layer
 from meshwright.execution.models.remat import rematerialized
-from meshwright.execution.runtime.experts.routing import Load
+from meshwright.execution.runtime.experts.routing import ExpertLoad
 from meshwright.execution.runtime.pipeline.gpipe import pipelined_loss, wait_for_input
 from meshwright.execution.runtime.pipeline.one_forward_one_backward import pipelined_loss_1f1b
 from meshwright.execution.runtime.pipeline.stages import LayerOutput, Pipeline
@@ -180,32 +180,35 @@ def _balance(load: Array, model: ModelConfig) -> tuple[Array | None, Array]:
     load = jnp.sum(load, axis=0)
     if model.experts is None:
         return None, load
-    balance_loss = Load(load[0], load[1], load[2]).balance_loss
+    balance_loss = ExpertLoad(load[0], load[1], load[2]).balance_loss
     return model.experts.balance_weight * balance_loss / num_staged_layers(model), load
 
 
-def _load_by_layer(loads: Array, pipeline: Pipeline) -> Load:
+def _load_by_layer(loads: Array, pipeline: Pipeline) -> ExpertLoad:
     """Return the load of each layer, given the load of each slot [slots, 3, e]."""
     schedule = pipeline.schedule
     layers = slot_layers(pipeline.num_layers, schedule.stages, schedule.virtual_stages)
     slots = sorted((slot for slot, layer in enumerate(layers) if layer is not None), key=lambda slot: layers[slot] or 0)
-    return Load(*jnp.moveaxis(jax.reshard(loads, P(None, None, None))[jnp.array(slots)], 1, 0))
+    return ExpertLoad(*jnp.moveaxis(jax.reshard(loads, P(None, None, None))[jnp.array(slots)], 1, 0))
 
 
-def microbatches(batch: Array, count: int, layout: ShardingContext, *, together: int = 1) -> Array:
+def microbatches(batch: Array, count: int, layout: ShardingContext, *, group_size: int = 1) -> Array:
     """Split an array [b, s], or [b], into microbatches [m, b / m, s] without communication.
 
-    together: number of successive rows that stay in one microbatch.
+    group_size: number of successive rows that stay in one microbatch.
+
+    Raises:
+        MeshwrightError: microbatches on all shards do not divide the batch.
     """
     size, rest = batch.shape[0], batch.shape[1:]
     shards = layout.mesh.degree(layout.axes("batch"))
-    if size % (shards * count * together):
+    if size % (shards * count * group_size):
         raise MeshwrightError(
             f"batch {size} cannot be cut into {count} microbatches on {shards} shards:"
             f" {size} % {shards * count} = {size % (shards * count)}; use a multiple of {shards * count}"
         )
     split, *rest_split = jax.typeof(batch).sharding.spec
-    groups = (size // (count * together), count, *((together,) if together > 1 else ()), *rest)
+    groups = (size // (count * group_size), count, *((group_size,) if group_size > 1 else ()), *rest)
     inner = (None,) * (len(groups) - len(rest) - 1)
     cut = jnp.moveaxis(lax.reshape(batch, groups, out_sharding=P(split, *inner, *rest_split)), 1, 0)
     return lax.reshape(cut, (count, size // count, *rest), out_sharding=P(None, split, *rest_split))

@@ -24,7 +24,7 @@ def find_difference(facts: Mapping[int, Mapping[str, Any]]) -> str:
             if here.get(name) != there.get(name):
                 return (
                     f"process {number} has {name} {_show(there.get(name))}, and process {first} has"
-                    f" {_show(here.get(name))}; all processes of a run want the same arguments, files and versions"
+                    f" {_show(here.get(name))}; all processes of a run need the same arguments, files and versions"
                 )
     return ""
 

@@ -5,8 +5,8 @@ run must end, and which process reports the reason, in one line. The others just
 
 `jax.distributed` (JAX 0.10.2) is not enough: if a process dies, it aborts the others with a page of C++ output, if
 process 0 dies even with `jax_enable_recoverability`, and a Python callback for lost processes
-(`missed_heartbeat_callback`) ends in std::bad_cast. It does not name a process that never comes, nor one that lives
-and takes no step.
+(`missed_heartbeat_callback`) ends in std::bad_cast. It does not name a process that never joins, nor one that is alive
+but takes no steps.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from meshwright.execution.processes.messages import BEAT_SECONDS, PAUSE_SECONDS,
 BEHIND_SECONDS = 20.0
 """Seconds without a step of any process after which processes behind the others are named.
 
-Such a process ends a server: its processes only dispatch steps, in milliseconds however long the steps run, so a
-process that is behind is hanging. In training it may still be running the step, or writing a file.
+A server ends then: its processes only dispatch steps, which takes milliseconds whatever the steps' duration, so a
+process that is behind hangs. In training it may still be running the step, or writing a file.
 """
 
 FAILURE_SECONDS = 2.0
@@ -86,7 +86,7 @@ class Host:
         on_end: called once, in the host's thread, with the reason why the run must end, after the processes were told
           to.
         on_note: called with lines for the user.
-        on_met: called when all have joined with equal settings.
+        on_joined: called when all have joined with equal settings.
     """
 
     listener: socket.socket
@@ -94,15 +94,15 @@ class Host:
     start_seconds: float
     on_end: Callable[[End], None]
     on_note: Callable[[str], None]
-    on_met: Callable[[], None] = lambda: None
+    on_joined: Callable[[], None] = lambda: None
     stuck_seconds: float | None = None
     directory: Path | None = None
     """The run directory of a script, once a process has reported it."""
     _peers: dict[int, _Peer] = field(default_factory=dict)
-    _strangers: dict[socket.socket, Inbox] = field(default_factory=dict)
-    _has_met: bool = False
+    _pending: dict[socket.socket, Inbox] = field(default_factory=dict)
+    _have_joined: bool = False
     _is_over: bool = False
-    _stepped: float = 0.0
+    _last_step_at: float = 0.0
     """Time of the last step of any process, by `time.monotonic`."""
     _named: tuple[int, ...] = ()
 
@@ -114,9 +114,9 @@ class Host:
         threading.Thread(target=self._run, daemon=True).start()
 
     @property
-    def has_met(self) -> bool:
+    def have_joined(self) -> bool:
         """Whether all processes have joined with equal settings."""
-        return self._has_met
+        return self._have_joined
 
     def step_of(self, number: int) -> int | None:
         """Return the number of steps that a process has taken; None before the first."""
@@ -131,11 +131,11 @@ class Host:
 
     def _run(self) -> None:
         last = beat = time.monotonic()
-        while not self._is_over and not (self._has_met and all(peer.is_done for peer in self._peers.values())):
+        while not self._is_over and not (self._have_joined and all(peer.is_done for peer in self._peers.values())):
             ready = self._selector.select(0.2)
             now = time.monotonic()
             if now - last > PAUSE_SECONDS:
-                self._stepped = now
+                self._last_step_at = now
                 for peer in self._peers.values():
                     peer.heard = now
             last = now
@@ -146,21 +146,21 @@ class Host:
                     self._receive(key.fileobj, now)  # pyright: ignore[reportArgumentType]
             if now - beat >= BEAT_SECONDS:
                 beat = now
-                self._tell({"beat": True})
-            (self._watch if self._has_met else self._gather)(now)
+                self._broadcast({"beat": True})
+            (self._watch if self._have_joined else self._gather)(now)
         self.listener.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self.listener.accept()
             connection.settimeout(5.0)
-            self._strangers[connection] = Inbox()
+            self._pending[connection] = Inbox()
             self._selector.register(connection, selectors.EVENT_READ)
 
     def _receive(self, connection: socket.socket, now: float) -> None:
         """Read and handle messages from a connection."""
         number = next((number for number, peer in self._peers.items() if peer.connection is connection), None)
-        inbox = self._strangers[connection] if number is None else self._peers[number].inbox
+        inbox = self._pending[connection] if number is None else self._peers[number].inbox
         try:
             received = connection.recv(1 << 16)
             messages = list(inbox.add(received))
@@ -170,21 +170,21 @@ class Host:
             if number is None:
                 number = self._join(connection, message, now)
             else:
-                self._hear(self._peers[number], message, now)
+                self._handle(self._peers[number], message, now)
             if self._is_over or number is None:
                 return
         if not received:
             self._selector.unregister(connection)
             connection.close()
-            self._strangers.pop(connection, None)
+            self._pending.pop(connection, None)
             if number is not None and not self._peers[number].is_done and self._peers[number].failure is None:
-                self._lose(number, "has died")
+                self._mark_lost(number, "has died")
 
     def _join(self, connection: socket.socket, message: dict[str, Any], now: float) -> int | None:
         """Read the hello of a process; return its number. Connections that send no valid hello are ignored."""
         try:
             number, count, where, facts = (message[name] for name in ("process", "of", "where", "facts"))
-            taken = _Peer(connection, str(where), dict(facts), self._strangers[connection], now)
+            taken = _Peer(connection, str(where), dict(facts), self._pending[connection], now)
         except (KeyError, TypeError, ValueError):
             return None
         if number in self._peers:
@@ -193,7 +193,7 @@ class Host:
                 send(connection, {"end": REFUSED})
             self._end(End(f"two processes are --process-id {number}: {other} and {taken.where}", REFUSED, "refused"))
             return None
-        self._strangers.pop(connection)
+        self._pending.pop(connection)
         self._peers[number] = taken
         if count != self.count:
             line = f"process {number} ({taken.where}) was started with --num-processes {count}, and another with"
@@ -206,11 +206,11 @@ class Host:
             if difference := find_difference({number: peer.facts for number, peer in self._peers.items()}):
                 self._end(End(difference, REFUSED, "refused"))
                 return
-            self._has_met, self._stepped = True, now
+            self._have_joined, self._last_step_at = True, now
             for peer in self._peers.values():
                 peer.heard = now
-            self._tell({"go": True})
-            self.on_met()
+            self._broadcast({"go": True})
+            self.on_joined()
         elif now - self._opened > self.start_seconds:
             missing = [number for number in range(self.count) if number not in self._peers]
             first = ", ".join(map(str, missing[:10])) + (f" and {len(missing) - 10} more" if missing[10:] else "")
@@ -220,7 +220,7 @@ class Host:
         else:
             self._check_failures(now)
 
-    def _hear(self, peer: _Peer, message: dict[str, Any], now: float) -> None:
+    def _handle(self, peer: _Peer, message: dict[str, Any], now: float) -> None:
         """Handle a message of a process that has joined."""
         if peer.failure is not None:
             return
@@ -228,7 +228,7 @@ class Host:
         if "beat" in message:
             step = message["beat"]
             if step != peer.step:
-                self._stepped, self._named = now, ()
+                self._last_step_at, self._named = now, ()
             peer.step, peer.at, peer.is_idle = step, message.get("at", ""), message.get("idle")
             if "directory" in message:
                 self.directory = Path(message["directory"])
@@ -241,7 +241,7 @@ class Host:
         """After the start: check whether any process is silent, has failed, or takes no step."""
         for number, peer in self._peers.items():
             if not peer.is_done and peer.failure is None and now - peer.heard > SILENT_SECONDS:
-                self._lose(number, f"has not answered for {now - peer.heard:.0f} s")
+                self._mark_lost(number, f"has not answered for {now - peer.heard:.0f} s")
                 return
         if self._check_failures(now):
             return
@@ -251,8 +251,8 @@ class Host:
         behind = tuple(number for number in steps if steps[number] != max(steps.values()))  # pyright: ignore
         is_idle = self._peers[0].is_idle
         if is_idle and not behind:
-            self._stepped, self._named = now, ()
-        waited = now - self._stepped
+            self._last_step_at, self._named = now, ()
+        waited = now - self._last_step_at
         if behind and behind != self._named and waited > BEHIND_SECONDS:
             self._named = behind
             line = f"{self._describe(behind)}; the others have waited {waited:.0f} s for it"
@@ -261,14 +261,14 @@ class Host:
                 return
             self.on_note(line)
         if self.stuck_seconds is not None and waited > self.stuck_seconds:
-            # If all wait for each other, a process at another line of code than most is to blame.
+            # If no process is behind, a process at another line of code than most others is suspect.
             places = [peer.at for peer in self._peers.values()]
-            odd = behind or tuple(n for n, peer in self._peers.items() if places.count(peer.at) * 2 < len(places))
-            what = self._describe(odd or tuple(steps))
-            self._end(End(f"no step was taken for {waited:.0f} s: {what}", FAILED, "stuck", odd))
+            suspects = behind or tuple(n for n, peer in self._peers.items() if places.count(peer.at) * 2 < len(places))
+            what = self._describe(suspects or tuple(steps))
+            self._end(End(f"no step was taken for {waited:.0f} s: {what}", FAILED, "stuck", suspects))
 
     def _describe(self, numbers: tuple[int, ...]) -> str:
-        """Describe where some processes are."""
+        """Describe the step and source line of some processes."""
         return ", ".join(
             f"process {number} ({self._peers[number].where}) is at step {self._peers[number].step}"
             + (f", in {self._peers[number].at}" if self._peers[number].at else "")
@@ -287,11 +287,11 @@ class Host:
         self._end(End(line if first == 0 else f"process {first}: {line}", code, "failed", tuple(failed)))
         return True
 
-    def _lose(self, number: int, how: str) -> None:
+    def _mark_lost(self, number: int, how: str) -> None:
         """End the run because a process is gone."""
         peer = self._peers[number]
         step = "" if peer.step is None else f" after step {peer.step}"
-        kind = "lost" if self._has_met else "refused"
+        kind = "lost" if self._have_joined else "refused"
         self._end(End(f"process {number} ({peer.where}) {how}{step}", FAILED, kind, (number,)))
 
     def _end(self, end: End) -> None:
@@ -299,10 +299,10 @@ class Host:
         if self._is_over:
             return
         self._is_over = True
-        self._tell({"end": end.code})
+        self._broadcast({"end": end.code})
         self.on_end(end)
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _broadcast(self, message: dict[str, Any]) -> None:
         for peer in self._peers.values():
             with contextlib.suppress(OSError):
                 send(peer.connection, message)
@@ -312,6 +312,9 @@ def listen(host: str, port: int) -> socket.socket:
     """Open a socket that listens on a port of this machine, on loopback alone if `host` is localhost.
 
     JAX's service uses the next port, so that one must be free too.
+
+    Raises:
+        MeshwrightError: the port or the next one is in use.
     """
     near = host in ("localhost", "127.0.0.1")
     family = socket.AF_INET6 if not near and socket.has_dualstack_ipv6() else socket.AF_INET

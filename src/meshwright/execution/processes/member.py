@@ -55,7 +55,11 @@ class Member:
         self._ending = threading.Lock()
 
     def wait(self) -> None:
-        """Wait until all processes have joined with equal settings; then send heartbeats until this one leaves."""
+        """Wait until all processes have joined with equal settings; then send heartbeats until this one leaves.
+
+        Raises:
+            TemporaryError: process 0 has not answered for `SILENT_SECONDS`.
+        """
         heard = time.monotonic()
         while True:
             messages = self._received()

@@ -46,7 +46,7 @@ class Processes:
         split_address(self.coordinator)
         if count is None or number is None or not 0 <= number < count:
             raise MeshwrightError(
-                f"--coordinator {self.coordinator} wants --num-processes, from 1, and --process-id, from 0 and below"
+                f"--coordinator {self.coordinator} needs --num-processes, from 1, and --process-id, from 0 and below"
                 f" that; they are {count} and {number}"
             )
 
@@ -54,6 +54,9 @@ class Processes:
         """Return the processes with Slurm's values for a job step in place of auto; unchanged on other clusters.
 
         https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES.
+
+        Raises:
+            MeshwrightError: Slurm's list of nodes names none.
         """
         if self.coordinator != AUTO or not environment.keys() >= _SLURM:
             return self
@@ -75,7 +78,7 @@ ALONE = Processes()
 
 
 def processes_of(args: ProcessArgs) -> Processes:
-    """Return the processes that the options name."""
+    """Return the processes that the options name. Raises if `--start-seconds` is given for a single process."""
     if args.start_seconds is not None and args.coordinator is None:
         raise MeshwrightError("--start-seconds goes with --coordinator: a process alone waits for no other")
     return Processes(**{name: value for name, value in vars(args).items() if value is not None})
@@ -85,7 +88,7 @@ _SLURM = {"SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID"}
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split HOST:PORT into host and port; the next port must be valid too."""
+    """Split HOST:PORT into host and port; the next port must be valid too. Raises if it is not HOST:PORT."""
     host, _, port = address.rpartition(":")
     if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 2**16 - 1:
         raise MeshwrightError(

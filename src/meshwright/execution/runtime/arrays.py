@@ -28,9 +28,9 @@ def widest(*dtypes: Any) -> Any:
 def fit(array: Any, shape: tuple[int, ...]) -> Any:
     """Convert a parameter, or its moment, between the shapes that a mesh and a file have (`step.padding`).
 
-    A dim that becomes several times as long has copies, one that becomes that much shorter loses them; others get rows
-    of zeros, or lose their last rows. Query heads, of which there are as many, are only numbered otherwise. Dims that
-    change must not be sharded. Takes arrays of NumPy, and those of JAX under `jax.jit`.
+    A dim that becomes a multiple of its size is filled with copies; one that becomes a fraction loses them. Other dims
+    get rows of zeros, or lose their last rows. The number of query heads does not change when kv heads are copied, only
+    their grouping. Dims that change must not be sharded. Accepts NumPy arrays, and JAX arrays under `jax.jit`.
     """
     if array.shape == shape:
         return array

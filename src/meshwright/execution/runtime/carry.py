@@ -25,7 +25,7 @@ from meshwright.planning.plan import Plan
 
 
 def mesh_of(shape: MeshShape, devices: Sequence[Any] | None, types: Literal["explicit", "auto"]) -> Mesh:
-    """Return the `jax.sharding.Mesh` of a shape, all axes of the given type."""
+    """Return the `jax.sharding.Mesh` of a shape, all axes of the given type. Raises if the type is unknown."""
     if types not in ("explicit", "auto"):
         raise MeshwrightError(f"types is {types!r}; it is one of explicit, auto")
     mesh = build_mesh(shape, devices)
@@ -40,7 +40,11 @@ _ELSE = "*"
 
 
 def plan_shardings(plan: Plan, tree: Any, axes: Axes | None, mesh: Mesh | None) -> Any:
-    """Return the sharding of every leaf of a tree (implements `Plan.shardings`)."""
+    """Return the sharding of every leaf of a tree (implements `Plan.shardings`).
+
+    Raises:
+        MeshwrightError: the mesh is another one than the plan's.
+    """
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
     paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in found]
     shapes = [tuple(getattr(leaf, "shape", ())) for _, leaf in found]
@@ -114,7 +118,7 @@ def _matches(pattern: str, path: str) -> bool:
     try:
         return any(re.fullmatch(pattern, one) for one in (path, path.removesuffix(".value")))
     except re.error as error:
-        raise MeshwrightError(f"{pattern!r} is no regular expression: {error}") from None
+        raise MeshwrightError(f"{pattern!r} is not a regular expression: {error}") from None
 
 
 def _spec(path: str, shape: tuple[int, ...], names: tuple[str, ...], mesh: MeshShape, rules: Rules) -> PartitionSpec:

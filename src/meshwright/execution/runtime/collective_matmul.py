@@ -30,7 +30,7 @@ GATHERED_BY_RING = "brought by a ring"
 
 
 @dataclass(frozen=True)
-class Ring:
+class DeviceRing:
     """The devices along mesh axes as a closed ring, and the dim (a letter of the einsum) sharded over them.
 
     is_two_way: send a shard as two halves, one in each direction, over both links of a device.
@@ -111,7 +111,7 @@ def all_gather_matmuls(
 
     The shard has the same letters in all formulas.
     """
-    ring = Ring(_as_tuple(axes), dim, is_two_way)
+    ring = DeviceRing(_as_tuple(axes), dim, is_two_way)
     einsums = tuple(_parse_einsum(formula, dim, of="left") for formula in formulas)
     shard, *others = match_varying(shard, *others, axes=ring.axes)
     return _all_gather_matmuls(einsums, ring, shard, tuple(others))
@@ -124,8 +124,11 @@ def matmul_reduce_scatter(
 
     Arguments are as in `all_gather_matmul`. Partial sums are sent in the operands' dtype, as in an ordinary
     reduce-scatter.
+
+    Raises:
+        MeshwrightError: the devices of the ring do not divide the dim.
     """
-    ring = Ring(_as_tuple(axes), dim, is_two_way)
+    ring = DeviceRing(_as_tuple(axes), dim, is_two_way)
     einsum = _parse_einsum(formula, dim, of="out")
     left, right = match_varying(left, right, axes=ring.axes)
     size, degree = _dim_size(_Product(einsum, left, right), ring), lax.axis_size(ring.axes)
@@ -145,20 +148,20 @@ def can_overlap(formula: str, dim: str) -> bool:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _all_gather_matmuls(
-    einsums: tuple[Einsum, ...], ring: Ring, shard: Array, others: tuple[Array, ...]
+    einsums: tuple[Einsum, ...], ring: DeviceRing, shard: Array, others: tuple[Array, ...]
 ) -> tuple[Array, ...]:
     return _gather(einsums, ring, shard, others)[0]
 
 
 def _all_gather_matmuls_forward(
-    einsums: tuple[Einsum, ...], ring: Ring, shard: Array, others: tuple[Array, ...]
+    einsums: tuple[Einsum, ...], ring: DeviceRing, shard: Array, others: tuple[Array, ...]
 ) -> tuple[tuple[Array, ...], tuple[Array, tuple[Array, ...]]]:
     products, whole = _gather(einsums, ring, shard, others)
     return products, (checkpoint_name(whole, GATHERED_BY_RING), others)
 
 
 def _all_gather_matmuls_backward(
-    einsums: tuple[Einsum, ...], ring: Ring, kept: tuple[Array, tuple[Array, ...]], gradients: tuple[Array, ...]
+    einsums: tuple[Einsum, ...], ring: DeviceRing, kept: tuple[Array, tuple[Array, ...]], gradients: tuple[Array, ...]
 ) -> tuple[Array, tuple[Array, ...]]:
     """The gradient of the shard is a `matmul_reduce_scatter` of a sum of matmuls.
 
@@ -179,18 +182,18 @@ _all_gather_matmuls.defvjp(_all_gather_matmuls_forward, _all_gather_matmuls_back
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _matmul_reduce_scatter(einsum: Einsum, ring: Ring, left: Array, right: Array) -> Array:
+def _matmul_reduce_scatter(einsum: Einsum, ring: DeviceRing, left: Array, right: Array) -> Array:
     return _scatter([_Product(einsum, left, right)], ring)
 
 
 def _matmul_reduce_scatter_forward(
-    einsum: Einsum, ring: Ring, left: Array, right: Array
+    einsum: Einsum, ring: DeviceRing, left: Array, right: Array
 ) -> tuple[Array, tuple[Array, Array]]:
     return _matmul_reduce_scatter(einsum, ring, left, right), (left, right)
 
 
 def _matmul_reduce_scatter_backward(
-    einsum: Einsum, ring: Ring, kept: tuple[Array, Array], gradient: Array
+    einsum: Einsum, ring: DeviceRing, kept: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array]:
     """The gradient of `left` is an `all_gather_matmul`; the gradient of `right` reuses the gathered array."""
     left, right = kept
@@ -203,7 +206,7 @@ _matmul_reduce_scatter.defvjp(_matmul_reduce_scatter_forward, _matmul_reduce_sca
 
 
 def _gather(
-    einsums: tuple[Einsum, ...], ring: Ring, shard: Array, others: tuple[Array, ...]
+    einsums: tuple[Einsum, ...], ring: DeviceRing, shard: Array, others: tuple[Array, ...]
 ) -> tuple[tuple[Array, ...], Array]:
     """Gather a shard round a ring while multiplying it, as first operand of each einsum, with the other operands.
 
@@ -233,7 +236,7 @@ def _gather(
     return tuple(result.astype(dtype) for result, dtype in zip(results, dtypes, strict=True)), whole
 
 
-def _add_part(einsum: Einsum, ring: Ring, before: Array | None, part: _Part, other: Array) -> Array:
+def _add_part(einsum: Einsum, ring: DeviceRing, before: Array | None, part: _Part, other: Array) -> Array:
     """Add one gathered part's matmul to the result: written at its offset if the result has that dim, else summed.
 
     Sums are float32. A part is written before the next ring step, so that compilers write it in place.
@@ -255,7 +258,7 @@ def _empty(like: Array, dim: int, size: int) -> Array:
     return lax.full_like(like, 0, shape=(*like.shape[:dim], size, *like.shape[dim + 1 :]))
 
 
-def _scatter(products: Sequence[_Product], ring: Ring) -> Array:
+def _scatter(products: Sequence[_Product], ring: DeviceRing) -> Array:
     """Return this device's shard of the sum of several matmuls, summed over the ring.
 
     The partial sum of a device's shard starts at the device after it, circulates, and gets its last term on the device
@@ -277,7 +280,7 @@ def _scatter(products: Sequence[_Product], ring: Ring) -> Array:
     return lax.concatenate(totals, products[0].einsum.out.index(ring.dim)).astype(dtype)
 
 
-def _partial_product(product: _Product, ring: Ring, offset: Array, size: int) -> Array:
+def _partial_product(product: _Product, ring: DeviceRing, offset: Array, size: int) -> Array:
     einsum, left, right = product
     return _multiply(
         einsum,
@@ -306,7 +309,7 @@ def _barrier(left: Any, right: Any) -> tuple[Any, Any]:
     return lax.optimization_barrier((left, right))
 
 
-def _permute(value: Array, lane: _Lane, ring: Ring) -> Array:
+def _permute(value: Array, lane: _Lane, ring: DeviceRing) -> Array:
     """Send each device's value to its neighbour; returns the value received."""
     # `lax.ppermute` numbers the devices in the order of the mesh, whatever the order of `axes` (JAX 0.10.2).
     axes = tuple(axis for axis in jax.sharding.get_abstract_mesh().axis_names if axis in ring.axes)
@@ -315,14 +318,14 @@ def _permute(value: Array, lane: _Lane, ring: Ring) -> Array:
     return lax.ppermute(value, axes, list(zip(row.tolist(), np.roll(row, -lane.step).tolist(), strict=True)))
 
 
-def _lanes(size: int, ring: Ring) -> tuple[_Lane, ...]:
+def _lanes(size: int, ring: DeviceRing) -> tuple[_Lane, ...]:
     """Return the lanes of a shard: all of the shard forward, or half in each direction."""
     forward = (size + 1) // 2 if ring.is_two_way else size
     lanes = (_Lane(0, forward, 1), _Lane(forward, size - forward, -1))
     return tuple(lane for lane in lanes if lane.size)
 
 
-def _dim_size(product: _Product, ring: Ring) -> int:
+def _dim_size(product: _Product, ring: DeviceRing) -> int:
     einsum, left, right = product
     value, dims = (left, einsum.left) if ring.dim in einsum.left else (right, einsum.right)
     return value.shape[dims.index(ring.dim)]

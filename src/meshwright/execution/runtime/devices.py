@@ -87,12 +87,12 @@ def claim_devices(
             os.write(2, said.read())
     if count < system.num_devices:
         wrong = (
-            f"{system} wants {system.num_devices} {system.chip.kind} devices; this machine has {count}{why};"
+            f"{system} needs {system.num_devices} {system.chip.kind} devices; this machine has {count}{why};"
             f" cpu:{system.num_devices} simulates as many"
         )
         if count and system.chip.kind == "cpu":
             wrong = (
-                f"{system} wants {system.num_devices} devices, and this process has started JAX with {count}, which it"
+                f"{system} needs {system.num_devices} devices, and this process has started JAX with {count}, which it"
                 f" keeps: use {system} first, or in another process"
             )
         if several is not None:
@@ -138,8 +138,8 @@ def _start_distributed(processes: Processes, several: Member | None) -> None:
             jax.distributed.initialize(initialization_timeout=seconds)
         except ValueError:
             raise MeshwrightError(
-                "--coordinator auto: this is no job step of Slurm and no Cloud TPU, nor another cluster that JAX knows;"
-                " give --coordinator HOST:PORT with --num-processes and --process-id"
+                "--coordinator auto: this is not a job step of Slurm, not a Cloud TPU, nor another cluster that JAX"
+                " knows; give --coordinator HOST:PORT with --num-processes and --process-id"
             ) from None
         return
     host, port = split_address(processes.coordinator)

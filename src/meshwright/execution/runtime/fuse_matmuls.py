@@ -8,7 +8,7 @@ from itertools import islice
 
 from meshwright.description.notation.array import ShardedArray
 from meshwright.description.notation.legality import Sizes
-from meshwright.description.notation.steps import Communicate, Implementation, Multiply, Slice, Step
+from meshwright.description.notation.steps import Communicate, Implementation, LocalSlice, Multiply, Step
 from meshwright.execution.runtime.collective_matmul import can_overlap
 from meshwright.record import Collective, wire_bytes
 
@@ -91,7 +91,7 @@ def _collective_to_fuse(steps: Sequence[Step], place: int, product: Multiply) ->
     readers = (
         index
         for index, step in enumerate(steps[place + 1 :], place + 1)
-        if isinstance(step, Communicate | Slice) and step.operand.label == product.result.label
+        if isinstance(step, Communicate | LocalSlice) and step.operand.label == product.result.label
     )
     writers = [last_writers[operand.label] for operand in product.operands if operand.label in last_writers]
     fitting = {}

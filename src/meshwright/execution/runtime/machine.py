@@ -1,4 +1,4 @@
-"""The devices of this machine, as the system for which an answer is computed where none is named."""
+"""The devices of this machine: the default hardware of answers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from meshwright.description.hardware.system import System, parse_system
 from meshwright.errors import MeshwrightError
 
 SIMULATED = 8
-"""The simulated devices of a machine without accelerators, where nothing says how many."""
+"""The default number of simulated devices on a machine without accelerators."""
 
 _ASK = "import jax; found = jax.devices(); print(found[0].platform, len(found), found[0].device_kind, sep='\\n')"
 
 
 def this_machine(num_devices: int | None = None) -> System:
-    """Return this machine's accelerators as a system, or simulated devices where it has none.
+    """Return this machine's accelerators as a system, or simulated devices if it has none.
 
-    JAX is asked in another process unless it has started in this one: a price must not take a GPU's memory, nor start
-    JAX with fewer simulated devices than a later call wants.
+    JAX is queried in another process unless it has already started in this one: a prediction must not allocate GPU
+    memory, nor start JAX with fewer simulated devices than a later call needs.
 
     Args:
-        num_devices: how many devices to simulate; by default those that JAX has, or `SIMULATED` if that is one.
+        num_devices: number of devices to simulate; by default JAX's number, or `SIMULATED` if that is one.
 
     Raises:
         MeshwrightError: the accelerator is not among the known chips.
@@ -49,9 +49,9 @@ def _devices() -> tuple[str, int, str]:
 
 
 def _has_started() -> bool:
-    """Whether JAX has started in this process: only then it refuses another number of CPU devices.
+    """Whether JAX has started in this process: it then rejects another number of CPU devices.
 
-    It has no function that says so.
+    JAX has no public function for this.
     """
     import jax
 
@@ -66,7 +66,7 @@ def _has_started() -> bool:
 
 @cache
 def _asked_devices() -> tuple[str, int, str]:
-    """Return what JAX finds when it starts in a process of its own."""
+    """Return the devices that JAX finds in a child process."""
     asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, check=False)
     if asked.returncode:
         last = (asked.stderr.strip().splitlines() or ["no message"])[-1]

@@ -21,13 +21,16 @@ def build_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
     By default it uses all devices; a single process that has more than the mesh needs uses the first ones, with a
     warning. `jax.make_mesh` orders devices by their topology. Axes are outermost first, so that those that communicate
     most are on neighbours.
+
+    Raises:
+        MeshwrightError: the number of devices differs from the mesh's.
     """
     found = jax.devices() if devices is None else list(devices)
     if devices is None and len(found) > shape.num_devices and jax.process_count() == 1:
         warnings.warn(f"mesh {shape} takes the first {shape.num_devices} of {len(found)} devices", stacklevel=2)
         found = found[: shape.num_devices]
     if len(found) != shape.num_devices:
-        raise MeshwrightError(f"mesh {shape} wants {shape.num_devices} devices; {len(found)} are there")
+        raise MeshwrightError(f"mesh {shape} needs {shape.num_devices} devices; there are {len(found)}")
     slices = {device.slice_index for device in found if device.platform == "tpu"}
     if len(slices) > 1:
         return mesh_over_slices(shape.layout, found, len(slices))

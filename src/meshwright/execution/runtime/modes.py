@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.description.notation.array import ShardedArray
-from meshwright.description.notation.steps import Communicate, Implementation, Multiply, Slice, Step
+from meshwright.description.notation.steps import Communicate, Implementation, LocalSlice, Multiply, Step
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.collective_matmul import all_gather_matmul, matmul_reduce_scatter
 from meshwright.execution.runtime.fuse_matmuls import CollectiveMatmul, FusedStep, fuse_collective_matmuls
@@ -48,7 +48,7 @@ def automatic(operands: Operands, implementation: Implementation, mesh: Mesh) ->
         if isinstance(step, Multiply):
             return constrained(product_of_terms(step, *values, degrees=mesh.shape, reshape_to=reshape_to), step.result)
         (value,) = values
-        if isinstance(step, Slice):
+        if isinstance(step, LocalSlice):
             value = constrained(_prevent_slice_fusion(value), step.operand)
         return constrained(sum_of_terms(step, value, reshape_to=reshape_to), step.result)
 
@@ -67,7 +67,9 @@ def explicit(operands: Operands, implementation: Implementation, mesh: Mesh) -> 
     def do(step: Step, *values: Array) -> Array:
         if not isinstance(step, Multiply):
             (value,) = values
-            return jax.reshard(_prevent_slice_fusion(value) if isinstance(step, Slice) else value, spec(step.result))
+            return jax.reshard(
+                _prevent_slice_fusion(value) if isinstance(step, LocalSlice) else value, spec(step.result)
+            )
         if _sums_unshared_dim(step):
             return added(product_of_terms(step, *values, degrees=mesh.shape, reshape_to=reshape_to), step.result)
         return jnp.einsum(step.formula, *values, out_sharding=spec(step.result))
@@ -137,7 +139,7 @@ def _run_step_on_shards(step: FusedStep, *shards: Array) -> Array:
     if isinstance(step, CollectiveMatmul):
         return _overlap(step, *shards)
     (shard,) = shards
-    if isinstance(step, Slice):
+    if isinstance(step, LocalSlice):
         size = shard.shape[step.target] // lax.axis_size(step.axes)
         return lax.dynamic_slice_in_dim(shard, lax.axis_index(step.axes) * size, size, step.target)
     return _communicate(step, shard)
@@ -162,4 +164,4 @@ def _communicate(step: Communicate, shard: Array) -> Array:
         return lax.psum_scatter(shard, step.axes, scatter_dimension=target, tiled=True)
     if step.kind == "all-to-all" and source is not None and target is not None:
         return lax.all_to_all(shard, step.axes, split_axis=target, concat_axis=source, tiled=True)
-    raise MeshwrightError(f"{step} is no step of a product")
+    raise MeshwrightError(f"{step} is not a step of a matmul")

@@ -72,6 +72,9 @@ def compile_product(
       mode: auto, explicit, manual or overlapped.
       implementation: one of the implementations in `inference`; default `inference.implementation`.
       dtype: dtype of the operands.
+
+    Raises:
+        MeshwrightError: the mesh is not the one that the implementations were inferred for.
     """
     degrees = inference.sizes.degrees
     if dict(mesh.shape) != dict(degrees):
@@ -93,10 +96,10 @@ def compile_product(
 
 
 def make_product_mesh(degrees: Mapping[str, int]) -> Mesh:
-    """Build the mesh of named degrees, outermost first, over the first devices."""
+    """Build the mesh of named degrees, outermost first, over the first devices. Raises if there are too few."""
     found, wanted = jax.devices(), math.prod(degrees.values())
     if len(found) < wanted:
-        raise MeshwrightError(f"mesh {show_mesh(degrees)} wants {wanted} devices; {len(found)} are there")
+        raise MeshwrightError(f"mesh {show_mesh(degrees)} needs {wanted} devices; there are {len(found)}")
     return jax.make_mesh(tuple(degrees.values()), tuple(degrees), devices=found[:wanted])
 
 

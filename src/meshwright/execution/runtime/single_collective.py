@@ -30,7 +30,7 @@ def build_collective(
     """
     degree, total = math.prod(degrees[axis] for axis in axes), math.prod(degrees.values())
     if total > len(jax.devices()):
-        raise MeshwrightError(f"the mesh wants {total} devices; {len(jax.devices())} are there")
+        raise MeshwrightError(f"the mesh needs {total} devices; there are {len(jax.devices())}")
     mesh = jax.make_mesh(tuple(degrees.values()), tuple(degrees), devices=jax.devices()[:total])
     local = nbytes // 4 // degree if kind == "all-gather" else nbytes // 4 // degree * degree
     if local < 1:

@@ -17,10 +17,10 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.description.notation.array import ShardedArray
 from meshwright.description.notation.legality import Sizes
-from meshwright.description.notation.steps import Communicate, Multiply, Slice
+from meshwright.description.notation.steps import Communicate, LocalSlice, Multiply
 
 Shape = tuple[int, ...]
-Move = Communicate | Slice
+Move = Communicate | LocalSlice
 ReshapeTo = Callable[[Array, Shape, P], Array]
 """Reshapes a value and sets the spec of the result."""
 

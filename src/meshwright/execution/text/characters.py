@@ -20,7 +20,7 @@ def most_characters(tokenizer: Mapping[str, Any]) -> int | None:
     is_bytes = bool(model.get("byte_fallback")) or any(part["type"] == "ByteLevel" for part in (*normalizers, *splits))
     if (
         model["type"] not in ("BPE", "Unigram")
-        or not is_bytes  # Characters that are no token of their own may be left out, or many of them one token.
+        or not is_bytes  # Characters without their own token may be dropped, or several merged into one token.
         or kinds - KEEPING
         or {part["type"] for part in splits} - SPLITTING
         or any(part.get("behavior") == "Removed" for part in splits)

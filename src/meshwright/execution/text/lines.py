@@ -10,7 +10,7 @@ from meshwright.errors import MeshwrightError
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file."""
+    """Return the text of a file. Raises if it cannot be read, or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -80,7 +80,7 @@ def read_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
         raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, IndexError, struct.error):
         raise MeshwrightError(
-            f"{path} is no SentencePiece model, and there is no tokenizer.json; transformers writes one:"
+            f"{path} is not a SentencePiece model, and there is no tokenizer.json; transformers writes one:"
             f" `AutoTokenizer.from_pretrained(…).save_pretrained(…)`"
         ) from None
     if model.unread:

@@ -199,7 +199,7 @@ def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
         MeshwrightError: if a file cannot be read, the tokenizer has another format than `tokenizer.json` or
           SentencePiece, or it has tokens beyond `vocab`, the rows of the embedding table.
     """
-    # These load `tokenizers`, which is of [train] and [serve]; bytes as tokens do not need it.
+    # These import `tokenizers`, part of the extras [train] and [serve]; bytes as tokens do not need it.
     from meshwright.execution.text.sentencepiece import read_sentencepiece
     from meshwright.execution.text.tokenizer_config import apply_tokenizer_config
 
@@ -247,7 +247,7 @@ def _read_file(path: Path) -> HuggingFaceTokenizer:
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
     except Exception as error:  # The library raises bare exceptions.
-        raise MeshwrightError(f"{path} is no tokenizer: {str(error).splitlines()[0]}") from None
+        raise MeshwrightError(f"{path} is not a tokenizer: {str(error).splitlines()[0]}") from None
 
 
 def _stop_tokens(directory: Path, of: HuggingFaceTokenizer, config: dict[str, Any], vocab: int) -> tuple[int, ...]:
@@ -275,7 +275,11 @@ def special_token(config: dict[str, Any], name: str) -> str | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; return an empty one if there is no file."""
+    """Read a JSON object; return an empty one if there is no file.
+
+    Raises:
+        MeshwrightError: the file cannot be read, or is not a JSON object.
+    """
     if not path.is_file():
         return {}
     try:

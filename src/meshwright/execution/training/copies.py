@@ -1,4 +1,4 @@
-"""Gradients of kv heads that stand on several devices (`step.padding`): summed, so that the copies stay equal."""
+"""Sum the gradients of kv heads that are copied to several devices (`step.padding`), so that the copies stay equal."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 
 
 def sum_over_copies(gradients: Any, workload: Workload, layout: ShardingContext) -> Any:
-    """Return gradients in which each copy of a kv head has the sum over all its copies, added in float32.
+    """Return gradients with each copy of a kv head replaced by the sum over its copies, computed in float32.
 
-    Every device adds the gradient of its copy to those of all heads, which is one all-reduce over the axes that split
-    heads.
+    Each device writes the gradient of its copy into an array of all heads; one all-reduce over the axes that split
+    heads sums these arrays.
     """
     axes, copies = layout.axes("kv_heads"), kv_copies(workload.model, layout.mesh, layout.rules)
 
@@ -41,7 +41,7 @@ def sum_over_copies(gradients: Any, workload: Workload, layout: ShardingContext)
 
 
 def each_once(gradients: Any, workload: Workload, layout: ShardingContext) -> Any:
-    """Return gradients whose norm counts each kv head once: those of c copies are divided by the root of c."""
+    """Return gradients whose norm counts each kv head once: gradients of heads with c copies are divided by sqrt(c)."""
     share = 1 / math.sqrt(kv_copies(workload.model, layout.mesh, layout.rules))
     return _on_copied(lambda array, dim: array * jnp.asarray(share, array.dtype), gradients, workload, layout)
 
@@ -49,7 +49,7 @@ def each_once(gradients: Any, workload: Workload, layout: ShardingContext) -> An
 def _on_copied(
     change: Callable[[Array, int], Array], gradients: Any, workload: Workload, layout: ShardingContext
 ) -> Any:
-    """Map a function of an array and the dim of its kv heads over the gradients of copied heads, if there are any."""
+    """Apply a function (array, dim of kv heads) -> array to the gradients of copied heads."""
     if kv_copies(workload.model, layout.mesh, layout.rules) == 1:
         return gradients
     dims = {

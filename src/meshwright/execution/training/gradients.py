@@ -99,7 +99,7 @@ def evaluated_means(
     run: Callable[..., tuple[Array, Parts]] = staged_loss_and_load if layout.mesh.pp > 1 else loss_and_load
     if workload.objective == "dpo":
         run = partial(pair_loss, preference=preference)
-    together = 2 if workload.objective == "dpo" else 1
+    group_size = 2 if workload.objective == "dpo" else 1
     count = strategy.num_microbatches if layout.mesh.pp == 1 else 1
 
     def part(batch: Batch) -> Array:
@@ -111,7 +111,7 @@ def evaluated_means(
     if count == 1:
         return part(batch)
     # In microbatches, as in the train step: the logits of a whole batch would not fit in memory.
-    batches = {name: microbatches(array, count, layout, together=together) for name, array in batch.items()}
+    batches = {name: microbatches(array, count, layout, group_size=group_size) for name, array in batch.items()}
     return jax.lax.map(part, batches).mean(axis=0)
 
 
@@ -159,23 +159,23 @@ def _accumulated(
     )
     # Label the phase of collectives to which differentiation gives no name.
     with jax.named_scope("gradients"):
-        together = 2 if workload.objective == "dpo" else 1
-        value, gradients = _sum(microbatch_gradients, batch, count, layout, wide, together=together)
+        group_size = 2 if workload.objective == "dpo" else 1
+        value, gradients = _sum(microbatch_gradients, batch, count, layout, wide, group_size=group_size)
         if scatter and stage == 1:
             gradients = scatter(gradients)
         return value, to_stored(_in_dtype(gradients, workload, sums))[0]
 
 
 def _sum(
-    part: Callable[[Batch], Any], batch: Batch, count: int, layout: ShardingContext, dtype: Any, *, together: int
+    part: Callable[[Batch], Any], batch: Batch, count: int, layout: ShardingContext, dtype: Any, *, group_size: int
 ) -> Any:
     """Return the sum of `part` over the microbatches, in sequence, accumulated in `dtype` or its own dtype if wider.
 
-    together: consecutive rows that stay in one microbatch.
+    group_size: consecutive rows that stay in one microbatch.
     """
     if count == 1:
         return part(batch)
-    batches = {name: microbatches(array, count, layout, together=together) for name, array in batch.items()}
+    batches = {name: microbatches(array, count, layout, group_size=group_size) for name, array in batch.items()}
     made = jax.eval_shape(part, {name: array[0] for name, array in batches.items()})
     zeros = jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, widest(leaf.dtype, dtype), out_sharding=leaf.sharding.spec), made

@@ -94,7 +94,7 @@ def train(
         said = given({**said, "steps": steps}, ("from_scratch", "steps", *TrainOptions.__annotations__))
         if said or resume or directory is None:
             wrong = (
-                f"a RunConfig says {next(iter(said))} itself; leave it out" if said else "a RunConfig needs a directory"
+                f"a RunConfig sets {next(iter(said))} itself; leave it out" if said else "a RunConfig needs a directory"
             )
             raise MeshwrightError(wrong)
         return _record(run_steps(what, Path(directory), on_step=on_step), what, Path(directory))
@@ -108,7 +108,7 @@ def train(
         directory = home
     else:
         if change:
-            raise MeshwrightError("change is for a run that goes on (resume=True), and this one begins; leave it out")
+            raise MeshwrightError("change is for a run that continues (resume=True), and this one begins; leave it out")
         settings = {name: said.pop(name) for name in [*said] if name in SETTINGS or name == "from_scratch"}
         plan = plan_to_run(what, said | {"adapter": settings.get("adapter")})
         directory = directory or Path("runs") / plan.workload.model.name
@@ -145,13 +145,16 @@ def run_to_resume(what: Any, directory: str | Path | None) -> Path | None:
 
     With a `directory` (-o), a new run starts unless the directory has one, so the same command starts and resumes.
     Otherwise `what` is the directory of the run.
+
+    Raises:
+        MeshwrightError: `what` is not a directory, or `directory` is given too.
     """
     if directory is None:
         if not isinstance(what, (str, Path)):
-            raise MeshwrightError(f"resume goes on with the run in a directory, not with {what!r}")
+            raise MeshwrightError(f"resume continues with the run in a directory, not with {what!r}")
         return Path(what)
     if isinstance(what, (str, Path)) and holds_run(Path(what)):
-        raise MeshwrightError(f"a run that goes on stays in its directory; leave {directory} out")
+        raise MeshwrightError(f"a run that continues stays in its directory; leave {directory} out")
     return Path(directory) if (Path(directory) / "config.json").exists() else None
 
 
@@ -202,7 +205,7 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
         if not Checkpoints(directory).steps:
             raise MeshwrightError(f"{directory} holds a run that wrote no checkpoint; delete it, or -o starts another")
         raise MeshwrightError(
-            f"{directory} holds a run; `meshwright train {shlex.quote(str(directory))} --resume` goes on with it,"
+            f"{directory} holds a run; `meshwright train {shlex.quote(str(directory))} --resume` continues with it,"
             f" -o starts another"
         )
     if found := [name for name in ("checkpoints", "metrics.jsonl") if (directory / name).exists()]:

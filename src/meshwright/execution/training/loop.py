@@ -60,7 +60,7 @@ from meshwright.record import Record
 
 
 class Outcome(NamedTuple):
-    """How a run ended: its measurements, the number of steps taken in all, and the signal that stopped it, or None."""
+    """The result of a run: its measurements, the total number of steps, and the signal that stopped it, or None."""
 
     record: Record
     taken: int
@@ -147,7 +147,7 @@ def _check(config: RunConfig) -> None:
     )
     # Records are checked when they are opened: token ids work with any vocabulary.
     if workload.config.vocab < BYTES and reads_bytes:
-        raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which wants {BYTES}")
+        raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which needs {BYTES}")
 
 
 def _run(

@@ -84,7 +84,11 @@ def check_same_model(model: Model, weights: Path) -> None:
 
 
 def run_tokenizer(config: RunConfig, directory: Path | None = None) -> Tokenizer | None:
-    """Return the tokenizer of a run, from the copy in its directory if there is one; None if text is read as bytes."""
+    """Return the tokenizer of a run, from the copy in its directory if there is one; None if text is read as bytes.
+
+    Raises:
+        MeshwrightError: the tokenizer's file is missing.
+    """
     if config.tokenizer is None:
         return None
     source = pretrained_directory(config, directory)

@@ -1,9 +1,9 @@
-"""Convert a state between what checkpoints have, layers in model order without padding, and what a mesh runs.
+"""Convert a state between the layout of checkpoints (layers in model order, no padding) and that of a mesh.
 
-A mesh may run pipeline slots, some of them empty, and a padded vocabulary; checkpoints have neither, so that any mesh
-can read them. During conversion, pp shards parameters along embed instead of layers, so no device holds more than
-before. A vocabulary with padding is then whole on the devices that split it, because they do not divide it without;
-padded heads are split along head_dim.
+On a mesh, layers may be in pipeline slots, some of them empty, and the vocabulary padded. Checkpoints have neither, so
+that any mesh can read them. During conversion, pp shards parameters along embed instead of layers, so that no device
+holds more than before. A vocabulary that a mesh pads is replicated during conversion, because its axes do not divide
+the unpadded one; padded heads are split along head_dim.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def layer_of_slots(model: ModelConfig, layout: ShardingContext, strategy: Strate
 
 
 def in_order(layout: ShardingContext, model: ModelConfig, strategy: Strategy) -> ShardingContext:
-    """Return the layout of a state as in checkpoints; the same layout if its slots are so and nothing is padded."""
+    """Return the layout for a state in checkpoint order; the same layout if it has no slots and no padding."""
     rules = layout.rules
     if layer_of_slots(model, layout, strategy) != tuple(range(num_staged_layers(model))):
         stages, rules = layout.axes("layers"), {**rules, "layers": ()}
@@ -49,9 +49,9 @@ def in_order(layout: ShardingContext, model: ModelConfig, strategy: Strategy) ->
 
 
 def with_whole_heads(layout: ShardingContext, model: ModelConfig) -> ShardingContext:
-    """Return a layout in which kv heads are neither padded nor copied: split along head_dim instead, if that divides.
+    """Return a layout without padded or copied kv heads, which splits head_dim instead, if the axes divide it.
 
-    The same layout if its axes divide the heads.
+    Returns the same layout if the axes divide the heads.
     """
     axes = layout.rules["kv_heads"]
     if padded(model, layout.mesh, layout.rules).num_kv_heads == model.num_kv_heads:
@@ -94,7 +94,7 @@ def move_to_stage_layout(
 def to_order(state: Tree, wanted: Tree, model: ModelConfig, layout: ShardingContext, strategy: Strategy) -> Tree:
     """Move layers from pipeline slots into model order without padding, sharded as `wanted`.
 
-    Dims whose layers move or whose padding is cut must be whole in `wanted`, as `in_order` has them. Call under
+    `wanted` must not shard dims in which layers move or padding is removed; `in_order` gives such a layout. Call under
     `jax.jit`.
     """
     layers, count = layer_of_slots(model, layout, strategy), num_staged_layers(model)
@@ -115,7 +115,7 @@ def _reshard_as(state: Tree, wanted: Tree) -> Tree:
 
 
 def _rows(state: Tree, rows: np.ndarray) -> Tree:
-    """Take rows of the stacked layer arrays, whose layer axis must not be sharded; a row past the end is zeros."""
+    """Take rows of the stacked layer arrays, whose layer axis must not be sharded. Rows past the end are zeros."""
 
     def take(path: tuple[Any, ...], array: Array) -> Array:
         if not any(getattr(key, "key", None) == "layers" for key in path) or array.ndim == 0:

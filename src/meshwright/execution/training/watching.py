@@ -54,7 +54,7 @@ class EvaluationConfig:
             "eval_tasks": bool(self.tasks),
         }
         if not self.every and (idle := [name for name, is_given in given.items() if is_given]):
-            raise MeshwrightError(f"{idle[0]} changes nothing without eval_every; say how often to evaluate")
+            raise MeshwrightError(f"{idle[0]} has no effect without eval_every; say how often to evaluate")
 
     def is_due(self, taken: int) -> bool:
         """Whether a periodic evaluation is due after `taken` steps; the one at the end is separate."""

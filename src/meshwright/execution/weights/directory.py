@@ -118,7 +118,9 @@ def _read_sharded(directory: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise MeshwrightError(f"{path} is no index of safetensors: it has no weight_map of names to files") from None
+        raise MeshwrightError(
+            f"{path} is not an index of safetensors: it has no weight_map of names to files"
+        ) from None
     found: dict[str, Tensor] = {}
     for file, names in sorted(named.items()):
         if Path(file).name != file:
@@ -133,7 +135,11 @@ def _read_sharded(directory: Path) -> dict[str, Tensor]:
 
 
 def read_file(path: Path) -> Iterator[Tensor]:
-    """Yield the tensors of a safetensors file; the library checks that its header is complete and its data fills it."""
+    """Yield the tensors of a safetensors file; the library checks that its header is complete and its data fills it.
+
+    Raises:
+        MeshwrightError: the file is missing, damaged, or only a git-lfs pointer.
+    """
     from safetensors import SafetensorError, safe_open  # Of [train] and [serve]; lowering a step loads this module too.
 
     if not path.is_file():

@@ -41,7 +41,7 @@ EXERCISES: Mapping[str, Exercise] = {
 
 
 def find_exercise(name: str) -> Exercise:
-    """Return an exercise. Raises an error that names those like it, if there is none of this name."""
+    """Return an exercise by its name. Raises an error that suggests similar names if there is no such exercise."""
     if name not in EXERCISES:
         near = did_you_mean(near_names(name, EXERCISES))
         raise MeshwrightError(f"there is no exercise {name!r}; {near}the exercises are {', '.join(EXERCISES)}")

@@ -1,4 +1,4 @@
-"""Exercises on collectives by hand, and their transposes."""
+"""Exercises on collectives written in shard_map, and on their transposes in gradients."""
 
 from __future__ import annotations
 

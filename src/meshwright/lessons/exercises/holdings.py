@@ -1,4 +1,4 @@
-"""Exercises on who holds what."""
+"""Exercises on which device holds which part of an array."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPECS = {
     "P('Y')": "A[I_Y, J]",
     "P()": "A[I, J]",
 }
-"""Specs, and the same in the notation."""
+"""Partition specs, each with the same sharding in the scaling book's notation."""
 
 
 def _held(array: str) -> float:

@@ -1,4 +1,4 @@
-"""Exercises on links and on what a collective costs."""
+"""Exercises on links and on the time of collectives."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def _time(nbytes: int) -> CollectiveTime:
 
 
 def _rate() -> float:
-    """Return the bytes that a device sends in a second."""
+    """Return the rate at which a device sends, in bytes per second."""
     return wire_bytes("all-gather", BYTES, DEGREE) / _time(BYTES).bandwidth_seconds
 
 
 def _floor_bytes() -> float:
-    """Return the size of an array whose bytes take as long as its hops."""
+    """Return the size in bytes at which an all-gather's transfer time equals its latency (hops)."""
     share = wire_bytes("all-gather", 1, DEGREE)
     return _time(BYTES).latency_seconds * _rate() / share
 

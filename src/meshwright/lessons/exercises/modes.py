@@ -17,7 +17,7 @@ NONES = {
     "jit(f, out_shardings=None)": COMPILER,
     "P(P.UNCONSTRAINED, 'X') in a constraint, the first dim": COMPILER,
 }
-"""What nothing means in each place."""
+"""The meaning of None, an empty place or an unconstrained dim in each position of a spec."""
 
 EXERCISES: Mapping[str, Exercise] = {
     "device-put-in-jit": Choice(

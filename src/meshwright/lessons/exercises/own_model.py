@@ -1,4 +1,4 @@
-"""Exercises on a model of one's own: choose a mesh, resume on another, serve."""
+"""Exercises on your own model: choose a mesh, resume on another, serve."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from meshwright.lessons.exercise import Choice, Exercise, Mistake, Number
 from meshwright.planning.library import plan
 
 SLICES = {4: "v5p:2x2x1", 8: "v5p:2x2x2", 16: "v5p:2x2x4", 32: "v5p:2x4x4", 64: "v5p:4x4x4"}
-"""Slices of v5p by their chips."""
+"""v5p slices by their number of chips."""
 
 SEQUENCES, LENGTH = 16, 8192
 
 
 @cache
 def _fewest_chips() -> int:
-    """Return the chips of the smallest slice on which Llama 3 70B trains."""
+    """Return the number of chips of the smallest slice on which training Llama 3 70B fits."""
     return next(
         chips for chips, on in SLICES.items() if plan("llama3-70b", on=on, batch=64, seq_len=LENGTH).predicted.fits
     )
 
 
 def _cache(heads: int = 0, layers: int = 0, of_each: int = 2 * 2) -> int:
-    """Return the bytes of the keys and values of some tokens of Llama 3 8B, in bf16."""
+    """Return the bytes of Llama 3 8B's kv cache for `SEQUENCES` of `LENGTH` tokens; 0 heads or layers: the model's.
+
+    of_each: bytes of a key's and a value's element together; 4 in bf16.
+    """
     model = PRESETS["llama3-8b"]
     each = (heads or model.num_kv_heads) * model.head_dim * of_each
     return (layers or model.num_layers) * each * SEQUENCES * LENGTH
@@ -50,7 +53,7 @@ EXERCISES: Mapping[str, Exercise] = {
         because="More chips are faster; this is the fewest that hold it.",
     ),
     "what-a-checkpoint-has": Choice(
-        question="A run on dp=2,fsdp=4 stopped. Why can it go on on fsdp=2,tp=4?",
+        question="A run on dp=2,fsdp=4 stopped. Why can it continue on fsdp=2,tp=4?",
         options={
             "a": "Each device reads the file that it wrote.",
             "b": "Weights and moments are saved as whole arrays in pieces; each device of the new mesh reads its part.",

@@ -16,7 +16,7 @@ DP = 8
 
 
 def _bytes(of_each: float, devices: int = DP) -> float:
-    """Return the bytes of a device with some bytes for each parameter of Llama 3 8B, split over some devices."""
+    """Return bytes per device: `of_each` bytes times the parameters of Llama 3 8B, split over `devices`."""
     return of_each * num_parameters(PRESETS["llama3-8b"]) / devices
 
 

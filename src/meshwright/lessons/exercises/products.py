@@ -1,4 +1,4 @@
-"""Exercises on the four cases of a sharded product."""
+"""Exercises on the four cases of a sharded matmul."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ PRODUCTS = (
     "A[I_X, J_Y] @ B[J_Y, K]",
     "A[I_X, J] @ B[J_X, K_Y]",
 )
-"""Products of every case, on a mesh with axes X and Y."""
+"""Sharded matmuls of every case, on a mesh with axes X and Y."""
 
 _SIZES = Sizes(degrees={"X": 4, "Y": 2}, dims={"I": 64, "J": 64, "K": 64})
 
 
 def cases() -> dict[str, int]:
-    """Return the case of each product."""
+    """Return the case (1 to 4) of each matmul."""
     return {product: infer(parse(product, axes=("X", "Y")), _SIZES).case or 1 for product in PRODUCTS}
 
 
 def _confused(mistake: Mapping[int, int]) -> dict[str, int]:
-    """Return the cases as someone gives them who takes one case for another."""
+    """Return the answers of a reader who mistakes one case for another. mistake: right case -> wrong case."""
     return {product: mistake.get(case, case) for product, case in cases().items()}
 
 
@@ -80,7 +80,7 @@ BYTES_OF_A_SUM = Number(
     mistakes=(
         Mistake(
             lambda: wire_bytes("reduce-scatter", _SUM_BYTES, DEGREE),
-            "That is a reduce-scatter: each device has a part of the sum. The question wants the whole sum everywhere.",
+            "That is a reduce-scatter: each device has a part of the sum. The question asks for the whole sum on each.",
         ),
         Mistake(lambda: 2 * _SUM_BYTES, "A device does not send all n parts in each half of the ring: n - 1 travel."),
         Mistake(

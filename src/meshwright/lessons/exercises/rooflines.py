@@ -13,7 +13,7 @@ _FLOPS = 2 * I * J * K
 
 
 def _of(elements: float, element_bytes: float = 2) -> float:
-    """Return the flops of the product for each byte of some elements."""
+    """Return the arithmetic intensity: flops of the matmul divided by the bytes of `elements`."""
     return intensity(_FLOPS, element_bytes * elements)
 
 
@@ -21,7 +21,10 @@ _ALL = I * J + J * K + I * K
 
 
 def _rows(weight_bytes: float) -> float:
-    """Return the rows of a batch from which a bf16 product on v5e is compute bound, counting its weights only."""
+    """Return the batch rows above which a matmul in bf16 on v5e is compute bound, if only weights are read.
+
+    weight_bytes: bytes of a weight's element.
+    """
     return hardware_intensity(parse_system("v5e:1x1")) * weight_bytes / 2
 
 

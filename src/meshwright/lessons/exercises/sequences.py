@@ -17,13 +17,13 @@ TOKENS, WIDTH, CHOSEN, EXPERT_DEVICES = 4096, 4096, 2, 8
 
 
 def _fewest_microbatches() -> int:
-    """Return the fewest microbatches with which a pipeline is idle for at most a tenth of its time."""
+    """Return the smallest number of microbatches with which a pipeline's idle share is at most `MOST_IDLE`."""
     shares = ((m, pipeline(stages=STAGES, microbatches=m).idle_share) for m in itertools.count(1))
     return next(m for m, share in shares if share <= MOST_IDLE)
 
 
 def _sent(chosen: int = CHOSEN) -> float:
-    """Return the bytes that a device sends to experts on other devices, in bf16."""
+    """Return the bytes that a device sends to experts on other devices, in bf16. chosen: experts per token."""
     return wire_bytes("all-to-all", 2 * TOKENS * WIDTH * chosen, EXPERT_DEVICES)
 
 

@@ -1,4 +1,4 @@
-"""Exercises on what a Transformer costs in memory and time."""
+"""Exercises on a Transformer's memory and step time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _states(bytes_of_each: float) -> float:
 
 
 def _seconds(flops: float, mfu: float = MFU) -> float:
-    """Return the time of a step of Llama 3 8B with some flops for each parameter and token."""
+    """Return the step time of Llama 3 8B in seconds. flops: per parameter and token; 6 for a train step."""
     system = parse_system(f"v5p:{CHIPS}")
     return flops * num_parameters(PRESETS["llama3-8b"]) * SEQUENCES * LENGTH / (CHIPS * system.peak("bf16") * mfu)
 

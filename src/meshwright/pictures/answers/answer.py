@@ -1,4 +1,4 @@
-"""What all answers share: one screen as text, in a notebook and as a page, and the picture that goes with it."""
+"""Base classes of answers: one screen, as text, in a notebook and as a page, and its picture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshwright.support.files import write_file
 
 
 class Answer(ABC):
-    """An answer that prints itself. `str`, a prompt, a notebook and a page show what the command prints."""
+    """An answer that prints itself. `str`, a prompt, a notebook and a page show the output of the command."""
 
     @abstractmethod
     def print(self) -> None:
@@ -49,7 +49,7 @@ class Answer(ABC):
         return page
 
     def _pictures(self) -> list[Section]:
-        """Return the sections of a page that come before the screen."""
+        """Return the sections that a page shows above the screen."""
         return []
 
 
@@ -74,7 +74,7 @@ class DrawnAnswer(Answer):
         return [found.section() for found in self._drawn()]
 
     def _drawn(self) -> list[Picture]:
-        """Return the picture; none where too many devices would be in it, so that the screen is shown without."""
+        """Return the picture in a list; [] if it would have too many devices."""
         try:
             return [self.picture]
         except MeshwrightError:
@@ -82,5 +82,5 @@ class DrawnAnswer(Answer):
 
 
 def write_picture(drawn: Picture | DrawnAnswer, file: Path) -> None:
-    """Write a picture as the name's ending says: .html as a page, anything else as SVG."""
+    """Write a picture to a file: as a page if its name ends in .html, else as SVG."""
     (drawn.html if file.suffix.lower() in (".html", ".htm") else drawn.svg)(file)

@@ -1,4 +1,4 @@
-"""`meshwright.matmul_cases`: the four cases of a sharded product side by side."""
+"""`meshwright.matmul_cases`: the four cases of a sharded matmul side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CASES = (
     "A[I, J_{axis}] @ B[J_{axis}, K] -> C[I, K]",
     "A[I_{axis}, J] @ B[J, K_{axis}] -> C[I_{axis}, K]",
 )
-"""A product of each case, from 1 on, over one mesh axis."""
+"""A matmul of each case, 1 to 4, over one mesh axis."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,7 +40,7 @@ class MatmulCases(DrawnAnswer):
         return {"cases": [found.to_json() for found in self.matmuls]}
 
     def print(self) -> None:
-        """Print a row for each case: the product, what moves, and how long it takes."""
+        """Print a row for each case: the matmul, its collectives and its time."""
         first = self.matmuls[0]
         mesh = show_mesh(first.mesh)
         show(console(), f"the four cases of A @ B   {mesh} on {first.system}")
@@ -52,7 +52,7 @@ class MatmulCases(DrawnAnswer):
             size = show_bytes(sum(move.bytes for move in way.collectives)) if way.collectives else "–"
             times = show_range(*found.seconds)
             rows.append((str(found.case), found.product, size, times, found.bound or "nothing", moves))
-        heads = ("case", "product", "network", "together", "bound by", "")
+        heads = ("case", "matmul", "network", "together", "bound by", "")
         show(console(), table(heads, rows, left=(0, 1, 4, 5), folds=-1))
         print()
         for case, rule in enumerate(_RULES, start=1):
@@ -72,7 +72,7 @@ def matmul_cases(
 ) -> MatmulCases:
     """Return the four cases of A[I, J] @ B[J, K] -> C[I, K] over one mesh axis, the first of the mesh.
 
-    Args: as of `meshwright.matmul`.
+    Args and errors are those of `meshwright.matmul`.
 
     >>> [found.ways[0].collectives[0].kind for found in matmul_cases(X=4, on="v5e:2x4").matmuls[1:]]
     ['all-reduce', 'all-reduce', 'all-gather']

@@ -1,4 +1,4 @@
-"""`meshwright.chips`: the known chips with their figures, and of one chip where each figure is from."""
+"""`meshwright.chips`: the known chips with their figures; for one chip, the source of each figure too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 @dataclass(frozen=True, repr=False)
 class Chips(Answer):
-    """Some chips. Several are a table; one is shown with the source of each figure."""
+    """Some chips. Several are printed as a table, one in full with the source of each figure."""
 
     chips: tuple[Chip, ...]
 
@@ -37,8 +37,8 @@ class Chips(Answer):
         print()
         print(
             folded(
-                "a chip's figures: operations a second of dense products, HBM as sold, links one way; of GPUs the last"
-                " column is what leaves a node"
+                "a chip's figures: operations per second of dense matmuls, HBM as sold, links one way; for GPUs the"
+                " last column is the bandwidth out of a node"
             )
         )
 
@@ -48,7 +48,10 @@ def chips(name: str | None = None, *, hardware: str | Path | None = None) -> Chi
 
     Args:
         name: one chip, by name or alias, as "v5e" or "H100", with the source of each figure; by default all.
-        hardware: a TOML file that describes a chip of your own, which is checked and shown instead.
+        hardware: a TOML file with your own chip, which is checked and shown instead.
+
+    Raises:
+        MeshwrightError: the name is unknown, the file is invalid, or both are given.
 
     >>> chips("H100").chips[0].peak("bf16")
     989000000000000.0
@@ -66,7 +69,7 @@ def _row(chip: Chip) -> tuple[str, ...]:
     if torus := chip.torus:
         links = f"{torus.rank}D torus, {show_rate(torus.link_bytes_per_second, 'B/s')}"
         largest = _shape(torus.max_slice)
-    else:  # Of GPUs, what leaves a node stands in place of the largest slice.
+    else:  # For GPUs, this column has the bandwidth out of a node instead of the largest slice.
         node, *beyond = chip.levels
         links = f"{node.name} of {node.degree}, {show_rate(node.link_bytes_per_second, 'B/s')}"
         largest = f"{show_rate(beyond[0].link_bytes_per_second, 'B/s')} a {node.name}" if beyond else ""
@@ -82,7 +85,7 @@ def _row(chip: Chip) -> tuple[str, ...]:
 
 
 def _shape(sizes: tuple[int, ...]) -> str:
-    """Return the shape of a slice as people type it."""
+    """Return the shape of a slice as users type it: `4x4x4`."""
     return "x".join(map(str, sizes))
 
 
@@ -101,7 +104,7 @@ def _parts(chip: Chip) -> Iterator[tuple[str, str, dict[str, str]]]:
     """Yield the parts of a chip's file: the name of the source, a title, and the figures."""
     yield (
         "peak_flops",
-        "peak of dense products",
+        "peak of dense matmuls",
         {dtype: show_rate(peak, "flop/s") for dtype, peak in chip.peak_flops.items()},
     )
     yield (

@@ -1,4 +1,4 @@
-"""`meshwright.collective`: the time of one collective on the links its mesh axes run over, and what decides it."""
+"""`meshwright.collective`: the time of one collective on the links of its mesh axes, and what limits it."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ KINDS: dict[str, Kind] = {
     "all-to-all": "all-to-all",
     "permute": "collective-permute",
 }
-"""The collectives by the names that a question has."""
+"""The collectives by the names that a user may type."""
 
 MOST_BYTES = 10**15
-"""The largest number of bytes that is accepted: more than any system has."""
+"""The largest accepted size in bytes: more than the memory of any system."""
 
 BYTES = "64M"
-"""The bytes of an array that is left out."""
+"""The default size of the array."""
 
 MOST_SHOWN = 8
-"""The most devices of which each is shown with its numbers: more would fill the screen."""
+"""The most devices that are drawn with their values."""
 
 COUNTED: dict[Kind, str] = {
     "all-gather": "the gathered array",
@@ -53,13 +53,13 @@ COUNTED: dict[Kind, str] = {
     "all-to-all": "what a device holds",
     "collective-permute": "what a device holds",
 }
-"""The array whose bytes are given."""
+"""The array that `bytes` is the size of, by collective."""
 
 _INDENT = " " * 12
 """The indentation of the second column of the screen."""
 
 _RUNS = 7
-"""How often a measurement runs the collective; the median counts."""
+"""The number of runs of a measurement; the median is reported."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -85,27 +85,27 @@ class Collective(DrawnAnswer):
 
     @property
     def degree(self) -> int:
-        """The number of devices that take part in each group."""
+        """The number of devices in each group."""
         return self.placement.degree
 
     @property
     def bytes(self) -> float:
-        """The bytes of the array as one device sees it: see `COUNTED`."""
+        """The size of the array on one device (`COUNTED`)."""
         return self.time.bytes
 
     @property
     def wire_bytes(self) -> float:
-        """The bytes that each device of a ring sends."""
+        """The bytes that each device sends in a ring algorithm."""
         return wire_bytes(self.kind, self.bytes, self.degree)
 
     @property
     def seconds(self) -> float:
-        """The time with links at full rate, a lower bound."""
+        """The time in seconds with links at full rate: a lower bound."""
         return self.time.seconds
 
     @property
     def members(self) -> dict[int, str]:
-        """The devices of the first group by their numbers on the mesh, and their colours."""
+        """The colour of each device of the first group, by its number on the mesh."""
         found: dict[int, str] = {}
         for number, at in enumerate(itertools.product(*map(range, self.mesh.values()))):
             coordinates = dict(zip(self.mesh, at, strict=True))
@@ -118,7 +118,7 @@ class Collective(DrawnAnswer):
         """The devices of one group before, after each hop of a ring, and after; then the links on the torus.
 
         Raises:
-            MeshwrightError: there are more than `MOST_SHOWN` devices, and no torus.
+            MeshwrightError: there are more than `MOST_SHOWN` devices, and the hardware has no torus.
         """
         sketches = []
         if self.degree <= MOST_SHOWN:
@@ -139,7 +139,7 @@ class Collective(DrawnAnswer):
         """Run the collective on this machine's devices, in float32, and return the answer with the median time.
 
         Raises:
-            MeshwrightError: the machine has not the devices that the answer is about.
+            MeshwrightError: this machine does not have the devices of the answer.
         """
         from meshwright.execution.runtime.devices import claim_devices
         from meshwright.execution.runtime.single_collective import build_collective
@@ -195,20 +195,20 @@ class Collective(DrawnAnswer):
             self._print_measured(self.measured_seconds)
 
     def _print_links(self) -> None:
-        """Print for each part of the fabric what goes through it, at which rate, and the formula with its numbers."""
+        """Print for each part of the fabric the bytes, the rate, and the formula with its numbers."""
         for number, term in enumerate(self.time.terms):
             formula, numbers = collective_formula(self.kind, term, self.placement)
             rate = next(value for name, value in numbers.items() if name in ("B", "W"))
             values = "".join(f", {name} = {show_rate(n, 'B/s') if name in 'BW' else n}" for name, n in numbers.items())
             values += _links_text(self.placement, numbers.get("B", 0.0))
-            # What goes through the links is the product of the two numbers beside it.
+            # The bytes through the links are the product of the two numbers after them.
             through = f"{show_bytes(term.seconds * rate)} at {show_rate(rate, 'B/s')} = {show_seconds(term.seconds)}"
             heading = f" {'' if number else 'links':<10} "
             print("\n".join(wrap(f"{through}, through {term.text}", first=heading, then=_INDENT)))
             print("\n".join(wrap(f"{formula}: V the bytes{values}", first=_INDENT, then=_INDENT)))
 
     def _print_measured(self, measured: float) -> None:
-        """Print measured beside predicted: times, and the bytes that each device sends a second."""
+        """Print measured and predicted values: times, and bytes per second that each device sends."""
         found = self.time
         ratio = f"{measured / found.seconds:.2f} x predicted" if found.seconds else "predicted: no time on one device"
         print(f"\n measured   {show_seconds(measured)}, {ratio}")
@@ -218,7 +218,7 @@ class Collective(DrawnAnswer):
 
 
 def _links_text(placement: Placement, rate: float) -> str:
-    """Return what a torus's bandwidth is made of, ` (2 links of 45.0 GB/s)`; empty for one link and for switches."""
+    """Return how a torus's bandwidth is composed, ` (2 links of 45.0 GB/s)`; '' for one link and for switches."""
     link = min((ring.link_bytes_per_second for ring in placement.rings), default=0.0)
     count = round(rate / link) if link else 0
     if count < 2:
@@ -236,18 +236,18 @@ def collective(
     on: SystemLike | None = None,
     **degrees: Count,
 ) -> Collective:
-    """Return what one collective takes on a fabric, and what decides it.
+    """Return the time of one collective on a fabric, and what limits it.
 
     Args:
         kind: all-gather, reduce-scatter, all-reduce, all-to-all or permute.
-        bytes: the array as one device sees it, as "64M": gathered, or to be summed, or held (`COUNTED`).
+        bytes: size of the array on one device, as "64M": the gathered, the summed or the exchanged array (`COUNTED`).
         axis: the mesh axis it runs over, or several, as "X,Y"; by default all of the mesh.
         mesh: the degree of every mesh axis, outermost first, as "X=4,Y=2"; by default X over all devices.
         on: the hardware, as "v5e:4x4"; by default this machine's devices.
         degrees: degrees of mesh axes by name, instead of mesh.
 
     Raises:
-        MeshwrightError: the mesh does not fit the hardware, or has not the axis.
+        MeshwrightError: the mesh does not fit the hardware, or lacks the axis.
 
     >>> answer = collective("all-gather", X=4, on="v5e:4x4", bytes="64M")
     >>> answer.degree, answer.wire_bytes, f"{answer.seconds:.2e}"
@@ -255,7 +255,7 @@ def collective(
     """
     named: dict[str, Kind] = {**KINDS, **{found: found for found in KINDS.values()}}
     if kind not in named:
-        raise MeshwrightError(f"{kind!r} is no collective; the collectives are {', '.join(KINDS)}")
+        raise MeshwrightError(f"{kind!r} is not a collective; the collectives are {', '.join(KINDS)}")
     given = read_numbers(mesh) if mesh else {}
     given |= read_keywords(degrees)
     chosen = tuple(word.strip() for word in axis.split(",")) if isinstance(axis, str) else axis

@@ -1,4 +1,4 @@
-"""`meshwright.devices`: the devices that JAX has here, as the hardware that plans are made for."""
+"""`meshwright.devices`: JAX's devices on this machine, and the hardware to plan for them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Device:
 class Devices(Answer):
     """The devices of all processes of this program.
 
-    system: the same as hardware that plans take; None for an accelerator that is not among the known chips. here: the
-    number of this process.
+    system: the devices as hardware for a plan; None if the accelerator is not a known chip. here: the number of this
+    process.
     """
 
     platform: str
@@ -60,7 +60,7 @@ class Devices(Answer):
         }
 
     def print(self) -> None:
-        """Print what the devices are, then a row for each."""
+        """Print a summary of the devices, then a row for each."""
         processes = f"{self.processes} process" + ("es" if self.processes > 1 else "")
         kind = "simulated on this machine's CPU" if self.platform == "cpu" else self.devices[0].kind
         known = f"on={str(self.system)!r}" if self.system else "not a known chip: describe it in a file, hardware=…"
@@ -94,7 +94,11 @@ class Devices(Answer):
 
 
 def devices() -> Devices:
-    """Return the devices that JAX has here: kind, coordinates, process, memory. Starts JAX."""
+    """Return JAX's devices: kind, coordinates, process, memory in bytes. Starts JAX.
+
+    Raises:
+        MeshwrightError: JAX finds no devices.
+    """
     import jax
 
     from meshwright.execution.runtime.machine import this_machine
@@ -116,7 +120,7 @@ def devices() -> Devices:
 
 
 def _device(found: Any) -> Device:
-    """Return a device of JAX as data. The memory of another process's device is not known."""
+    """Return a JAX device as data. The memory of another process's device is unknown."""
     import jax
 
     stats = (found.memory_stats() if found.process_index == jax.process_index() else None) or {}

@@ -1,4 +1,4 @@
-"""The arguments of answers: a mesh, sizes of dims and hardware, and the defaults of what is left out."""
+"""Read the arguments of answers, a mesh, sizes of dims and hardware, and apply defaults."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 from meshwright.description.hardware.system import System
 from meshwright.description.notation.array import ShardedArray
-from meshwright.description.notation.expression import Chain, Expression, Product
+from meshwright.description.notation.expression import Chain, Einsum, Expression
 from meshwright.description.notation.parser import parse, parse_numbers
 from meshwright.errors import MeshwrightError, NotationError
 from meshwright.mesh import MeshShape
 from meshwright.options.values import Count, SystemLike, read_system
 
 Numbers = str | Mapping[str, int]
-"""Numbers by name: `X=2,Y=2`, or the same as a mapping."""
+"""Numbers by name, as text `X=2,Y=2` or as a mapping."""
 
 DIM_SIZE = 8192
-"""The size of a dim that is left out, rounded down to a multiple of the mesh's devices."""
+"""The default size of a dim, before it is rounded down to a multiple of the number of devices."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A mesh on hardware. notes: the defaults that were used."""
+    """A mesh on hardware. notes: the defaults that were applied."""
 
     degrees: dict[str, int]
     system: System
@@ -45,7 +45,7 @@ def read_numbers(numbers: Numbers | MeshShape) -> dict[str, int]:
 
 
 def read_keywords(keywords: Mapping[str, Count]) -> dict[str, int]:
-    """Return the degrees and sizes that are given as keywords, `X=4` or `I="8k"`."""
+    """Return degrees and sizes from keyword arguments, `X=4` or `I="8k"`."""
     return parse_numbers(",".join(f"{name}={number}" for name, number in keywords.items())) if keywords else {}
 
 
@@ -55,10 +55,13 @@ def read_setting(
     """Return the mesh and the hardware of an answer.
 
     Args:
-        axes: the mesh axes that the question names; those without a degree share the devices that the others leave.
-        degrees: the degrees that are given.
+        axes: the mesh axes in the question; axes without a degree share the remaining devices.
+        degrees: the given degrees.
         on: the hardware; None for this machine's devices.
-        is_complete: whether `degrees` is the whole mesh, to which no axis is added.
+        is_complete: whether `degrees` is the whole mesh, so that no axis is added.
+
+    Raises:
+        MeshwrightError: the degrees given do not divide the devices.
     """
     missing = [] if is_complete else [axis for axis in axes if axis not in degrees]
     used, notes = math.prod(degrees.values()), []
@@ -86,7 +89,7 @@ def read_setting(
 
 
 def _even_shares(count: int, num_axes: int) -> list[int]:
-    """Split a number of devices into factors as nearly equal as its prime factors allow, the largest first."""
+    """Split a number of devices into `num_axes` factors, as equal as possible, the largest first."""
     shares, divisor = [1] * num_axes, 2
     primes = []
     while count > 1:
@@ -100,7 +103,7 @@ def _even_shares(count: int, num_axes: int) -> list[int]:
 
 
 def default_dims(dims: Collection[str], given: Mapping[str, int], num_devices: int) -> tuple[dict[str, int], str]:
-    """Return the sizes of all dims, and a note on those that are left out."""
+    """Return the sizes of all dims, and a note on those with a default size."""
     size = max(DIM_SIZE // num_devices, 1) * num_devices
     missing = [dim for dim in dims if dim not in given]
     note = f"{', '.join(f'{dim}={size:,}' for dim in missing)}: the size of a dim that is left out" if missing else ""
@@ -113,21 +116,21 @@ def arrays_of(expression: Expression) -> tuple[ShardedArray, ...]:
         return (expression,)
     if isinstance(expression, Chain):
         return (*arrays_of(expression.start), *(stage.result for stage in expression.stages))
-    assert isinstance(expression, Product)
+    assert isinstance(expression, Einsum)
     return (*expression.operands, *([expression.result] if expression.result else []))
 
 
 def named_dims_and_axes(text: str, known: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the dims and the mesh axes that an expression names, each in the order of their first use.
+    """Return the dims and the mesh axes in an expression, each in the order of first use.
 
-    known: names that may be axes, by which `I_dpfsdp` is told apart from an axis dpfsdp.
+    known: names of axes, so that `I_dpfsdp` is read as two axes and not as an axis dpfsdp.
     """
     try:
         expression = parse(text, axes=known)
     except NotationError as first:
         try:
             expression = parse(text)
-        except NotationError as second:  # Of two mistakes, show the one further on: the text before it was read.
+        except NotationError as second:  # Show the later of two mistakes: the text before it was parsed.
             raise max(first, second, key=lambda error: error.position) from None
     arrays = arrays_of(expression)
     stages = expression.stages if isinstance(expression, Chain) else ()

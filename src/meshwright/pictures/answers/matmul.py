@@ -1,4 +1,4 @@
-"""`meshwright.matmul`: the case of a sharded product, the collectives it needs, every way to do it priced on a chip."""
+"""`meshwright.matmul`: the case of a sharded matmul, its collectives, and the predicted time of each implementation."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from meshwright.record import Bound
 from meshwright.units import show_bytes, show_flops, show_mesh, show_range, show_seconds
 
 MOST_SHOWN = 6
-"""How many ways a screen shows."""
+"""The most implementations that a screen shows."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Matmul(DrawnAnswer):
-    """A sharded product, or a resharding, with its price on some hardware.
+    """A sharded matmul, or a resharding, with its predicted time on some hardware.
 
-    product: as it was written. priced: every way to compute it, with its times. notes: the defaults that were used.
-    device: the device whose shards the picture marks and the screen names; None for none.
+    product: the matmul as it was typed. priced: every implementation with its times. notes: the defaults that were
+    applied. device: the device whose shards are marked and printed, or None.
     """
 
     product: str
@@ -56,7 +56,7 @@ class Matmul(DrawnAnswer):
 
     @property
     def inference(self) -> Inference:
-        """The operands, the result, the case of each mesh axis, and the ways without prices."""
+        """The operands, the result, the case of each mesh axis, and the implementations without times."""
         return self.priced.inference
 
     @property
@@ -86,29 +86,29 @@ class Matmul(DrawnAnswer):
 
     @property
     def ways(self) -> tuple[PricedImplementation, ...]:
-        """Every way to compute the result: the one that is written or else the cheapest, then the others."""
+        """Every implementation: first the one with the typed sharding, or else the fastest; then the others."""
         return (self.priced.chosen, *self.priced.alternatives)
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """The time of the first way: with collectives hidden behind products, and with one after the other."""
+        """The time of the first implementation, with collectives overlapped by matmuls, and without overlap."""
         return self.priced.chosen.seconds, self.priced.chosen.serial_seconds
 
     @property
     def bound(self) -> Bound | None:
-        """What takes longest: compute, memory or communication."""
+        """The bound of the first implementation: compute, memory or communication; None for a resharding."""
         return self.priced.chosen.bound
 
     @property
     def picture(self) -> Picture:
-        """The operands, what each step of the first way makes of them, and the product under the chip's roofline."""
+        """The operands, the result of each step of the first implementation, and the matmul in the chip's roofline."""
         case = f"case {self.case}" if self.case else "a resharding"
         drawn = product_sketch(self.priced, title=f"{self.product}   {case}", device=self.device)
         roofline = roofline_sketch(self.priced, dtype=self.dtype)
         return Picture((drawn, roofline) if roofline else (drawn,))
 
     def run(self) -> MatmulRun:
-        """Run the first way on simulated devices, with smaller dims, in every mode of JAX; see `run_product`."""
+        """Run the first implementation on simulated devices in every mode of JAX (`run_product`)."""
         return run_product(self.priced)
 
     def to_json(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Matmul(DrawnAnswer):
         return {"product": self.product, **setting, **self.priced.to_json()}
 
     def print(self, top: int = MOST_SHOWN) -> None:
-        """Print the case, then `top` ways, the cheapest first, then the reasons."""
+        """Print the case, then `top` implementations, fastest first, then the reasons."""
         inference, ways = self.inference, self.ways
         mesh = show_mesh(self.mesh)
         show(console(), f"{self.product}   {mesh} on {self.system}")
@@ -130,16 +130,16 @@ class Matmul(DrawnAnswer):
         show(console(), f"  {case}", style="bold")
         print()
         rows = [row for place, way in enumerate(ways[:top], start=1) for row in _rows(place, way)]
-        heads = ("", "steps", "network", "", "product", "together", "bound by")
+        heads = ("", "steps", "network", "", "matmul", "together", "bound by")
         show(console(), table(heads, rows, left=(1, 6), folds=1))
         if len(ways) > top:
-            print(f"\n  {len(ways) - top} more ways; --top {len(ways)} prints them")
+            print(f"\n  {len(ways) - top} more implementations; --top {len(ways)} prints them")
         print()
         if any(way.collectives and way.implementation.flops for way in ways[:top]):
             print(
                 folded(
-                    "together: from all collectives beside the product, where the longest decides, to one after the"
-                    " other; a product that needs what a collective brings can overlap it only in parts"
+                    "together: from full overlap, which takes as long as the longest of matmul and collectives, to no"
+                    " overlap; a matmul that needs the result of a collective can overlap it only in chunks"
                 )
             )
         for note in (f"elements are {self.dtype} (--dtype)", *self.notes):
@@ -161,20 +161,20 @@ def matmul(
     device: int | None = None,
     **sizes: Count,
 ) -> Matmul:
-    """Return what a sharded product costs: its case, its collectives, every way to do it with its times.
+    """Return the case of a sharded matmul, its collectives, and every implementation with its predicted times.
 
     Args:
-        product: the product or the resharding, in the notation or in MaxText's; its result may be left out.
+        product: the matmul or the resharding, in the scaling book's notation or MaxText's; the result is optional.
         mesh: the degree of every mesh axis, outermost first, as "X=4,Y=2".
         dims: the size of every dim, as "I=8k,J=8k".
         on: the hardware, as "v5e:2x4"; by default this machine's devices.
         dtype: of the elements.
-        device: the number of a device, to name and mark what it holds.
-        sizes: degrees of mesh axes and sizes of dims by name, instead of mesh and dims. An axis that has no degree
-            takes the devices that the others leave, and a dim that has no size gets `DIM_SIZE`.
+        device: the number of a device whose shards are marked and printed.
+        sizes: degrees of mesh axes and sizes of dims by name, instead of mesh and dims. An axis without a degree takes
+            the remaining devices, and a dim without a size gets `DIM_SIZE`.
 
     Raises:
-        MeshwrightError: the product cannot be read, or the mesh cannot shard it.
+        MeshwrightError: the matmul cannot be parsed, or the mesh cannot shard it.
 
     >>> answer = matmul("A[I, J_X] @ B[J_X, K]", X=4, on="v5e:2x4")
     >>> answer.case, answer.result, answer.bound
@@ -185,7 +185,7 @@ def matmul(
     keywords = read_keywords(sizes)
     if wrong := [name for name in keywords if name not in (*names, *axes)]:
         raise MeshwrightError(
-            f"{wrong[0]} is no dim and no mesh axis of {product}; further axes go into mesh='X=4,Y=2'"
+            f"{wrong[0]} is neither a dim nor a mesh axis of {product}; further axes go into mesh='X=4,Y=2'"
         )
     lengths = read_numbers(dims) if dims else {}
     for name, number in keywords.items():
@@ -207,7 +207,7 @@ def matmul(
 
 
 def _rows(place: int, priced: PricedImplementation) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of an implementation, one for each step; the first has the times of the whole."""
+    """Yield the rows of an implementation, one per step; the first row has the total times."""
     product = show_seconds(max(priced.flops_seconds, priced.memory_seconds))
     first = (product, show_range(priced.seconds, priced.serial_seconds), priced.bound or "nothing")
     collectives = iter(priced.collectives)

@@ -1,4 +1,4 @@
-"""A sharded product run on simulated devices, in every mode of JAX, beside the collectives that were inferred."""
+"""Run a sharded matmul on simulated devices in every mode of JAX, and compare the inferred collectives."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from meshwright.proof.verification.products import ProductCheck
 
 LARGEST = 256
-"""The size to which larger dims are cut for simulated devices."""
+"""The largest size of a dim on simulated devices; larger dims are reduced to it."""
 
 MOST_DEVICES = 64
-"""The most devices that are simulated: more is too much for a laptop's threads."""
+"""The most devices that are simulated: a laptop has too few threads for more."""
 
 
 @dataclass(frozen=True, repr=False)
 class MatmulRun(Answer):
-    """A run of the first way of a product: its dims and mesh, and the outcome in each mode."""
+    """A run of a matmul's first implementation: its dims and mesh, and the result in each mode."""
 
     inference: Inference
     checks: Mapping[Mode, ProductCheck]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the run as plain data: the dims that were run, and the fields of `ProductCheck` for each mode."""
+        """Return the run as plain data: the dims it used, and the fields of `ProductCheck` for each mode."""
         modes = {
             mode: {
                 "error": check.error,
@@ -58,7 +58,10 @@ class MatmulRun(Answer):
         sizes = self.inference.sizes
         dims = ",".join(f"{dim}={size}" for dim, size in sizes.dims.items())
         count = sizes.degree(sizes.degrees)
-        show(console(), f" way 1, run on {count} simulated devices in float32, dims cut to {LARGEST}: {dims}")
+        show(
+            console(),
+            f" implementation 1, run on {count} simulated devices in float32, dims reduced to {LARGEST}: {dims}",
+        )
         print()
         rows = [row for mode, check in self.checks.items() for row in _run_rows(mode, check)]
         show(console(), table(("mode", "error", "inferred", "compiled", ""), rows, left=(0, 2, 3, 4), folds=-1))
@@ -67,7 +70,7 @@ class MatmulRun(Answer):
 
 
 def run_product(priced: PricedProduct) -> MatmulRun:
-    """Run the first way of a product on simulated devices in every mode of JAX, with larger dims cut to `LARGEST`.
+    """Run a matmul's first implementation on simulated devices in every mode of JAX, with dims of at most `LARGEST`.
 
     Raises:
         MeshwrightError: the mesh has more than `MOST_DEVICES`, or JAX has started with fewer devices.
@@ -84,7 +87,7 @@ def run_product(priced: PricedProduct) -> MatmulRun:
 
 
 def check_simulated(num_devices: int) -> None:
-    """Raise for more devices than are simulated."""
+    """Raise if there are more devices than can be simulated."""
     if num_devices > MOST_DEVICES:
         raise MeshwrightError(f"--run simulates up to {MOST_DEVICES} devices; the mesh has {num_devices}, take fewer")
 
@@ -116,10 +119,10 @@ def _run_rows(mode: str, check: ProductCheck) -> Iterator[tuple[str, ...]]:
 
 
 def _kind(move: Collective) -> str:
-    """Return a collective in a few words."""
+    """Return a collective's kind and axes as text."""
     return f"{move.kind} {'*'.join(move.axes)} {show_bytes(move.bytes)}"
 
 
 def _in_short(move: Collective) -> dict[str, Any]:
-    """Return a collective as plain data."""
+    """Return a collective's kind, axes and bytes as plain data."""
     return {"kind": move.kind, "axes": list(move.axes), "bytes": move.bytes}

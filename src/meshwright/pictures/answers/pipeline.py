@@ -1,4 +1,4 @@
-"""`meshwright.pipeline`: a pipeline schedule in time, with its bubble and what a device keeps."""
+"""`meshwright.pipeline`: a pipeline schedule over time, its bubble, and the activations that a device keeps."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from meshwright.pictures.tables import console
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Pipeline(DrawnAnswer):
-    """A schedule of microbatches through stages. num_layers: of the model, to label the stages with theirs."""
+    """A schedule of microbatches through stages. num_layers: of the model, to label stages with their layers."""
 
     schedule: Schedule
     num_layers: int | None = None
 
     @property
     def efficiency(self) -> float:
-        """The share of all time in which a device works: m / (m + p - 1), or m / (m + (p - 1) / v) with v chunks."""
+        """The share of total time in which a device works: m / (m + p - 1), or m / (m + (p - 1) / v) with v chunks."""
         return 1 - self.idle_share
 
     @property
     def idle_share(self) -> float:
-        """The bubble as a share of all time."""
+        """The bubble as a share of total time: 1 - efficiency."""
         return idle_share(self.schedule)
 
     @property
     def bubble(self) -> float:
-        """The bubble as a share of the time of work: (p - 1) / (v m)."""
+        """The bubble relative to busy time: (p - 1) / (v m)."""
         return self.schedule.bubble
 
     @property
     def picture(self) -> Picture:
-        """The schedule that runs, and below it 1F1B as it is published."""
+        """The schedule that meshwright runs, and below it 1F1B as published, without lockstep."""
         sketches = [pipeline_sketch(self.schedule, self.num_layers)]
         if has_textbook(self.schedule) and self.schedule.stages > 1:
             sketches.append(textbook_sketch(self.schedule, self.num_layers))
@@ -73,14 +73,17 @@ def pipeline(
     virtual_stages: int = 1,
     layers: int | None = None,
 ) -> Pipeline:
-    """Return a pipeline schedule in time: what each stage does when, and where it waits.
+    """Return a pipeline schedule over time: the work of each stage in each slot, and its idle slots.
 
     Args:
         stages: the degree of pp.
-        microbatches: the parts of a batch that go through the stages one after the other.
+        microbatches: number of parts of a batch, which pass through the stages one after the other.
         schedule: "gpipe" runs all microbatches forward, then backward; "1f1b" goes backward as soon as it can.
         virtual_stages: chunks of layers in each stage; several make the schedule interleaved.
-        layers: the layers of the model, to label the stages with theirs.
+        layers: number of layers of the model, to label stages with their layers.
+
+    Raises:
+        MeshwrightError: a size is below 1, or stages do not divide microbatches with several virtual stages.
 
     >>> found = pipeline(4, 8)
     >>> round(found.efficiency, 3), round(found.idle_share, 3), found.bubble

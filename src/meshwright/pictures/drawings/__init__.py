@@ -1,4 +1,4 @@
-"""Drawings as sketches: arrays, products, meshes on a torus, collectives and rings, pipelines, rooflines, memory.
+"""Drawings as sketches: arrays, matmuls, meshes on a torus, collectives and rings, pipelines, rooflines, memory.
 
-`holdings` has what each device holds, without JAX; `showing` of the wing joins sketches to pictures.
+`holdings` computes each device's part of an array, without JAX. `pictures.showing` joins sketches to pictures.
 """

@@ -1,4 +1,4 @@
-"""Draw a sharded array as a grid of shards, each with the devices that hold it; and all its shardings side by side."""
+"""Draw a sharded array as a grid of shards labelled with their devices, or all its shardings side by side."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from meshwright.units import show_bytes
 _WIDE = 9  # characters of a cell where there is room
 _MAX_RANK = 2
 MAX_SCALED = 4
-"""The devices up to which all grids of a gallery are drawn in one size."""
+"""The largest number of devices for which all grids of a gallery are drawn in one size."""
 
 MAX_SHEETS = 7
-"""The most partial sums that are drawn behind the first."""
+"""The most partial sums that are drawn behind the first one."""
 
 _MAX_AXES = 3
 
@@ -42,9 +42,9 @@ def array_sketch(holdings: Holdings) -> Sketch:
 
 
 def fills_of(holdings: Holdings) -> Mapping[Block, str]:
-    """Return the colour of each shard: what the colours of its devices have in common.
+    """Return the colour of each shard, from the mesh coordinates that its devices share.
 
-    Without a mesh a shard's number is its coordinate.
+    Without a mesh, a shard's number serves as its coordinate.
     """
     if not holdings.degrees:
         degrees = {"shard": len(holdings.shards)}
@@ -57,7 +57,7 @@ def fills_of(holdings: Holdings) -> Mapping[Block, str]:
 
 
 def drawn_dims(holdings: Holdings) -> tuple[int | None, int | None]:
-    """Return the dims that are rows and columns of a grid; None where the rank is too low."""
+    """Return the dims drawn as rows and columns of a grid; None if there are too few dims."""
     cuts = holdings.cuts
     split = [dim for dim, spans in enumerate(cuts) if len(spans) > 1]
     whole = [dim for dim in range(len(cuts)) if dim not in split]
@@ -66,7 +66,7 @@ def drawn_dims(holdings: Holdings) -> tuple[int | None, int | None]:
 
 
 def device_text(devices: Sequence[int]) -> str:
-    """Return device numbers in short: `0`, `0,2`, `0-3`, `0,4,…,28`."""
+    """Return device numbers as short text: `0`, `0,2`, `0-3`, `0,4,…,28`."""
     runs: list[list[int]] = []
     for device in devices:
         if runs and runs[-1][-1] == device - 1:
@@ -87,7 +87,7 @@ def mesh_text(degrees: Mapping[str, int]) -> str:
 def array_panels(holdings: Holdings, device: int | None = None) -> Iterator[Panel]:
     """Yield a grid for every part of the sharded dims that are neither rows nor columns.
 
-    Partial sums lie behind each other, a sheet for each. device: its shard is marked.
+    Partial sums are drawn as sheets behind each other. device: its shard is marked.
     """
     sheets = list(itertools.product(*(range(holdings.degrees[axis]) for axis in holdings.unreduced)))
     behind = [dict(zip(holdings.unreduced, sheet, strict=True)) for sheet in sheets[1 : MAX_SHEETS + 1]]
@@ -100,7 +100,7 @@ def array_panels(holdings: Holdings, device: int | None = None) -> Iterator[Pane
 
 
 def _grids(holdings: Holdings, device: int | None) -> Iterator[Panel]:
-    """Yield the grids of `array_panels`, of the first of several partial sums."""
+    """Yield the grids of `array_panels` for the first partial sum."""
     row_dim, column_dim = drawn_dims(holdings)
     fills = fills_of(holdings)
     leading = [dim for dim in range(len(holdings.shape)) if dim not in (row_dim, column_dim)]
@@ -170,10 +170,11 @@ def _notes(holdings: Holdings) -> Iterator[str]:
 
 
 def every_sharding(array: ShardedArray, sizes: Sizes) -> tuple[ShardedArray, ...]:
-    """Return every legal sharding of an array over the axes of a mesh, those over fewer axes first.
+    """Return every legal sharding of an array over the axes of a mesh; fewer axes come first.
 
     Each axis with more than one device shards one dim or none. Several axes on one dim are listed in every order, since
-    each order puts different shards on the devices. Two dims and two axes have 11, if all degrees divide.
+    each order puts different shards on the devices. Two dims and two axes have 11 shardings, if all degrees divide the
+    dims.
     """
     order = list(sizes.degrees)
     legal = [candidate for candidate in _candidates(array, sizes) if is_legal(candidate, sizes)]
@@ -217,7 +218,7 @@ def _candidates(array: ShardedArray, sizes: Sizes) -> Iterator[ShardedArray]:
 def to_one_size(panels: Sequence[Panel], num_devices: int) -> tuple[Panel, ...]:
     """Stretch the panels to one size, so that they show one array cut in different ways.
 
-    Row and column counts divide the number of devices. A ruled line takes a line or a character.
+    Row and column counts divide the number of devices. A rule is one line high or one character wide.
     """
     widest = max(len(panel.cells[0]) * (panel.column_width + 1) for panel in panels)
     width = num_devices * math.ceil(widest / num_devices)

@@ -1,4 +1,4 @@
-"""A collective run on real devices with small numbers, and drawn before and after."""
+"""Run a collective on real devices with small numbers, and draw it before and after."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIGITS: Values = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 1, 2)
 
 
 def small_values(degree: int) -> Values:
-    """Return few numbers for `degree` devices: each device's part can be cut again into one for every device."""
+    """Return degree * degree small numbers, so that each device's part can be split again over all devices."""
     return DIGITS if len(DIGITS) % degree**2 == 0 else tuple(range(degree**2))
 
 
@@ -56,7 +56,7 @@ def run_collective(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 
     devices = jax.devices()[:degree]
     if len(devices) < degree:
         raise MeshwrightError(
-            f"{degree} devices are wanted, {len(devices)} are there; simulated ones come with"
+            f"{degree} devices are needed, there are {len(devices)}; simulated ones come with"
             f" XLA_FLAGS=--xla_force_host_platform_device_count={degree}, set before JAX starts"
         )
     mesh = jax.make_mesh((degree,), ("X",), devices=devices)
@@ -76,12 +76,12 @@ def run_collective(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 
 def split_values(
     kind: Kind, values: Sequence[int], degree: int, *, cut_again: tuple[Kind, ...] = ("reduce-scatter", "all-to-all")
 ) -> tuple[Values, ...]:
-    """Return the initial values of `degree` devices; for kinds in `cut_again` each device's part must split again.
+    """Return the initial values of `degree` devices. For kinds in `cut_again`, each part must be divisible again.
 
     Raises if the values cannot be split evenly.
     """
     if kind not in KINDS:
-        raise MeshwrightError(f"{kind!r} is no collective; the collectives are {', '.join(KINDS)}")
+        raise MeshwrightError(f"{kind!r} is not a collective; the collectives are {', '.join(KINDS)}")
     if degree < 1:
         raise MeshwrightError(f"a collective runs over 1 device or more, not {degree}")
     unit = degree * degree if kind in cut_again else degree

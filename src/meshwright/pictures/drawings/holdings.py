@@ -1,4 +1,4 @@
-"""The part of an array on each device: mesh coordinates and the slice of every dim. No JAX."""
+"""Compute the part of an array on each device: mesh coordinates and the slice of every dim. Does not use JAX."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Block = tuple[Span, ...]
 """One shard: a span of every dim."""
 
 MAX_DEVICES = 65_536
-"""The most devices of a mesh; a larger one is a typing mistake and would only fill the memory."""
+"""The most devices of a mesh; a larger mesh is probably a typing mistake and would fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Holdings:
 
     @cached_property
     def cuts(self) -> tuple[tuple[Span, ...], ...]:
-        """The spans into which each dim is split."""
+        """The spans that each dim is split into."""
         return tuple(tuple(sorted({block[dim] for block in self.shards})) for dim in range(len(self.shape)))
 
     @property
@@ -72,13 +72,13 @@ class Holdings:
 
     @property
     def copies(self) -> int:
-        """How many devices hold the same values: the same block and, if unreduced, the same partial sum."""
+        """The number of devices with the same values: the same block and, if unreduced, the same partial sum."""
         parts = math.prod(self.degrees[axis] for axis in self.unreduced)
         return len(self.holders) // len(self.shards) // parts
 
     @property
     def copied_axes(self) -> tuple[str, ...]:
-        """The mesh axes with more than one device along which all devices hold the same."""
+        """The mesh axes of degree above 1 along which the array is replicated."""
         used = {axis for axes in self.axes for axis in axes} | set(self.unreduced)
         return tuple(axis for axis, degree in self.degrees.items() if degree > 1 and axis not in used)
 
@@ -110,7 +110,7 @@ class Holdings:
 
 
 def holdings_of(array: ShardedArray, sizes: Sizes) -> Holdings:
-    """Return which part of an array, written as `A[I_X, J]`, each device holds.
+    """Return each device's part of an array, written as `A[I_X, J]`.
 
     Devices are numbered with the last mesh axis fastest. Raises an error if the sharding is not legal, or the mesh is
     too large to draw.

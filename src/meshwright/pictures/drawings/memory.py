@@ -1,4 +1,4 @@
-"""Draw the memory of a device by terms, beside the usable memory."""
+"""Draw the memory of a device by term, with the usable memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshwright.pictures.panels import Cell, Panel, Sketch
 from meshwright.units import show_bytes, show_percent
 
 _BAR = 40
-"""The characters of a bar that is as long as the memory."""
+"""The length in characters of the bar of the usable memory."""
 
 
 def memory_sketch(memory_bytes: Mapping[str, int], usable_bytes: float) -> Sketch:

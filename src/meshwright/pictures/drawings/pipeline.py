@@ -15,10 +15,10 @@ from meshwright.pictures.panels import Cell, Panel, Sketch
 from meshwright.units import show_percent
 
 MAX_WORK = 200_000
-"""The most units of work (microbatches times stages and chunks) that are listed; more would only fill the memory."""
+"""The most units of work (microbatches times stages and chunks) that are listed, to limit memory."""
 
 LENGTHS: dict[Pass, int] = {"forward": 1, "backward": 2}
-"""The time of a stage's forward and backward: backward has two products for each of forward."""
+"""The relative time of a stage's forward and backward: backward has two matmuls for each one of forward."""
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _NAMES = {"gpipe": "GPipe", "1f1b": "1F1B in lockstep, as meshwright runs it"}
@@ -27,7 +27,7 @@ _NAMES = {"gpipe": "GPipe", "1f1b": "1F1B in lockstep, as meshwright runs it"}
 def pipeline_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch:
     """Draw time to the right, stages downwards: `F2` is microbatch 2 forward, `B2b` backward in a stage's second chunk.
 
-    num_layers: the layers of the model, to label stages with theirs; None for no labels.
+    num_layers: of the model, to label stages with their layers; None for no labels.
     """
     _check_size(schedule)
     works = list(schedule.cells())
@@ -49,7 +49,7 @@ def pipeline_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch
 
 
 def textbook_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch:
-    """Draw 1F1B as published, without lockstep: each stage begins as soon as its input is there."""
+    """Draw 1F1B as published, without lockstep: each stage begins as soon as its input arrives."""
     works = textbook_cells(schedule)
     end = max(work.start + LENGTHS[work.work.phase] for work in works)
     return Sketch(
@@ -64,7 +64,7 @@ def textbook_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch
 
 
 class Timed(NamedTuple):
-    """Work of a stage, and its start in units of the time of a forward."""
+    """A unit of work of a stage, and its start in units of a forward's time."""
 
     work: Work
     start: int
@@ -108,8 +108,8 @@ def _order(warm_up: int, microbatches: int) -> list[tuple[Pass, int]]:
 def pipeline_data(schedule: Schedule, num_layers: int | None = None) -> dict[str, Any]:
     """Return the schedule as data: each unit of work, and the layers of each stage.
 
-    bubble: idle time relative to the time of work. idle_share: idle time relative to all time. as_published: 1F1B
-    without lockstep, with the start and the end of each unit, a forward being 1 long and a backward 2.
+    bubble: idle time relative to busy time. idle_share: idle time relative to total time. as_published: 1F1B without
+    lockstep, with the start and the end of each unit; a forward takes 1, a backward 2.
     """
     _check_size(schedule)
     data: dict[str, Any] = {
@@ -138,12 +138,12 @@ def has_textbook(schedule: Schedule) -> bool:
 
 
 def idle_share(schedule: Schedule) -> float:
-    """Return the fraction of all time in which a device waits."""
+    """Return the fraction of total time in which a device is idle."""
     return schedule.bubble / (1 + schedule.bubble)
 
 
 def _bubble_notes(schedule: Schedule) -> tuple[str, ...]:
-    """Return the share of work and of the bubble, each with its formula and its numbers."""
+    """Return notes on efficiency and bubble, each with its formula and its numbers."""
     m, p, v = schedule.microbatches, schedule.stages, schedule.virtual_stages
     works, bubble = show_percent(1 - idle_share(schedule)), show_percent(idle_share(schedule))
     formula, numbers, waits = "m / (m + p - 1)", f"{m} / ({m} + {p} - 1)", "(p - 1) / m"
@@ -156,7 +156,7 @@ def _bubble_notes(schedule: Schedule) -> tuple[str, ...]:
 
 
 def _kept_note(schedule: Schedule) -> str:
-    """Return how many inputs a device keeps, beside GPipe, which is as long and keeps all."""
+    """Return a note on the number of inputs that a device keeps, compared with GPipe, which keeps all."""
     kept = f"a device keeps the inputs of at most {schedule.most_kept} of {schedule.units} for backward"
     return kept if schedule.kind == "gpipe" else f"{kept}; GPipe, which takes as long, of all"
 
@@ -190,7 +190,7 @@ def _span(layers: tuple[int | None, ...]) -> str:
 
 
 def _lanes(schedule: Schedule, works: Sequence[Timed], rows: tuple[str, ...]) -> Panel:
-    """Draw work in time: a lane for each stage, a column for each unit of time, labels in the colours of the stages."""
+    """Draw work over time: a lane for each stage, a column for each unit of time, labels in the stages' colours."""
     num_columns = max(one.start + LENGTHS[one.work.phase] for one in works)
     lanes = [[Cell("·", hint="waits")] * num_columns for _ in range(schedule.stages)]
     for work, start in works:
@@ -203,7 +203,7 @@ def _lanes(schedule: Schedule, works: Sequence[Timed], rows: tuple[str, ...]) ->
 
 
 def _cells(work: Work, schedule: Schedule) -> list[Cell]:
-    """Return the cells of one piece of work, in the colour of its phase, paler for later chunks."""
+    """Return the cells of one unit of work, in the colour of its phase, paler for later chunks."""
     chunk, letter = "", ""
     if schedule.virtual_stages > 1:
         chunk, letter = f" in chunk {work.chunk}", _LETTERS[work.chunk % len(_LETTERS)]

@@ -1,4 +1,4 @@
-"""Draw a sharded product: its operands, the result of each step, and the part of one device."""
+"""Draw a sharded matmul: its operands, the result of each step, and the part of one device."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from meshwright.units import show_bytes, show_flops, show_seconds
 
 
 def product_sketch(priced: PricedProduct, *, title: str, device: int | None = None) -> Sketch:
-    """Draw the operands, then the result of each step of the first way; partial sums are sheets behind each other.
+    """Draw the operands, then the result of each step of the first implementation.
 
-    device: whose shards are marked.
+    Partial sums are drawn as sheets behind each other. device: its shards are marked.
     """
     inference, sizes = priced.inference, priced.inference.sizes
     panels = [panel for array in inference.operands for panel in _panels(array, priced, device, _bytes(array, priced))]
@@ -32,7 +32,7 @@ def product_sketch(priced: PricedProduct, *, title: str, device: int | None = No
 
 
 def device_parts(priced: PricedProduct, device: int) -> Iterator[str]:
-    """Yield the part of one device: its shards of the operands, its products, its shard of the result.
+    """Yield lines on one device: its shards of the operands, its matmuls, its shard of the result.
 
     Raises:
         MeshwrightError: the mesh has no such device.
@@ -49,7 +49,7 @@ def device_parts(priced: PricedProduct, device: int) -> Iterator[str]:
 
 
 def _held(array: ShardedArray, priced: PricedProduct, device: int) -> str:
-    """Return a device's shard of an array, and which partial sum it is of."""
+    """Return a device's shard of an array as text, with the number of its partial sum."""
     holdings = holdings_of(array, priced.inference.sizes)
     holder = holdings.holders[device]
     part = ",".join(f"{axis}={holder.coordinates[axis]}" for axis in holdings.unreduced)
@@ -57,7 +57,7 @@ def _held(array: ShardedArray, priced: PricedProduct, device: int) -> str:
 
 
 def _panels(array: ShardedArray, priced: PricedProduct, device: int | None, said: str) -> Iterator[Panel]:
-    """Yield the grids of an array, its name above them and `said` below."""
+    """Yield the grids of an array, with its name above and a text (`said`) below."""
     holdings = holdings_of(array, priced.inference.sizes)
     marked = None if device is None or not _is_in_front(holdings, device) else device
     for panel in array_panels(holdings, marked):
@@ -85,7 +85,7 @@ def _bytes(array: ShardedArray, priced: PricedProduct) -> str:
 
 
 def _steps(way: PricedImplementation) -> Iterator[tuple[Step, str]]:
-    """Yield the steps of a way, each with what it costs."""
+    """Yield the steps of an implementation, each with its bytes or flops and its time as text."""
     collectives = iter(way.collectives)
     for step in way.implementation.steps:
         if isinstance(step, Communicate):

@@ -1,4 +1,4 @@
-"""Ring collectives hop by hop: what each device holds after each message. Pure Python.
+"""Ring collectives hop by hop: the contents of each device after each message. Pure Python.
 
 In every hop each device i sends to device i + 1, and the last to the first, all at once. In an all-gather a device
 passes on the part received last. In a reduce-scatter it passes on a running sum, to which each device adds its part. An
@@ -28,13 +28,13 @@ class Frame:
 
     phase: Kind  # Collective of the last hop.
     slots: Slots  # By device. A slot is a part of the array; in an all-to-all, the sending device.
-    to_pass_on: tuple[tuple[Values, ...], ...]  # What a device holds only to pass it on.
+    to_pass_on: tuple[tuple[Values, ...], ...]  # Values that a device holds only to pass them on.
     arrived: tuple[int | None, ...]  # Slot of each device that the last hop filled or added to.
     sent: int  # Numbers that each device sent in the last hop.
 
 
 @dataclass(frozen=True)
-class Ring:
+class RingFrames:
     """A ring collective; the first frame is the initial state."""
 
     kind: Kind
@@ -51,7 +51,7 @@ class Ring:
         return sum(frame.sent for frame in self.frames)
 
 
-def run_ring(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> Ring:
+def run_ring(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> RingFrames:
     """Run a collective on a ring of `degree` devices, with `values` split evenly over them.
 
     Raises for a permute, which has no ring algorithm.
@@ -61,16 +61,16 @@ def run_ring(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> 
     parts = split_values(kind, values, degree, cut_again=("reduce-scatter", "all-reduce", "all-to-all"))
     if kind == "all-gather":
         start = tuple(tuple(part if slot == i else None for slot in range(degree)) for i, part in enumerate(parts))
-        return Ring(kind, (_first_frame(kind, start), *_gather(start)))
+        return RingFrames(kind, (_first_frame(kind, start), *_gather(start)))
     size = len(parts[0]) // degree
     blocks = tuple(tuple(part[slot * size : (slot + 1) * size] for slot in range(degree)) for part in parts)
     if kind == "all-to-all":
-        return Ring(kind, tuple(_exchange(blocks)))
+        return RingFrames(kind, tuple(_exchange(blocks)))
     frames = (_first_frame("reduce-scatter", blocks), *_scatter(blocks))
-    return Ring(kind, frames + tuple(_gather(frames[-1].slots)) if kind == "all-reduce" else frames)
+    return RingFrames(kind, frames + tuple(_gather(frames[-1].slots)) if kind == "all-reduce" else frames)
 
 
-def ring_sketch(ring: Ring, members: Mapping[int, str] | None = None) -> Sketch:
+def ring_sketch(ring: RingFrames, members: Mapping[int, str] | None = None) -> Sketch:
     """Draw a ring collective as a table of devices and slots before it and after each hop; new values are marked.
 
     members: the colour of each device of the ring by its number, in order; by default the devices are the whole mesh.
@@ -105,7 +105,7 @@ def _gather(held: Slots) -> Iterator[Frame]:
 
 
 def _scatter(held: Slots) -> Iterator[Frame]:
-    """Yield the frames of a reduce-scatter: the sum of slot i starts at device i + 1 and is complete at device i."""
+    """Yield the frames of a reduce-scatter. The sum of slot i starts at device i + 1 and is complete at device i."""
     degree = len(held)
     for hop in range(1, degree):
         sent = [(device - hop) % degree for device in range(degree)]
@@ -122,7 +122,7 @@ def _exchange(blocks: tuple[tuple[Values, ...], ...]) -> Iterator[Frame]:
     """Yield the frames of an all-to-all: block j of device i goes to slot i of device j."""
     degree = len(blocks)
     held: Slots = tuple(_replace_slot((None,) * degree, device, blocks[device][device]) for device in range(degree))
-    # What a device passes on, nearest destination first; after `hop` hops all of it comes from `hop` devices back.
+    # Values that a device passes on, nearest destination first; after `hop` hops all come from `hop` devices back.
     ahead = [[blocks[device][(device + far) % degree] for far in range(1, degree)] for device in range(degree)]
     arrived: tuple[int | None, ...] = (None,) * degree
     sent = 0
@@ -156,7 +156,7 @@ def _numbers(count: int) -> str:
     return f"{count} number{'s' * (count != 1)}"
 
 
-def _panel(ring: Ring, hop: int, members: Mapping[int, str]) -> Panel:
+def _panel(ring: RingFrames, hop: int, members: Mapping[int, str]) -> Panel:
     """Draw one frame as a table."""
     frame, degree = ring.frames[hop], len(ring.frames[0].slots)
     fills = tuple(members.values())

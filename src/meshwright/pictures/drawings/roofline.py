@@ -1,4 +1,4 @@
-"""Draw a roofline: what a chip can do at each number of flops a byte, and a product's place under it."""
+"""Draw a roofline: a chip's flops per second over flops per byte, and the position of a matmul."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROOM = 4  # the factor between the outermost ridge or point and the edge of the
 
 
 class _Roof(NamedTuple):
-    """A slope of the roof: the flops a byte of the product, and those from which it is compute bound."""
+    """A slope of the roofline: the matmul's flops per byte, and the flops per byte above which it is compute bound."""
 
     name: str
     intensity: float
@@ -26,7 +26,7 @@ class _Roof(NamedTuple):
 
 
 def roofline_sketch(priced: PricedProduct, *, dtype: str) -> Sketch | None:
-    """Draw the first way of a product under the roofs of memory and of its longest collective; None without a product.
+    """Draw a matmul in the rooflines of memory and of its longest collective; None for a resharding.
 
     dtype: of the elements, for the peak.
     """
@@ -52,7 +52,7 @@ def roofline_sketch(priced: PricedProduct, *, dtype: str) -> Sketch | None:
 
 
 def _draw(roofs: list[_Roof], peak: float, rate: float, width: float) -> Scene:
-    """Draw flops a second over flops a byte, both in powers of ten, within a width in characters."""
+    """Draw flops per second over flops per byte, on logarithmic axes. width: in characters."""
     inner = width - _LEFT - 1
     lowest = min(min(roof.intensity, roof.ridge) for roof in roofs) / _ROOM
     highest = max(max(roof.intensity, roof.ridge) for roof in roofs) * _ROOM

@@ -1,4 +1,4 @@
-"""A mesh on a torus: the mesh coordinates that `jax.make_mesh` (JAX 0.10.2) gives each device, and their picture."""
+"""Draw a mesh on a torus, with the mesh coordinates that `jax.make_mesh` (JAX 0.10.2) gives each device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 def device_coordinates(layout: MeshPlacement) -> dict[Place, Coordinates]:
-    """Return the mesh coordinates of every device of a torus; those of an idle device are empty."""
+    """Return the mesh coordinates of every device of a torus; an idle device has none."""
     order = layout.order
     if order is None:
         return {place: _coordinates(layout, place, _DIMS) for place in _devices(layout.system)}
@@ -51,7 +51,7 @@ _DIMS = ("slice", "x", "y", "z", "core")
 
 
 def _coordinates(layout: MeshPlacement, place: Place, dims: tuple[str, ...]) -> Coordinates:
-    """Return the mesh coordinates that come from some fabric dimensions; empty for an idle device."""
+    """Return the mesh coordinates determined by some fabric dimensions; empty for an idle device."""
     found = dict.fromkeys([*layout.degrees, IDLE], 0)
     for dim in dims:
         for piece in layout.pieces:
@@ -79,19 +79,19 @@ def torus_sketch(
     *,
     axes: Collection[str] | None = None,
 ) -> Sketch:
-    """Draw a mesh on slices of a torus: a panel for each plane of chips, with its links, those that wrap dotted.
+    """Draw a mesh on slices of a torus: a panel for each plane of chips, with its links; wraparound links are dotted.
 
-    A chip shows the numbers of its devices in the colour of the first. Mesh axes are named at the edges that they run
-    along, the first downwards where it can be; the coordinates of others stand behind the number.
+    A chip shows the numbers of its devices in the colour of the first. A mesh axis along one edge is named there, the
+    first one vertically if possible; the coordinates of other axes are shown after a device's number.
 
     Args:
         system: slices of a chip with a torus.
         degrees: of the mesh axes, outermost first.
-        numbers: the number of each device by its coordinates; by default counted along the last axis first.
-        axes: the mesh axes whose links count as used; all by default.
+        numbers: the number of each device by its coordinates; by default the last axis varies fastest.
+        axes: the mesh axes whose links are drawn as used; all by default.
 
     Raises:
-        MeshwrightError: the system has no torus, or the mesh cannot be laid on it.
+        MeshwrightError: the system has no torus, or the mesh cannot be placed on it.
     """
     if system.chip.torus is None:
         raise MeshwrightError(
@@ -120,12 +120,12 @@ class _Chips:
 
     @cached_property
     def shown(self) -> list[str]:
-        """The mesh axes of more than one device."""
+        """The mesh axes of degree above 1."""
         return [axis for axis, degree in self.layout.degrees.items() if degree > 1]
 
     @cached_property
     def edges(self) -> dict[str, str]:
-        """The physical dimension that alone decides the coordinate along each mesh axis that has one."""
+        """For each mesh axis that follows one physical dimension, that dimension."""
         dims = ("slice", "x", "y", "z")
         return {axis: dim for axis in self.shown for dim in dims if self._decides(dim, axis)}
 
@@ -139,14 +139,14 @@ class _Chips:
 
     @cached_property
     def beside(self) -> list[str]:
-        """The axes whose coordinates stand in the chips: those that no edge names, unless the number says it."""
+        """The axes without an edge, whose coordinates are shown in the chips unless the device number shows them."""
         if len(self.shown) == 1 and list(self.numbers.values()) == list(range(len(self.numbers))):
             return []
         return [axis for axis in self.shown if axis not in self.edges]
 
     @cached_property
     def is_turned(self) -> bool:
-        """Whether y runs downwards instead of x, because the first mesh axis on x or y lies on y."""
+        """Whether y is drawn downwards instead of x: true if the first mesh axis along x or y follows y."""
         along = [self.edges.get(axis) for axis in self.shown]
         return next((dim == "y" for dim in along if dim in ("x", "y")), False)
 
@@ -184,7 +184,7 @@ class _Chips:
         )
 
     def _edge(self, dim: str, place: Place) -> str:
-        """Return the mesh coordinates that a physical coordinate decides, `X=1`; that itself where it decides none."""
+        """Return the mesh coordinates at a physical coordinate, `X=1`; the physical one if no mesh axis follows it."""
         at = self.places[place]
         named = [f"{axis}={at[axis]}" for axis, decides in self.edges.items() if decides == dim and axis in at]
         own = f"{dim} {place.slice}" if dim == "slice" else f"{dim}={getattr(place, dim)}"
@@ -211,7 +211,7 @@ class _Chips:
 
     @cached_property
     def far(self) -> frozenset[str]:
-        """The mesh axes whose neighbours are not all neighbouring chips: their bytes pass other chips too."""
+        """The mesh axes with neighbours that are not neighbouring chips, so that their data passes through others."""
         if self.layout.order is None:
             return frozenset()
         chips = {tuple(at.values()): place for place, at in self.places.items() if at}
@@ -226,7 +226,7 @@ class _Chips:
         return frozenset(found)
 
     def _is_used(self, first: Place, second: Place, dim: str) -> bool:
-        """Whether a mesh axis runs over the link between two chips that are neighbours in a physical dimension."""
+        """Whether a mesh axis uses the link between two chips that are neighbours in a physical dimension."""
         at, to = self.places[first], self.places[second]
         if not at or not to or first == second:
             return False

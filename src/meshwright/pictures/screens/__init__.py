@@ -1,1 +1,1 @@
-"""Screens of commands as text: `inspection`, `programs` (a plan of any function), and the rows of a `comparison`."""
+"""Screens of commands as text: `inspection`, `verification` with the rows of `comparison`, `fix`, and `programs`."""

@@ -1,4 +1,4 @@
-"""The rows of a comparison as text: predicted, compiled and measured, their differences, and why they differ."""
+"""The rows of a comparison as text: predicted, compiled and measured figures, differences and their causes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def reason(row: Row) -> str:
 
 
 def row_tables(rows: Sequence[Row]) -> Iterator[tuple[list[str], list[list[str]], list[bool]]]:
-    """Return the rows as tables; rows with a measurement are a table of their own, since most rows have none.
+    """Yield the rows as one or two tables: rows with a measurement have their own, since most rows have none.
 
     For each table: column names, rows as text, and which rows differ.
     """

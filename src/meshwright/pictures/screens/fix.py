@@ -1,4 +1,4 @@
-"""The screen of `meshwright fix`: the mesh, the shardings of arguments, the proof, and the diff, which comes last."""
+"""The screen of `meshwright fix`: the mesh, the shardings of arguments, the proof, and last the diff."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def print_fix(fix: Fix, proof: Sequence[Matmul], compiled: Sequence[Record], cha
     Args:
         fix: the constraints.
         proof: the matmuls of the changed files.
-        compiled: the records of the program without and with the change; none if they were not compiled.
+        compiled: the records of the program without and with the change; () if they were not compiled.
         changed: the text of each changed file.
     """
     plan, added = fix.plan, len(fix.constraints)
@@ -68,7 +68,7 @@ def _print_differences(fix: Fix, proof: Sequence[Matmul]) -> None:
 
 
 def _print_setup(plan: ProgramPlan) -> None:
-    """Print the lines that make the mesh, and the specs of the arguments."""
+    """Print the code that creates the mesh, and the specs of the arguments."""
     degrees, names = tuple(plan.mesh.values()), tuple(plan.mesh)
     types = f"axis_types=(jax.sharding.AxisType.Auto,) * {len(degrees)}"
     print(f"  mesh = jax.make_mesh({degrees}, {names}, {types})")
@@ -81,9 +81,9 @@ def _print_setup(plan: ProgramPlan) -> None:
 
 
 def _patterns(plan: ProgramPlan) -> dict[str, str]:
-    """Return the specs of all arguments, by the shortest ends of their paths that tell them apart.
+    """Return the specs of all arguments by the shortest unambiguous ends of their paths.
 
-    Numbers in paths, as of layers, are `*`.
+    Numbers in paths, e.g. of layers, become `*`.
     """
     specs: dict[str, set[str]] = defaultdict(set)
     leaves: list[tuple[list[str], str]] = []

@@ -62,7 +62,7 @@ def _headline(found: Inspection) -> str:
 
 
 def _collective_table(found: Inspection) -> Lines:
-    """Return the table of collectives, largest first; equal ones from one line of code are added up."""
+    """Return the table of collectives, largest first; equal ones from one source line are summed."""
     is_timed = any(move.seconds is not None for move in found.collectives)
     has_schedule = found.schedule is not None
     times = (["seconds"] if is_timed else []) + (["exposed"] if has_schedule else [])
@@ -83,7 +83,7 @@ def _collective_table(found: Inspection) -> Lines:
 
 
 def _print_memory(found: Inspection) -> None:
-    """Print the memory, if the program states it."""
+    """Print the memory by term; nothing if it is unknown."""
     memory = found.memory
     if not memory:
         return

@@ -1,4 +1,4 @@
-"""The screen of a plan of any JAX function: its mesh, the dims that are split, and the layouts that were compared."""
+"""The screen of a plan of any JAX function: its mesh, the split dims, and the compared layouts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plan_text(plan: ProgramPlan) -> str:
 def print_plan(plan: ProgramPlan) -> None:
     """Print the chosen mesh, the classes of dims, the collectives, and the layouts that were compared."""
     count = sum(one.compiled is not None or bool(one.wrong) for one in plan.candidates)
-    print(f"{plan.name} on {plan.system} · {plan.num_layouts} layouts priced, {count} compiled\n")
+    print(f"{plan.name} on {plan.system} · {plan.num_layouts} layouts predicted, {count} compiled\n")
     best = plan.best
     step = _seconds(best.seconds, "compiled") or _seconds(plan.predicted.step_seconds, "predicted")
     print(f"  {_mesh(best)}   step {step}   {_memory(best)} a device\n")
@@ -44,7 +44,7 @@ def print_plan(plan: ProgramPlan) -> None:
 
 
 def _class_table(plan: ProgramPlan) -> Lines:
-    """Return the classes of dims with their mesh axes; those that are split first."""
+    """Return a table of the classes of dims with their mesh axes; split classes come first."""
     rows = []
     for one in sorted(plan.classes, key=lambda one: one.atom not in plan.layout.table):
         axes = "*".join(plan.layout.table.get(one.atom, ())) or "–"
@@ -56,7 +56,7 @@ def _class_table(plan: ProgramPlan) -> Lines:
 
 
 def _candidate_table(plan: ProgramPlan) -> Lines:
-    """Return the compared layouts: predicted and compiled step, and memory."""
+    """Return a table of the compared layouts: predicted and compiled step, and memory."""
     compiled = [one for one in plan.candidates if one.compiled is not None or one.wrong]
     rest = [one for one in plan.candidates if one not in compiled]
     shown = [*compiled, *rest[: max(0, MOST_SHOWN - len(compiled))]]
@@ -74,7 +74,7 @@ def _candidate_table(plan: ProgramPlan) -> Lines:
 
 
 def _splits(plan: ProgramPlan, one: Candidate) -> str:
-    """Return what each axis of a layout splits, by the names of the classes."""
+    """Return the classes that each axis of a layout splits, by name."""
     if one.layout is None:
         return "as its arguments are"
     parts = []

@@ -34,7 +34,7 @@ def title(found: Verification | ServingVerification) -> str:
     answers = f" + {serving.output_len}" if serving.phase == "decode" else ""
     chunks = "" if serving.chunk is None else f" in chunks of {serving.chunk}"
     tokens = f"{plan.batch:,} × {serving.prompt_len:,}{answers} tokens{chunks}"
-    formats = f"weights {serving.weight_dtype}, cache {serving.kv_dtype}, products {serving.compute_dtype}"
+    formats = f"weights {serving.weight_dtype}, cache {serving.kv_dtype}, matmuls {serving.compute_dtype}"
     return f"{serving.model.name} · {serving.phase} · {tokens} · {formats} · {plan.hardware}"
 
 
@@ -49,7 +49,7 @@ def verification_data(found: Verification | ServingVerification, measured: Recor
 
 
 def print_verification(found: Verification | ServingVerification) -> None:
-    """Print the table of a verification, and another of the quantities that a run measured."""
+    """Print the table of a verification, then a table of the measured quantities, if any."""
     plan, program, rows = found.plan, found.program, found.rows
     took = f"in {show_seconds(program.compile_seconds)}{' (cached)' if program.cached else ''}"
     show(console(), title(found))

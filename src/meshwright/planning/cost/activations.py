@@ -299,8 +299,8 @@ class Activations:
     def _kept_scores(self) -> float:
         """Bytes of saved attention scores; 0 if the remat policy or query chunks recompute them.
 
-        A fused kernel saves the float32 softmax sum of each query (arXiv:2205.14135); of cuDNN's, JAX saves the result
-        as it comes and as the next matmul reads it.
+        A fused kernel saves the float32 softmax sum of each query (arXiv:2205.14135); of cuDNN's kernel, JAX saves the
+        result both as returned and as the next matmul reads it.
         """
         if not keeps_read(self.workload.remat) and self.workload.remat != "alternate":
             return 0.0

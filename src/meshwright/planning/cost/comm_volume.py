@@ -4,7 +4,7 @@ Dropless experts are planned for balanced routing. But array shapes are fixed be
 rows for the worst case: `step.token_routing.dropless_padding` times the balanced number. XLA:CPU sends all rows.
 XLA:TPU and XLA:GPU send only actual rows, by a ragged all-to-all over ep; the gather over tp that follows, and the
 scatter on the way back, include padding. With a capacity factor there is no padding, and every compiler sends the
-planned bytes.
+predicted bytes.
 """
 
 from __future__ import annotations

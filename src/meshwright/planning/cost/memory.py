@@ -432,7 +432,7 @@ def _makes_heads(op: Matmul) -> bool:
 
 
 def _is_mlp(op: Matmul) -> bool:
-    """Whether a matmul is of an MLP or of experts, but not of a router."""
+    """Whether a matmul belongs to an MLP or to experts, routers excluded."""
     return op.block is Block.MLP and op.is_rounded
 
 

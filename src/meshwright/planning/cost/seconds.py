@@ -276,7 +276,7 @@ class OpTimer:
         return self._dense(op) / rate
 
     def _dense(self, op: Matmul) -> float:
-        """Return the seconds of a matmul, of experts as if each had as many rows."""
+        """Return the seconds of a matmul; for experts, as if all had equally many rows."""
         local = self.extents.local_dims
         rows, inner, columns, count = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
         rounded = (self.strategy.matmul_dtype if op.is_rounded else None) or self.dtype

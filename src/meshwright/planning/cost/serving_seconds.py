@@ -111,8 +111,8 @@ def serving_device_flops(
 ) -> float:
     """Return the flops of a step on the fullest device: of matmuls with weights, and of attention to its whole cache.
 
-    keys: keys per query, masked ones included; by default only unmasked ones. logits: how often the output head is
-    counted.
+    keys: keys per query, masked ones included; by default only unmasked ones. logits: number of times that the output
+    head is counted.
     """
     step = serve_step(serving, layout, batch)
     extents = step.extents if keys is None else replace(step.extents, sizes={**step.extents.sizes, "keys": keys})

@@ -15,7 +15,7 @@ from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
 from meshwright.description.hardware.system import System
 from meshwright.description.notation.array import ShardedArray
-from meshwright.description.notation.expression import Product
+from meshwright.description.notation.expression import Einsum
 from meshwright.description.step.ir import (
     Array,
     AttentionOp,
@@ -319,7 +319,7 @@ def _added_up(moves: Iterable[Collective]) -> tuple[Collective, ...]:
     return tuple(found.values())
 
 
-def _matmul_notation(op: Matmul, *, is_stored: bool) -> Product:
+def _matmul_notation(op: Matmul, *, is_stored: bool) -> Einsum:
     """Return a matmul with a weight in the notation, the weight as stored or as used."""
     used = {dim.letter: dim for dim in (*op.experts, *op.inner, *op.columns)}
     letters = [dim.letter for dim in op.stored or (*op.columns, *op.inner)]
@@ -335,15 +335,15 @@ def _matmul_notation(op: Matmul, *, is_stored: bool) -> Product:
     W = _array(op.right or _weight_name(op.name), weight)
     match op.role:
         case "result":
-            return Product((X, W), _array(target, (*op.experts, *rows, *op.columns), of_inner))
+            return Einsum((X, W), _array(target, (*op.experts, *rows, *op.columns), of_inner))
         case "input_gradient":
-            return Product((dY, W), _array(f"d{source}", (*op.experts, *rows, *op.inner), of_columns))
+            return Einsum((dY, W), _array(f"d{source}", (*op.experts, *rows, *op.inner), of_columns))
         case "weight_gradient":
             pending = () if is_stored else op.pending
-            return Product((X, dY), _array(f"d{W.name}", weight, pending))
+            return Einsum((X, dY), _array(f"d{W.name}", weight, pending))
 
 
-def _attention_notation(op: AttentionOp, product: AttentionProduct) -> Product:
+def _attention_notation(op: AttentionOp, product: AttentionProduct) -> Einsum:
     """Return one of attention's matmuls in the notation."""
     keys = Dim("T", None)
     query, output = _array(op.query.name, op.query.dims), _array(op.output.name, op.output.dims)
@@ -354,11 +354,11 @@ def _attention_notation(op: AttentionOp, product: AttentionProduct) -> Product:
     gradient = _gradient(result)
     match product.role:
         case "result":
-            return Product((left, right), result)
+            return Einsum((left, right), result)
         case "left_gradient":
-            return Product((gradient, right), _gradient(left))
+            return Einsum((gradient, right), _gradient(left))
         case "right_gradient":
-            return Product((gradient, left) if product.kind == "scores" else (left, gradient), _gradient(right))
+            return Einsum((gradient, left) if product.kind == "scores" else (left, gradient), _gradient(right))
 
 
 def _array(name: str, dims: Iterable[Dim], unreduced: tuple[str, ...] = ()) -> ShardedArray:

@@ -1,4 +1,4 @@
-"""What a prediction is worth: published runs like a plan's, and how far their predictions were off.
+"""Estimate the error of a prediction from published runs similar to a plan.
 
-`runs.py` reads the stored runs and finds those that are like a plan's.
+`runs.py` loads the stored runs and finds the similar ones.
 """

@@ -1,4 +1,4 @@
-"""Published runs with their measured and predicted step times, and the range that they give a plan's step."""
+"""Published runs with measured and predicted step times, and the range of a plan's step time from their errors."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from meshwright.units import show_count, show_percent, show_seconds
 FILE = Path(__file__).parent / "published.json"
 
 LEAST_RUNS = 8
-"""Least number of runs that give a range."""
+"""The smallest number of similar runs from which a range is computed."""
 
 SHARE = 0.8
-"""Share of the runs, weighted so that every source counts alike, whose measured step is in the range."""
+"""Share of the similar runs whose measured step is inside the range. Each source has the same total weight."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-    """A published run of training. parameters: of the model, experts included."""
+    """A published training run. parameters: of the model, including all experts."""
 
     name: str
     source: str
@@ -45,15 +45,15 @@ class PublishedRun:
 
     @property
     def error(self) -> float:
-        """The relative error of the predicted step time, positive where it is too long."""
+        """The relative error of the predicted step time: predicted / measured - 1, positive if predicted too long."""
         return self.predicted_seconds / self.measured_seconds - 1
 
 
 @dataclass(frozen=True)
 class StepRange:
-    """The step time that a plan may have, if its prediction is off as those of some published runs.
+    """The range of a plan's step time if its prediction has an error like those of similar published runs.
 
-    like: what these runs have in common with the plan.
+    like: the properties that these runs share with the plan.
     """
 
     shortest: float
@@ -62,7 +62,7 @@ class StepRange:
     like: str
 
     def __str__(self) -> str:
-        """Return the range and what it is from, in one line."""
+        """Return one line of text: the range, and the runs that it is from."""
         return (
             f"{show_seconds(self.shortest)} to {show_seconds(self.longest)} a step, by"
             f" {show_count(self.num_runs, 'published run')} {self.like} (--evidence)"
@@ -85,7 +85,7 @@ def published_runs() -> tuple[PublishedRun, ...]:
 
 
 def step_range(plan: Plan) -> StepRange | None:
-    """Return the range of a plan's step time; None on simulated devices, or if no published runs are like it."""
+    """Return the range of a plan's step time; None on simulated devices, or with too few similar runs."""
     step = plan.predicted.step_seconds
     for like, runs in _groups(plan):
         if step and len(runs) >= LEAST_RUNS:
@@ -95,7 +95,7 @@ def step_range(plan: Plan) -> StepRange | None:
 
 
 def nearest_runs(plan: Plan, count: int) -> tuple[PublishedRun, ...]:
-    """Return the published runs most like a plan's, by chip, framework, experts, size of the model and devices."""
+    """Return the published runs most similar to a plan, by chip, framework, experts, model size and devices."""
     system, parameters = plan.system, num_parameters(plan.workload.model)
     alike = [run for run in published_runs() if run.kind == system.chip.kind]
 
@@ -131,7 +131,7 @@ EVIDENCE_COLUMNS = ("published run", "chips", "mesh", "measured", "predicted", "
 
 
 def _groups(plan: Plan) -> Iterator[tuple[str, list[PublishedRun]]]:
-    """Yield groups of runs that are like a plan's, the most alike first, each with what they have in common."""
+    """Yield groups of runs similar to a plan, most similar first, each with the properties that they share."""
     chip, names, has_experts = plan.system.chip, _frameworks(plan), _has_experts(plan)
     framework = plan.strategy.profile.name or "JAX"
     of = "of MoE models" if has_experts else "of dense models"
@@ -144,7 +144,7 @@ def _groups(plan: Plan) -> Iterator[tuple[str, list[PublishedRun]]]:
 
 
 def _frameworks(plan: Plan) -> frozenset[str]:
-    """Return the frameworks that run a step as a plan's: its own, or for meshwright's those on JAX."""
+    """Return the frameworks that run a step like the plan's: its own, or for meshwright all JAX frameworks."""
     name = plan.strategy.profile.name
     if name:
         return frozenset({name})
@@ -157,7 +157,7 @@ def _has_experts(plan: Plan) -> bool:
 
 
 def _quantile(runs: Sequence[PublishedRun], share: float) -> float:
-    """Return the error that a share of the runs is under, every source counting alike."""
+    """Return the quantile `share` of the runs' errors. Each source has the same total weight."""
     counts = Counter(run.source for run in runs)
     total = 0.0
     for run in sorted(runs, key=lambda run: run.error):

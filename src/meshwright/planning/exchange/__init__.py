@@ -1,5 +1,5 @@
-"""Settings of other training frameworks: a plan written as theirs (`export`), and theirs read as a plan (`imports`).
+"""Convert a plan to the settings of another training framework (`export`), and settings to a plan (`imports`).
 
-`data/` has a table for each framework: which of its options is which field here, and which change nothing of a step.
-Options that are more than one field (degrees, batches, pipelines) are read and written by the framework's own module.
+`data/` has a table for each framework: the field of each option, and the options that do not affect a step. Options
+that map to several fields (degrees, batches, pipelines) are read and written by the framework's module.
 """

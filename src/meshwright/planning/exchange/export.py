@@ -1,4 +1,4 @@
-"""Write a plan as another framework's settings, and check that they say the same when they are read."""
+"""Write a plan as another framework's settings, and check that reading them gives the same plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshwright.planning.exchange import levanter, maxtext, megatron, torchtitan
 from meshwright.planning.exchange.files import write_values
 from meshwright.planning.exchange.plan_fields import plan_fields
 from meshwright.planning.exchange.reading import read_options
-from meshwright.planning.exchange.tables import Table, load_table
+from meshwright.planning.exchange.tables import OptionTable, load_table
 from meshwright.planning.options import STRATEGY_OPTIONS, WORKLOAD_OPTIONS
 
 _WRITERS: Mapping[str, Callable[[dict[str, Any], System], dict[str, Any]]] = {
@@ -30,7 +30,7 @@ _WRITERS: Mapping[str, Callable[[dict[str, Any], System], dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Exported:
-    """The text of a file of settings, and why some fields of the plan are not in it, by field."""
+    """The text of a settings file, and the fields of the plan that it leaves out, each with the reason."""
 
     text: str
     unsaid: Mapping[str, str]
@@ -42,7 +42,7 @@ def export_settings(
     """Return a plan as settings of maxtext, torchtitan, megatron or levanter.
 
     Raises:
-        MeshwrightError: if the framework has no option or no value for a field of the plan; the message names it.
+        MeshwrightError: the framework has no option or value for a field of the plan; the message names the field.
     """
     table = export_table(framework)
     fields = plan_fields(workload, mesh, strategy)
@@ -60,15 +60,17 @@ def export_settings(
     return Exported(write_values(values, table.format), unsaid)
 
 
-def export_table(framework: str) -> Table:
-    """Return the table of a framework for which plans are written. Raises for any other name."""
+def export_table(framework: str) -> OptionTable:
+    """Return the table of a framework that plans can be exported to. Raises for any other name."""
     if framework not in _WRITERS:
         raise MeshwrightError(f"no export for {framework!r}; a plan is written for {', '.join(_WRITERS)}")
     return load_table(framework)
 
 
-def _values(framework: str, table: Table, fields: dict[str, Any], model: ModelConfig, system: System) -> dict[str, Any]:
-    """Return the options that say the fields of a plan."""
+def _values(
+    framework: str, table: OptionTable, fields: dict[str, Any], model: ModelConfig, system: System
+) -> dict[str, Any]:
+    """Return the options that express the fields of a plan."""
     values: dict[str, Any] = {}
     preset = PRESETS.get(model.name)
     named = ""
@@ -96,7 +98,7 @@ def _values(framework: str, table: Table, fields: dict[str, Any], model: ModelCo
         value = "" if fields[field] is None else fields[field]
         word = next((word for word, ours in words.items() if ours == value), None)
         if word is None and (framework, value) == ("maxtext", "offload"):
-            continue  # Two options say it (`maxtext.write`).
+            continue  # Two options set it (`maxtext.write`).
         if word is None:
             known = ", ".join(str(ours) for ours in dict.fromkeys(words.values()))
             raise MeshwrightError(f"{table.title} has no {field}={fields[field]}; its {option} is {known} here")
@@ -107,15 +109,15 @@ def _values(framework: str, table: Table, fields: dict[str, Any], model: ModelCo
     return values | written
 
 
-def _check_same(table: Table, fields: Mapping[str, Any], read: Mapping[str, Any]) -> None:
-    """Raise if settings say another plan than the one that they were written for."""
+def _check_same(table: OptionTable, fields: Mapping[str, Any], read: Mapping[str, Any]) -> None:
+    """Raise if the written settings, read again, give another plan."""
     wrong = {
         field: read.get(field) for field in fields if field not in table.unsaid and read.get(field) != fields[field]
     }
     if wrong:
         said = ", ".join(f"{field.removeprefix('model.')}={_shown(fields[field])}" for field in wrong)
         theirs = ", ".join(_shown(value) for value in wrong.values())
-        if "param_dtype" in wrong:  # Moments are as parameters unless a plan says their format.
+        if "param_dtype" in wrong:  # Moments have the parameters' dtype unless a plan sets another.
             wrong["moment_dtype"] = read["moment_dtype"]
         advice = " ".join(filter(None, (_option(field, value) for field, value in wrong.items())))
         hint = f"; plan with {advice}" if advice else ""
@@ -123,12 +125,12 @@ def _check_same(table: Table, fields: Mapping[str, Any], read: Mapping[str, Any]
 
 
 def _shown(value: Any) -> str:
-    """Return a value for a message, of an object its kind alone."""
+    """Return a value as text for a message; for an object, only its type."""
     return type(value).__name__ if is_dataclass(value) else str(value)
 
 
 def _option(field: str, value: Any) -> str:
-    """Return the option of `meshwright plan` that sets a field to a value; '' without one."""
+    """Return the option of `meshwright plan` that sets a field to a value; '' if there is none."""
     name = {"compute_dtype": "dtype"}.get(field, field)
     if name not in (*WORKLOAD_OPTIONS, *STRATEGY_OPTIONS) or value is None or value is False:
         return ""

@@ -1,4 +1,4 @@
-"""Files of settings as flat data: YAML and TOML with names of sections joined by dots, and lists of flags."""
+"""Read and write settings files as flat mappings: YAML and TOML with sections joined by dots, and lists of flags."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from meshwright.errors import MeshwrightError
 from meshwright.planning.exchange.tables import Format
 
 Values = dict[str, Any]
-"""Values by option. A flag without a value is True; of flags the others are text."""
+"""Values by option. In a list of flags, a flag without a value is True and all others are text."""
 
 _FLAG = re.compile(r"--[A-Za-z][\w.-]*")
 
 
 def read_values(path: Path) -> tuple[Format, Values]:
-    """Return the format of a file of settings, judged by its contents, and its options."""
+    """Return the format of a settings file, detected from its contents, and its options.
+
+    Raises:
+        MeshwrightError: the file cannot be read, or has no settings.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -44,7 +48,7 @@ def read_values(path: Path) -> tuple[Format, Values]:
 
 
 def write_values(values: Mapping[str, Any], kind: Format) -> str:
-    """Return the text of a file with some options; in YAML a dot in a name is a section, as in TOML."""
+    """Return options as the text of a file; a dot in a name starts a section, in YAML as in TOML."""
     if kind == "flags":
         lines = (f"--{name}" if value is True else f"--{name} {value}" for name, value in values.items())
         return "".join(f"{line}\n" for line in lines)
@@ -71,7 +75,7 @@ def write_values(values: Mapping[str, Any], kind: Format) -> str:
 
 
 def _read_flags(text: str, path: Path) -> Values:
-    """Return the flags of an argument list or of a shell script; lines without flags are not read."""
+    """Return the flags of an argument list or a shell script; lines without flags are skipped."""
     values: Values = {}
     joined = re.sub(r"\\\n", " ", text)
     for line in joined.splitlines():
@@ -103,16 +107,16 @@ def _read_flags(text: str, path: Path) -> Values:
 
 
 class _Variable(str):
-    """A value that a shell would replace. Options that change nothing may have one."""
+    """A shell variable instead of a value. Accepted only for options that do not affect a step."""
 
 
 def is_variable(value: object) -> bool:
-    """Whether a value is a variable of a shell, as `$TP_SIZE`."""
+    """Whether a value is a shell variable, as `$TP_SIZE`."""
     return isinstance(value, _Variable)
 
 
 def _flat(data: Mapping[Any, Any], prefix: str = "") -> Values:
-    """Return nested data with the names of sections joined by dots."""
+    """Flatten nested data; names of sections are joined by dots."""
     values: Values = {}
     for key, value in data.items():
         name = f"{prefix}{key}"
@@ -124,7 +128,7 @@ def _flat(data: Mapping[Any, Any], prefix: str = "") -> Values:
 
 
 def _loader() -> Any:
-    """Return a YAML loader that reads numbers such as 1e-5 as Python does; PyYAML has them as text."""
+    """Return a YAML loader that reads 1e-5 as a number; PyYAML reads it as text."""
     import yaml
 
     class Loader(yaml.SafeLoader):

@@ -15,7 +15,7 @@ from meshwright.planning.exchange.files import Format, read_values
 from meshwright.planning.exchange.plan_fields import OVERLAPS
 from meshwright.planning.exchange.reading import read_options
 from meshwright.planning.exchange.settings import Meaning
-from meshwright.planning.exchange.tables import Table, exchange_names, load_table, named_options
+from meshwright.planning.exchange.tables import OptionTable, exchange_names, load_table, named_options
 from meshwright.planning.options import read_model
 from meshwright.planning.plan import Plan, make_plan
 from meshwright.support.files import as_path
@@ -23,13 +23,13 @@ from meshwright.support.files import as_path
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """The plan that a file of settings describes, and what became of each option."""
+    """The plan that a settings file describes, and the meaning of each option."""
 
     framework: str  # Its name, as `maxtext`.
     title: str
     path: Path
     meanings: tuple[Meaning, ...]
-    nothing: Mapping[str, list[str]]  # Options that change nothing of a step, by the reason.
+    nothing: Mapping[str, list[str]]  # Options that do not affect a step, by the reason.
     plan: Plan
 
 
@@ -46,7 +46,7 @@ def import_settings(
 
     Args:
         path: YAML of MaxText or Levanter, TOML of torchtitan, or flags of Megatron-LM, LWM or EasyLM, as a list or in a
-            shell script. The contents decide which it is.
+            shell script. The format is detected from the contents.
         on: the hardware, as `v5p:4x4x4`; degrees that a file leaves open follow from it.
         model: a preset's name or a config.json, where the file does not describe the model.
         framework: price the step as this framework runs it, as `maxtext` (`description.frameworks`). Default: as
@@ -55,7 +55,7 @@ def import_settings(
         memory_headroom: see `System`.
 
     Raises:
-        MeshwrightError: for an option or a value that is not known, by name.
+        MeshwrightError: an option or a value is unknown; the message names it.
     """
     path = as_path(path)
     kind, values = read_values(path)
@@ -76,7 +76,7 @@ def import_settings(
 
 
 def find_framework_of(kind: Format, values: Mapping[str, Any], path: Path) -> str:
-    """Return the framework with most of the options of a file. Raises if none has any."""
+    """Return the framework that knows most options of a file. Raises if no framework knows any."""
     if "meshwright_plan" in values:
         raise MeshwrightError(f"{path} is a plan of meshwright; `meshwright plan {path}` prints it")
     tables = {name: load_table(name) for name in exchange_names()}
@@ -93,7 +93,7 @@ def find_framework_of(kind: Format, values: Mapping[str, Any], path: Path) -> st
     return best
 
 
-def _has(table: Table, option: str) -> bool:
-    """Whether a framework's table has an option."""
+def _has(table: OptionTable, option: str) -> bool:
+    """Whether a framework knows an option."""
     patterns = [pattern for patterns in table.nothing.values() for pattern in patterns]
     return option in named_options(table) or any(fnmatchcase(option, pattern) for pattern in patterns)

@@ -1,4 +1,4 @@
-"""Levanter: replicas, a model axis, and FSDP over the devices that these leave."""
+"""Levanter: replicas, a model axis, and FSDP over the remaining devices."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read(settings: Settings) -> None:
 
 
 def _read_mesh(settings: Settings) -> None:
-    """Read the degrees; across slices there are replicas first, then shards."""
+    """Read the degrees. Across slices, devices are replicas first, then FSDP shards."""
     system, fields = settings.system, settings.fields
     replicas = settings.whole("trainer.replica_ici_axis_size", 1)
     across = settings.whole("trainer.replica_dcn_axis_size", 1)
@@ -59,7 +59,7 @@ def _read_mesh(settings: Settings) -> None:
 
 
 def _read_formats(settings: Settings) -> None:
-    """Read jmp's policy, as `p=f32,c=bfloat16`."""
+    """Read the dtypes of a jmp policy, as `p=f32,c=bfloat16`."""
     option = "trainer.mp"
     policy = settings.text(option, "f32")
     parts = {"p": policy, "c": policy}
@@ -73,7 +73,11 @@ def _read_formats(settings: Settings) -> None:
 
 
 def write(fields: dict[str, Any], system: System) -> dict[str, Any]:
-    """Return the options of the mesh, the microbatches, the sequence length and the formats."""
+    """Return the options of the mesh, the microbatches, the sequence length and the formats.
+
+    Raises:
+        MeshwrightError: Levanter has no axis for one of the mesh's.
+    """
     for axis in ("sp", "ep", "pp"):
         if fields[axis] > 1:
             raise MeshwrightError(f"Levanter has no axis for {axis}={fields[axis]}; it has dp, fsdp and tp")

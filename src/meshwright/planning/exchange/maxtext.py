@@ -1,4 +1,4 @@
-"""MaxText: axes within a slice (ici) and across slices (dcn), the batch of a device, pipelines, remat policies."""
+"""MaxText: axes within a slice (ici) and across slices (dcn), per-device batch, pipelines, remat policies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OURS = {
     axis: OTHERS_AXES.get(axis, axis).partition(",")[0]
     for axis in ("data", "fsdp", "fsdp_transpose", "tensor", "tensor_sequence", "context", "expert", "pipeline")
 }
-"""The mesh axis of each axis of MaxText that a train step has; degrees of one axis are multiplied."""
+"""The mesh axis for each MaxText axis of a train step. Degrees that map to one axis are multiplied."""
 
 _NOTES = {
     "fsdp_transpose": ", planned with weights along the embedding; MaxText splits them along the mlp too",
@@ -60,7 +60,7 @@ def _read_mesh(settings: Settings) -> None:
 
 
 def _degrees(settings: Settings, kind: str, total: int, inferred: str) -> dict[str, int]:
-    """Return the degrees of a kind of axes, ici or dcn, with -1 filled in; their product is `total`."""
+    """Return the degrees of all ici or dcn axes, with -1 filled in; their product is `total`."""
     names = {axis: f"{kind}_{axis}_parallelism" for axis in OURS}
     typed = {axis: settings.left.get(name) for axis, name in names.items()}
     degrees = {axis: settings.whole(name, -1 if axis == inferred else 1) for axis, name in names.items()}
@@ -82,7 +82,7 @@ def _degrees(settings: Settings, kind: str, total: int, inferred: str) -> dict[s
 
 
 def _across(degrees: dict[str, int], num_slices: int) -> dict[str, int]:
-    """Return by how much each axis crosses slices, which are outermost in the order of devices."""
+    """Return each axis's degree across slices. Slices are the outermost part of the device order."""
     left, found = num_slices, dict[str, int]()
     for axis in LAYOUT:
         found[axis] = math.gcd(degrees[axis], left)
@@ -91,7 +91,7 @@ def _across(degrees: dict[str, int], num_slices: int) -> dict[str, int]:
 
 
 def _read_batch(settings: Settings) -> None:
-    """Read the batch and its microbatches, and with a pipeline its schedule."""
+    """Read the batch, its microbatches and the pipeline's schedule."""
     fields, devices = settings.fields, settings.system.num_devices
     typed = settings.left.get("per_device_batch_size", 12.0)
     batch = settings.number("per_device_batch_size", 12.0) * devices
@@ -129,13 +129,13 @@ def _read_batch(settings: Settings) -> None:
 
 
 def names_saved_values(option: str, word: str) -> bool:
-    """Whether an option is a remat policy by the values that it saves, as `custom` or `save_qkv_proj`."""
+    """Whether an option is a remat policy given by the values that it saves, as `custom` or `save_qkv_proj`."""
     named = word in load_framework("maxtext").saved and word.startswith("save_")
     return option == "remat_policy" and (word == "custom" or named)
 
 
 def _read_saved(settings: Settings) -> None:
-    """Read the remat policies that name saved values, as `custom`."""
+    """Read remat policies that list the saved values, as `custom` does."""
     saved = load_framework("maxtext").saved
     policy = settings.fields.pop("remat_policy", None)
     chosen = {name: settings.text(name, "remat") for name in saved if name in settings.left}

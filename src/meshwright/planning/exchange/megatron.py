@@ -1,4 +1,4 @@
-"""Megatron-LM: data parallelism is what other degrees leave; a distributed optimizer or FSDP shards over it."""
+"""Megatron-LM: data parallel over the remaining devices, with a distributed optimizer or FSDP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 
 
 
 def read_sizes(settings: Settings) -> None:
-    """Fill in the sizes of the model that Megatron computes from others."""
+    """Fill in the model sizes that Megatron computes from others."""
     fields, left = settings.fields, settings.left
     if settings.flag("use-rotary-position-embeddings"):
         left.setdefault("position-embedding-type", "rope")
@@ -45,7 +45,7 @@ def read_sizes(settings: Settings) -> None:
 
 
 def read(settings: Settings) -> None:
-    """Read the mesh, the batch, the pipeline, the formats and what is recomputed."""
+    """Read the mesh, the batch, the pipeline, the dtypes and the recomputation."""
     fields = settings.fields
     for ours, option in _DEGREES.items():
         fields[ours] = settings.whole(option, 1)
@@ -87,7 +87,7 @@ def _read_sharding(settings: Settings) -> int:
 
 
 def _read_batch(settings: Settings, replicas: int) -> None:
-    """Read the batch, the microbatches and the parts of pipeline stages. replicas: the data parallel devices."""
+    """Read the batch, the microbatches and the virtual stages. replicas: number of data parallel devices."""
     fields = settings.fields
     size = settings.whole("micro-batch-size")
     batch = settings.whole("global-batch-size", size * replicas)
@@ -106,7 +106,7 @@ def _read_batch(settings: Settings, replicas: int) -> None:
 
 
 def _read_formats(settings: Settings) -> None:
-    """Read formats: with --bf16 the optimizer has float32 copies of bfloat16 parameters, and gradients are float32."""
+    """Read dtypes. With --bf16 the optimizer keeps float32 copies of bfloat16 parameters, and gradients are float32."""
     fields = settings.fields
     is_narrow = fields["compute_dtype"] == "bf16"
     reduces_narrow = settings.flag("grad-reduce-in-bf16")
@@ -127,7 +127,7 @@ def _read_formats(settings: Settings) -> None:
 
 
 def _read_recompute(settings: Settings) -> None:
-    """Read what is recomputed in backward."""
+    """Read which activations backward recomputes."""
     granularity = settings.take("recompute-granularity")
     if settings.flag("recompute-activations"):
         granularity = "selective"
@@ -146,7 +146,11 @@ def _read_recompute(settings: Settings) -> None:
 
 
 def write(fields: dict[str, Any], system: System) -> dict[str, Any]:
-    """Return the options of the mesh, the batch, the pipeline, the formats and what is recomputed."""
+    """Return the options of the mesh, the batch, the pipeline, the dtypes and the recomputation.
+
+    Raises:
+        MeshwrightError: Megatron-LM has no such remat policy.
+    """
     options: dict[str, Any] = {option: fields[ours] for ours, option in _DEGREES.items()}
     replicas = fields["dp"] * fields["fsdp"] * fields["ep"]
     options["micro-batch-size"] = fields["batch"] // replicas // fields["num_microbatches"]

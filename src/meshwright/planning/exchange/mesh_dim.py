@@ -1,4 +1,4 @@
-"""LWM and EasyLM: all degrees in one flag, `--mesh_dim='1,-1,4,1'`, and a model by name with updates."""
+"""LWM and EasyLM: all degrees in one flag, `--mesh_dim='1,-1,4,1'`, and a model's name with changed sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def expand(settings: Settings) -> None:
 
 
 def read_sizes(settings: Settings) -> None:
-    """Fill in the sizes that follow from others: as many kv heads as heads, and the size of a head."""
+    """Compute sizes that have no option: num_kv_heads = num_heads, and head_dim = embed / num_heads."""
     fields = settings.fields
     if "model.embed" in fields and fields.get("model.num_heads", 0) > 0:
         fields["model.num_kv_heads"] = fields["model.num_heads"]
@@ -41,7 +41,7 @@ def _take_config(settings: Settings) -> None:
 
 
 def _take_updates(settings: Settings) -> None:
-    """Put the entries of `--update_llama_config` in place of the model's flags."""
+    """Replace the model's flags by the entries of `--update_llama_config`."""
     text = settings.text("update_llama_config")
     if not text:
         return

@@ -1,4 +1,4 @@
-"""A plan as flat fields by name, without those that change nothing of it, and the workload that fields describe."""
+"""Convert a plan to flat fields by name, and back. Fields without effect on the plan are left out."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape
 
 SIZES = ("num_layers", "embed", "mlp", "num_heads", "num_kv_heads", "head_dim", "vocab")
-"""Fields of a model without which it is not known."""
+"""Fields that a model must have."""
 
 OVERLAPS = ("overlaps_gradients", "overlaps_weights")
-"""Fields of a framework's profile that its own options change."""
+"""Fields of a framework's profile that an option of the framework sets."""
 
 _NEEDS = {
     "zero_stage": "fsdp",
@@ -27,11 +27,15 @@ _NEEDS = {
     "collective_matmul": "tp",
     "sp_method": "sp",
 }
-"""The mesh axis without which a field of a strategy changes nothing."""
+"""For each field of a strategy, the mesh axis that it needs to have an effect."""
 
 
 def plan_fields(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, Any]:
-    """Return the fields of a plan by name: mesh axes, batch and formats, the model's as `model.embed`."""
+    """Return the fields of a plan by name: mesh axes, batch, dtypes; fields of the model as `model.embed`.
+
+    Raises:
+        MeshwrightError: the model is written as ops.
+    """
     if not isinstance(workload.model, ModelConfig):
         raise MeshwrightError(f"{workload.model.name} is written as ops, which no other framework's settings describe")
     found: dict[str, Any] = dict(mesh.degrees)
@@ -53,9 +57,9 @@ def plan_fields(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict
 
 
 def model_of(found: Mapping[str, Any], name: str, missing: str) -> Model:
-    """Return the model that fields describe, the preset itself if they describe one.
+    """Return the model that fields describe; the preset itself if all its fields agree.
 
-    missing: completes the message where sizes are missing.
+    name: the model's name. missing: the end of the error message if a size is missing.
     """
     sizes = {field.removeprefix("model."): value for field, value in found.items() if field.startswith("model.")}
     if without := [size for size in SIZES if size not in sizes]:
@@ -67,18 +71,18 @@ def model_of(found: Mapping[str, Any], name: str, missing: str) -> Model:
 
 
 def workload_of(found: Mapping[str, Any], model: Model) -> Workload:
-    """Return the workload of fields."""
+    """Return the workload that fields describe."""
     names = {field.name for field in fields(Workload)}
     return Workload(model=model, **{name: value for name, value in found.items() if name in names and name != "model"})
 
 
 def mesh_of(found: Mapping[str, Any]) -> MeshShape:
-    """Return the mesh of fields."""
+    """Return the mesh that fields describe, with degree 1 for axes without a field."""
     return MeshShape(**{axis: found.get(axis, 1) for axis in AXES})
 
 
 def strategy_of(found: Mapping[str, Any], mesh: MeshShape) -> Strategy:
-    """Return the strategy of fields, with the default where a field changes nothing on this mesh."""
+    """Return the strategy that fields describe. Fields without effect on this mesh get their default."""
     names = {field.name for field in fields(Strategy)}
     kept = {
         name: value

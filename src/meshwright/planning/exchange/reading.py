@@ -1,4 +1,4 @@
-"""Another framework's options as the workload, mesh and strategy that they describe."""
+"""Convert another framework's options to a workload, a mesh and a strategy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SIZES: Mapping[str, Callable[[Settings], None]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """What options describe: a plan's parts, what each option means, and those that change nothing, by the reason."""
+    """The result of reading options: a plan's parts, the meaning of each option, and the ignored options by reason."""
 
     workload: Workload
     mesh: MeshShape
@@ -61,12 +61,12 @@ def read_options(
         name: the framework.
         values: its options, as `exchange.files.read_values` returns them.
         system: the hardware, whose devices the degrees divide.
-        model: the model, where the options do not describe it; sizes that they have must be its own.
-        model_name: the name of a model that is read from sizes and is no preset.
-        known: fields that no option sets, as the vocabulary of a tokenizer.
+        model: the model, if the options do not describe it. Sizes in the options must agree with it.
+        model_name: the name to give a model that is described by sizes and is not a preset.
+        known: fields that no option sets, e.g. the vocabulary size from a tokenizer.
 
     Raises:
-        MeshwrightError: for an option or a value that is not known, or that describes what cannot be planned here.
+        MeshwrightError: an option or a value is unknown, or cannot be planned here.
     """
     settings = Settings(load_table(name), values, system)
     if settings.table.mesh_dim:
@@ -95,7 +95,7 @@ def read_options(
 
 
 def _read_numbers(settings: Settings) -> None:
-    """Read the options that are one number here."""
+    """Read the options that set one numeric field."""
     for option, field in settings.table.numbers.items():
         is_typed = option in settings.left
         if not is_typed and option not in settings.table.defaults:
@@ -113,12 +113,12 @@ def _read_numbers(settings: Settings) -> None:
 
 
 def _shown(field: str) -> str:
-    """Return the name of a field for users: of options of `plan`, as their keywords have it."""
+    """Return the name of a field as a keyword of `meshwright.plan`."""
     return "dtype" if field == "compute_dtype" else field.rpartition(".")[2]
 
 
 def _read_words(settings: Settings, name: str) -> None:
-    """Read the options whose words each mean a value here."""
+    """Read the options whose words map to values of a field."""
     for option, meaning in settings.table.words.items():
         is_typed = option in settings.left
         if not is_typed and option not in settings.table.defaults:
@@ -141,7 +141,7 @@ def _read_words(settings: Settings, name: str) -> None:
 
 
 def _read_model(settings: Settings, name: str, model: ModelConfig | None, model_name: str) -> Model:
-    """Return the model: the one given, the one that the file names, or one of the sizes in the file."""
+    """Return the model: the given one, the preset that the file names, or a model with the file's sizes."""
     table, fields = settings.table, settings.fields
     theirs = ""
     if name == "maxtext":
@@ -174,7 +174,7 @@ def _read_model(settings: Settings, name: str, model: ModelConfig | None, model_
 
 
 def _typed_fields(settings: Settings) -> set[str]:
-    """Return the fields of the model that options of the file set, other than by their default."""
+    """Return the model's fields that options in the file set; defaults do not count."""
     table = settings.table
     typed = {field for option, field in table.numbers.items() if option in settings.typed}
     typed |= {field for option, words in table.words.items() for field in words if option in settings.typed}
@@ -187,14 +187,14 @@ def _typed_fields(settings: Settings) -> set[str]:
 
 
 def _check_seq_len(settings: Settings) -> None:
-    """Raise if the file does not say the sequence length, and the framework has no default."""
+    """Raise if the file has no sequence length and the framework no default."""
     options = [option for option, field in settings.table.numbers.items() if field == "seq_len"]
     if options and "seq_len" not in settings.fields:
         raise settings.refusal(options[0], "is missing")
 
 
 def _check_structure(settings: Settings) -> None:
-    """Raise if the file describes another decoder than those that are read from sizes."""
+    """Raise if the file describes a decoder that sizes alone cannot express."""
     for option, values in settings.table.structure.items():
         value = settings.take(option, settings.table.defaults.get(option, values[0]))
         if not any(same(value, known) for known in values):

@@ -1,4 +1,4 @@
-"""Options of a file while they are read: each is taken once, and what it means here is noted."""
+"""The options of a file while it is read: each is taken once, and its meaning is recorded."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from meshwright.description.hardware.system import System
 from meshwright.description.step.model import Model
 from meshwright.errors import MeshwrightError, did_you_mean, near_names
 from meshwright.planning.exchange.files import is_variable
-from meshwright.planning.exchange.tables import Table, named_options
+from meshwright.planning.exchange.tables import OptionTable, named_options
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What an option of another framework became here."""
+    """The meaning of another framework's option here."""
 
     option: str
     value: Any
@@ -26,15 +26,15 @@ class Meaning:
 
     @property
     def theirs(self) -> str:
-        """The option and its value, `ici_fsdp_parallelism = -1`."""
+        """The option and its value as text, `ici_fsdp_parallelism = -1`."""
         text = self.option if self.value is True else f"{self.option} = {self.value}"
         return text if self.is_typed else f"({text})"
 
 
 class Settings:
-    """The options of a file, and the fields that they became so far."""
+    """The options of a file, and the fields set from them so far."""
 
-    def __init__(self, table: Table, values: Mapping[str, Any], system: System) -> None:
+    def __init__(self, table: OptionTable, values: Mapping[str, Any], system: System) -> None:
         self.table = table
         self.left = dict(values)
         self.typed = set(values)
@@ -52,25 +52,25 @@ class Settings:
         return MeshwrightError(f"{self.table.title}: {self.shown(option)} {why}")
 
     def take(self, option: str, default: Any = None) -> Any:
-        """Return the value of an option, and note that it is read; `default` if the file does not have it."""
+        """Return the value of an option and mark it as read; `default` if it is not in the file."""
         value = self.left.pop(option, default)
         if is_variable(value):
             raise self.refusal(option, f"is {value}, a variable of a shell; write its value")
         return default if value is None or value in ("None", "null") else value
 
     def text(self, option: str, default: str = "") -> str:
-        """Return the value of an option as text; `default` if the file does not have it."""
+        """Return the value of an option as text; `default` if it is not in the file."""
         return str(self.take(option, default))
 
     def names(self, option: str) -> list[str]:
-        """Return the value of an option that is a list of names; empty if the file does not have it."""
+        """Return the value of an option that is a list of names; [] if it is not in the file."""
         value = self.take(option, [])
         if not isinstance(value, list):
             raise self.refusal(option, f"is {value!r}; it takes a list")
         return [str(name) for name in cast(list[Any], value)]
 
     def number(self, option: str, default: float | None = None) -> float:
-        """Return the value of an option that is a number; raises if it is none, or needed and missing."""
+        """Return the value of a numeric option. Raises if it is not a number, or missing without a default."""
         value = self.take(option, default)
         if value is None:
             raise self.refusal(option, "is missing")
@@ -83,37 +83,37 @@ class Settings:
         return int(found) if found.is_integer() and "." not in str(value) else found
 
     def whole(self, option: str, default: int | None = None) -> int:
-        """Return the value of an option that is a whole number."""
+        """Return the value of an integer option. Raises as `number` does."""
         value = self.number(option, default)
         if value != int(value):
             raise self.refusal(option, f"is {value}; it takes a whole number")
         return int(value)
 
     def flag(self, option: str) -> bool:
-        """Return whether an option is on; False if the file does not have it."""
+        """Return whether an option is on; False if it is not in the file."""
         value = self.take(option, False)
         if str(value).lower() not in ("true", "false"):
             raise self.refusal(option, f"is {value!r}; it takes true or false")
         return str(value).lower() == "true"
 
     def put(self, values: Mapping[str, Any]) -> None:
-        """Add options that the value of another one holds."""
+        """Add options that were given inside the value of another option."""
         self.left |= values
         self.typed |= values.keys()
 
     def means(self, option: str, value: Any, ours: str) -> None:
-        """Note what an option of the file means here, or the default of one that it leaves out, unless that is 1."""
+        """Record the meaning of an option: `ours` in meshwright. A default is recorded too, unless it is 1."""
         if option in self.typed or value != 1:
             self.meanings.append(Meaning(self.shown(option), value, ours, is_typed=option in self.typed))
 
     def part(self, what: str, whole: int, by: int) -> int:
-        """Return whole / by; raises if it is no whole number. what: both, for the message."""
+        """Return whole / by. Raises if the quotient is not a whole number. what: names both numbers in the message."""
         if by < 1 or whole % by or whole < 1:
             raise MeshwrightError(f"{self.table.title}: {what}: {whole:,} does not divide by {by:,}")
         return whole // by
 
     def take_nothing(self) -> dict[str, list[str]]:
-        """Take the options that change nothing of a step; returns their names by the reason."""
+        """Take the options without effect on a step; return their names by reason."""
         found: dict[str, list[str]] = {}
         for reason, patterns in self.table.nothing.items():
             for option in [name for name in self.left if any(fnmatchcase(name, pattern) for pattern in patterns)]:
@@ -122,13 +122,13 @@ class Settings:
         return found
 
     def take_only(self) -> None:
-        """Take the options that are read with one value alone; raises for any other value."""
+        """Take the options that support only one value; raises for other values."""
         for option, (needed, why) in self.table.only.items():
             if option in self.left and not same(value := self.take(option, needed), needed):
                 raise self.refusal(option, f"is {value}: {why}")
 
     def check_all_known(self) -> None:
-        """Raise for an option that is not known."""
+        """Raise if an option has not been taken: it is unknown."""
         if self.left:
             option = next(iter(self.left))
             hint = did_you_mean(self.shown(name) for name in near_names(option, named_options(self.table)))
@@ -138,7 +138,7 @@ class Settings:
 
 
 def same(value: Any, other: Any) -> bool:
-    """Whether two values of an option are the same, as typed in any format: `true` is True, and 1 is 1.0."""
+    """Whether two values of an option are equal in any format: `true` equals True, and 1 equals 1.0."""
     try:
         return float(value) == float(other) and isinstance(value, bool) == isinstance(other, bool)
     except (TypeError, ValueError):

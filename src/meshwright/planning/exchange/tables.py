@@ -17,11 +17,11 @@ Format = Literal["yaml", "toml", "flags"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class OptionTable:
     """The options of one framework.
 
-    A field here is a mesh axis, a field of `Workload` or `Strategy`, or of the model (`model.embed`, `experts.count`).
-    Names of options in sections are joined by dots; names of flags are without their dashes.
+    Values are fields: a mesh axis, a field of `Workload` or `Strategy`, or of the model (`model.embed`,
+    `experts.count`). An option's name has its sections, joined by dots; a flag's name has no dashes.
     """
 
     title: str
@@ -41,15 +41,15 @@ class Table:
     # Values with which an option describes a decoder that is read from sizes; the first is written.
     structure: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, Any])
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict[str, Any])  # The one value that is read, and why.
-    # Options that make a field together, read by the framework's module, each with what it is here.
+    # Options that set a field together, read by the framework's module, each with its meaning here.
     parts: Mapping[str, str] = field(default_factory=dict[str, str])
-    # Patterns of options that change nothing of a step, by the reason.
+    # Patterns of options that do not affect a step, by the reason.
     nothing: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, Any])
     unsaid: Mapping[str, str] = field(default_factory=dict[str, str])  # Why no option sets a field, by field.
 
 
-def named_options(table: Table) -> tuple[str, ...]:
-    """Return the options that a table names, other than those that change nothing."""
+def named_options(table: OptionTable) -> tuple[str, ...]:
+    """Return the options in a table, without those that have no effect on a step."""
     return (*table.numbers, *table.words, *table.parts, *table.structure, *table.only)
 
 
@@ -59,11 +59,11 @@ def exchange_names() -> tuple[str, ...]:
 
 
 @cache
-def load_table(name: str) -> Table:
+def load_table(name: str) -> OptionTable:
     """Load the table of a framework. Raises for an unknown name, with the nearest known ones."""
     if name not in exchange_names():
         near = did_you_mean(near_names(name, exchange_names()))
         raise MeshwrightError(f"no settings of {name!r}; {near}known are {', '.join(exchange_names())}")
     data: dict[str, Any] = read_toml(DATA / f"{name}.toml")
     data["mesh_dim"] = tuple(data.get("mesh_dim", ()))
-    return Table(**data)
+    return OptionTable(**data)

@@ -35,7 +35,7 @@ def read(settings: Settings) -> None:
 
 
 def _read_mesh(settings: Settings) -> None:
-    """Read the degrees; expert parallelism takes its devices from those of the shards."""
+    """Read the degrees. Expert parallelism uses devices of the FSDP shard axis."""
     fields = settings.fields
     for ours, theirs in _DEGREES.items():
         option = f"parallelism.{theirs}_parallel_degree"
@@ -101,7 +101,7 @@ def _read_batch(settings: Settings) -> None:
 
 
 def _split_points(num_layers: int, num_stages: int) -> list[str]:
-    """Return the names of the first layers of all stages but the first."""
+    """Return the name of the first layer of each stage after the first."""
     return [f"layers.{num_layers * stage // num_stages}" for stage in range(1, num_stages)]
 
 
@@ -121,7 +121,11 @@ def _read_checkpoints(settings: Settings) -> None:
 
 
 def write(fields: dict[str, Any], system: System) -> dict[str, Any]:
-    """Return the options of the mesh, the batch, the pipeline and the checkpoints."""
+    """Return the options of the mesh, the batch, the pipeline and the checkpoints.
+
+    Raises:
+        MeshwrightError: torchtitan has no such ZeRO stage or remat policy.
+    """
     name, _, flavor = fields["model"].partition("/")
     options: dict[str, Any] = {"model.name": name, "model.flavor": flavor}
     if fields.get("matmul_dtype") == "fp8":
@@ -153,6 +157,6 @@ def write(fields: dict[str, Any], system: System) -> dict[str, Any]:
 
 
 def preset_name(settings: Settings) -> str:
-    """Return the name under which a table has the model of a file, `llama3/8B`; empty if the file has none."""
+    """Return the key of a file's model in the table of presets, as `llama3/8B`; '' if the file names no model."""
     name, flavor = settings.text("model.name"), settings.text("model.flavor")
     return re.sub("^/$", "", f"{name}/{flavor}")

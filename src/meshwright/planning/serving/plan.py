@@ -101,7 +101,7 @@ class ServingPlan:
 def make_serving_plan(serving: Serving, layout: ServingLayout, system: System) -> ServingPlan:
     """Return the plan of a layout with a given batch. Raises an error if the layout cannot split the model."""
     if serving.batch is None:
-        raise MeshwrightError(f"a plan to serve {serving.model.name} on {layout} wants a batch; none is said")
+        raise MeshwrightError(f"a plan to serve {serving.model.name} on {layout} needs a batch; none is given")
     check_serving(serving, layout)
     laid = lay_mesh(system, layout.mesh.layout)
     step = serving_step(serving, layout, serving.batch, laid)
@@ -118,7 +118,7 @@ def make_serving_plan(serving: Serving, layout: ServingLayout, system: System) -
 
 @dataclass(frozen=True)
 class ServingSpeed:
-    """Planned seconds until the first token, planned seconds of a decode step, and the decode batch."""
+    """Predicted seconds until the first token, predicted seconds of a decode step, and the decode batch."""
 
     first_token_seconds: float
     step_seconds: float
@@ -128,7 +128,7 @@ class ServingSpeed:
 def planned_speed(
     texts: Serving, layout: ServingLayout, system: System, *, prompts: int, chunk: int | None = None
 ) -> ServingSpeed | None:
-    """Return the planned generation speed; None if the layout cannot be planned.
+    """Return the predicted generation speed; None if the layout cannot be planned.
 
     Args:
         texts: the decode workload; its batch is rounded up to a multiple that the layout splits evenly.
@@ -223,7 +223,7 @@ def is_serving_plan_file(path: str | Path) -> bool:
 
 
 def read_serving_plan(path: Path) -> ServingPlan:
-    """Read a serving plan from a JSON or YAML file."""
+    """Read a serving plan from a JSON or YAML file. Raises if there is no such file, or it is not a serving plan."""
     if not path.is_file():
         raise MeshwrightError(
             f"no serving plan {str(path)!r}; `meshwright plan … --serve decode -o {shlex.quote(str(path))}` writes one"

@@ -98,6 +98,9 @@ def best_serving_plan(
     """Return the best plan to serve a model with the options of `read_serving`.
 
     mesh, cache: search only this mesh, or only this split of the cache.
+
+    Raises:
+        MeshwrightError: the cache cannot be split as asked.
     """
     serving, system = read_serving(model, phase, options)
     shape = None if mesh is None else read_mesh(mesh, system.num_devices)

@@ -21,7 +21,7 @@ MOST_CHANGES = 3
 """Maximum number of changes combined."""
 
 WORTH_IT = 0.98
-"""A pair of changes is listed next to single ones only if its step takes under this share of the fastest's."""
+"""A pair of changes is listed with single changes only if its step takes less than this share of the fastest one's."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Facts about an image model's plan, among them up to how many devices data parallelism is enough."""
+"""Facts about an image model's plan, e.g. the number of devices up to which data parallelism is enough."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _memory(record: Record, workload: ImageWorkload, system: System) -> Iterator
 
 
 def _replica(ranking: ImageRanking) -> ReplicaInstead | None:
-    """Return how much slower the best replicated mesh is; None if the best mesh has no shards."""
+    """Return the fact on how much slower the best replicated mesh is; None if the best mesh shards nothing."""
     best = ranking.candidates[0]
     copied = next((record for record in ranking.candidates if record.mesh["fsdp"] == 1), None)
     if best.mesh["fsdp"] == 1 or copied is None:

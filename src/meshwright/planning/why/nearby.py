@@ -25,7 +25,7 @@ FACTORS = (2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Exposure(Fact):
-    """Axes with exposed communication, its share of the step, and the tokens per device if more would hide it."""
+    """Axes with exposed communication, its share of the step, and the tokens per device that would hide it."""
 
     axes: tuple[str, ...]
     share: float

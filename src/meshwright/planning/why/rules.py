@@ -13,15 +13,15 @@ from meshwright.units import show_bytes, show_count
 
 ADVICE = (
     "it fits in one device: data parallelism is enough",
-    "up to 8x wants one model axis",
-    "8x to 64x wants two model axes",
-    "beyond 64x wants three model axes, a pipeline among them",
+    "up to 8x needs one model axis",
+    "8x to 64x needs two model axes",
+    "above 64x needs three model axes, a pipeline among them",
 )
 """Advice by the number of model axes that the rule of thumb recommends."""
 
 
 MODEL_AXES = ("fsdp", "tp", "ep", "sp", "pp")
-"""Axes that reduce what a device holds."""
+"""Axes that reduce the model state on a device."""
 
 
 _RATIOS = (1, 8, 64)

@@ -41,7 +41,7 @@ class Shortage(Fact):
     def __str__(self) -> str:
         parts = f"{show_bytes(self.weights_bytes)} of weights and {show_bytes(self.cache_bytes)} of cache"
         missing = show_bytes(self.missing_bytes)
-        return f"nothing fits: {parts} a device at batch {self.batch:,} want {missing} more than there is"
+        return f"nothing fits: {parts} a device at batch {self.batch:,} need {missing} more than there is"
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ServingThresholds(Fact):
 
     def __str__(self) -> str:
         return (
-            f"products are compute bound from batch {math.ceil(self.compute_bound):,},"
+            f"matmuls are compute bound from batch {math.ceil(self.compute_bound):,},"
             f" more cache than weights is read from batch {math.ceil(self.equal_reads):,}"
         )
 
@@ -106,9 +106,9 @@ class BatchLimit(Fact):
         named = f"batch {self.batch:,}"
         if self.limit == "memory":
             wanted = f"{show_bytes(self.peak_bytes)} of {show_bytes(self.usable_bytes)} a device"
-            return f"memory keeps the batch: {named} wants {wanted}"
+            return f"memory limits the batch: {named} needs {wanted}"
         if self.limit == "latency":
-            return f"latency keeps the batch: {named} takes {show_seconds(self.seconds)}; {self.most:,} fit in memory"
+            return f"latency limits the batch: {named} takes {show_seconds(self.seconds)}; {self.most:,} fit in memory"
         rate = f"{self.tokens_per_second:,.0f} tok/s"
         return f"{named} would take {show_seconds(self.seconds)} at {rate}; {self.most:,} fit in memory"
 
@@ -145,7 +145,7 @@ class PrefillSystems(Fact):
     def __str__(self) -> str:
         count = f"{self.systems:.2f}" if self.systems < 10 else f"{self.systems:,.0f}"
         prompt = f"{show_seconds(self.prompt_seconds)} a prompt on {self.layout}"
-        return f"prompts keep {count} of {self.system} busy beside this one: {prompt}"
+        return f"prefill on {count} of {self.system} keeps this one busy: {prompt}"
 
 
 ServingFact = Shortage | Late | LongestTerm | ServingThresholds | BatchLimit | SequenceCache | PrefillSystems
@@ -204,8 +204,8 @@ def thresholds(plan: ServingPlan, system: System) -> ServingThresholds:
 def prefill_share(plan: ServingPlan, system: System) -> PrefillShare | None:
     """Return the prefill systems needed for each system that decodes as planned; None if no prompt fits.
 
-    Prefill processes one prompt per group at a time. In steady state as many sequences are prefilled as end
-    (`cost.serving_seconds.prefill_servers`).
+    Prefill processes one prompt per group at a time. In steady state, sequences are prefilled at the rate at which they
+    end (`cost.serving_seconds.prefill_servers`).
     """
     prefill = best_prefill(plan.serving, system)
     if prefill is None:

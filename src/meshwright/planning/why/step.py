@@ -16,13 +16,13 @@ from meshwright.planning.why.gap import dearest_axes
 from meshwright.units import show_bytes, show_percent, show_seconds
 
 ATTENTION = {"scores": "attention scores through memory", "flash": "a fused attention kernel"}
-"""Kinds of attention in words; any other is called by its name."""
+"""Descriptions of kinds of attention; other kinds are shown by name."""
 
 CAUSAL_SHARE = 0.2
 """The share of the MFU from which masked scores are mentioned."""
 
 WAITING_SHARE = 0.05
-"""The share of a step from which waiting for the network or the pipeline is part of the answer."""
+"""The share of a step from which waiting for the network or the pipeline is mentioned in the short answer."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ WhyFact = TokensPerDevice | TensorDegree | ExposedCommunication | PipelineBubble
 
 
 def how(plan: Plan) -> str:
-    """Return how a plan is run, in words: remat, microbatches, schedule, ZeRO stage, attention, optimizer."""
+    """Return a plan's settings as text: remat, microbatches, schedule, ZeRO stage, attention, optimizer."""
     strategy, parts = plan.strategy, [f"remat {plan.workload.remat}"]
     if strategy.num_microbatches > 1:
         parts.append(f"{strategy.num_microbatches} microbatches")

@@ -1,10 +1,10 @@
-"""Compile programs for hardware that is not present, and read what the compiler made of them.
+"""Compile programs for hardware that is not present, and read the compiled programs.
 
-`targets` knows the environment that each compiler needs. `compile` runs as many child processes at once as there are
-cores and free memory for, and caches programs under `$XDG_CACHE_HOME/meshwright` by request, versions and sources.
-`process` is such a process as seen by its parent, `worker` its program; they exchange JSON, failures and diagnostics
-included. A function that is inspected for a target is lowered where it is called, for the target's platform, and sent
-as a StableHLO module (`module`).
+`targets` has the environment that each compiler needs. `compile` runs one child process per core, as far as memory
+allows, and caches programs under `$XDG_CACHE_HOME/meshwright` by request, versions and sources. `process` is such a
+process as seen by its parent, `worker` its program; they exchange JSON, failures and diagnostics included. A function
+that is inspected for a target is lowered where it is called, for the target's platform, and sent as a StableHLO module
+(`module`).
 
 A `CompiledProgram` has the optimized HLO and three modules around the partitioner's passes: with requested shardings,
 with the shardings of every value, and partitioned. `shardings` pairs requested and actual shardings. `records` restores

@@ -49,7 +49,7 @@ def compile_in_child(request: CompileRequest) -> CompiledProgram:
 def compile_all(requests: Sequence[CompileRequest]) -> Iterator[tuple[int, CompiledProgram | MeshwrightError]]:
     """Compile requests in parallel; yields (index, program or error) as each is done, cached ones first.
 
-    As many run at once as this machine has cores and free memory for. Errors are those of `compile_in_child`.
+    One process per core runs at once, as far as memory allows. Errors are those of `compile_in_child`.
     """
     waiting: deque[tuple[int, _Job]] = deque()
     for number, request in enumerate(requests):

@@ -30,6 +30,9 @@ def make_device_mesh(system: System, mesh: Mapping[str, int]) -> tuple[Mesh, Mes
 
     `jax.make_mesh` gives each mesh axis whole physical axes; where that is impossible, physical axes are split. Over
     several slices the outermost mesh axes cross slices.
+
+    Raises:
+        MeshwrightError: the mesh has another number of devices.
     """
     devices, degrees = system_devices(system), tuple(mesh.values())
     if math.prod(degrees) != len(devices):

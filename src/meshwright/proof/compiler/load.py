@@ -18,7 +18,7 @@ from meshwright.errors import MeshwrightError
 
 
 def is_installed(file: Path) -> bool:
-    """Whether a file is of Python, an installed package or meshwright, and not of the user's own."""
+    """Whether a file belongs to Python, an installed package or meshwright, and not to the user."""
     return any(file.resolve().is_relative_to(path) for path in _installed())
 
 
@@ -29,7 +29,11 @@ def _installed() -> tuple[Path, ...]:
 
 
 def load_function(name: str) -> Any:
-    """Import `module:function`, or `file.py:function`, whose file may import others beside it."""
+    """Import `module:function` or `file.py:function`; the file may import others in its directory.
+
+    Raises:
+        MeshwrightError: the import fails, or the module lacks the function.
+    """
     module, _, function = name.partition(":")
     if not module or not function:
         raise MeshwrightError(f"{name!r} is not module:function")

@@ -1,4 +1,4 @@
-"""A program that one process lowers and another compiles: its StableHLO module, and what compiling it needs.
+"""Pass a lowered program to another process for compilation: its StableHLO module and its shardings.
 
 `jax.export` is not used: it would drop donation, layouts and memory kinds of the arguments, and rename the parts of a
 step.
@@ -24,7 +24,10 @@ LOAD_MODULE = "meshwright.proof.compiler.module:load_module"
 def pack_module(program: LoweredProgram) -> dict[str, Any]:
     """Return a lowered program as plain data, for `load_module`.
 
-    No public attribute of JAX has the shardings of its arguments (0.10.2, 0.11.2 and 0.12.0.1).
+    JAX has no public attribute for the shardings of its arguments (0.10.2, 0.11.2 and 0.12.0.1).
+
+    Raises:
+        MeshwrightError: the installed JAX does not keep what another process needs to compile the program.
     """
     lowering = getattr(program.lowered, "_lowering", None)
     known = getattr(lowering, "compile_args", {})

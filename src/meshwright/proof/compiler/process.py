@@ -76,7 +76,7 @@ class CompileProcess:
 
 
 def _warnings(messages: str) -> str:
-    """Return the compiler's log without informational messages, each of which may span lines."""
+    """Return the compiler's log without informational messages, which may span several lines."""
     kept, informs = [], False
     for line in messages.splitlines(keepends=True):
         if found := _LOGGED.match(line):

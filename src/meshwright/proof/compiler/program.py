@@ -20,10 +20,10 @@ class MeshMethod(StrEnum):
 
 
 class TracedMistake(NamedTuple):
-    """A mistake that is read in the jaxpr of a function when it is traced.
+    """A mistake found in the jaxpr of a traced function.
 
-    finding: the id of its finding. dtype, dims: of the array, as the devices that run the op hold it. source:
-    file:line. axes: of the mesh. count: how often it runs in a step. figures: plain data that this kind of mistake has.
+    finding: the id of its finding. dtype, dims: of the array on the devices that run the op. source: file:line. axes:
+    mesh axes. count: executions per step. figures: further plain data, specific to the kind of mistake.
     """
 
     finding: str

@@ -85,7 +85,7 @@ def read_optimized(program: CompiledProgram) -> Module:
 
 
 def _gathered_arrays(instruction: Instruction) -> tuple[Shape, ...]:
-    """The results of an all-gather, one of each that was combined; none of another instruction."""
+    """The results of an all-gather, one per combined all-gather; () for other instructions."""
     if instruction.opcode not in ("all-gather", "all-gather-start"):
         return ()
     # A start has its operands before the results.

@@ -1,4 +1,4 @@
-"""The sharding requested for each value of a program, and the one the partitioner gave it."""
+"""The sharding requested for each value of a program, and the actual one from the partitioner."""
 
 from __future__ import annotations
 

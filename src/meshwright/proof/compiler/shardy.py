@@ -1,8 +1,8 @@
 """Shardy's propagation in this process: the shardings that matmuls get from a program's arguments and constraints.
 
-The passes that partition a program for its devices begin with this one, and it takes a fraction of a second. XLA has
-another order of ops when it propagates: where arguments want different layouts of a value, which one wins may differ.
-jaxlib has no public name for these passes, so this is the only module that imports `jaxlib.mlir`.
+The passes that partition a program for its devices begin with this one, and it takes a fraction of a second. XLA
+propagates in another order of ops: if two arguments imply different layouts of a value, another may win. jaxlib has no
+public name for these passes, so this is the only module that imports `jaxlib.mlir`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def matmul_shardings(lowered: Lowered, is_kept: Callable[[str], bool] = lambda s
 
 
 def _matmuls_of(module: Any) -> Iterator[Matmul]:
-    """Yield the matmuls of a module as they are executed: those of a function at each of its calls."""
+    """Yield the matmuls of a module in order of execution; a called function's matmuls once per call."""
     functions = {ir.StringAttr(one.attributes["sym_name"]).value: one for one in module.regions[0].blocks[0]}
 
     def executed(name: str) -> Iterator[Matmul]:
@@ -78,7 +78,7 @@ def _walk(operation: Any, visit: Callable[[Any], None]) -> None:
 
 
 def _sharding(matmul: Any) -> str:
-    """Return the type and the sharding of a matmul's result; one that is not split has no axes in any dim."""
+    """Return the type and the sharding of a matmul's result as text; a replicated one has no axes."""
     attributes, result = matmul.attributes, matmul.results[0].type
     if "sdy.sharding" in attributes:
         split = re.search(r"\[\{.*\}\]", str(attributes["sdy.sharding"]))

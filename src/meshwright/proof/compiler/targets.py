@@ -19,7 +19,7 @@ _OUR_OWN = ("JAX_", "XLA_", "TPU_", "LIBTPU_", "ALLOW_MULTIPLE_LIBTPU_LOAD")
 _PACKAGES = {"tpu": ("libtpu", "libtpu"), "gpu": ("jax_cuda13_plugin", "jax-cuda13-plugin")}
 
 _FAST = 9
-"""O0 of XLA's optimization levels (openxla.org/xla/effort_levels), as a number, which JAX 0.10.2 and 0.12.0.1 take.
+"""O0 of XLA's optimization levels (openxla.org/xla/effort_levels), as the number that JAX 0.10.2 and 0.12.0.1 take.
 
 JAX 0.12 has no option `exec_time_optimization_effort` any more. With 0.10.2 and -1.0 it gives the same programs.
 """

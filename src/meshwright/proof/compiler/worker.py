@@ -82,7 +82,11 @@ def main(request_file: str, response_file: str, parent: str) -> int:
 
 
 def run(request: CompileRequest) -> CompiledProgram:
-    """Compile a request. This process must have the environment of the request's hardware."""
+    """Compile a request. This process must have the environment of the request's hardware.
+
+    Raises:
+        MeshwrightError: the request's function does not return a lowered program.
+    """
     system = parse_system(request.hardware)
     mesh, mesh_method = make_device_mesh(system, request.mesh)
     program = load_function(request.function)(mesh, **request.arguments)
@@ -116,6 +120,9 @@ def compile_lowered(
       options: XLA's compiler options.
       compiler: name and version, to be recorded.
       mesh_method: how the mesh was arranged, to be recorded.
+
+    Raises:
+        CompileError: the compilation fails; the error has the compiler's log.
     """
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="meshwright-") as directory:

@@ -63,7 +63,7 @@ _broadcast = _says(
 )
 _scalar = _says("a scalar has no dim that None could stand for: NamedSharding(mesh, P())")
 _flat = _says(
-    "jax.devices() is a list, in one dim, and each name wants a dim: jax.make_mesh((2, 4), ('data', 'model')), or"
+    "jax.devices() is a list, in one dim, and each name needs a dim: jax.make_mesh((2, 4), ('data', 'model')), or"
     " Mesh(np.array(jax.devices()).reshape(2, 4), ('data', 'model'))"
 )
 _sort = _says("each device would sort its own part: gather that dim before, as jnp.sort(jax.reshard(x, P(None, None)))")
@@ -74,7 +74,7 @@ _absent = _says(
 )
 
 DEVICES_ABSENT = r"UNIMPLEMENTED|no attribute 'local_devices'"
-"""Errors of JAX where an array is to be placed on devices that are only described."""
+"""JAX's errors for putting an array on devices that are described but not present."""
 
 _ANSWERS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
     (r"ambiguous how the output should be sharded[^(]*lhs_contracting_spec=\((.*?)\) and", _ambiguous),

@@ -1,7 +1,7 @@
 """Findings that are accepted: those of ignored checks, and those in a baseline file.
 
-A finding in a baseline is known by its check, the file and the text of its source line, and its mesh axes. Line numbers
-are not compared, so code may move within its file.
+A baseline identifies a finding by its check, the file and text of its source line, and its mesh axes. Line numbers are
+not compared, so code may move within its file.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _VERSION = 1
 class Place(NamedTuple):
     """A place in the source.
 
-    file: relative to the working directory, or to the directory of installed packages, if it is in one of them. code:
-    the line's text; the scopes where the file is not there.
+    file: relative to the working directory, or to the directory of installed packages. code: the line's text, or the
+    name scopes if the file does not exist.
     """
 
     file: str
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 
 class Ignore(NamedTuple):
-    """A check that is ignored, in the files that match a glob pattern, or everywhere where `files` is None."""
+    """A check to ignore in the files that match a glob pattern; in all files if `files` is None."""
 
     id: str
     files: str | None
@@ -45,13 +45,13 @@ class Ignore(NamedTuple):
 
 @dataclass(frozen=True)
 class Accepted:
-    """What is accepted: ignored checks, and the findings of a baseline by `finding_key`, each with its count."""
+    """Ignored checks, and the number of findings in a baseline by `finding_key`."""
 
     ignores: tuple[Ignore, ...] = ()
     baseline: Counter[str] | None = None
 
     def split(self, findings: Iterable[Finding]) -> tuple[tuple[Finding, ...], ...]:
-        """Return the findings that count, those that are ignored, and those in the baseline."""
+        """Return three tuples of findings: those that count, the ignored ones, and those in the baseline."""
         counted, ignored, known = [], [], []
         left = Counter(self.baseline or ())
         for finding in findings:
@@ -108,14 +108,14 @@ def _read_ignore(text: str) -> Ignore:
     check, colon, files = text.partition(":")
     if check not in (known := finding_classes()):
         near = did_you_mean(near_names(check, known))
-        raise MeshwrightError(f"{check!r} is no finding; {near}the findings are {', '.join(sorted(known))}")
+        raise MeshwrightError(f"{check!r} is not a finding; {near}the findings are {', '.join(sorted(known))}")
     if colon and not files:
         raise MeshwrightError(f"{text!r} has no files behind the colon; it is ID or ID:GLOB, as {check}:models/*.py")
     return Ignore(check, files or None)
 
 
 def _is_ignored(finding: Finding, ignore: Ignore) -> bool:
-    """Whether a finding is ignored. Merged with others, it is if the files of all of them match."""
+    """Whether a finding is ignored. A merged finding is ignored only if the files of all its parts match."""
     if finding.id != ignore.id or ignore.files is None:
         return finding.id == ignore.id
     places = [place_of(source) for source in (finding.source, *finding.elsewhere)]
@@ -123,7 +123,7 @@ def _is_ignored(finding: Finding, ignore: Ignore) -> bool:
 
 
 def _identity(finding: Finding) -> dict[str, Any]:
-    """Return what a finding is known by: its check, its place without the line number, its axes and similar names."""
+    """Return the identity of a finding: its check, its place without the line number, its axes and similar names."""
     place, found = place_of(finding.source), {"id": finding.id}
     if place is not None:
         found |= {"file": place.file, "code": place.code}
@@ -132,7 +132,7 @@ def _identity(finding: Finding) -> dict[str, Any]:
 
 
 def finding_key(finding: Finding) -> str:
-    """Return what a finding is known by, as text."""
+    """Return the identity of a finding as text."""
     return json.dumps(_identity(finding), sort_keys=True)
 
 
@@ -142,9 +142,9 @@ def _read_baseline(file: Path) -> Counter[str]:
     except OSError as error:
         raise MeshwrightError(f"cannot read {file}: {error.strerror}; --write-baseline {file} writes it") from None
     except ValueError as error:
-        raise MeshwrightError(f"{file} is no baseline: {str(error).splitlines()[0]}") from None
+        raise MeshwrightError(f"{file} is not a baseline: {str(error).splitlines()[0]}") from None
     if not isinstance(data, dict) or not isinstance(found := data.get("findings"), list):
-        raise MeshwrightError(f"{file} is no baseline: it has no list of findings; --write-baseline writes one")
+        raise MeshwrightError(f"{file} is not a baseline: it has no list of findings; --write-baseline writes one")
     if (version := data.get("meshwright_baseline")) != _VERSION:
         raise MeshwrightError(f"{file} is a baseline of version {version!r}; this meshwright reads {_VERSION}")
     return Counter(json.dumps(one, sort_keys=True) for one in found)

@@ -1,4 +1,4 @@
-"""Input of checks: the parsed module and the cost of its parts."""
+"""The input of all checks: a parsed program, and the cost of its parts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CompiledCollective:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Product:
+class MatmulFlops:
     """A matmul, and the flops of all its executions in a step on one device."""
 
     instruction: Instruction
@@ -65,7 +65,7 @@ class Argument:
 
     @property
     def tree(self) -> str:
-        """The name of the function argument it belongs to: `params` for `params['wq']`, or `args[0]` of `*args`."""
+        """The function argument that has this leaf: `params` for `params['wq']`, or `args[0]` of `*args`."""
         found = _TREE.match(self.name)
         return found[0] if found else ""
 
@@ -82,19 +82,19 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramContext:
-    """A compiled program on a mesh, and the shardings and collectives it is meant to have, as far as known."""
+    """A compiled program on a mesh, with the intended shardings and collectives as far as known."""
 
     module: Module
     mesh: Mapping[str, int]  # Degree of every axis, outermost first.
     system: System | None = None  # For times; None if unknown.
-    # Collectives between slices, with their times; the mesh and the system are then those of one slice.
+    # Collectives between slices, with their times; mesh and system then describe one slice.
     between_slices: tuple[Collective, ...] = ()
     # With memory, messages and the partitioner's modules; None for HLO text alone.
     program: CompiledProgram | None = None
     schedule: Schedule | None = None  # Simulated step, if the program's schedule is final.
     # Intended spec by regular expression over argument paths; the first match counts.
     rules: Rules = field(default_factory=dict)
-    expected: tuple[Collective, ...] | None = None  # Intended collectives; None if there is no intent.
+    expected: tuple[Collective, ...] | None = None  # The intended collectives; None if unknown.
     # Arguments that a step returns new values of; None: those that the program computes updates of.
     state: tuple[str, ...] | None = None
 
@@ -119,13 +119,13 @@ class ProgramContext:
         )
 
     def traced(self, finding: str) -> Iterator[TracedMistake]:
-        """The mistakes of a kind that were read in the jaxpr; none for HLO text alone."""
+        """The mistakes of one kind found in the jaxpr; none for HLO text alone."""
         mistakes = (self.program.mistakes if self.program else None) or ()
         return (one for one in mistakes if one.finding == finding)
 
     @property
     def is_traced(self) -> bool:
-        """Whether the function's jaxpr was read: it says more of `shard_map` than HLO does."""
+        """Whether the function's jaxpr was read, which has more about `shard_map` than HLO."""
         return self.program is not None and self.program.mistakes is not None
 
     def check_state(self) -> None:
@@ -140,12 +140,12 @@ class ProgramContext:
         return self._with_names.of(result.instruction)
 
     def result_place(self, result: Result) -> str:
-        """Return source and scopes of what computes a result."""
+        """Return the source line and scopes of the op that computes a result."""
         return describe(self._with_names.module, result.instruction)[0].place
 
     @cached_property
     def differentiated(self) -> frozenset[int]:
-        """Numbers of arguments that JAX differentiates by, or that the differentiated function reads."""
+        """Numbers of arguments that JAX differentiates with respect to, or that the differentiated function reads."""
         return self._with_names.differentiated
 
     @cached_property
@@ -156,7 +156,7 @@ class ProgramContext:
 
     @cached_property
     def trained_trees(self) -> frozenset[str]:
-        """The trees (`Argument.tree`) in which a step updates any argument that it differentiates by."""
+        """The trees (`Argument.tree`) with an argument that the step updates and differentiates with respect to."""
         return frozenset(self.arguments[number].tree for number in self.updated & self.differentiated)
 
     @cached_property
@@ -200,7 +200,7 @@ class ProgramContext:
 
     @cached_property
     def collectives(self) -> tuple[CompiledCollective, ...]:
-        """Every collective in canonical form, with its time: as lowered, if the compiler has a reduce-scatter."""
+        """Every collective in canonical form; its time is of the lowered one if the compiler has a reduce-scatter."""
         return tuple(
             CompiledCollective(
                 instruction=instruction,
@@ -233,7 +233,7 @@ class ProgramContext:
 
     @cached_property
     def gathered(self) -> frozenset[str]:
-        """Names of the instructions, arguments among them, whose values all-gathers gather."""
+        """Names of the instructions and arguments whose values are all-gathered."""
         moves = (move for move in self.collectives if move.collective.kind == "all-gather")
         return frozenset(self.source_of(move).name for move in moves)
 
@@ -249,18 +249,18 @@ class ProgramContext:
         return frozenset(int(result or 0) for result, _ in found), frozenset(int(argument) for _, argument in found)
 
     def whole_shape(self, argument: Argument) -> Shape:
-        """Return the shape of all shards of an argument together."""
+        """Return the global shape of an argument."""
         shape = argument.instruction.shape
         dims = argument.spec.dims if argument.spec else ((),) * len(shape.dims)
         whole = tuple(size * self.degree(axes or ()) for size, axes in zip(shape.dims, dims, strict=True))
         return Shape(shape.dtype, whole)
 
     def source_of(self, move: CompiledCollective) -> Instruction:
-        """Return the instruction behind a collective's operand, before copies, casts and slices of stacked layers."""
+        """Return the origin of a collective's operand, looking through copies, casts and slices of stacked layers."""
         return origin(self.module, self.module.operand(move.instruction), _STORED)
 
     def is_expected(self, kind: Kind, axes: Sequence[str], phase: Phase) -> bool:
-        """Whether collectives of a kind over some axes in a phase move no more bytes than expected."""
+        """Whether the collectives of a kind, axes and phase move at most the expected bytes."""
 
         def moved(collectives: Iterable[Collective]) -> int:
             alike = (one for one in collectives if (one.kind, one.phase) == (kind, phase))
@@ -274,11 +274,11 @@ class ProgramContext:
         return self.system is not None and self.system.chip.kind != "cpu"
 
     @cached_property
-    def products(self) -> tuple[Product, ...]:
-        """Every matmul that runs."""
+    def products(self) -> tuple[MatmulFlops, ...]:
+        """Every matmul that is executed."""
         times = self.execution_counts.times
         return tuple(
-            Product(instruction=instruction, flops=flops)
+            MatmulFlops(instruction=instruction, flops=flops)
             for instruction in self.module.instructions()
             if (flops := (flops_of(self.module, instruction) or 0) * times[instruction.computation])
         )
@@ -320,7 +320,7 @@ class ProgramContext:
 
     @property
     def no_seconds(self) -> float | None:
-        """The cost of a mistake that takes no time but memory, say: 0; None where the system is unknown."""
+        """The time of a mistake that costs only memory: 0, or None if the system is unknown."""
         return 0.0 if self.system else None
 
     def flop_seconds(self, flops: float) -> float | None:
@@ -330,7 +330,7 @@ class ProgramContext:
         return flops / self.system.peak("f32" if self.system.chip.kind == "cpu" else "bf16")
 
     def place(self, instruction: Instruction, *, moves: bool = False) -> str:
-        """Return source and scopes of an instruction; `moves`: it only moves data."""
+        """Return the source line and scopes of an instruction. moves: it only moves data."""
         return describe(self.module, instruction, moves=moves)[0].place
 
     def first_use(self, parameter: Instruction) -> str:

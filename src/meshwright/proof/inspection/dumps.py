@@ -53,7 +53,7 @@ def inspect_text(
 
 
 def read_dump(file: Path) -> str:
-    """Return the HLO text of a file, gzipped or not."""
+    """Return the HLO text of a file, which may be gzipped. Raises if it cannot be read."""
     try:
         data = file.read_bytes()
         return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
@@ -62,10 +62,10 @@ def read_dump(file: Path) -> str:
 
 
 def dump_with_shardings(file: Path) -> str:
-    """Return the HLO text of a file, with the arguments' shardings that XLA dumped beside it.
+    """Return the HLO text of a file, with the arguments' shardings.
 
-    Of the modules that XLA dumps the optimized one has none from jaxlib 0.12 on (checked with 0.12.0.1); the one before
-    optimization has, in a file whose name differs in its end.
+    From jaxlib 0.12 on (checked with 0.12.0.1), XLA's dump of the optimized module has no shardings. They are read from
+    the dump before optimization, whose file name differs in its end.
     """
     text, found = read_dump(file), _OPTIMIZED.fullmatch(file.name)
     before = file.with_name(f"{found[1]}.before_optimizations.txt") if found else None

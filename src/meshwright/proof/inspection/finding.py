@@ -58,7 +58,7 @@ class Finding(ABC):
     """A mistake in a compiled program. Each check has a subclass with its figures."""
 
     id: ClassVar[str]
-    """Names the mistake in options, files and docs/findings.md: the class name in kebab-case, `gathered-twice`."""
+    """Name of the mistake in options, files and docs/findings.md: the class name in kebab-case, `gathered-twice`."""
 
     kind: ClassVar[FindingKind]
     merged_by: ClassVar[tuple[str, ...]] = ()
@@ -67,7 +67,7 @@ class Finding(ABC):
     """Whether findings with equal `merged_by` fields are merged even if their sources differ."""
 
     is_share_of_work: ClassVar[bool] = False
-    """Whether it is judged by the fraction of flops that it wastes, and reported however little time they take."""
+    """Whether the threshold is a fraction of wasted flops; its findings are reported even if they cost little time."""
 
     bytes: int  # Cost per device and step, communicated or stored.
     cost_seconds: float | None  # Cost per step; None if the hardware is unknown.
@@ -81,7 +81,7 @@ class Finding(ABC):
 
     @abstractmethod
     def _sentences(self) -> tuple[str, str]:
-        """Return what the program does, with figures, and what to change."""
+        """Return the evidence and the fix: what the program does, with figures, and what to change."""
 
     @property
     def evidence(self) -> str:
@@ -97,11 +97,11 @@ class Finding(ABC):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the result is wrong, not only slow: then it is reported whatever it costs."""
+        """Whether the result is wrong, not only slow. Such findings are always reported."""
         return False
 
     def explains(self, other: Finding) -> bool:
-        """Whether another finding only follows from this one, so that it is not reported beside it."""
+        """Whether another finding is only a consequence of this one, and is not reported."""
         del other
         return False
 

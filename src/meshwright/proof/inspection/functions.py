@@ -80,10 +80,10 @@ def inspect(
     baseline: str | Path | None = None,
     **kwargs: Any,
 ) -> Inspection:
-    """Compile a function on some arguments, and report what the program does and what is wrong with it. Nothing runs.
+    """Compile a function for some arguments; report what the program does and its mistakes. Nothing is executed.
 
     The program is the one that a call would run: traced in the caller's `jax.set_mesh` or `with mesh:`, with the
-    donation, weak types, layouts and memory kinds of its arguments.
+    donation, weak types, layouts and memory kinds of the arguments.
 
     Args:
         function: any JAX function, jitted or not; an object with `.lower`, as from `nnx.jit`, `eqx.filter_jit` and
@@ -100,8 +100,8 @@ def inspect(
         types: axis types where only degrees are given; by default explicit, or auto if that does not lower.
         effort: `fast` compiles for a TPU in a fraction of the time, without the schedule that will run; bytes differ
             too where the default effort moves or fuses more.
-        state: names of arguments that a step returns new values of, which could be donated; by default those that the
-            program computes updates of. Gradients are not state.
+        state: names of the arguments whose new values a step returns, so that they could be donated; by default those
+            that the program computes updates of. Gradients are not state.
         rules: regular expressions over argument paths, each with the intended mesh axes of every dim.
         expected: the intended collectives; by default unknown.
         ignore: ids of findings that do not count, each with the files, if not all: `padded-arrays:models/*.py`.
@@ -122,7 +122,7 @@ def inspect(
     if isinstance(function, Plan):
         said = {"arguments": args or kwargs, "mesh": mesh, "on": on, "types": types}
         for name in (name for name, value in said.items() if value):
-            raise MeshwrightError(f"a plan says its {name} itself; leave {name} out")
+            raise MeshwrightError(f"a plan sets its {name} itself; leave {name} out")
         step = f"train step of {function.workload.model.name}"
         return _inspect_in_child(step, step_request(as_run(function), effort=effort), given)
     if on is not None:
@@ -138,7 +138,7 @@ def inspect(
         return _inspect_compiled(call, held, mesh, on, given)
     if not callable(function) and not isinstance(held, (Lowered, Traced)):
         raise MeshwrightError(
-            f"{function!r} is no function; inspect takes a JAX function and its arguments, 'module:function', or the"
+            f"{function!r} is not a function; inspect takes a JAX function and its arguments, 'module:function', or the"
             f" path of a script or of an HLO dump"
         )
     return _lower(call, mesh, on, types, effort, given)()
@@ -163,11 +163,11 @@ def _inspect_by_name(
     degrees, file = degrees_of(mesh), Path(name)
     if file.is_file() and script is None:
         if types is not None or effort != "default":
-            raise MeshwrightError(f"{name} is compiled already; types (--axes) and effort would change nothing")
+            raise MeshwrightError(f"{name} is already compiled; types (--axes) and effort would have no effect")
         return inspect_text(dump_with_shardings(file), mesh=degrees, on=on, name=file.name, **given)
     if ":" not in name:
         raise MeshwrightError(f"{name!r} is neither a file nor module:function")
-    # Imported here too, so that what it imports is known, and a mistake in its name is told at once.
+    # Imported here too, so that its imports are known, and a mistake in its name is reported at once.
     if not callable(made := load_function(name)):
         raise MeshwrightError(f"{name} is a {type(made).__name__}, not a function that takes a mesh")
     request = CompileRequest(
@@ -385,7 +385,7 @@ def _mesh_of(call: Call, mesh: MeshLike | None) -> MeshLike | None:
 
 
 def _mesh_held(call: Call, count: int) -> MeshLike | None:
-    """Return the only mesh of `count` devices in a function's closure; None if there is none or several."""
+    """Return the mesh of `count` devices in a function's closure; None if there is none, or more than one."""
     try:
         held = {mesh for mesh in held_meshes(call.function) if math.prod(mesh.shape.values()) == count}
     except NOT_COPIED:

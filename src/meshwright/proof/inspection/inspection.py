@@ -74,7 +74,11 @@ class Inspection:
         return page
 
     def trace(self, file: str | Path) -> None:
-        """Write the simulated step as a trace for Perfetto (ui.perfetto.dev), gzipped where the name ends in .gz."""
+        """Write the simulated step as a trace for Perfetto (ui.perfetto.dev), gzipped where the name ends in .gz.
+
+        Raises:
+            MeshwrightError: no step was simulated.
+        """
         if self.schedule is None:
             raise MeshwrightError(
                 f"{self.name} has no simulated step to trace: it needs a schedule that a TPU's or a GPU's compiler made"
@@ -86,16 +90,16 @@ class Inspection:
         write_baseline((*self.findings, *self.in_baseline), file)
 
     def sarif(self, file: str | Path) -> None:
-        """Write the findings that count as SARIF 2.1.0, which code hosts show beside the lines of a change."""
+        """Write the findings that count as SARIF 2.1.0, from which code hosts annotate the lines of a change."""
         write_file(file, json.dumps(sarif_log(self.findings, self.name), indent=2) + "\n")
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """The buffers in a device's memory at the peak, largest first; none where the program has no schedule."""
+        """The buffers in a device's memory at the peak, largest first; () if the program has no schedule."""
         return () if self.module.attributes.get("is_scheduled") != "true" else read_buffers(self.module).live
 
     def __repr__(self) -> str:
-        """A line: the program, its mesh, how much it moves, and the findings; the rest is in the fields."""
+        """One line: the program, its mesh, the bytes it communicates, and the number of findings."""
         mesh, kinds = show_degrees(self.record.mesh), ", ".join(finding.kind for finding in self.findings[:3])
         found = f"{self.summary}: {kinds}" if self.findings else self.summary
         return f"<Inspection of {self.name} on {mesh}: {len(self.collectives)} collectives, {found}>"
@@ -118,7 +122,7 @@ class Inspection:
 
     @property
     def summary(self) -> str:
-        """How many findings there are, and how many do not count: `2 findings (1 ignored, 3 in the baseline)`."""
+        """The number of findings, and of those that do not count: `2 findings (1 ignored, 3 in the baseline)`."""
         count = len(self.findings)
         found = f"{count} finding{'s' if count > 1 else ''}" if count else "no finding"
         others = [
@@ -261,7 +265,7 @@ def _with_times(record: Record, context: ProgramContext) -> Record:
 def _timed_between_slices(
     record: Record, context: ProgramContext, mesh: Mapping[str, int], system: System | None
 ) -> tuple[Collective, ...]:
-    """Return the collectives between slices, with times where their axes do not run inside of slices too."""
+    """Return the collectives between slices, with times if their axes do not also run within slices."""
     inside = sum(len(entries) for _, entries in context.communicating_instructions)
     timed = []
     for move in record.collectives[inside:]:

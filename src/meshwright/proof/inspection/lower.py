@@ -1,4 +1,4 @@
-"""Lower functions of JAX, Flax or Equinox, here or in the process that compiles, as their user would run them."""
+"""Lower functions of JAX, Flax or Equinox as a call would, in this process or in the compiling one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STAGES = (Traced, Lowered, Compiled)
 
 
 def stage_of(thing: Any) -> Any:
-    """Return JAX's stage inside a library's wrapper (Flax, Equinox), found as an attribute; else the object itself."""
+    """Return the `jax.stages` object inside a wrapper of Flax or Equinox; any other object unchanged."""
     for name in ("traced", "lowered", "compiled"):
         inner = thing if isinstance(thing, _STAGES) else getattr(thing, name, None)
         if isinstance(inner, _STAGES):
@@ -51,6 +51,9 @@ def lower_call(call: Call, platform: str | None = None) -> LoweredProgram:
     Args:
         call: the function and its arguments.
         platform: the platform to lower for, as in `lowering_platforms`; by default that of the devices.
+
+    Raises:
+        MeshwrightError: the call lowers nothing.
     """
     with _lowering_for(platform):
         stage = _stage(call)
@@ -67,6 +70,9 @@ def first_that_lowers(name: str, ways: Sequence[tuple[str, Callable[[], LoweredP
     """Return the program of the first attempt that lowers, with a note if earlier attempts failed.
 
     ways: for each attempt, a description and a function that lowers.
+
+    Raises:
+        MeshwrightError: every attempt fails.
     """
     failed: list[tuple[str, str, Exception]] = []
     for words, lower in ways:
@@ -127,9 +133,9 @@ def _lower_made(make: Any, name: str, mesh: Mesh) -> LoweredProgram:
 
 
 def _lower_placed(make: Any, name: str, mesh: Mesh) -> LoweredProgram:
-    """Lower the result of a function that places arrays: it gets a mesh of CPU devices, which its result then leaves.
+    """Lower the result of a function that creates arrays: call it with CPU devices, then use the target's mesh.
 
-    mesh: of described devices, on which no array can be placed.
+    mesh: of described devices, which cannot hold arrays.
     """
     target = mesh.abstract_mesh
     devices = np.array(jax.devices("cpu")[: mesh.size]).reshape(mesh.devices.shape)
@@ -176,17 +182,17 @@ class _NoClient:
     """Stand-in for the client of a platform that is not present."""
 
     def make_python_callback_from_host_send_and_recv(self, *args: Any, **kwargs: Any) -> None:
-        """Stand in for a TPU client's callback, which only a run would need."""
+        """Replace a TPU client's callback, which is needed only at run time."""
 
 
 @contextmanager
 def _lowering_for(platform: str | None) -> Iterator[None]:
-    """Lower for a platform that need not be present, also in cases that JAX 0.10 to 0.12 have no argument for.
+    """Context to lower for a platform that is not present, also where JAX 0.10 to 0.12 have no argument for it.
 
-    Two methods of JAX are replaced meanwhile, since there is no public way. Objects with `.lower` and no `.trace` call
-    `Traced.lower` themselves without `lowering_platforms` (Equinox). `jax.debug.print` and other callbacks ask for the
-    platform's client, without using it, despite `lowering_platforms`. JAX refuses `pure_callback` and `io_callback`
-    without devices, which they do not need either.
+    Two methods of JAX are replaced inside the context, since there is no public API. Objects with `.lower` and no
+    `.trace` call `Traced.lower` themselves without `lowering_platforms` (Equinox). `jax.debug.print` and other
+    callbacks ask for the platform's client, without using it, despite `lowering_platforms`. JAX rejects `pure_callback`
+    and `io_callback` without devices, although lowering does not need devices.
     """
     if platform is None:
         yield
@@ -227,7 +233,7 @@ def _lowering_for(platform: str | None) -> Iterator[None]:
 
 
 def _in_a_line(text: str) -> str:
-    """Return an error as a line: its first line, two more if that ends in a colon, its last location, and advice."""
+    """Return an error in one line: its first line (three if that ends in a colon), its last location, and advice."""
     first, *rest = text.strip().split("\n")
     place = rest[-1].rpartition(" (")[2] if rest and rest[-1].endswith(")") else ""
     if first.endswith(":"):
@@ -238,7 +244,7 @@ def _in_a_line(text: str) -> str:
 
 
 def _mistakes(traced: Traced) -> tuple[tuple[TracedMistake, ...] | None, tuple[str, ...]]:
-    """Return the mistakes in a function's jaxpr, and a note if it has something that is not known here."""
+    """Return the mistakes in a function's jaxpr; None and a note if reading it failed."""
     try:
         return tuple(read_mistakes(traced)), ()
     except Exception as error:  # A jaxpr of another version of JAX, or primitives of a library: the program is right.

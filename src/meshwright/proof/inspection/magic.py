@@ -30,13 +30,16 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def inspect_call(line: str, cell: str | None, names: dict[str, Any]) -> Inspection:
-    """Inspect a call, or the call at the end of a cell, whose other lines are run.
+    """Inspect a call, or the last call of a cell after running its other lines.
 
     Args:
         line: options, `--on`, `--mesh` and `--effort`, then, without a cell, the call. In `state = step(state, batch)`
             the call is inspected and nothing is assigned.
         cell: the lines of the cell of `%%inspect`; None for `%inspect`.
         names: the namespace in which function and arguments are evaluated.
+
+    Raises:
+        MeshwrightError: the text does not parse, has an unknown option, or calls nothing.
     """
     options = {}
     while found := _OPTION.match(line):

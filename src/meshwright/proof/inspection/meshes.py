@@ -78,13 +78,13 @@ def on_mesh(tree: Any, mesh: Mesh) -> Any:
 
 
 def for_target(call: Call, target: AbstractMesh) -> Call:
-    """Return a call with the target's mesh in place of every mesh, axis by axis, and with abstract arguments.
+    """Return a call with every mesh replaced by the target's, and with abstract arguments.
 
-    A function that holds a mesh is copied for that, as cloudpickle copies functions; imported modules are not copied.
+    A function with a mesh in its closure is copied with cloudpickle; imported modules are not copied.
 
     Raises:
-        MeshwrightError: where the call has axes that the target lacks, or the function cannot be copied and is for a
-            mesh of other degrees.
+        MeshwrightError: the call has axes that the target lacks, or the function cannot be copied and its mesh has
+            other degrees.
     """
     args, kwargs = jax.tree.map(lambda leaf: _abstract_leaf(leaf, target), (tuple(call.args), dict(call.kwargs)))
     try:
@@ -98,7 +98,7 @@ def for_target(call: Call, target: AbstractMesh) -> Call:
                 f" copied for one of {show_mesh(degrees_of(target))}: {error}"
             ) from None
         return Call(call.function, args, kwargs)
-    try:  # What both hold must stay one object: jit compares the optimizer in a train state with that of its shardings.
+    try:  # Shared objects must stay identical: jit compares the optimizer in a state with that in its shardings.
         return Call(*_copied((call.function, args, kwargs), target))
     except (*NOT_COPIED, ValueError):
         return Call(_copied(call.function, target), args, kwargs)
@@ -116,7 +116,7 @@ NOT_COPIED = (TypeError, pickle.PicklingError, AttributeError, RecursionError)
 
 
 def _copied(held: Any, target: AbstractMesh) -> Any:
-    """Return a copy with the target in place of every mesh of its axes. Meshes of other axes, maybe unused, stay."""
+    """Return a copy with the target in place of every mesh with its axes. Other meshes, maybe unused, are kept."""
     out = io.BytesIO()
     pickler = _Pickler(out)
     pickler.dump(held)
@@ -129,7 +129,7 @@ def function_name(function: Any) -> str:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Pickler that stores meshes, and objects that are not to be copied, in `kept`."""
+    """Pickler that puts meshes, and objects that must not be copied, in `kept`."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -147,10 +147,10 @@ class _Pickler(cloudpickle.Pickler):
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        """Copy what JAX or cloudpickle copies wrongly.
+        """Reduce objects that JAX or cloudpickle would copy incorrectly.
 
         JAX (0.10.2): jitted functions lose two attributes, custom derivatives fail. cloudpickle (3.1.3): code loses its
-        file, so that findings would be in `<dynamic-code>`.
+        file name, so that findings would point to `<dynamic-code>`.
         """
         if isinstance(obj, CodeType):
             make, arguments, *_ = self.dispatch_table[CodeType](obj)
@@ -191,7 +191,7 @@ def _like(target: AbstractMesh, names: Sequence[str], types: Sequence[AxisType])
 
 
 def _recode(make: Any, arguments: Any, file: str) -> CodeType:
-    """Code as cloudpickle makes it, with its file."""
+    """Rebuild a code object with cloudpickle, and restore its file name."""
     return make(*arguments).replace(co_filename=file)
 
 
@@ -204,7 +204,7 @@ def _rejit(make: Any, arguments: Any, state: Any, function: Any, info: Any) -> A
 
 
 def _fill(made: Any, attributes: Mapping[str, Any]) -> None:
-    """Set an object's attributes."""
+    """Set the attributes of a newly created object."""
     vars(made).update(attributes)
 
 

@@ -70,23 +70,23 @@ CHECKS_OF_DATAFLOW: tuple[Check, ...] = (
     whole_tables,
     random_bits,
 )
-"""Checks that follow values from op to op, which a compiler's fusions hide: also run on the partitioned program."""
+"""Checks that follow values from op to op. Fusion hides these paths, so they also run on the partitioned program."""
 
 _LEAST_SECONDS = 1e-6
-"""The least cost of a finding, in seconds per step; a cheaper mistake is only noted."""
+"""The smallest cost of a finding, in seconds per step. Cheaper mistakes are only mentioned in a note."""
 
 _LEAST_SHARE = 1e-4
-"""The least cost as a fraction of the step time, where the step is simulated."""
+"""The smallest cost of a finding as a fraction of a simulated step."""
 
 _MOST_NOTED = 3
-"""How many of the cheaper mistakes are named."""
+"""The most of the cheaper mistakes named in the note."""
 
 
 def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
-    """Return a program's findings, most expensive first (seconds, then bytes), and notes of what costs too little.
+    """Return a program's findings, most expensive first (seconds, then bytes), and notes on cheaper mistakes.
 
-    Findings of one kind at one place in the source are merged, their costs added up; what only follows from another
-    finding is left out.
+    Findings of one kind at one source line are merged and their costs added. A finding that only follows from another
+    one is left out.
     """
     merged: dict[object, Finding] = {}
     for finding in _found(context):
@@ -108,7 +108,7 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
 
 
 def _without_consequences(found: list[Finding]) -> list[Finding]:
-    """Leave out what only follows from another finding, which then costs the work that is repeated for it too."""
+    """Leave out findings that follow from another one, and add their repeated work to its cost."""
     causes = [one for one in found if not any(other.explains(one) for other in found if other is not one)]
     rest = [one for one in found if one not in causes and one.is_share_of_work]
     for one in rest:
@@ -122,7 +122,7 @@ def _without_consequences(found: list[Finding]) -> list[Finding]:
 
 
 def _found(context: ProgramContext) -> Iterator[Finding]:
-    """Yield what every check finds."""
+    """Yield the findings of all checks."""
     for check in CHECKS:
         yield from check(context)
     for check in CHECKS_OF_DATAFLOW:
@@ -144,7 +144,7 @@ def _with_link(context: ProgramContext, finding: Finding) -> Finding:
 
 
 def _unknown(context: ProgramContext) -> Iterator[str]:
-    """A note where a program does not say how its arguments are sharded, so that most checks cannot find anything."""
+    """Yield a note if the shardings of a program's arguments are unknown: most checks then find nothing."""
     told = any("sharding" in argument.instruction.attributes for argument in context.arguments)
     if context.arguments and context.module.num_devices > 1 and not told:
         yield (
@@ -155,7 +155,7 @@ def _unknown(context: ProgramContext) -> Iterator[str]:
 
 
 def _notes(small: list[Finding], least: float) -> Iterator[str]:
-    """Yield a note of the mistakes that cost less than `least` seconds."""
+    """Yield a note on the mistakes that cost less than `least` seconds."""
     if small:
         each = "; ".join(
             f"{found.kind}{f' at {place}' if (place := found.source.partition(' ')[0]) else ''}"
@@ -167,7 +167,7 @@ def _notes(small: list[Finding], least: float) -> Iterator[str]:
 
 
 def _merge(first: Finding, other: Finding) -> Finding:
-    """Merge two findings: the figures of the larger, the cost of both."""
+    """Merge two findings: the figures of the more expensive one, the cost of both."""
     known = first.cost_seconds is not None and other.cost_seconds is not None
     larger = max(first, other, key=lambda found: found.bytes)
     places = dict.fromkeys((first.source, *first.elsewhere, other.source, *other.elsewhere))

@@ -1,7 +1,7 @@
-"""Run a script until it calls a jitted function, and hand that call over: a script needs no change to be inspected.
+"""Run a script until it calls a jitted function, and take that call, so that scripts need no change to be inspected.
 
-`jax.jit` and `jax.pmap` are replaced while the script runs, so that functions of Flax and Equinox, which use them, are
-recorded too. The script runs on the devices of this process, with real values; it ends at the call that is taken.
+`jax.jit` and `jax.pmap` are replaced while the script runs; Flax and Equinox use them, so their functions are recorded
+too. The script runs on the devices of this process, with real values; it ends at the chosen call.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from meshwright.units import show_flops
 T = TypeVar("T")
 
 _MOST_CALLS = 1000
-"""A script whose functions contain no matmul ends when one of them has been called this often."""
+"""A script whose jitted functions have no matmul is stopped after this many calls of one function."""
 
 _MOST_FRAMES = 8
 """Frames between a library's wrapper of a jitted function and the function: 3 in Equinox 0.13, 2 in Flax 0.12."""
 
 
 class Taken(NamedTuple, Generic[T]):
-    """A call taken from a script: the result of `take`, its function's name, and a note on how it was chosen."""
+    """A call from a script: the result of `take`, the function's name, and a note on how it was chosen."""
 
     result: T
     name: str
@@ -45,16 +45,17 @@ class Taken(NamedTuple, Generic[T]):
 
 
 def run_script(script: Script, take: Callable[[Call], T], source: ast.Module | str | None = None) -> Taken[T]:
-    """Run a script, and call `take` with one call of a jitted function, at the place of that call.
+    """Run a script, and pass one call of a jitted function to `take`, at the place of that call.
 
-    The call is the first of the named function. Without a name it is one of the function with most flops in matmuls, of
-    functions without any the last: its second call, whose arguments are those of the steady state, or its only one.
+    With a name, it is the first call of that function. Without one, the function with the most matmul flops is chosen,
+    or the last function if none has matmuls: its second call, as its arguments have steady-state shardings, or its only
+    call.
 
     Args:
         script: the script.
         take: a function of a call; called where the call is made, so inside the script's `jax.set_mesh` and other
             contexts. Its errors are raised here.
-        source: what to run in place of the script's text.
+        source: text or syntax tree to run in place of the script's text.
 
     Raises:
         MeshwrightError: the script fails before the call, or makes none.
@@ -96,7 +97,7 @@ def _wait_for_devices() -> None:
 
 
 class _Cut(BaseException):
-    """Ends a script at the call that is taken. No `except Exception` of the script catches it."""
+    """Raised to end a script at the chosen call. It is not an `Exception`, so that the script does not catch it."""
 
 
 class _Function:
@@ -124,12 +125,12 @@ class _Recorder(Generic[T]):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record what is jitted and called inside the context."""
+        """Context in which jitted functions and their calls are recorded."""
         self.is_recording = True
         with ExitStack() as stack:
             for name in ("jit", "pmap"):
                 stack.enter_context(_replaced(jax, name, self._recorded(getattr(jax, name))))
-            # Scripts for several hosts call it first; here one process stands for all of them.
+            # Scripts for several hosts call it first; here one process represents all of them.
             stack.enter_context(_replaced(jax.distributed, "initialize", lambda *_, **__: None))
             yield
         self.is_recording = False
@@ -169,9 +170,9 @@ class _Recorder(Generic[T]):
             self._thread.is_inside = False
 
     def record(self, recorded: _Recorded, call: Call, *, is_call: bool) -> None:
-        """Record a call: take it where it is the best so far; end the script where no better one is to be expected.
+        """Record a call. Take it if it is the best so far; end the script if no better call is expected.
 
-        is_call: False where the function is only lowered: its compiled program is then called, which is not recorded.
+        is_call: False if the function is only lowered: calls of its compiled program are not recorded.
         """
         if self.is_done:
             raise _Cut
@@ -200,7 +201,7 @@ class _Recorder(Generic[T]):
             raise _Cut
 
     def missing(self) -> str:
-        """Say that the function was not called, and which were."""
+        """Return the error text: the named function was not called, and the functions that were."""
         called = list(dict.fromkeys(one.name for one in self.functions if one.count))
         others = list(dict.fromkeys(one.name for one in self.functions if not one.count))
         if not self.wanted:
@@ -209,7 +210,7 @@ class _Recorder(Generic[T]):
         return f"called no jitted function {self.wanted}; {near}it called {', '.join(called) or 'none'}"
 
     def told(self, file: Path) -> str:
-        """Say which call was taken, and which other functions there are."""
+        """Return the note: the chosen call, and the other functions."""
         assert self.chosen is not None
         one = self.chosen
         told = f"{file}: {one.name} at its call {one.count}"
@@ -254,7 +255,7 @@ class _Recorded:
 
 
 def _wrapped_call() -> Call | None:
-    """Return the call of a library's wrapper in which a jitted function is called, as made by `nnx.jit`; else None.
+    """Return the call of the enclosing wrapper, e.g. of `nnx.jit`, when a jitted function is called; else None.
 
     The wrapper can be lowered for other devices; the function that it passes to `jax.jit` may depend on its context.
     """
@@ -275,7 +276,7 @@ def _same(jitted: Any) -> Any:
 
 
 def _flops(call: Call) -> int:
-    """Return the flops of a call's matmuls; 0 where it cannot be traced, which the call itself will report."""
+    """Return the flops of a call's matmuls; 0 if tracing fails: the call itself will raise the error."""
     try:
         return _matmul_flops(call.function.trace(*call.args, **call.kwargs).jaxpr.jaxpr)
     except Exception:
@@ -310,7 +311,7 @@ def _inner_jaxprs(eqn: Any) -> Iterator[Any]:
 
 @contextmanager
 def _running(main: ModuleType, script: Script) -> Iterator[None]:
-    """Run a script as `python FILE ARGUMENTS…` does: as module `__main__`, with its directory in front of the paths."""
+    """Run a script as `python FILE ARGUMENTS…` does: as module `__main__`, with its directory first in `sys.path`."""
     replaced = (
         (sys, "argv", [str(script.file), *script.words]),
         (sys, "path", [str(script.file.parent.resolve()), *sys.path]),

@@ -1,4 +1,4 @@
-"""Findings as SARIF 2.1.0, the format that code hosts show beside the lines of a change."""
+"""Findings as SARIF 2.1.0, the format from which code hosts annotate the lines of a change."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _location(file: str, line: int) -> list[dict[str, Any]]:
 
 
 def _file_of(subject: str) -> str:
-    """Return the file of `module:function` or `file.py:function`; '' where it is not known."""
+    """Return the file of `module:function` or `file.py:function`; '' if unknown."""
     module = subject.partition(":")[0]
     file = module if module.endswith(".py") else ""
     if not file and ":" in subject:

@@ -1,4 +1,4 @@
-"""Scripts as the subject of an inspection: their text, read without running it or loading JAX."""
+"""Read a script to inspect, without running it or loading JAX."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Script(NamedTuple):
     words: tuple[str, ...]
 
     def parsed(self) -> ast.Module:
-        """Parse the file."""
+        """Parse the file. Raises if it cannot be read or has a syntax error."""
         try:
             return ast.parse(self.file.read_bytes(), str(self.file))
         except OSError as error:
@@ -31,9 +31,9 @@ class Script(NamedTuple):
             raise MeshwrightError(f"{self.file}{line} does not parse: {getattr(error, 'msg', error)}") from None
 
     def takes_mesh(self, *, has_mesh: bool) -> bool:
-        """Whether the named function is to be called with a mesh, not taken from a run of the script.
+        """Whether to call the named function with a mesh, instead of running the script.
 
-        It is where its only required parameter is called `mesh`, or where a mesh is given and nothing decorates it.
+        True if its only required parameter is named `mesh`, or if a mesh is given and it has no decorator.
         """
         node, required = self._named()
         if node is None or len(required) != 1:
@@ -41,7 +41,7 @@ class Script(NamedTuple):
         return required[0] == "mesh" or (has_mesh and not node.decorator_list)
 
     def takes_nothing(self) -> bool:
-        """Whether the named function has no required parameter, so that it is called for a step and its arguments."""
+        """Whether the named function has no required parameter: it is called and returns a step and its arguments."""
         node, required = self._named()
         return node is not None and not required and not node.decorator_list
 
@@ -66,7 +66,7 @@ def simulate_devices(count: int) -> None:
 
 
 def read_script(text: str) -> Script | None:
-    """Return the script that `FILE.py:NAME ARGUMENTS…` names, the last two optional; None for other texts."""
+    """Parse `FILE.py[:NAME] [ARGUMENTS…]`; None for other text. Raises if there is no such file."""
     try:
         words = [text] if Path(text).is_file() else shlex.split(text)
     except ValueError:  # unbalanced quotes

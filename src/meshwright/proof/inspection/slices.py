@@ -1,4 +1,4 @@
-"""Values of which each device only uses a part of its own, and values joined from parts."""
+"""Find values that each device slices to its own part, and values that are joined from parts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ ELEMENTWISE = frozenset(
     {"add", "subtract", "multiply", "divide", "negate", "sqrt", "rsqrt", "power", "maximum", "minimum"}
     | {"convert", "select", "abs", "exponential", "log", "tanh", "logistic", "broadcast", "compare", "clamp", "erf"}
 )
-"""Ops that a value may pass through before it is sliced."""
+"""Ops that may be between a value and its slicing."""
 
 
 def cut_axes(context: ProgramContext, value: Instruction, through: frozenset[str] = ELEMENTWISE) -> tuple[str, ...]:
-    """Return the axes along which each device then takes another slice of a value, and uses nothing else of it."""
+    """Return the axes along which each device uses only its own slice of a value."""
     axes: set[str] = set()
     for user, held in uses(context.module, value, VIEWS | through):
         if user.opcode != "dynamic-slice" or user.operands[0] != held.name:
@@ -27,7 +27,7 @@ def cut_axes(context: ProgramContext, value: Instruction, through: frozenset[str
 
 
 def is_cut_of(context: ProgramContext, value: Instruction) -> Instruction | None:
-    """Return the whole value of which an operand is the slice that this device's number selects; None for others."""
+    """Return the whole value if an operand is its slice at this device's index; else None."""
     found = origin(context.module, value, frozenset(VIEWS | ELEMENTWISE))
     if found.opcode != "dynamic-slice" or not any(
         context.variance.axes(offset) for offset in context.module.operands(found)[1:]

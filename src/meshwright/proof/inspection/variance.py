@@ -114,7 +114,7 @@ class Variance:
         return axes
 
     def _permuted(self, permute: Instruction, axes: Axes) -> Axes:
-        """The axes along which devices receive from sources that differ, or some receive nothing."""
+        """The axes along which the sources of a permute differ, or along which some devices receive nothing."""
         degrees = tuple(self.mesh.values())
         sources = np.full(self.module.num_devices, -1)
         for source, target in groups_of(permute, self.mesh):

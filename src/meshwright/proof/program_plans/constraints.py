@@ -1,8 +1,8 @@
-"""The fewest sharding constraints in a user's files with which the function compiles to a planned layout.
+"""Find the fewest sharding constraints in a user's files that make the function compile to a planned layout.
 
-One constraint often suffices: the compiler propagates it to all that it reaches. Which assignments need one is found
-by trial: every assigned array is constrained as planned in one lowered program, and subsets of these constraints are
-propagated until each matmul is split as in the plan.
+One constraint often suffices, because the compiler propagates it. The assignments that need one are found by trial: a
+program is lowered with every assigned array constrained as planned; subsets of these constraints are propagated until
+each matmul is split as in the plan.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ MOST = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Fix:
-    """Constraints that make a function compile to a plan, or come closest to it.
+    """The constraints that make a function compile to its plan, or come closest.
 
     Attributes:
         plan: the plan.
         constraints: the spec of each assignment that needs one.
         planned: the matmuls as planned.
-        before: how many matmuls are split as planned where only the arguments and results are laid out.
+        before: the number of matmuls split as planned with shardings of arguments and results only.
         after: the matmuls with the constraints.
-        skipped: assignments that run for arrays of several layouts, which have the split of no dim in common.
+        skipped: assignments that run for several arrays whose layouts agree in no dim.
     """
 
     plan: ProgramPlan
@@ -58,11 +58,11 @@ class Fix:
 
 
 def fewest_constraints(plan: ProgramPlan, call: Call, assignments: Sequence[Assignment]) -> Fix:
-    """Find the assignments of which few, constrained as planned, make the function compile to the plan.
+    """Return the fewest assignments whose constraints, as planned, make the function compile to the plan.
 
     Args:
         plan: a plan of the call's function.
-        call: the function, whose modules were imported from marked sources, and its arguments.
+        call: the function and its arguments; its modules must have been imported from marked sources.
         assignments: the marked assignments, by number.
     """
     marked = _Marked.of(plan, call)
@@ -118,7 +118,7 @@ def lower_call(plan: ProgramPlan, call: Call) -> Lowered:
 
 
 def use_mesh(plan: ProgramPlan) -> AbstractContextManager[Any]:
-    """Use a plan's mesh, as a changed file needs it: on devices of this process if there are enough, else abstract."""
+    """Set a plan's mesh, which a changed file reads: on devices of this process if there are enough, else abstract."""
     devices = jax.devices()[: plan.system.num_devices]
     if len(devices) < plan.system.num_devices:
         return only_mesh(plan.abstract().mesh.abstract_mesh)
@@ -128,7 +128,7 @@ def use_mesh(plan: ProgramPlan) -> AbstractContextManager[Any]:
 
 
 def count_equal(planned: Sequence[Matmul], found: Sequence[Matmul]) -> int:
-    """Return how many matmuls are split as planned."""
+    """Return how many matmuls are split as planned. Raises if the program has another number of matmuls."""
     if len(planned) != len(found):
         raise MeshwrightError(
             f"the function has {len(found)} matmuls on the plan's mesh, and {len(planned)} without a mesh"
@@ -138,13 +138,13 @@ def count_equal(planned: Sequence[Matmul], found: Sequence[Matmul]) -> int:
 
 @dataclass
 class _Marked(Applied):
-    """A function in a layout where only marked values are constrained, those in `chosen`, by number."""
+    """A function in a layout where only the marked values with numbers in `chosen` are constrained."""
 
     chosen: dict[int, PartitionSpec]
 
     @classmethod
     def of(cls, plan: ProgramPlan, call: Call) -> _Marked:
-        """Trace a function with marks, in the layout of its plan."""
+        """Trace a function with its marks, in the layout of its plan."""
         mesh = mesh_for(plan.system, plan.layout)
         with marking(mesh):
             program = trace(call.function, *call.args, **call.kwargs)
@@ -155,7 +155,7 @@ class _Marked(Applied):
     def specs(self) -> dict[int, PartitionSpec | None]:
         """Return the planned spec of each marked value of the forward pass, by number, in order.
 
-        Of an assignment that runs for several arrays it is what their specs have in common; None if this is nothing.
+        If an assignment runs for several arrays, the spec has the entries in which they agree; None if there are none.
         """
         found: dict[int, list[PartitionSpec]] = defaultdict(list)
         self._add_specs(self.program.body, "", found)
@@ -179,7 +179,7 @@ class _Marked(Applied):
 
 
 def _mark_of(equation: Any) -> int | None:
-    """Return the number of the mark that an equation is; None for others and for marks under `vmap`, of other rank."""
+    """Return the number of a mark's equation; None for other equations, and for marks under `vmap` (higher rank)."""
     if equation.primitive.name != "sharding_constraint":
         return None
     found = mark_in(str(equation.source_info.name_stack))
@@ -187,7 +187,7 @@ def _mark_of(equation: Any) -> int | None:
 
 
 def _common(specs: Sequence[PartitionSpec]) -> PartitionSpec | None:
-    """Return a spec with the entries in which all of some specs agree, and the other dims open; None if all are."""
+    """Return a spec with the entries in which all specs agree, and other dims unconstrained; None if none agrees."""
     if len({len(spec) for spec in specs}) > 1:
         return None
     entries = [each[0] if len(set(each)) == 1 else PartitionSpec.UNCONSTRAINED for each in zip(*specs, strict=True)]

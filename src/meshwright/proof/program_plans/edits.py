@@ -22,7 +22,7 @@ def changed_files(constraints: Mapping[Assignment, PartitionSpec]) -> dict[Path,
 
 
 def constrained_text(text: str, constraints: Mapping[Assignment, PartitionSpec]) -> str:
-    """Return a file's text with a sharding constraint after some assignments, and the imports that these need."""
+    """Return a file's text with a sharding constraint after some assignments, and the imports for it."""
     lines, tree = text.splitlines(keepends=True), ast.parse(text)
     end = "\r\n" if "\r\n" in text else "\n"
     jax_name, spec_name = _imported(tree, "jax"), _imported(tree, "PartitionSpec")
@@ -37,7 +37,7 @@ def constrained_text(text: str, constraints: Mapping[Assignment, PartitionSpec])
 
 
 def diff(file: Path, before: str, after: str) -> str:
-    """Return the unified diff of a file, as `git apply` and `patch` take it, with its path below this directory."""
+    """Return the unified diff of a file, for `git apply` or `patch`, with its path relative to this directory."""
     here = Path.cwd()
     path = (
         file.resolve().relative_to(here).as_posix()
@@ -51,7 +51,7 @@ def diff(file: Path, before: str, after: str) -> str:
 
 
 def spec_text(spec: PartitionSpec, name: str = "") -> str:
-    """Return a spec as source text; name: what the file calls PartitionSpec, '' if it imports it under its own."""
+    """Return a spec as source text. name: the file's name for PartitionSpec; '' if it is not imported yet."""
     name = name or "PartitionSpec"
     entries = (f"{name}.UNCONSTRAINED" if one is PartitionSpec.UNCONSTRAINED else _entry(one) for one in spec)
     return f"{name}({', '.join(entries)})"
@@ -65,7 +65,7 @@ def _entry(axes: str | tuple[str, ...] | None) -> str:
 
 
 def _imported(tree: ast.Module, name: str) -> str:
-    """Return the name by which a file imports `jax` or a name from one of its modules; '' if it does not."""
+    """Return the name that a file gives to `jax` or to a name from one of its modules; '' without an import."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom | ast.Import):
             for alias in node.names:
@@ -77,7 +77,7 @@ def _imported(tree: ast.Module, name: str) -> str:
 
 
 def _line_of_imports(tree: ast.Module) -> int:
-    """Return after how many lines an import is added: after the last import from JAX, or the last one."""
+    """Return the line after which to add an import: the last import from JAX, else the last import."""
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     of_jax = [node for node in imports if ast.unparse(node).split()[1].split(".")[0] == "jax"]
     before = of_jax or imports or tree.body[: first_place(tree)]

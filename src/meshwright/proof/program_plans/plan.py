@@ -34,10 +34,9 @@ COMPILED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A layout of a program: its predicted record, and that of the compiled program if it was compiled.
+    """A layout of a program, with its predicted record, and its compiled record if it was compiled.
 
-    layout: None for the function as it is given, with the shardings of its arguments. wrong: why its program does not
-    compile, or ''.
+    layout: None for the function unchanged, with its arguments' shardings. wrong: why it does not compile, or ''.
     """
 
     layout: Layout | None
@@ -47,12 +46,12 @@ class Candidate:
 
     @property
     def seconds(self) -> float | None:
-        """The step of the compiled program on this hardware, as simulated; None if it is not known."""
+        """The simulated step time of the compiled program on its hardware; None if there is no simulation."""
         return self.compiled.step_seconds if self.compiled else None
 
     @property
     def fits(self) -> bool:
-        """Whether it fits: by its compiled program, or as predicted."""
+        """Whether it fits by its compiled program; by the prediction if it was not compiled."""
         known = self.compiled or self.predicted
         return not self.wrong and known is not None and known.fits is not False
 
@@ -61,7 +60,7 @@ class Candidate:
 class ProgramPlan:
     """A plan of a JAX function: which mesh axes split which classes of its dims.
 
-    candidates: the layouts that were compared, the chosen one first. notes: what the plan does not know.
+    candidates: the compared layouts, the chosen one first. notes: limits of the plan.
     """
 
     name: str
@@ -90,12 +89,12 @@ class ProgramPlan:
 
     @cached_property
     def table(self) -> dict[str, tuple[str, ...]]:
-        """The mesh axes of each class that is split, by its name: the table that `meshwright.apply` takes."""
+        """The mesh axes of each split class by name: the table argument of `meshwright.apply`."""
         return table_by_name(self.classes, self.layout.table)
 
     @property
     def store(self) -> tuple[str, ...]:
-        """The mesh axes that split the state between steps (`meshwright.apply`)."""
+        """The mesh axes that split the state between steps: the `store` argument of `meshwright.apply`."""
         return self.layout.store
 
     @property
@@ -106,11 +105,11 @@ class ProgramPlan:
 
     @property
     def compiled(self) -> Record | None:
-        """The record of its compiled program, with the simulated step of TPUs and GPUs; None if none was compiled."""
+        """The record of its compiled program, with a simulated step on TPUs and GPUs; None if it was not compiled."""
         return self.best.compiled
 
     def apply(self, devices: Sequence[Any] | None = None) -> Applied:
-        """Return the planned function in this layout, on devices of this process (default: all)."""
+        """Return the function in the planned layout, on devices of this process (default: all)."""
         degrees = self.mesh
         mesh = jax.make_mesh(
             tuple(degrees.values()), tuple(degrees), axis_types=(AxisType.Auto,) * len(degrees), devices=devices
@@ -118,11 +117,11 @@ class ProgramPlan:
         return Applied(self.program, self.classes, self.layout, mesh)
 
     def abstract(self) -> Applied:
-        """Return the planned function on an abstract mesh of its hardware, to be lowered where that is not present."""
+        """Return the function in the planned layout on an abstract mesh, to lower it without its hardware."""
         return Applied(self.program, self.classes, self.layout, mesh_for(self.system, self.layout))
 
     def shardings(self, devices: Sequence[Any] | None = None) -> Any:
-        """Return the sharding of each argument, as the trees `(args, kwargs)`."""
+        """Return the sharding of each argument, as a pair of trees `(args, kwargs)`."""
         return self.apply(devices).shardings
 
     def __str__(self) -> str:
@@ -160,16 +159,17 @@ def plan_program(
     num_compiled: int = COMPILED,
     **kwargs: Any,
 ) -> ProgramPlan:
-    """Plan a JAX function: find the mesh, and what its axes split, with the fastest compiled program.
+    """Plan a JAX function: find the mesh and the classes of dims it splits that give the fastest compiled program.
 
     Args:
         function: a train step or any other function that JAX traces; jitted or not.
         args: its arguments, arrays or abstract values; shapes and dtypes are read. If they have shardings over several
-            devices, the function as it is is compiled too, and compared.
+            devices, the unchanged function is compiled and compared too.
         on: the hardware, as `v5e:4x4`, which need not be present.
-        mesh: axes and degrees, as `data=4,model=4`, for which only the table is found; by default every mesh is tried.
-        num_compiled: how many layouts to compile, those of the shortest predicted steps that differ in strategy; and
-            data parallelism with the state whole and split, so that the chosen one is never slower. 0 for none.
+        mesh: axes and degrees, as `data=4,model=4`; only the table is searched then. Default: every mesh is tried.
+        num_compiled: number of layouts to compile: those with the shortest predicted step, of different strategies.
+            Data parallelism with a replicated and with a split state is compiled too, so that the chosen layout is
+            never slower. 0 for none.
         kwargs: its arguments by name.
 
     Raises:
@@ -192,7 +192,7 @@ def plan_program(
         candidates = _ranked([*tried, *own], candidates)
     best = candidates[0]
     if best.layout is None or not best.fits:
-        # The function as it is was fastest: it stays beside the best layout, for the reader to see.
+        # The unchanged function was fastest: it is listed next to the best layout, for comparison.
         chosen = next(one for one in candidates if one.layout is not None)
         candidates = [chosen, *(one for one in candidates if one is not chosen)]
     return ProgramPlan(
@@ -217,7 +217,7 @@ def _degrees(mesh: MeshLike | Mapping[str, int], system: System) -> dict[str, in
 
 
 def _to_compile(found: list[Found], candidates: list[Candidate], count: int) -> list[Candidate]:
-    """Return the candidates to compile: the best that differ in strategy, and data parallelism, whole and stored."""
+    """Return the candidates to compile: the best of each strategy, and data parallelism with whole and split state."""
     chosen: dict[int, Candidate] = {}
     strategies: set[frozenset[tuple[frozenset[int], bool]]] = set()
     for place, one in enumerate(found):
@@ -246,7 +246,7 @@ def mesh_for(system: System, layout: Layout) -> AbstractMesh:
 def compiled_candidate(
     candidate: Candidate, program: Program, classes: tuple[DimClass, ...], system: System
 ) -> Candidate:
-    """Return a candidate with the record of its compiled program, or why there is none."""
+    """Return a candidate with the record of its compiled program, or the reason why it does not compile."""
     assert candidate.layout is not None
     mesh = mesh_for(system, candidate.layout)
     lowered = Applied(program, classes, candidate.layout, mesh).lower(platform_of(system))
@@ -261,7 +261,7 @@ def _with_program(candidate: Candidate, inspected: Callable[[], Inspection]) -> 
 
 
 def _as_given(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], system: System) -> list[Candidate]:
-    """Return the function with its arguments' shardings as a candidate; none if they are on one device."""
+    """Return the function with its arguments' shardings as a candidate; [] if they are on one device."""
     shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves((args, kwargs))]
     meshes = [one.mesh for one in shardings if isinstance(one, NamedSharding) and one.mesh.size == system.num_devices]
     if not meshes or system.num_devices == 1:
@@ -271,14 +271,14 @@ def _as_given(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], sys
 
 
 def _ranked(tried: list[Candidate], candidates: list[Candidate]) -> list[Candidate]:
-    """Return all candidates: those that were compiled first, the fastest that fits first."""
+    """Return all candidates sorted: compiled ones before others, fitting ones before others, then fastest first."""
     tried.sort(key=lambda one: (not one.fits, one.seconds is None, one.seconds or 0.0))
     layouts = {id(one.layout) for one in tried if one.layout is not None}
     return [*tried, *(one for one in candidates if id(one.layout) not in layouts)]
 
 
 def _whole_notes(program: Program, layout: Layout | None) -> Iterator[str]:
-    """Yield a note on arguments that are not split, though a part of a dim is: it comes after another part."""
+    """Yield a note on arguments left whole because the part of a dim that the table splits is not its major part."""
     if layout is None:
         return
     whole = [
@@ -296,7 +296,7 @@ def _whole_notes(program: Program, layout: Layout | None) -> Iterator[str]:
 
 
 def _notes(priced: Priced, best: Candidate) -> tuple[str, ...]:
-    """Return what a plan does not know or did not reach."""
+    """Return notes on a plan: that nothing fits, and the parts of the program that are not priced exactly."""
     work, notes = priced.work, []
     if not best.fits:
         notes.append("no layout fits; the first takes the least memory")

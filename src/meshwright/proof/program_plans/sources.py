@@ -1,9 +1,9 @@
-"""Assignments in a user's files: marked in the traced program, and followed by a constraint in the changed text.
+"""Mark the assignments in a user's files, so that each can be found in the traced program.
 
-While a user's modules are imported from marked sources, `name = expression` is followed by a call of `mark`. When the
-function is traced under `marking`, the call becomes a sharding constraint that leaves all dims open, in a scope with
-the assignment's number. JAX transforms it as it would the final constraint: its transpose constrains the cotangent,
-and a recomputed part has it again.
+A marked module is imported from changed source: a call of `mark` follows each `name = expression`. When the function is
+traced inside `marking`, the call becomes a sharding constraint with all dims unconstrained, in a name scope with the
+assignment's number. JAX transforms it like a real constraint: its transpose constrains the cotangent, and
+rematerialization repeats it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from meshwright.proof.inspection.meshes import only_mesh
 _MARK = "__meshwright_mark__"
 
 _SCOPE = re.compile(r"meshwright_mark_(\d+)_(\d+)")
-"""The scope of a marked value: the number of its assignment, and the rank that the value has there."""
+"""The name scope of a marked value: the number of its assignment, and the value's rank."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """`name = expression` in a function. line: the statement's last one, from 1; indent: the space before it."""
+    """`name = expression` in a function. line: the statement's last line, from 1. indent: its indentation."""
 
     file: Path
     line: int
@@ -48,7 +48,7 @@ class Assignment:
 
 
 class Marks(ast.NodeTransformer):
-    """Adds a call of `mark` after each assignment to one name in functions; has the assignments by number."""
+    """Add a call of `mark` after each assignment to one name in functions, and collect the assignments by number."""
 
     def __init__(self) -> None:
         self.assignments: list[Assignment] = []
@@ -68,7 +68,7 @@ class Marks(ast.NodeTransformer):
         return self._inside(node, is_in_function=True)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        """Mark the methods of a class; its own assignments are attributes."""
+        """Mark assignments in the methods of a class, not its attributes."""
         return self._inside(node, is_in_function=False)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | list[ast.AST]:
@@ -90,7 +90,7 @@ class Marks(ast.NodeTransformer):
         return node
 
     def _assigned(self, node: Any, targets: list[ast.expr]) -> ast.AST | list[ast.AST]:
-        """Return a statement and the call after it, if it assigns one name and no other is on its lines."""
+        """Return a statement, with a call of `mark` after it if it assigns one name and is alone on its lines."""
         before = self._lines[node.lineno - 1].encode()[: node.col_offset]
         after = self._lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
         is_alone = not before.strip() and (not after.strip() or after.lstrip().startswith("#"))
@@ -105,7 +105,7 @@ class Marks(ast.NodeTransformer):
 
 
 def first_place(tree: ast.Module) -> int:
-    """Return where an import may stand first in a module: after its docstring and `from __future__` imports."""
+    """Return the index of the first statement after a module's docstring and `from __future__` imports."""
     place = 0
     for number, node in enumerate(tree.body):
         is_docstring = number == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -120,7 +120,7 @@ _marking: list[AbstractMesh] = []
 
 @contextmanager
 def marking(mesh: AbstractMesh) -> Iterator[None]:
-    """Trace functions on a mesh inside the context, with the marks of their assignments."""
+    """Context in which tracing turns the calls of `mark` into constraints on this mesh."""
     with only_mesh(mesh):
         _marking.append(mesh)
         try:
@@ -130,9 +130,9 @@ def marking(mesh: AbstractMesh) -> Iterator[None]:
 
 
 def mark(value: Any, number: int) -> Any:
-    """Return an assigned value, marked if it is a traced float array of two dims or more.
+    """Return an assigned value, marked if it is a traced float array with at least two dims.
 
-    Inside `shard_map` the mesh in use is another, where no constraint is possible.
+    Values inside `shard_map` are not marked: its mesh is manual, and constraints are impossible.
     """
     is_marked = _marking and jax.sharding.get_abstract_mesh() == _marking[-1] and isinstance(value, Tracer)
     if not is_marked or jnp.ndim(value) < 2 or not jnp.issubdtype(value.dtype, jnp.inexact):
@@ -142,16 +142,16 @@ def mark(value: Any, number: int) -> Any:
 
 
 def mark_in(scope: str) -> tuple[int, int] | None:
-    """Return the number and the rank of the mark whose scope is in a name stack; None if there is none."""
+    """Return the number and rank of the mark in a name stack; None if there is none."""
     found = _SCOPE.search(scope)
     return (int(found[1]), int(found[2])) if found else None
 
 
 @contextmanager
 def sources(rewrite: Callable[[Path, str], ast.Module | str]) -> Iterator[None]:
-    """Import the user's modules from other sources inside the context, also those that are imported already.
+    """Context in which the user's modules are imported from changed sources, including modules already imported.
 
-    rewrite: takes a file and its text; returns the new text or its syntax tree. Installed packages are not rewritten.
+    rewrite: maps a file and its text to the new text or syntax tree. Installed packages are not rewritten.
     """
 
     def get_code(loader: SourceFileLoader, name: str) -> Any:
@@ -172,7 +172,7 @@ def sources(rewrite: Callable[[Path, str], ast.Module | str]) -> Iterator[None]:
 
 
 def _forget_modules() -> dict[str, ModuleType]:
-    """Remove the modules of the user's files from those that are imported, and return them by name."""
+    """Remove the modules of the user's files from `sys.modules`, and return them by name."""
     found = {
         name: module
         for name, module in sys.modules.items()
@@ -184,7 +184,7 @@ def _forget_modules() -> dict[str, ModuleType]:
 
 
 def read_source(file: Path) -> str:
-    """Return the text of a Python file, in the encoding that it declares and with its own line ends."""
+    """Return the text of a Python file, decoded as it declares and with its line endings unchanged."""
     with file.open("rb") as opened:
         encoding, _ = tokenize.detect_encoding(opened.readline)
     return file.read_bytes().decode(encoding)

@@ -1,7 +1,7 @@
 """`meshwright.apply`: the same function, with its arrays laid out by a table from classes of dims to mesh axes.
 
-Shardings of arguments alone are not enough: the compiler often splits activations like the weights that they meet,
-and gathers them again. Here the result of every matmul and convolution gets a constraint by the table, in loops and
+Shardings of arguments alone are not enough: the compiler often shards activations like the weights they are multiplied
+by, then gathers them again. So the result of every matmul and convolution is constrained by the table, in loops and
 under `jax.checkpoint` too.
 """
 
@@ -46,19 +46,20 @@ def apply(
     Args:
         function: a train step, a loss or any other function that JAX traces; jitted or not.
         table: the mesh axes of classes of dims. A class is named as `Applied.classes` prints it, or by one of its
-            members: `"params.mlp.kernel:1"`, also with `*`. Classes that are not in the table are not split.
+            members: `"params.mlp.kernel:1"`, also with `*`. Classes missing from the table are not split.
         mesh: a `jax.sharding.Mesh` with auto axes, or `fsdp=2,tp=4`, a mapping or a `MeshShape` for all devices.
         args: the function's arguments, arrays or abstract values; only their shapes and dtypes are read.
         store: mesh axes that further split the state at rest (FSDP, ZeRO-3), each leaf along its largest dim that they
-            divide. State is what the function takes and returns changed: parameters and moments.
+            divide. State: the arguments that the function returns updated, i.e. parameters and moments.
         kwargs: the function's arguments by name.
 
     Returns:
-        A function of the same arguments. State is returned as it is taken, so that a second call compiles nothing.
+        A function with the same arguments. State is returned with its input sharding, so that a second call does not
+        recompile.
 
     Raises:
-        MeshwrightError: a key of the table that names no class of dims, an axis that the mesh has not, or degrees that
-            do not divide the dims.
+        MeshwrightError: a key of the table names no class of dims, an axis is not in the mesh, or its degree does not
+            divide a dim.
     """
     if not isinstance(mesh, Mesh):
         mesh = mesh_of(read_mesh(mesh, jax.device_count()), None, "auto")
@@ -85,7 +86,7 @@ def layout_of(
     degrees: Mapping[str, int],
     store: Sequence[str],
 ) -> Layout:
-    """Return the layout of a program in which these axes split these classes, by their atoms, and the state."""
+    """Return the layout of a program in which `split` maps a class's atom to its axes, and `store` splits the state."""
     axes = tuple(
         Axis(name, degree, frozenset(atom for atom, names in split.items() if name in names), name in store)
         for name, degree in degrees.items()
@@ -94,7 +95,7 @@ def layout_of(
 
 
 def _axes(given: str | Sequence[str], mesh: Mesh, what: str) -> tuple[str, ...]:
-    """Return mesh axes, given as a text with commas or as a sequence."""
+    """Return mesh axes as a tuple, from text with commas or a sequence. what: names the option in errors."""
     axes = tuple(axis.strip() for axis in given.split(",") if axis.strip()) if isinstance(given, str) else tuple(given)
     for axis in axes:
         if axis not in mesh.shape:
@@ -117,7 +118,7 @@ class Applied:
         return "\n".join(lines)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function; arguments with other shardings are moved first."""
+        """Run the function; arguments with other shardings are resharded first."""
         leaves = jax.tree.leaves((args, kwargs))
         if len(leaves) > len(self._jaxpr.invars):
             leaves = [leaf for leaf in leaves if is_array(leaf)]
@@ -130,12 +131,12 @@ class Applied:
 
     @cached_property
     def jitted(self) -> Any:
-        """The jitted function of the leaves of all arguments, positional arguments first."""
+        """The jitted function. It takes the leaves of all arguments, positional arguments first."""
         body, traced = self.program.body, self.program.traced
         return self.jit(traced, lambda *leaves: self._evaluate(body, traced.jaxpr.consts, leaves))
 
     def jit(self, traced: Traced, flat: Callable[..., list[Any]]) -> Any:
-        """Return a jitted function of a traced function's leaves, with its name, its donation, and these shardings."""
+        """Jit a function of a traced function's leaves, with the same name and donation, and these shardings."""
         flat.__name__ = traced.fun_name
         donated = [one.donated for one in jax.tree.leaves(traced.args_info)]
         return jax.jit(
@@ -146,12 +147,12 @@ class Applied:
         )
 
     def lower(self, platform: str | None = None) -> Any:
-        """Lower the function for the devices of the mesh (`jax.stages.Lowered`), or for a platform that is not here."""
+        """Lower the function (`jax.stages.Lowered`) for the mesh's devices, or for a platform that is not present."""
         return lower_leaves(self.jitted, self.program.traced, platform)
 
     @property
     def shardings(self) -> Any:
-        """The sharding of each argument, as the trees `(args, kwargs)`."""
+        """The sharding of each argument, as a pair of trees `(args, kwargs)`."""
         structure = jax.tree.structure(self.program.traced.args_info)
         return jax.tree.unflatten(structure, self.in_shardings)
 
@@ -171,7 +172,7 @@ class Applied:
 
     @cached_property
     def out_shardings(self) -> list[NamedSharding | None]:
-        """The sharding of each leaf of the results; None for what is not state, which the compiler decides."""
+        """The sharding of each leaf of the results; None for results that are not state: the compiler decides."""
         found: list[NamedSharding | None] = [None] * len(self.program.results)
         for argument, result in self.program.state.items():
             found[result] = self.in_shardings[argument]
@@ -181,7 +182,7 @@ class Applied:
         return tuple(self.program.dims.atoms(dim) for dim in shape)
 
     def spec(self, shape: Any) -> PartitionSpec:
-        """Return the spec of some dims by the table."""
+        """Return the partition spec of an array's dims by the table."""
         dims = self._dims(shape)
         entries = zip(dims, self.layout.split(dims), strict=True)
         return PartitionSpec(
@@ -191,7 +192,7 @@ class Applied:
     def _stored(self, shape: Any, leaf: Atoms) -> PartitionSpec:
         """Return the spec of a leaf of the state between steps: the table's, and `store` on its largest free dim.
 
-        shape: the leaf's, or that of its gradient, perhaps transposed or reshaped. leaf: the leaf's dims.
+        shape: of the leaf or its gradient, which may be transposed or reshaped. leaf: the leaf's dims.
         """
         dims = self._dims(shape)
         entries = [axes or None for axes in self.layout.split(dims)]
@@ -212,10 +213,10 @@ class Applied:
         return [var.val if isinstance(var, Literal) else values[var] for var in body.jaxpr.outvars]
 
     def _equation(self, equation: Any, body: Body, called: tuple[Body, ...], given: list[Any]) -> list[Any]:
-        """Evaluate an equation with the constraints on its operands and its result."""
+        """Evaluate an equation, with constraints on its operands and its result."""
         used = uses(equation)
         if equation.primitive.name == "scan":
-            # What a loop does not change is gathered once, before it.
+            # Loop-invariant values are gathered once, before the loop.
             used = [place < scan_counts(equation.params)[0] for place in range(len(given))]
         given = [
             self._gathered(equation, body.shape(var), value) if is_used else value
@@ -227,7 +228,7 @@ class Applied:
         return results
 
     def _run(self, equation: Any, called: tuple[Body, ...], given: list[Any]) -> list[Any]:
-        """Evaluate one equation; programs that it calls are rewritten with constraints first."""
+        """Evaluate one equation, after adding constraints to the programs that it calls."""
         name, parameters = equation.primitive.name, dict(equation.params)
         if name in ("jit", "pjit", "closed_call", "core_call", "shard_map") and (inner := called_program(equation)):
             return self._evaluate(called[0], inner.consts, given)
@@ -256,7 +257,7 @@ class Applied:
         return jaxpr_as_fun(closed(single))(*(value for _, value in values))
 
     def _rewritten(self, body: Body, program: ClosedJaxpr) -> ClosedJaxpr:
-        """Return a called program with the constraints of its matmuls."""
+        """Return a called program with constraints on its matmuls added."""
         avals = [
             jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype, weak_type=var.aval.weak_type)
             for var in program.jaxpr.invars
@@ -265,13 +266,13 @@ class Applied:
 
     @cached_property
     def _of_state(self) -> dict[tuple[int, ...], Atoms]:
-        """The dims of the leaves of the state, and of one turn of a loop over them (`layout.dims_at_rest`)."""
+        """The dims of the state's leaves, and of their slices in a loop over layers (`layout.dims_at_rest`)."""
         return dims_at_rest(self.program, self.layout.barred)
 
     def _gathered(self, equation: Any, shape: Shape, value: Any) -> Any:
-        """Constrain an operand that is a parameter stored split to the table's layout, so that it is gathered for use.
+        """Constrain a parameter that `store` splits to the table's layout before use, so that it is all-gathered.
 
-        Otherwise the compiler may split the matmul like the parameter, and move activations instead.
+        Without this, the compiler may split the matmul like the stored parameter and communicate activations instead.
         """
         dims = self._dims(shape)
         if not self.layout.stored_over(dims) or of_any_order(dims) not in self._of_state:
@@ -281,7 +282,7 @@ class Applied:
     def _constrained(self, equation: Any, body: Body, value: Any) -> Any:
         """Constrain the result of a matmul, a convolution or a lookup by the table.
 
-        The gradient of a parameter that is stored split is a partial sum: it is laid out as it is stored, so that the
+        The gradient of a parameter that `store` splits is a partial sum: it gets the stored layout, so that the
         compiler reduce-scatters it.
         """
         shape = body.shapes[equation.outvars[0]]
@@ -298,13 +299,13 @@ class Applied:
 
 
 def lower_leaves(jitted: Any, traced: Traced, platform: str | None) -> Any:
-    """Lower a jitted function of a traced function's leaves for a platform, or for that of its mesh."""
+    """Lower a jitted function of a traced function's leaves for a platform; None for its mesh's platform."""
     abstract = (jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in traced.jaxpr.in_avals)
     return jitted.trace(*abstract).lower(lowering_platforms=None if platform is None else (platform,))
 
 
 def constrain(value: Any, sharding: NamedSharding, equation: Any) -> Any:
-    """Constrain a value, with the source line and the scope of an equation."""
+    """Constrain a value. The constraint gets the source line and name scope of an equation, for HLO metadata."""
     closed = jax.make_jaxpr(lambda one: jax.lax.with_sharding_constraint(one, sharding))(value)
     (constraint,) = closed.jaxpr.eqns
     there = closed.jaxpr.replace(eqns=[constraint.replace(source_info=equation.source_info)])

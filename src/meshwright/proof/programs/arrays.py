@@ -1,6 +1,6 @@
-"""Functions whose arguments and results are trees with other leaves than arrays, such as modules of Equinox.
+"""Trace functions whose arguments or results have leaves that are not arrays, such as Equinox modules.
 
-An Equinox module has its activation function as a leaf. Such leaves are bound, as `equinox.filter_jit` binds them.
+An Equinox module has its activation function as a leaf. Such leaves become constants, as in `equinox.filter_jit`.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from jax.stages import Traced
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf is an array, or an abstract one."""
+    """Whether a leaf is an array or a `jax.ShapeDtypeStruct`-like abstract value."""
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
 @dataclass
 class Tree:
-    """The structure of a tree, and its leaves that are not arrays, by number."""
+    """A tree without its arrays: the structure, and the other leaves by their index."""
 
     structure: Any = None
     others: Mapping[int, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tree: Any) -> Tree:
-        """Return the structure of a tree."""
+        """Split a tree into its structure and its leaves that are not arrays."""
         leaves, structure = jax.tree.flatten(tree)
         return cls(structure, {number: leaf for number, leaf in enumerate(leaves) if not is_array(leaf)})
 
     def whole(self, arrays: Sequence[Any]) -> Any:
-        """Return the tree with these arrays."""
+        """Return the whole tree, with these arrays filled in."""
         left = iter(arrays)
         count = self.structure.num_leaves
         return jax.tree.unflatten(
@@ -43,10 +43,11 @@ class Tree:
 
 
 def trace_arrays(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Traced, Tree]:
-    """Trace a function, and return what it returns as a tree. What a jitted function inside donates stays donated.
+    """Trace a function; return the trace and the structure of the result.
 
-    Leaves of the arguments that are neither arrays nor numbers are bound, and with them numbers, which steer such
-    trees' functions. Functions that JAX has jitted say themselves which arguments are static.
+    If any leaf of the arguments is neither an array nor a number, all leaves that are not arrays become constants: in
+    such trees numbers are often settings. A jitted function is traced as it is, with its own static arguments.
+    Arguments donated by a jitted function inside stay donated.
     """
     if hasattr(function, "trace"):
         traced: Traced = function.trace(*args, **kwargs)  # type: ignore[attr-defined]
@@ -74,12 +75,12 @@ def trace_arrays(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[
 
 
 def only_arrays(tree: Any) -> Any:
-    """Return a tree with None for leaves that are no arrays."""
+    """Return a tree with None in place of leaves that are not arrays."""
     return jax.tree.map(lambda leaf: leaf if is_array(leaf) else None, tree)
 
 
 def _donated(traced: Traced) -> tuple[int, ...]:
-    """Return the positional arguments all of whose arrays a jitted function that is called inside donates."""
+    """Return the positional arguments whose arrays are all donated by a jitted function called inside."""
     equations = traced.jaxpr.jaxpr.eqns
     donated = {
         var

@@ -13,15 +13,15 @@ from meshwright.proof.programs.rules import MATMULS
 from meshwright.proof.programs.trace import Body, Program
 
 GENERIC = {"kernel", "weight", "value", "w", "b", "bias", "scale", "raw_value"}
-"""Names of arrays that say nothing without the name of their module."""
+"""Parameter names that need their module's name in front, such as `kernel`."""
 
 
 @dataclass(frozen=True)
 class DimClass:
     """Dims of a program that are equal, so that a mesh axis splits all of them or none.
 
-    atom: the number of the class's atom in `Dims`. members: dims of arguments, as `params.kernel:1`; where only a part
-    of a dim is in the class, with the number of the part, as `params.qkv:1.2`. barred: why no axis may split it, or ''.
+    atom: the number of the class's atom in `Dims`. members: dims of arguments, as `params.kernel:1`, or a part of a
+    reshaped dim, as `params.qkv:1.2`. barred: why no axis may split the class; '' if one may.
     """
 
     name: str
@@ -42,7 +42,7 @@ class DimClass:
 
 
 def tie_layers(program: Program) -> None:
-    """Unite classes whose arguments' paths differ only in numbers, such as those of layers written one by one."""
+    """Unite classes whose argument paths differ only in numbers: unrolled layers, `layers_0` and `layers_1`."""
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for atom, members in _members(program).items():
         shown = frozenset(re.sub(r"\d+", "#", path) + place for path, place in members)
@@ -52,10 +52,10 @@ def tie_layers(program: Program) -> None:
 
 
 def classes_of(program: Program) -> tuple[DimClass, ...]:
-    """Return the classes of a program's dims: of data first, then of state, then of values that no argument has.
+    """Return the classes of a program's dims: first those of data, then of state, then of intermediate values.
 
-    Classes of repeated layers are united. Of values, only classes in results of matmuls and convolutions are returned,
-    such as the sequence of a step that cuts its last token off.
+    Classes of repeated layers are united. Of intermediate values, only the dims of matmul and convolution results have
+    classes, e.g. the sequence of a step that first drops the last token.
     """
     tie_layers(program)
     barred = program.dims.why_barred()
@@ -82,7 +82,7 @@ def classes_of(program: Program) -> tuple[DimClass, ...]:
 
 
 def _of_matmuls(program: Program, body: Body) -> Iterator[int]:
-    """Yield the atoms of the results of all matmuls and convolutions, those of called programs included."""
+    """Yield the atoms of the results of all matmuls and convolutions, also in called programs."""
     for number, equation in enumerate(body.jaxpr.eqns):
         for called in body.called[number]:
             yield from _of_matmuls(program, called)
@@ -92,10 +92,10 @@ def _of_matmuls(program: Program, body: Body) -> Iterator[int]:
 
 
 def batch_atoms(program: Program) -> tuple[int, ...]:
-    """Return the classes that are the batch: of those that lead an argument of data, the one in most matmuls.
+    """Return the atoms of the batch: of the leading dims of data arguments, the one in most matmuls.
 
-    State is no data. Classes of the same size that lead other data, such as the items beside the users of a
-    recommender, are the batch too, and come after it.
+    Data: arguments that are not state. Leading dims of other data with the same size, e.g. a recommender's items where
+    its users are the batch, belong to the batch too and come after it.
     """
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, (_, shape) in enumerate(program.arguments):
@@ -106,7 +106,7 @@ def batch_atoms(program: Program) -> tuple[int, ...]:
     counts = Counter(_of_matmuls(program, program.body))
 
     def rank(atom: int) -> tuple[int, bool, int]:
-        # Parameters that are not trained come before the data, as a rule.
+        # Frozen parameters usually come before the data.
         return counts[atom], all(place == 0 for place, _ in places[atom]), max(number for _, number in places[atom])
 
     barred = program.dims.why_barred()
@@ -118,10 +118,10 @@ def batch_atoms(program: Program) -> tuple[int, ...]:
 
 
 def _names(members: list[tuple[str, str]], vectors: set[str], *, is_batch: bool) -> Iterator[str]:
-    """Yield names for a class, best first: `batch`, or the end of a member's path."""
+    """Yield candidate names of a class, best first: `batch`, or the end of a member's path."""
     if is_batch:
         yield "batch"
-    # Matrices say more than vectors, and parameters have shorter paths than their moments.
+    # Matrices have more specific names than vectors, and parameters have shorter paths than their moments.
     path, place = min(members, key=lambda member: (member[0] in vectors, len(member[0]), member))
     parts = path.split(".")
     named = (place for place in range(len(parts) - 1, 0, -1) if not (parts[place] in GENERIC or parts[place].isdigit()))
@@ -131,7 +131,7 @@ def _names(members: list[tuple[str, str]], vectors: set[str], *, is_batch: bool)
 
 
 def _members(program: Program) -> dict[int, list[tuple[str, str]]]:
-    """Return the dims of arguments in each class, as the argument's path and the place of the dim in it (`:1`)."""
+    """Return the dims of arguments in each class, as the argument's path and the dim's index (`:1`)."""
     found: dict[int, list[tuple[str, str]]] = defaultdict(list)
     for path, shape in program.arguments:
         for place, dim in enumerate(shape):
@@ -142,12 +142,12 @@ def _members(program: Program) -> dict[int, list[tuple[str, str]]]:
 
 
 def table_by_name(classes: tuple[DimClass, ...], table: Mapping[int, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Return the mesh axes of each class that is split, by its name, from those of each atom."""
+    """Convert a table by atom to a table by class name, for the classes that are split."""
     return {one.name: table[one.atom] for one in classes if one.atom in table}
 
 
 def find_classes(classes: tuple[DimClass, ...], table: Mapping[str, object]) -> dict[str, DimClass]:
-    """Return the class that each key of a table names: by its name, or by one of its members, also with `*`.
+    """Return the class of each key of a table. A key is a class's name or a member, `*` matching any text.
 
     Raises:
         MeshwrightError: a key names no class, several classes, one that another key names, or one that no axis may

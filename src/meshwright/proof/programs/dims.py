@@ -1,8 +1,8 @@
-"""Dims of a program's arrays, and which of them are the same.
+"""The dims of a program's arrays, and which dims are equal.
 
-A dim is a tuple of atoms, major to minor. It begins with one atom, which is split when only a part of it meets
-another dim: when a reshape takes [3072] to [16, 3, 64], the atom of size 3072 becomes three. A union-find structure
-holds which atoms are equal.
+A dim is a tuple of atoms, major to minor. It begins with one atom, which is split when only a part of it equals another
+dim: when [3072] is reshaped to [16, 3, 64], the atom of size 3072 becomes three. A union-find structure records which
+atoms are equal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Dims:
         self._parents: list[int] = []
         self._parts: dict[int, Dim] = {}
         self.barred: dict[int, str] = {}
-        """For some atoms, the reason why no mesh axis may split them; of united atoms any may have it."""
+        """The reason why no mesh axis may split an atom. For united atoms, it may be stored at any one of the set."""
 
     def new(self, size: int) -> Dim:
         """Return a new dim with one atom, or without atoms if its size is 1."""
@@ -77,7 +77,7 @@ class Dims:
             self.barred.setdefault(atom, reason)
 
     def why_barred(self) -> dict[int, str]:
-        """Return the reasons of `barred` by the atoms that now represent them, after unions and splits."""
+        """Return the reasons in `barred` by the current representatives, after unions and splits."""
         return {atom: reason for one, reason in self.barred.items() for atom in self.atoms((one,))}
 
     def _root(self, atom: int) -> int:

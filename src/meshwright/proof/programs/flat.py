@@ -1,4 +1,4 @@
-"""A traced function as lists of ops over numbered values, with the functions that it calls inlined, as XLA does."""
+"""A traced function as a list of ops over numbered values; called functions are inlined, as XLA inlines them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Atoms = tuple[tuple[int, ...], ...]
 """The dims of an array, each as the numbers of its atoms."""
 
 APART = frozenset(("scan", "while", "cond", "remat2", "checkpoint"))
-"""Primitives whose programs stay programs: loops, branches and recomputed parts. XLA inlines all others."""
+"""Primitives whose programs are not inlined: loops, branches and rematerialized parts. XLA inlines all others."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """An array: its dims, and the bytes of an element."""
+    """An array: its dims, and bytes per element."""
 
     dims: Atoms
     width: float
@@ -44,7 +44,7 @@ class Op:
 
 @dataclass
 class Flat:
-    """A program: its ops in order, and its values by number. given: its arguments; results: None for constants."""
+    """A program: its ops in order, and its values by number. given: its arguments; results: None if constant."""
 
     values: list[Value] = field(default_factory=list[Value])
     given: tuple[int, ...] = ()
@@ -89,8 +89,8 @@ def _inline(
 ) -> Iterator[int | str]:
     """Add a program's equations to a list of ops, and yield the numbers of its results.
 
-    numbers: those of the program's values; of constants, their text. known: the results of the list's equations by what
-    they compute, as XLA computes the same once.
+    numbers: the number of each of the program's values; for a constant its text. known: results by the primitive,
+    operands and parameters that give them: XLA eliminates common subexpressions.
     """
 
     def number(var: Any) -> int | str:
@@ -105,7 +105,8 @@ def _inline(
             numbers.update(zip(equation.outvars, _inline(flat, called[0], dims, inner, own, known), strict=True))
             continue
         types = tuple(str(var.aval) for var in equation.outvars)
-        # Of sums that are alike each is summed over devices by itself. Loops that are alike are few, and long as texts.
+        # Equal sums are each reduced over devices separately. Equal loops are rare, and comparing their text takes
+        # long.
         is_single = not called and not equation.effects and not name.startswith("reduce_")
         key = (name, given, str(equation.params), types) if is_single else ()
         if (outputs := known.get(key)) is None:
@@ -124,14 +125,14 @@ def _number(value: int | str) -> int | None:
 
 
 def _run(name: str, called: Sequence[Body]) -> Sequence[Body]:
-    """Return the programs of an equation that count: of a loop its body, of branches the longest."""
+    """Return the called programs whose work counts: a loop's body, the longest of several branches."""
     if name == "while":
         return called[1:]
     return (max(called, key=lambda body: len(body.jaxpr.eqns)),) if called else ()
 
 
 def operands(op: Op) -> tuple[int | None, ...]:
-    """Return the numbers of the values that an op's called program is called with."""
+    """Return the numbers of the values passed to an op's called program."""
     if op.name == "while":
         first = op.equation.params["cond_nconsts"]
         return op.inputs[first:]

@@ -1,4 +1,4 @@
-"""A layout of a program: the classes of dims that each mesh axis splits, and the axes that split the state at rest."""
+"""A layout of a program: which classes of dims each mesh axis splits, and which axes also split the state at rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Axis:
 
 
 class Sizes(dict[int, int]):
-    """The size of each atom of a program, read when it is first wanted."""
+    """The size of each atom of a program, looked up at its first use."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Sizes(dict[int, int]):
 
 
 def dims_at_rest(program: Program, barred: Container[int]) -> dict[tuple[int, ...], Atoms]:
-    """Return the dims of the leaves of the state by `of_any_order`, also without the dim of a loop over them.
+    """Return the dims of the state's leaves by `of_any_order`, and of their slices in a loop over layers.
 
     An array with these atoms is a leaf, a copy of one, or its gradient, perhaps transposed or reshaped.
     """
@@ -86,7 +86,7 @@ class Layout:
         return math.prod(self.degrees[axis] for axis in axes)
 
     def split(self, dims: Atoms) -> tuple[tuple[str, ...], ...]:
-        """Return the axes of each dim: those of its first atom, each axis once, in the order of the dims."""
+        """Return the axes that split each dim: those of its first atom, if no earlier dim uses them."""
         if (known := self._splits.get(dims)) is not None:
             return known
         used: set[str] = set()
@@ -99,11 +99,11 @@ class Layout:
         return self._splits[dims]
 
     def whole(self, dims: Atoms) -> int:
-        """Return how many elements an array has on all devices together."""
+        """Return the global number of elements of an array."""
         return math.prod(self.sizes[atom] for dim in dims for atom in dim)
 
     def elements(self, dims: Atoms) -> float:
-        """Return how many elements of an array a device holds."""
+        """Return the number of elements of an array's shard."""
         if (known := self._elements.get(dims)) is None:
             known = self._elements[dims] = self.whole(dims) / self.degree(
                 axis for axes in self.split(dims) for axis in axes
@@ -115,16 +115,16 @@ class Layout:
         return value.width * self.elements(value.dims)
 
     def is_open(self, dim: tuple[int, ...]) -> bool:
-        """Whether a dim cannot follow the table: only a minor part of it is in a class that is split."""
+        """Whether the table cannot split a dim because only a minor part of it is in a class that is split."""
         return not self.table.get(dim[0] if dim else -1) and any(self.table.get(atom) for atom in dim[1:])
 
     def stored_over(self, dims: Atoms) -> tuple[str, ...]:
-        """Return the axes that split a leaf of the state at rest, beside the table's; none if they divide no dim."""
+        """Return the axes of `store` that split a leaf of the state at rest; none if no dim is divisible."""
         found = self.stored(dims)
         return found[1] if found else ()
 
     def stored(self, dims: Atoms) -> tuple[int, tuple[str, ...]] | None:
-        """Return which dim of a leaf of the state is further split at rest, its largest free one, and the axes."""
+        """Return the index and axes of the dim that `store` splits, the largest free one; None if there is none."""
         if self.store and dims not in self._stored:
             self._stored[dims] = self._free(dims)
         return self._stored.get(dims)
@@ -142,5 +142,5 @@ class Layout:
         free = [place for place, size in sizes.items() if size % degree == 0]
         if not free:
             return None
-        # Of dims of one size the same one, whatever the order of the dims, so that a gradient lies as its leaf.
+        # Among dims of equal size, choose independently of their order, so that a gradient is sharded like its leaf.
         return max(free, key=lambda place: (sizes[place], -dims[place][0], -place)), axes

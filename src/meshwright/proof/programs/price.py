@@ -1,4 +1,4 @@
-"""The predicted record of a program in a layout: time, memory and collectives, at the rates that planning knows."""
+"""Predict the record of a program in a layout: time, memory and collectives, at the planner's rates."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from meshwright.proof.programs.classes import batch_atoms
 from meshwright.proof.programs.flat import Atoms, Value
 from meshwright.proof.programs.layout import Layout, dims_at_rest, of_any_order
 from meshwright.proof.programs.trace import Program
-from meshwright.proof.programs.work import Live, Moved, Product, Work
+from meshwright.proof.programs.work import Contraction, Live, Moved, Work
 from meshwright.record import Bound, Collective, Kind, Phase, Record, merge
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "float32", "int8": "int8", "float64": "float32"}
-"""The planner's names of JAX's dtypes; others are priced as bf16."""
+"""The planner's names of JAX's dtypes; ops in other dtypes are priced as bf16."""
 
 
 Sent = tuple[Kind, tuple[str, ...], Phase, float, bool, int]
-"""A collective: kind, axes, phase, bytes of one run as in `record.Collective`, whether ops can hide it, runs."""
+"""Kind, axes, phase, bytes per execution (as in `record.Collective`), whether it can overlap, number of executions."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class Priced:
 
     @cached_property
     def weights(self) -> frozenset[int]:
-        """The atoms that dims of the state begin with."""
+        """The first atom of each dim of the state."""
         return frozenset(dim[0] for value in self.state for dim in value.dims if dim)
 
     @cached_property
     def rest(self) -> dict[tuple[int, ...], Atoms]:
-        """The dims of the state (`layout.dims_at_rest`)."""
+        """The dims of the state's leaves (`layout.dims_at_rest`)."""
         return dims_at_rest(self.program, self.barred)
 
     def _is_of_state(self, value: Value) -> bool:
@@ -80,7 +80,7 @@ class Priced:
     def record(self, layout: Layout) -> Record:
         """Return the predicted record of a layout.
 
-        Collectives of weights and of their gradients hide behind ops, as far as these last; all others are exposed.
+        Collectives of weights and their gradients overlap with ops, up to the ops' time; all others are exposed.
         """
         computing = self._computing(layout)
         total = sum(computing.values())
@@ -109,7 +109,10 @@ class Priced:
         )
 
     def _timed(self, layout: Layout, computing: float) -> list[Collective]:
-        """Return the collectives with their seconds; ops hide those of weights and their gradients."""
+        """Return the collectives with their seconds. Those of weights and gradients overlap with ops.
+
+        computing: seconds of all ops.
+        """
         placed = lay_mesh(self.system, layout.degrees)
         counts = Counter[tuple[Kind, tuple[str, ...], Phase, float, bool]]()
         for *sent, times in self._collectives(layout):
@@ -144,14 +147,14 @@ class Priced:
             "launches": self.work.kernels * launch_seconds(self.system),
         }
 
-    def _product_seconds(self, product: Product, layout: Layout) -> float:
+    def _product_seconds(self, product: Contraction, layout: Layout) -> float:
         rows, inner, columns = _sizes(product, layout)
         moved = sum(layout.size(value) for value in (product.left, product.right, product.result))
         dtype = DTYPES.get(product.dtype, "bf16")
         return product_seconds(rows, inner, columns, system=self.system, dtype=dtype, moved_bytes=moved)
 
     def _at_rest(self, value: Value, layout: Layout) -> float:
-        """Return the bytes of a value on a device; of one that is shaped as the state, split as the state at rest."""
+        """Return the bytes of a value on a device. Values with a state leaf's dims are split like the state at rest."""
         size = layout.size(value)
         return size / layout.degree(layout.stored_over(value.dims)) if self._is_of_state(value) else size
 
@@ -165,7 +168,7 @@ class Priced:
         for moved, times in self.work.moved.items():
             yield from self._of_moved(moved, times, layout)
 
-    def _of_product(self, product: Product, times: int, layout: Layout) -> Iterator[Sent]:
+    def _of_product(self, product: Contraction, times: int, layout: Layout) -> Iterator[Sent]:
         for value, axes in _lost_axes(product, layout):
             size = layout.size(value) * layout.degree(axes)
             yield "all-gather", axes, product.phase, size, False, times
@@ -177,7 +180,7 @@ class Priced:
             partial = tuple(axis for axis in partial if axis not in there)
         if partial:
             found = list(self._sum(product.result, partial, product.phase, times, layout))
-            # What is scattered is scattered in each turn of a loop.
+            # Scatters run in every iteration of a loop.
             turns = 1 if any(kind == "reduce-scatter" for kind, *_ in found) else turns
             for kind, axes, phase, size, hides, count in found:
                 yield kind, axes, phase, size, hides, count // turns
@@ -186,7 +189,7 @@ class Priced:
         splits = dict(zip(moved.operand.dims, layout.split(moved.operand.dims), strict=True))
         axes = tuple(axis for dim in dict.fromkeys(moved.dims) for axis in splits.get(dim, ()))
         if moved.kind == "sum" and self._is_of_state(moved.operand) and (stored := layout.stored(moved.operand.dims)):
-            # Such as the norm of all gradients, which lie as their leaves.
+            # E.g. the norm of all gradients, which are sharded like their leaves.
             axes += stored[1] if moved.operand.dims[stored[0]] in moved.dims else ()
         if not axes:
             return
@@ -209,7 +212,7 @@ class Priced:
             yield "all-reduce", rest, phase, size, is_gradient, times
 
     def memory(self, layout: Layout) -> dict[str, int]:
-        """Return the bytes of a device at the peak, by term."""
+        """Return the peak bytes per device, by term."""
         state = sum(self._at_rest(value, layout) for value in self.state)
         inputs = sum(layout.size(value) for value in self.inputs)
         values = self._peak(self.work.live, layout)
@@ -221,7 +224,7 @@ class Priced:
         }
 
     def _peak(self, live: Live, layout: Layout) -> float:
-        """Return the most bytes that the values of a program take at once, its arguments not counted."""
+        """Return the peak bytes of a program's values, without its arguments."""
         now = most = 0.0
         for made, called, gone in live.events:
             now += self._bytes(made, layout)
@@ -233,8 +236,8 @@ class Priced:
         return sum(self._at_rest(value, layout) for value in values)
 
 
-def _sizes(product: Product, layout: Layout) -> tuple[float, float, float]:
-    """Return the rows, inner dims and columns of a matmul on a device; the rows of all matmuls of a batch together."""
+def _sizes(product: Contraction, layout: Layout) -> tuple[float, float, float]:
+    """Return m, k and n of a device's matmul [m, k] @ [k, n]; m includes the batch dims."""
     columns = layout.elements(product.result.dims[product.batch + product.rows :])
     whole = layout.elements(product.result.dims)
     split = layout.degree(_partial(product, layout))
@@ -243,15 +246,15 @@ def _sizes(product: Product, layout: Layout) -> tuple[float, float, float]:
     return whole / columns, inner, columns
 
 
-def _partial(product: Product, layout: Layout) -> tuple[str, ...]:
-    """Return the axes over which a matmul leaves partial sums: those of its inner dims that its result has not."""
+def _partial(product: Contraction, layout: Layout) -> tuple[str, ...]:
+    """Return the axes over which a matmul's result is a partial sum: they split contracting dims only."""
     kept = {axis for split in layout.split(product.result.dims) for axis in split}
     found = dict.fromkeys(axis for dim in product.inner if dim for axis in layout.table.get(dim[0], ()))
     return tuple(axis for axis in found if axis not in kept)
 
 
-def _lost_axes(product: Product, layout: Layout) -> Iterator[tuple[Value, tuple[str, ...]]]:
-    """Yield the operands that are gathered, as an axis that splits them is taken by another dim, and those axes."""
+def _lost_axes(product: Contraction, layout: Layout) -> Iterator[tuple[Value, tuple[str, ...]]]:
+    """Yield the operands that must be gathered, with the axes: another dim of the matmul uses the same axis."""
     result = product.result.dims
     splits = layout.split(result)
     first = product.batch + product.rows

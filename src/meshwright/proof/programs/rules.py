@@ -29,7 +29,7 @@ def new_results(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Sh
 
 
 def _elementwise(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
-    """Give the result the dims of its operands, where these have its sizes; scalars and dims of size 1 are spread."""
+    """Give the result the dims of the operands that have its sizes; scalars and dims of size 1 are broadcast."""
     found = []
     for out in equation.outvars:
         shape = out.aval.shape
@@ -112,7 +112,7 @@ def _reduce(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]
 
 
 def _along_one(parameter: str) -> Rule:
-    """Return the rule of a primitive that mixes whole lines along one dim, which is a new dim in its results."""
+    """Return the rule of a primitive that mixes all elements along one dim (sort, cumsum): it becomes a new dim."""
 
     def rule(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
         found = _elementwise(equation, operands, dims)
@@ -146,7 +146,7 @@ def _unstack(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape
 
 
 def _tile(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
-    """Repeat whole arrays: of a dim that is repeated, the old dim is the minor part."""
+    """Handle `tile`: in a repeated dim, the old dim is the minor part."""
     return [tuple((*dims.new(count), *dim) for count, dim in zip(equation.params["reps"], operands[0], strict=True))]
 
 
@@ -170,7 +170,7 @@ def _of_equal_size(equation: Any, operands: Sequence[Shape], dims: Dims) -> list
 
 
 def _of_same_shape(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
-    """Give each result the dims of the last operand of its shape, as the gradient of a pooled array has them."""
+    """Give each result the dims of the last operand of the same shape, e.g. in the gradient of pooling."""
     alike = {var.aval.shape: one for var, one in zip(equation.invars, operands, strict=True)}
     return [
         alike[out.aval.shape] if out.aval.shape in alike else fresh(out.aval.shape, dims) for out in equation.outvars
@@ -178,7 +178,7 @@ def _of_same_shape(equation: Any, operands: Sequence[Shape], dims: Dims) -> list
 
 
 def _of_each_matrix(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
-    """Keep the dims before the last two, along which each matrix is decomposed or solved by itself."""
+    """Keep all dims before the last two: batches of matrices that are decomposed or solved separately."""
     batch = operands[0][:-2]
     for one in operands[1:]:
         for first, second in zip(batch, one[:-2], strict=False):
@@ -248,7 +248,7 @@ def _convolution(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[S
 
 
 def _slide(equation: Any, images: Shape, kernel: Shape, found: list[Dim], dims: Dims) -> None:
-    """Keep the pixels of a convolution with a filter of one pixel; bar those that a larger filter slides over."""
+    """Keep the pixel dims of a convolution whose filter is one pixel wide; bar the others from being split."""
     numbers, parameters = equation.params["dimension_numbers"], equation.params
     sizes = equation.invars[1].aval.shape
     strides = zip(parameters["window_strides"], parameters["lhs_dilation"], parameters["padding"], strict=True)
@@ -389,7 +389,7 @@ _DECOMPOSITIONS = ["cholesky", "eigh", "eig", "lu", "qr", "geqrf", "householder_
 SCATTERS = frozenset(
     ("scatter", *(f"scatter{mark}{op}" for op in ("add", "sub", "mul", "min", "max") for mark in "-_"))
 )
-"""Primitives that write rows into an array; versions of JAX write their names with either mark."""
+"""Primitives that write rows into an array; JAX versions spell them `scatter-add` or `scatter_add`."""
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_MATH, _elementwise),
@@ -432,7 +432,7 @@ MATMULS = frozenset(("dot_general", "conv_general_dilated", "ragged_dot_general"
 
 
 def uses(equation: Any) -> list[bool]:
-    """Return which operands an equation uses whole: it multiplies them, looks them up, or spreads them."""
+    """Return for each operand whether the equation uses it as a whole: multiplies it, indexes it or broadcasts it."""
     name, result = equation.primitive.name, getattr(equation.outvars[0].aval, "shape", ()) if equation.outvars else ()
     if name in MATMULS or name in ("gather", "broadcast_in_dim"):
         return [True] * len(equation.invars)

@@ -1,8 +1,7 @@
-"""The layouts of a program on some devices: sets of classes that never meet in one array, over the axes of a mesh.
+"""Search the layouts of a program: each mesh axis splits a set of classes of dims that never occur in one array.
 
-Classes that meet in one array cannot share an axis, so an axis splits a set of classes that never meet. The largest
-such sets are the known strategies: the batch (data parallel), the heads, the MLP and the vocabulary together (tensor
-parallel), the sequence.
+Two dims of one array cannot share a mesh axis. The largest sets without such a pair are the known strategies: the batch
+(data parallel), the heads, the MLP and the vocabulary together (tensor parallel), the sequence.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from meshwright.proof.programs.work import Work
 from meshwright.record import Record
 
 MOST_ENUMERATED = 200
-"""How many sets of classes that never meet are looked at."""
+"""The most sets of classes without a common array that are enumerated."""
 
 MOST_SETS = 24
-"""How many sets of classes a search tries on one axis, those that split most flops first."""
+"""The most sets that a search tries on one axis; sets that split more flops come first."""
 
 MOST_PAIRED = 6
-"""How many of these it also tries two at a time, on two axes."""
+"""The number of leading sets that are also tried in pairs, on two axes."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +39,15 @@ class Found:
 
 
 def find_layouts(priced: Priced, classes: tuple[DimClass, ...], degrees: Mapping[str, int] | None) -> list[Found]:
-    """Return all layouts on a system, best first: those that fit by their step, then the others by their memory.
+    """Return all layouts on a system: first those that fit, fastest first; then the others, by memory.
 
     Args:
         priced: the program on the system.
         classes: its classes of dims.
-        degrees: the axes of a mesh, outermost first; by default every mesh of all devices.
+        degrees: the degree of each mesh axis, outermost first; None for every mesh of all devices.
 
     Raises:
-        MeshwrightError: no class can be split so that all devices have work.
+        MeshwrightError: no class can be split so that every device has work.
     """
     splittable = [one for one in classes if not one.barred]
     sets, batch = model_sets(priced, splittable), data_set(priced, splittable)
@@ -77,7 +76,7 @@ def _order(found: Found) -> tuple[bool, float, int, str]:
 
 
 def _cut(axis: Axis, axes: tuple[Axis, ...], sizes: Mapping[int, int]) -> Axis:
-    """Return an axis without the classes that it, with the axes that split them too, does not divide."""
+    """Return an axis without the classes that it does not divide, together with the other axes that split them."""
 
     def degree(atom: int) -> int:
         return math.prod(other.degree for other in axes if atom in other.atoms)
@@ -88,9 +87,9 @@ def _cut(axis: Axis, axes: tuple[Axis, ...], sizes: Mapping[int, int]) -> Axis:
 def _layouts(
     priced: Priced, batch: frozenset[int], sets: list[frozenset[int]], sizes: Mapping[int, int]
 ) -> Iterator[tuple[Axis, ...]]:
-    """Yield axes for every mesh of a system: dp and fsdp over the batch, and up to two axes over other classes.
+    """Yield the axes of every mesh of a system: dp and fsdp over the batch, and up to two axes over other classes.
 
-    These are named tp if they split dims of weights, and sp if they do not.
+    Axes over other classes are named tp if they split dims of weights, and sp if not.
     """
 
     def name(atoms: frozenset[int]) -> str:
@@ -121,7 +120,7 @@ def _layouts(
 def _on_mesh(
     degrees: Mapping[str, int], batch: frozenset[int], sets: list[frozenset[int]]
 ) -> Iterator[tuple[Axis, ...]]:
-    """Yield what each axis of a given mesh may split: the batch, also with the state at rest, or another set."""
+    """Yield what each axis of a given mesh may split: the batch, the batch and the state at rest, or another set."""
     choices = [(atoms, is_stored) for atoms, is_stored in ((batch, False), (batch, True)) if atoms]
     choices += [(one, False) for one in sets]
     nothing = [(frozenset[int](), False)]
@@ -130,10 +129,10 @@ def _on_mesh(
 
 
 def data_set(priced: Priced, classes: list[DimClass]) -> frozenset[int]:
-    """Return the batch, and the rows that take its place elsewhere in the program.
+    """Return the batch's atoms, and those of dims that replace it elsewhere in the program.
 
-    These are of no weight and never meet the batch in one array, as the rows of two batches that are concatenated, or
-    of minibatches that are drawn from it.
+    Such dims are in no weight and in no array with the batch, e.g. two concatenated batches, or minibatches sampled
+    from it.
     """
     if not priced.batch:
         return priced.batch
@@ -147,9 +146,9 @@ def data_set(priced: Priced, classes: list[DimClass]) -> frozenset[int]:
 
 
 def model_sets(priced: Priced, classes: list[DimClass]) -> list[frozenset[int]]:
-    """Return sets of classes beside the batch that never meet in one array: the largest, then single classes.
+    """Return the sets of classes, without the batch, that an axis can split: maximal sets, then single classes.
 
-    Those that split most flops come first.
+    No two classes of a set occur in one array. Sets that split more flops come first.
     """
     batch = data_set(priced, classes)
     meets = _meetings(priced.work, {value.dims for value in priced.state})
@@ -157,7 +156,7 @@ def model_sets(priced: Priced, classes: list[DimClass]) -> list[frozenset[int]]:
     largest = list(islice(_maximal(frozenset(ours), meets), MOST_ENUMERATED))
     singles = [frozenset((atom,)) for atom in ours]
     flops, weights = _flops_by_atom(priced), priced.weights
-    # Of classes without flops, a table that is looked up goes with weights, and indices go with nothing.
+    # Classes without flops: a lookup table is grouped with weights, and indices with nothing.
     largest = [frozenset(atom for atom in one if atom in weights or flops.get(atom)) for one in largest]
     largest = [one if any(flops.get(atom) for atom in one & weights) else one - weights for one in largest]
     found = dict.fromkeys([*largest, *singles])
@@ -166,7 +165,7 @@ def model_sets(priced: Priced, classes: list[DimClass]) -> list[frozenset[int]]:
 
 
 def _flops_by_atom(priced: Priced) -> dict[int, float]:
-    """Return the flops of all matmuls that have each atom in an operand."""
+    """Return for each atom the flops of all matmuls with an operand that has it."""
     found: dict[int, float] = {}
     sizes = Sizes(priced.program)
     for one, times in priced.work.products.items():
@@ -178,7 +177,7 @@ def _flops_by_atom(priced: Priced) -> dict[int, float]:
 
 
 def _meetings(work: Work, state: set[Atoms]) -> dict[int, set[int]]:
-    """Return, for each atom that can be split, the others that are in one array with it."""
+    """Return for each atom that can be split the other atoms that occur in an array with it."""
     found: dict[int, set[int]] = {}
     arrays = {value.dims for one in work.products for value in (one.left, one.right, one.result)}
     for dims in arrays | state:
@@ -189,12 +188,12 @@ def _meetings(work: Work, state: set[Atoms]) -> dict[int, set[int]]:
 
 
 def _maximal(atoms: frozenset[int], meets: Mapping[int, set[int]]) -> Iterator[frozenset[int]]:
-    """Yield the largest sets of atoms that never meet (Bron and Kerbosch, 1973, on the pairs that do not meet)."""
+    """Yield the maximal sets of atoms that never occur together in one array (Bron and Kerbosch, 1973)."""
 
     def extend(chosen: frozenset[int], left: frozenset[int], done: frozenset[int]) -> Iterator[frozenset[int]]:
         if not left and not done:
             yield chosen
-        # Only atoms that meet this one, or it, can lead to a set without it.
+        # Only this atom, or atoms that occur in an array with it, can lead to another set.
         pivot = max(left | done, key=lambda atom: (len(left - meets.get(atom, set())), -atom), default=None)
         for atom in sorted(one for one in left if one == pivot or one in meets.get(pivot or -1, ())):
             apart = frozenset(other for other in atoms if other != atom and other not in meets.get(atom, ()))

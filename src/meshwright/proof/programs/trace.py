@@ -1,6 +1,6 @@
 """Trace a function, and unify the dims of all its values, also in the programs that it calls.
 
-A called program is walked once for each call, so that two calls of one function do not tie unrelated dims.
+A called program is walked once per call, so that two calls of one function do not unite unrelated dims.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meshwright.proof.programs.dims import Dims
 from meshwright.proof.programs.rules import RULES, Shape, fresh, new_results
 
 TRIP = "layers and steps of a loop run one after the other"
-"""Why no mesh axis splits the leading dim of what a `scan` goes through."""
+"""The reason shown where a table splits the leading dim of an array that `scan` iterates over."""
 
 CALLS = {
     "jit": "jaxpr",
@@ -35,13 +35,13 @@ CALLS = {
     "custom_vmap_call": "call",
     "composite": "jaxpr",
 }
-"""Primitives that call one program with their own operands, and the parameter that has it."""
+"""Primitives that call one program with their own operands, and the name of the parameter with that program."""
 
 
 def called_program(equation: Any) -> ClosedJaxpr | None:
-    """Return the program that an equation calls with its own operands; None if it calls none, or a loop's or branches'.
+    """Return the program that an equation calls with its own operands; None for no call, loops and branches.
 
-    A `shard_map` over one device is such a call, as whoever writes one for any mesh has it on a mesh of one.
+    A `shard_map` over one device counts as a call: code written for any mesh runs so on a mesh of one device.
     """
     name, parameters = equation.primitive.name, equation.params
     if name == "shard_map" and parameters["mesh"].size == 1 and not parameters["jaxpr"].effects:
@@ -50,9 +50,9 @@ def called_program(equation: Any) -> ClosedJaxpr | None:
 
 
 def scan_counts(parameters: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many operands of a `scan` are constants, and how many are carried from turn to turn.
+    """Return how many operands of a `scan` are constants, and how many are carried between iterations.
 
-    JAX 0.10 has the numbers, JAX 0.12 (checked with 0.12.0.1) a tree of the operands.
+    JAX 0.10 stores the numbers, JAX 0.12 (checked with 0.12.0.1) a tree of the operands.
     """
     if "num_consts" in parameters:
         return parameters["num_consts"], parameters["num_carry"]
@@ -61,7 +61,7 @@ def scan_counts(parameters: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def closed(jaxpr: Jaxpr) -> ClosedJaxpr:
-    """Return a program without constants as a closed one, which it is already from JAX 0.12 on."""
+    """Return a program without constants as a `ClosedJaxpr`, which it already is from JAX 0.12 on."""
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
@@ -83,8 +83,8 @@ class Body:
 class Program:
     """A traced function with the dims of all its values.
 
-    arguments, results: the path of each leaf, as `params.kernel`, and its dims. state: the arguments that the function
-    returns updated, as the number of the result by that of the argument. returned: the tree that it returns.
+    arguments, results: the path of each leaf, as `params.kernel`, and its dims. state: the index of the updated result
+    by the index of the argument, for arguments that the function returns updated. returned: the tree that it returns.
     """
 
     traced: Traced
@@ -120,7 +120,7 @@ def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Program:
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
-    """Return the names of a function's parameters; none where its signature cannot be read."""
+    """Return the names of a function's parameters; [] if its signature cannot be read."""
     try:
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -128,7 +128,7 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def _path(path: Sequence[Any], positional: list[str]) -> str:
-    """Return the path of a leaf of `(args, kwargs)`, which begins with its parameter's name: `state.params.w`."""
+    """Return the path of a leaf of `(args, kwargs)`, beginning with the parameter's name: `state.params.w`."""
     kind, first, *rest = path
     if kind.idx == 0 and first.idx < len(positional):
         return ".".join([positional[first.idx], *(jax.tree_util.keystr((key,), simple=True) for key in rest)])
@@ -136,7 +136,7 @@ def _path(path: Sequence[Any], positional: list[str]) -> str:
 
 
 def _state(arguments: Iterable[tuple[str, Any]], results: Iterable[tuple[str, Any]]) -> dict[int, int]:
-    """Return the arguments that a function returns updated: the number of the result by that of the argument.
+    """Return the index of the result by the index of the argument, for arguments that a function returns updated.
 
     A result is the new value of an argument if their shapes and dtypes are equal and their paths end alike. For a step
     `(state, batch) -> (state, loss)` these are the leaves of `state`.
@@ -156,7 +156,7 @@ def _state(arguments: Iterable[tuple[str, Any]], results: Iterable[tuple[str, An
 
 
 def _ends(path: str) -> list[str]:
-    """Return a path without its first part, then without the first two, and so on: longest first."""
+    """Return the suffixes of a path, longest first: without its first part, then without the first two, …."""
     parts = path.split(".")
     return [".".join(parts[start:]) for start in range(min(1, len(parts) - 1), len(parts))]
 
@@ -168,7 +168,7 @@ class _Walk:
         self.dims = dims
 
     def body(self, program: ClosedJaxpr | Jaxpr, inputs: Sequence[Shape]) -> Body:
-        """Return a program with the dims of its values, given those of its arguments."""
+        """Return a program with the dims of its values. inputs: the dims of its arguments."""
         jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
         body = Body(jaxpr)
         for var in jaxpr.constvars:
@@ -220,7 +220,7 @@ class _Walk:
         return (cond, body), carried
 
     def _tie(self, ones: Sequence[Shape], others: Sequence[Shape]) -> None:
-        """Record that each value of one list has the same dims as its counterpart in the other."""
+        """Record that each value of one list has the same dims as the value at that index of the other."""
         for one, other in zip(ones, others, strict=True):
             for first, second in zip(one, other, strict=False):
                 self.dims.unite(first, second)

@@ -1,6 +1,6 @@
-"""What a traced function does, by the classes of its dims: matmuls, passes over memory, sums, values in memory.
+"""The work of a traced function, by classes of dims: matmuls, memory passes, reductions, values in memory.
 
-Nothing here depends on a mesh: `price` lays this work out.
+Nothing here depends on a mesh: `price` applies a layout.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from meshwright.proof.programs.trace import Program, scan_counts
 from meshwright.record import Phase
 
 REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"))
-"""Ops whose result is a sum, or alike, over some dims."""
+"""Ops that reduce over some dims."""
 
 LINES = frozenset(
     (
@@ -35,7 +35,7 @@ LINES = frozenset(
         "argmin",
     )
 )
-"""Ops that need whole lines along a dim."""
+"""Ops that need all elements along a dim."""
 
 CUTS = frozenset(
     (
@@ -54,10 +54,10 @@ CUTS = frozenset(
 """Ops that cut, join or shift dims."""
 
 IN_PLACE = SCATTERS | {"dynamic_update_slice"}
-"""Ops that are written over their first operand where nothing reads it afterwards."""
+"""Ops whose result XLA writes over their first operand if no later op reads it."""
 
 OPAQUE = frozenset(("shard_map", "pallas_call", "custom_call", "pure_callback", "io_callback"))
-"""Calls of programs that nothing here reads."""
+"""Calls of programs that are not analyzed here."""
 
 _UNFUSED = MATMULS | SCATTERS | frozenset(("gather", "sort", "top_k", "dynamic_update_slice", "fft"))
 _COPIES = frozenset(
@@ -67,13 +67,13 @@ _COPIES = frozenset(
 
 
 @dataclass(frozen=True)
-class Product:
+class Contraction:
     """A matmul or a convolution.
 
-    batch: how many dims of the result are of both operands. rows: how many after these are of the left operand alone.
-    inner: the dims that it sums over. window: the elements of a filter that meet a pixel, on average, for convolutions.
-    joins: the dims that another matmul sums over, to whose result this one is added before anything else reads it.
-    turns: how many turns of a loop add up its result before anything else reads it.
+    batch: the number of batch dims, which are first in the result. rows: the number of dims after them that only the
+    left operand has. inner: the contracting dims. window: for convolutions, the mean number of filter elements applied
+    per output pixel. joins: if the result is only added to another matmul's result, the contracting dims of that one.
+    turns: the number of loop iterations whose results are added up before any other use.
     """
 
     phase: Phase
@@ -91,10 +91,10 @@ class Product:
 
 @dataclass(frozen=True)
 class Moved:
-    """An op that is no matmul and communicates if an axis splits the dims that it sums, sorts or cuts.
+    """An op other than a matmul that communicates if an axis splits the dims that it sums, sorts or slices.
 
-    kind: `sum` if the result is a sum over `dims`, `lookup` if rows are looked up along them, `whole` if the operand
-    has to be whole along them, `rows` if rows that `dims` number are added to the result.
+    kind: `sum` for a sum over `dims`, `lookup` for an embedding lookup along them, `whole` if the operand must not be
+    split along them, `rows` if `dims` index the rows that are added to the result.
     """
 
     kind: Literal["sum", "lookup", "whole", "rows"]
@@ -108,7 +108,7 @@ class Moved:
 class Live:
     """The values of one program in memory, as events in the order of its ops.
 
-    events: for some ops, the values made, the programs called, and the values that nothing needs afterwards.
+    events: for some ops, the values allocated, the programs called, and the values freed after it.
     """
 
     events: list[tuple[list[Value], list[Live], list[Value]]] = field(default_factory=list)
@@ -118,13 +118,13 @@ class Live:
 class Work:
     """All work of a step, each with how often it runs.
 
-    gathered: parameters that are used, each once in every loop body and recomputed part, with the bytes of an element
-    that are sent. passes: arrays that are read and written between matmuls, each time they are. kernels: how many ops
-    are launched. whiles: loops whose number of turns is unknown, counted as one. ragged: matmuls of rows sorted by
-    group. opaque: calls of programs that nothing here reads.
+    gathered: parameters that are used, once per loop body and rematerialized part, with the bytes per element that are
+    sent. passes: arrays read or written between matmuls, once per access. kernels: the number of kernel launches.
+    whiles: loops with an unknown number of iterations, counted as one. ragged: matmuls of rows sorted by group. opaque:
+    calls of programs that are not analyzed.
     """
 
-    products: Counter[Product] = field(default_factory=Counter[Product])
+    products: Counter[Contraction] = field(default_factory=Counter[Contraction])
     moved: Counter[Moved] = field(default_factory=Counter[Moved])
     gathered: Counter[tuple[Value, Phase]] = field(default_factory=Counter[tuple[Value, Phase]])
     passes: Counter[Value] = field(default_factory=Counter[Value])
@@ -139,8 +139,8 @@ class Work:
 def work_of(program: Program, *, is_tpu: bool) -> Work:
     """Return the work of a traced function.
 
-    is_tpu: whether its compiler fuses elementwise ops into matmuls, and rounds float32 operands to bfloat16 first
-    (JAX's default precision).
+    is_tpu: count as the TPU compiler does: it fuses elementwise ops into matmuls, and first rounds float32 operands to
+    bfloat16 (JAX's default precision).
     """
     flat, work = flatten(program), Work(is_tpu=is_tpu)
     copies = {number: argument for argument, number in enumerate(flat.given) if argument in program.state}
@@ -159,9 +159,8 @@ def _collect(
 ) -> Live:
     """Add the work of a program that runs `times` times.
 
-    copies: the values that are copies of an argument that is state, with the argument's number. gathered: the arguments
-    that are gathered already. constants: the program's arguments that are computed from no array. caller: the op
-    that calls the program.
+    copies: values that are copies of a state argument, with the argument's number. gathered: the arguments already
+    gathered. constants: the program's arguments that depend on no array. caller: the op that calls the program.
     """
     reads, made = _reads(flat, constants, is_tpu=work.is_tpu)
     last = _last_uses(flat, reads, made)
@@ -175,7 +174,7 @@ def _collect(
         called: list[Live] = []
         for program in op.called:
             turns = times * (op.equation.params["length"] if op.name == "scan" else 1)
-            # What a loop does not change is gathered once, before it.
+            # Loop-invariant values are gathered once, before the loop.
             same = op.inputs[: scan_counts(op.equation.params)[0]] if op.name == "scan" else ()
             for value in _newly_used(same, copies, gathered):
                 work.gathered[(flat.values[value], _phase(op))] += times
@@ -195,7 +194,7 @@ def _collect(
                 work.gathered[(sent, _phase(op))] += times
             _add(work, op, flat, times, sums)
             if op.name in MATMULS:
-                # What is computed on the way into a matmul is not written, but all that it comes from is read.
+                # Values fused into a matmul are not written, but all their inputs are read.
                 fused = (
                     reads[value] for value in op.inputs if value is not None and value in reads and value not in made
                 )
@@ -220,7 +219,7 @@ def _collect(
 
 
 def _unchanged(op: Op) -> int:
-    """Return how many operands of an op's called program are the same each time that it runs; they come first."""
+    """Return how many leading operands of an op's called program are the same in every iteration."""
     if op.name == "scan":
         return scan_counts(op.equation.params)[0]
     return op.equation.params["body_nconsts"] if op.name == "while" else len(op.inputs)
@@ -233,10 +232,10 @@ def _is_last_use(flat: Flat, place: int) -> bool:
 
 
 def _reads(flat: Flat, constants: set[int], *, is_tpu: bool) -> tuple[dict[int, tuple[int, ...]], set[int]]:
-    """Return what each value is computed from, of values in memory, and the values that are written to memory.
+    """Return for each value the values in memory from which it is computed, and the values written to memory.
 
-    Elementwise ops are fused into what reads their results, so only what a matmul or a loop needs is written.
-    constants: arguments that are computed from no array where they are read.
+    Elementwise ops are fused into their consumers, so only values that a matmul or a loop reads are written. constants:
+    arguments that depend on no array; they are recomputed at each use.
     """
     made: set[int] = {value for value in flat.results if value is not None}
     for op in flat.ops:
@@ -263,7 +262,7 @@ def _reads(flat: Flat, constants: set[int], *, is_tpu: bool) -> tuple[dict[int, 
 
 
 def _last_uses(flat: Flat, reads: dict[int, tuple[int, ...]], made: set[int]) -> dict[int, list[int]]:
-    """Return the values in memory that are read for the last time, by the place of the op."""
+    """Return the values in memory that each op is the last to read, by the op's index."""
     last: dict[int, int] = {}
     for place, op in enumerate(flat.ops):
         for value in op.outputs:
@@ -284,14 +283,14 @@ def _rounds(op: Op) -> bool:
 
 
 def _follow(op: Op, flat: Flat, copies: dict[int, int]) -> None:
-    """Record that a cast, a part or a scaled copy of a parameter is that parameter."""
+    """Record that a cast, slice or scaled copy of a parameter counts as that parameter."""
     arrays = [value for value in op.inputs if value is not None and flat.values[value].dims]
     if op.name in _COPIES and len(arrays) == 1 and arrays[0] in copies:
         copies[op.outputs[0]] = copies[arrays[0]]
 
 
 def _newly_used(values: Sequence[int | None], copies: dict[int, int], gathered: set[int]) -> list[int]:
-    """Return the parameters among some values that are not gathered yet."""
+    """Return the parameters among these values that have not been gathered yet."""
     found = []
     for value in values:
         if value in copies and copies[value] not in gathered:
@@ -304,7 +303,8 @@ def _newly_used(values: Sequence[int | None], copies: dict[int, int], gathered: 
 class Summed:
     """How the result of a matmul is added up before anything else reads it.
 
-    to: the matmul that it is added to, if there is one. turns: the turns of the loop that add it up.
+    to: the matmul to whose result it is added, or None. turns: the loop iterations whose results are added up; 1
+    without.
     """
 
     to: Op | None = None
@@ -312,11 +312,11 @@ class Summed:
 
 
 def _sums(flat: Flat, caller: Op | None) -> dict[int, Summed]:
-    """Return the results of matmuls that are only added to others, and those that a loop only adds up.
+    """Return the matmul results that are only added to other results, or only accumulated by a loop.
 
-    Each device adds its partial sums, as of the gradients of queries, keys and values by their common input, before
-    they are summed over devices in one all-reduce: those of a loop after it (AllReduceReassociate and
-    WhileLoopAllReduceCodeMotion of XLA).
+    XLA adds partial sums on each device before one all-reduce: e.g. the gradients of queries, keys and values with
+    respect to their common input (AllReduceReassociate). For a loop, the all-reduce comes after it
+    (WhileLoopAllReduceCodeMotion).
     """
     carried, turns = dict[int, int | None](), 1
     if caller is not None and caller.name == "scan":
@@ -384,13 +384,13 @@ def _add(work: Work, op: Op, flat: Flat, times: int, sums: dict[int, Summed]) ->
             work.moved[Moved(kind, phase, operand, result, dims)] += times
 
 
-def _product(op: Op, phase: Phase, inputs: list[Value], result: Value) -> Product:
+def _product(op: Op, phase: Phase, inputs: list[Value], result: Value) -> Contraction:
     left, right = inputs[:2]
     equation = op.equation
     dtype, parameters = str(equation.invars[0].aval.dtype), equation.params
     if op.name == "conv_general_dilated":
         inner = (right.dims[parameters["dimension_numbers"].rhs_spec[1]],)
-        return Product(phase, left, right, result, 0, len(result.dims) - 1, inner, dtype, _window(equation))
+        return Contraction(phase, left, right, result, 0, len(result.dims) - 1, inner, dtype, _window(equation))
     is_ragged = op.name == "ragged_dot_general"
     numbers = (
         parameters["ragged_dot_dimension_numbers"].dot_dimension_numbers
@@ -402,13 +402,13 @@ def _product(op: Op, phase: Phase, inputs: list[Value], result: Value) -> Produc
     inner = tuple(left.dims[place] for place in left_sum)
     # Each row is multiplied for one of the groups that the gradient of their weights has.
     window = 1 / equation.outvars[0].aval.shape[0] if is_ragged and len(result.dims) == 3 else 1
-    return Product(phase, left, right, result, len(left_batch), rows, inner, dtype, window)
+    return Contraction(phase, left, right, result, len(left_batch), rows, inner, dtype, window)
 
 
 def _window(equation: Any) -> float:
-    """Return how many elements of a convolution's filter meet a pixel, on average over its results.
+    """Return the mean number of filter elements that are applied to a pixel, per output pixel of a convolution.
 
-    The others meet padding, or the zeros between dilated pixels, which XLA counts no flops for either.
+    The other elements fall on padding or on the zeros of dilation; XLA's flop count skips these too.
     """
     numbers, parameters = equation.params["dimension_numbers"], equation.params
     image, kernel, out = (var.aval.shape for var in (*equation.invars[:2], equation.outvars[0]))
@@ -426,13 +426,13 @@ def _window(equation: Any) -> float:
 
 
 def _lost(operand: Value, results: Sequence[Value]) -> Atoms:
-    """Return the dims of an operand that no result has."""
+    """Return the dims of an operand that are in no result."""
     kept = {atom for result in results for dim in result.dims for atom in dim}
     return tuple(dim for dim in operand.dims if dim and dim[0] not in kept)
 
 
 def _phase(op: Op) -> Phase:
-    """Return the phase of an op, by the names that JAX gives to what it differentiates and recomputes."""
+    """Return the phase of an op, from the name scopes that JAX adds in differentiation and rematerialization."""
     if "rematted" in op.scope:
         return "recompute"
     return "backward" if "transpose(" in op.scope else "forward"

@@ -29,9 +29,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Peak:
-    """The moment of most live bytes in a computation and in the computations it calls.
+    """The moment with the most live bytes in a computation and in those it calls.
 
-    moment: the instructions that run then, the caller's first. live: the buffers in use then.
+    moment: the instructions running then, the caller's first. live: the buffers in use then.
     """
 
     num_bytes: int
@@ -120,7 +120,7 @@ class Liveness:
         return self._buffers(self._parameter_leaves(self.module.entry))
 
     def _buffers(self, some: list[Leaf]) -> set[Leaf]:
-        """Return the buffers of some leaves, each as the leaf that represents it."""
+        """Return the representative leaf of each leaf's buffer."""
         return {self.aliases.find(leaf) for leaf in some}
 
     def _live_spans(self, computation: str) -> dict[Leaf, Span]:

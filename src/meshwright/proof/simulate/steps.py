@@ -1,4 +1,4 @@
-"""The transfers that an instruction starts, waits for, or runs whole."""
+"""The transfers that an instruction starts, waits for, or runs synchronously."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HOST_COPIES = frozenset({"copy", "dynamic-slice", "dynamic-update-slice"})
 
 @dataclass(frozen=True)
 class TransferPart:
-    """A transfer's start, its end (`done`) or the whole. key: shared by its parts. transfer: None for `done`."""
+    """A transfer's start, its end (`done`) or all of it. key: shared by its parts. transfer: None for `done`."""
 
     part: Part
     key: str

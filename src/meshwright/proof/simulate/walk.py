@@ -15,15 +15,15 @@ from meshwright.proof.simulate.steps import TransferPart, transfer_parts
 _MOST_TRIPS = 4
 """The most iterations of a loop that are simulated.
 
-Iterations differ only in how long links are busy at their start. If they still differ after so many, a transfer outside
-the loop takes very long, and the last iteration is repeated for the rest.
+Iterations differ only in how long links are busy at their start. If this has not settled, because of a very long
+transfer outside the loop, the last simulated iteration stands for all later ones.
 """
 
 _SAME_SECONDS = 1e-12
 
 
 def walk(fabric: Fabric) -> tuple[tuple[Event, ...], tuple[str, ...]]:
-    """Return the events of one execution of a program in order of their start, and notes on what is not known."""
+    """Return the events of one execution of a program, in order of start, and notes on what could not be determined."""
     walker = _Walker(fabric)
     walker.computation(fabric.module.entry)
     for key in list(walker.in_flight):
@@ -32,7 +32,7 @@ def walk(fabric: Fabric) -> tuple[tuple[Event, ...], tuple[str, ...]]:
 
 
 class _Walker:
-    """State of the simulation: the time now, until when each link is busy, transfers in flight (key to event index)."""
+    """State of the simulation: current time, when each link becomes free, transfers in flight (event index by key)."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
@@ -208,6 +208,6 @@ class _Walker:
         return {link: until - self.now for link, until in self.busy_until.items() if until > self.now}
 
     def is_equally_busy(self, before: dict[str, float]) -> bool:
-        """Whether each link stays busy as long as `before` has it."""
+        """Whether each link stays busy for the time that it has in `before`."""
         now = self.remaining_busy_seconds()
         return now.keys() == before.keys() and all(abs(now[k] - before[k]) < _SAME_SECONDS for k in now)

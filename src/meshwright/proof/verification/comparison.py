@@ -68,7 +68,7 @@ class Row:
         return self.is_equal or not any(cause.difference in UNNAMED for cause in self.causes)
 
     def exceeds(self, tolerance: float) -> bool:
-        """Whether a relative difference is larger than a tolerance; a collective that one side lacks always is."""
+        """Whether a relative difference is larger than a tolerance; True if only one side has the collective."""
         found = [share for share in (self.relative, self.measured_relative) if share is not None]
         lacking = self.unit == "B" and not self.is_equal and not (self.predicted and self.compiled)
         return lacking or any(abs(share) > tolerance for share in found)
@@ -226,7 +226,7 @@ def _collectives(
 
 
 def _with_measured(rows: Iterator[Row], measured: Record | None) -> Iterator[Row]:
-    """Yield rows of collectives with the bytes that a profile measured, then rows of those only the profile has."""
+    """Yield the rows of collectives with bytes measured by a profile, then rows for collectives only in the profile."""
     if measured is None or not measured.collectives:
         yield from rows
         return
@@ -269,7 +269,7 @@ def _key(move: Collective) -> Key:
 def _add_overhead(
     planned: Mapping[Key, _Planned], found: Mapping[Key, int], overhead: StaticOverhead
 ) -> dict[Key, _Planned]:
-    """Return the plan with the known overheads of each key added, unless the program has exactly what was planned."""
+    """Return the plan with the known overheads of each key added, unless the program equals the plan there."""
     result = dict(planned)
     for difference, move in overhead.collectives:
         key = _key(move)
@@ -282,7 +282,7 @@ def _add_overhead(
 def _join_sums(
     planned: Mapping[Key, _Planned], found: Mapping[Key, int]
 ) -> tuple[dict[Key, _Planned], dict[Key, Cause]]:
-    """Return the plan with all-reduces over the sets of axes that the compiler uses, and the causes of what changed.
+    """Return the plan with all-reduces regrouped over the compiler's sets of axes, and the cause of each change.
 
     Consecutive all-reduces of one array over several axes become one. If a phase is still not equal, its all-reduces
     stay as planned if the program sums the planned bytes over each axis (`combined_sums`).

@@ -1,4 +1,4 @@
-"""Causes of differences between a plan and its compiled program: their figures, and the phrase that each prints."""
+"""Causes of differences between a plan and its compiled program, with figures, and the printed phrase of each."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Difference(StrEnum):
     """Scales of int8 arrays, and parameters that a server does not keep in int8: token embeddings and routers."""
 
     SINGLE_ROWS = "single rows"
-    """Matmuls of one row, which compilers run as multiplications and sums that are not counted as flops."""
+    """Matmuls of one row: compilers emit them as multiply and reduce ops, which are not counted as matmul flops."""
 
     PADDED_ROWS = "padded rows"
     """On TPUs a matmul of one row runs with rows of zeros added (`models.generation.stationary.pad_single_row`)."""
 
     MASKED_SCORES = "masked scores"
-    """Attention to prompts in blocks, or through scores, also multiplies queries with keys that a mask leaves out."""
+    """Prefill attention, in blocks or with materialized scores, also multiplies queries with masked keys."""
 
     # Deviations of the compiler, found by exact identities of bytes.
     OTHER_PHASE = "other phase"
@@ -54,7 +54,7 @@ class Difference(StrEnum):
     WITHIN_AND_BETWEEN_SLICES = "within and between slices"
     REGISTER_ROWS = "register rows"
     RING_REMAINDER = "ring remainder"
-    """The part of a collective that is not done as a ring of permutes."""
+    """The part of a collective that is not lowered to a ring of permutes."""
     RING_STEPS = "ring steps"
     """Permutes that are steps of other collectives (`Cause.collectives`)."""
     COMBINED_SUMS = "combined sums"
@@ -75,7 +75,7 @@ class Difference(StrEnum):
     STEP_TERM = "step term"
     """A part of the step time that differs (`Cause.term`, `Cause.seconds`)."""
     LEAST_OP_TIME = "least op time"
-    """The least time that the TPU compiler estimates for any op, times the ops of a step (`Cause.count`)."""
+    """The TPU compiler's smallest estimate for any op, times the number of ops of a step (`Cause.count`)."""
     READ_THEN_MULTIPLIED = "read then multiplied"
     """XLA:TPU reads most of a layer's weight into fast memory before it multiplies; the plan overlaps the two."""
     GATHERED_PAGES = "gathered pages"

@@ -16,7 +16,7 @@ Explained = Iterator[tuple[Key, Cause]]
 
 
 def combined_sums(planned: Mapping[Key, int], found: Mapping[Key, int]) -> frozenset[Key]:
-    """Return the all-reduces that differ, of each phase that over each axis by itself sums as many bytes as planned.
+    """Return the all-reduces that differ from the plan in phases whose sum of bytes over each axis is as planned.
 
     XLA:GPU and XLA:TPU sum the squares of a gradient's norm over all axes of a parameter at once.
     """
@@ -50,7 +50,7 @@ def explain(planned: Mapping[Key, int], found: Mapping[Key, int], mesh: Mapping[
       small sums share a tile.
     - Combined across phases: small sums of several phases, as of a loss and gradients of norms, become one over all
       their axes.
-    - Sliced further: a reduce-scatter whose result is sliced by other axes becomes an all-reduce of as many bytes.
+    - Sliced further: a reduce-scatter whose result is sliced by other axes becomes an all-reduce of equal bytes.
     - Register rows: arrays of a few numbers are padded to whole rows.
 
     Args:
@@ -78,7 +78,7 @@ def explain(planned: Mapping[Key, int], found: Mapping[Key, int], mesh: Mapping[
 
 
 def _other_phase(difference: Mapping[Key, int]) -> Explained:
-    """Yield collectives with more bytes in one phase and as many less in others."""
+    """Yield collectives with more bytes in one phase and equally fewer in others."""
     for kind, axes in dict.fromkeys(key[:2] for key in difference):
         keys = [key for key in difference if key[:2] == (kind, axes)]
         if sum(difference[key] for key in keys) == 0:
@@ -116,7 +116,7 @@ def _ring_steps(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Expla
 
 
 def _sliced_further(difference: Mapping[Key, int]) -> Explained:
-    """Yield all-reduces with as many bytes more as reduce-scatters over the same axes have less."""
+    """Yield all-reduces whose excess bytes equal what reduce-scatters over the same axes lack."""
     for key, more in difference.items():
         scatter: Key = ("reduce-scatter", *key[1:])
         if key[0] == "all-reduce" and more > 0 and difference.get(scatter) == -more:
@@ -124,7 +124,7 @@ def _sliced_further(difference: Mapping[Key, int]) -> Explained:
 
 
 def _within_and_between_slices(difference: Mapping[Key, int]) -> Explained:
-    """Yield all-reduces over other sets of axes that over each axis sum the planned bytes, or part of a tile more."""
+    """Yield all-reduces over other sets of axes; their bytes per axis exceed the plan's by less than a tile."""
     keys = [key for key in difference if key[0] == "all-reduce"]
     is_apart = any(difference[key] < 0 for key in keys if len(key[1]) > 1)
     axes = {axis for key in keys for axis in key[1]}
@@ -134,7 +134,7 @@ def _within_and_between_slices(difference: Mapping[Key, int]) -> Explained:
 
 
 def _combined_across_phases(difference: Mapping[Key, int]) -> Explained:
-    """Yield all-reduces over more axes at once and in other phases, which over each axis sum the planned bytes."""
+    """Yield all-reduces over more axes at once and in other phases, whose bytes per axis equal the plan's."""
     keys = [key for key in difference if key[0] == "all-reduce"]
     axes = {axis for key in keys for axis in key[1]}
     is_together = any(difference[key] > 0 for key in keys if len(key[1]) > 1)

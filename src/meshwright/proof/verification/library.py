@@ -95,15 +95,19 @@ def _serving_plan(what: Any, serve: ServingPhase | None, options: Mapping[str, A
     plan = what if isinstance(what, ServingPlan) else read_serving_plan(Path(what))
     if said or serve not in (None, plan.serving.phase):
         name = next(iter(said), "serve")
-        raise MeshwrightError(f"a serving plan says its {name} itself; leave {name} out")
+        raise MeshwrightError(f"a serving plan sets its {name} itself; leave {name} out")
     return plan
 
 
 def plan_and_measured(what: PlanLike, run: str | Path | None, options: Mapping[str, Any]) -> tuple[Plan, Record | None]:
-    """Return the plan to verify and the measured record of a run; None without a run."""
+    """Return the plan to verify and the measured record of a run; None without a run.
+
+    Raises:
+        MeshwrightError: options are given that the run sets, or the plan is not the run's.
+    """
     if isinstance(what, (str, Path)) and is_run_directory(what):
         if extra := list(given({**options, "run": run}, (*PlanOptions.__annotations__, "run"))):
-            raise MeshwrightError(f"{what} is a run and says {', '.join(extra)} itself; leave it out")
+            raise MeshwrightError(f"{what} is a run and sets {', '.join(extra)} itself; leave it out")
         return _of_run(Path(what))
     plan = plan_to_run(what, options)
     if run is None:

@@ -76,10 +76,10 @@ def check_product(inference: Inference, *, mode: Mode, implementation: Implement
 def _read_as(
     inferred: Sequence[Collective], compiled: Iterable[Collective], degrees: Mapping[str, int]
 ) -> list[Collective]:
-    """Return the compiled collectives in terms of the inferred ones.
+    """Return the compiled collectives with all-reduces read as the inferred kind.
 
-    XLA:CPU lowers a reduce-scatter and an all-reduce followed by a slice alike; they are read as a reduce-scatter
-    unless the all-reduce was inferred.
+    XLA:CPU lowers a reduce-scatter, and an all-reduce followed by a slice, to the same ops. They are read as a
+    reduce-scatter unless an all-reduce was inferred.
     """
     left, read = Counter(map(_amount, inferred)), []
     for move in compiled:

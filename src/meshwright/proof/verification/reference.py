@@ -1,4 +1,4 @@
-"""The frozen reference model of a step: a program of its own, merged into one record with the policy's program."""
+"""The frozen reference model of a step: a separate program, merged into one record with the policy's program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reference_requests(plan: Plan, *, effort: Effort) -> tuple[CompileRequest, .
 
 
 def with_reference(policy: Record, reference: Record, plan: Plan) -> Record:
-    """Return the record of a step of two programs, of which the reference's runs first.
+    """Return the record of a step of two programs: the reference's runs first, then the policy's.
 
     While one runs, the other's arguments stay in memory. Parameters that both read count once.
     """

@@ -134,7 +134,7 @@ def _causes_of_tokens(row: Row, plan: ServingPlan) -> tuple[Cause, ...]:
 
 
 def _causes_of_prompts(row: Row, plan: ServingPlan) -> tuple[Cause, ...]:
-    """Return the causes that account exactly for a prefill's flops: how many keys a query is counted with, single rows.
+    """Return the causes that account exactly for a prefill's flops: masked scores, kernels' own counts, single rows.
 
     Splash attention declares no flops, our own kernels half of all scores. Elsewhere all scores are computed, or, for
     whole sequences, all but those of the first half's queries with the second half's keys.

@@ -1,4 +1,4 @@
-"""Why the time of a server's compiled step differs from the plan: seconds by cause, which sum to the difference."""
+"""Explain the difference between a server's simulated and predicted step time: seconds by cause, with that sum."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from meshwright.proof.simulate.schedule import EXPOSED_COMMUNICATION, Schedule
 from meshwright.proof.verification.differences import Cause, Difference
 
 PLANNED_TERMS: Mapping[str, tuple[str, ...]] = {
-    "products with weights": ("weights", "products"),
+    "matmuls with weights": ("weights", "products"),
     "attention": ("cache", "attention"),
     "norms, sums and other ops": ("elementwise",),
     EXPOSED_COMMUNICATION: ("communication",),
 }
-"""The parts of a compiled step, and the terms of the planned step time for the same work."""
+"""The parts of a compiled step, and the terms of the predicted step time for the same work."""
 
 TPU_DIFFERENCES: Mapping[str, Difference] = {
-    "products with weights": Difference.READ_THEN_MULTIPLIED,
+    "matmuls with weights": Difference.READ_THEN_MULTIPLIED,
     "attention": Difference.GATHERED_PAGES,
 }
-"""Why XLA:TPU's ops take longer than planned, by part, beyond the least time of each op."""
+"""Why XLA:TPU's ops take longer than predicted, by part, beyond the least time of each op."""
 
 LEAST_SHARE = 0.005
-"""The share of the planned step time below which a cause is left out."""
+"""The share of the predicted step time below which a cause is left out."""
 
 
 def step_causes(plan: ServingPlan, schedule: Schedule) -> tuple[Cause, ...]:
     """Return the causes of the difference between the planned and the simulated step time, largest first, with seconds.
 
     The TPU compiler estimates over a microsecond for even the smallest op. That time, for all ops of the step, is a
-    cause of its own: a plan does not know how many ops a compiler makes. The rest of each op's time is compared with
+    separate cause, because a plan does not know the number of compiled ops. The rest of each op's time is compared with
     the plan's term for the same work.
     """
     ops = [event for event in schedule.events if event.lane == COMPUTE and event.kind != "loop"]
@@ -60,7 +60,7 @@ def step_causes(plan: ServingPlan, schedule: Schedule) -> tuple[Cause, ...]:
 
 
 def _least_seconds(ops: Sequence[Event]) -> float:
-    """Return a time that three of four ops reach or exceed; 0 for no ops. ops: the shortest first."""
+    """Return the lower quartile of the ops' times; 0 for no ops. ops: shortest first."""
     left = sum(event.count for event in ops) / 4
     for event in ops:
         left -= event.count
@@ -74,4 +74,4 @@ def _part(event: Event) -> str:
     scopes = event.scope.split("/")
     if CACHED_ATTENTION in scopes:
         return "attention"
-    return "products with weights" if WEIGHTS in scopes else "norms, sums and other ops"
+    return "matmuls with weights" if WEIGHTS in scopes else "norms, sums and other ops"

@@ -11,7 +11,7 @@ from meshwright.execution.models.inference.stream import GrowingText
 from meshwright.execution.text.tokenizer import Tokenizer, TokenStream
 from meshwright.serving.engine.constraints import Matcher, bits_of
 from meshwright.serving.engine.request import Output, OutputCallback, Request, TokenLogprob
-from meshwright.serving.engine.scheduler import Slice
+from meshwright.serving.engine.scheduler import SequenceRow
 from meshwright.serving.engine.sequence import TokenSequence
 
 
@@ -103,7 +103,7 @@ class ActiveRequest:
             pooled=pooled,
         )
 
-    def add_scores(self, part: Slice, arrays: Sequence[np.ndarray], hidden: np.ndarray) -> None:
+    def add_scores(self, part: SequenceRow, arrays: Sequence[np.ndarray], hidden: np.ndarray) -> None:
         """Store the scores and hidden states of a chunk of the prompt."""
         request = self.request
         self.hidden[part.start] = hidden

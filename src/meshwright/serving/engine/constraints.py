@@ -255,7 +255,11 @@ class _Process:
         self._process: subprocess.Popen[str] | None = None
 
     def begin(self) -> None:
-        """Start the process unless it is running."""
+        """Start the process unless it is running.
+
+        Raises:
+            RuntimeError: it does not start in time.
+        """
         if self._process is not None:
             return
         variables = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}

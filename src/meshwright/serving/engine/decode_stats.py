@@ -63,7 +63,7 @@ class StepMeans(NamedTuple):
 def measured_and_planned(
     stats: DecodeStats, model: LoadedModel, settings: EngineSettings, engine: EngineLayout, layout: ServingLayout
 ) -> tuple[StepMeans, StepMeans] | None:
-    """Return the measured means, and the planned ones for the same number and lengths of sequences.
+    """Return the measured means, and the predicted ones for the same number and lengths of sequences.
 
     None if nothing is measured yet, or the plan predicts no speed.
     """
@@ -90,7 +90,7 @@ def measured_and_planned(
 
 
 def show_means(measured: StepMeans, planned: StepMeans) -> str:
-    """Return the measured and planned means as a line."""
+    """Return the measured and predicted means as a line."""
     return (
         f"a step of decoding {show_seconds(measured.step_seconds)} (predicted: {show_seconds(planned.step_seconds)})"
         f" for {measured.batch:.1f} texts (predicted: {planned.batch:.0f}),"

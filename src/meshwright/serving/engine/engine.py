@@ -39,7 +39,7 @@ from meshwright.serving.engine.request import (
     TokenLogprob,
 )
 from meshwright.serving.engine.runner import Result, RowChange, Runner, Work
-from meshwright.serving.engine.scheduler import Scheduler, Step
+from meshwright.serving.engine.scheduler import EngineStep, Scheduler
 from meshwright.serving.engine.sequence import TokenSequence
 from meshwright.serving.engine.settings import EngineSettings
 from meshwright.serving.engine.stats import Stats
@@ -83,7 +83,7 @@ class Engine:
         self._inbox = deque[tuple[str, ActiveRequest | None]]()
         self._wakeup = threading.Condition()
         self._numbers = itertools.count()
-        self._rounds = deque[list[tuple[Step, Result]]]()
+        self._rounds = deque[list[tuple[EngineStep, Result]]]()
         self._outputs = list[tuple[ActiveRequest, Output]]()
         self._is_closing, self._is_receiving, self._failure = False, False, ""
         self._num_steps = self._num_generated = 0
@@ -97,7 +97,7 @@ class Engine:
             on_error=lambda sequence, error: self._fail(sequence.request_id, error),
         )  # fmt: skip
 
-    def _is_compiled(self, step: Step) -> bool:
+    def _is_compiled(self, step: EngineStep) -> bool:
         """Whether a scoring step's program is compiled; if compiling fails, end all requests with scoring."""
         try:
             return self.runner.is_compiled(step)
@@ -123,7 +123,11 @@ class Engine:
         self._constraints.close()
 
     def submit(self, request: Request, deliver: OutputCallback) -> str:
-        """Queue a request; see `EngineClient`."""
+        """Queue a request; see `EngineClient`.
+
+        Raises:
+            ClosedError, OverloadedError: the engine is shutting down or has failed; the queue is full.
+        """
         request = checked(request, self.model, self.layout.context)
         number = next(self._numbers)
         request_id = f"{number:08x}"
@@ -311,7 +315,7 @@ class Engine:
                 self.decode_stats.add_step(starts, now - self._read_at, self.layout.page_size)
             self._read_at = now if self._rounds else None
 
-    def _dispatch(self, step: Step) -> tuple[Step, Result] | None:
+    def _dispatch(self, step: EngineStep) -> tuple[EngineStep, Result] | None:
         """Dispatch a step, without sequences whose input cannot be built; None if none is left."""
         try:
             result = self.runner.run(self._work_of(step))
@@ -331,7 +335,7 @@ class Engine:
                 array.copy_to_host_async()
         return step, result
 
-    def _without_faults(self, step: Step) -> Step:
+    def _without_faults(self, step: EngineStep) -> EngineStep:
         """Return a step without the requests that fail even alone in a step, and end those requests."""
         self.scheduler.put_back(step.copies)
         for change in list(self._changes):
@@ -352,11 +356,11 @@ class Engine:
         return replace(step, slices=left, copies=self.scheduler.pop_copies())
 
     def means(self) -> tuple[StepMeans, StepMeans] | None:
-        """Return measured and planned figures of steps; see `measured_and_planned`."""
+        """Return measured and predicted figures of steps; see `measured_and_planned`."""
         layout = ServingLayout(self.model.mesh_shape, self.context.cache_split or "heads")
         return measured_and_planned(self.decode_stats, self.model, self.settings, self.layout, layout)
 
-    def _work_of(self, step: Step) -> Work:
+    def _work_of(self, step: EngineStep) -> Work:
         """Return the input arrays of a step, with the kind and shape of its program."""
         needs_sampling = any(part.is_chosen and self._needs_sampling_program(part.sequence) for part in step.slices)
         kind = "scoring" if step.is_scored else "sampling" if needs_sampling or step.is_chunk else "greedy"
@@ -381,7 +385,7 @@ class Engine:
             or sequence.num_generated - 1 < request.min_tokens
         )
 
-    def _read(self, step: Step, result: Result) -> None:
+    def _read(self, step: EngineStep, result: Result) -> None:
         """Wait for a step's tokens, and add them to their sequences."""
         if step.is_scored:
             self._read_scores(step, result)
@@ -431,7 +435,7 @@ class Engine:
             self._update_mask(active, sequence)
         self._remove_if_done(sequence.request_id, active)
 
-    def _read_scores(self, step: Step, result: Result) -> None:
+    def _read_scores(self, step: EngineStep, result: Result) -> None:
         """Wait for the log probabilities and hidden states of prompt chunks."""
         assert result.logprobs is not None
         assert result.hidden is not None

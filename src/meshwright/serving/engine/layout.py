@@ -183,7 +183,7 @@ def _affordable_pages(
         free = SIMULATED_BYTES / jax.device_count()
     fits = int(free / page_bytes)
     if jax.process_count() > 1:
-        # All processes have the same number of pages: as many as fit on the fullest device.
+        # All processes have the same number of pages: the number that fits on the fullest device.
         fits = int(multihost_utils.process_allgather(np.int32(min(fits, 2**31 - 1))).min())
     if fits < one:
         raise MeshwrightError(

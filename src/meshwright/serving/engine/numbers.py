@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshwright.serving.engine.programs import FROM_LAST, Columns, Shape
-from meshwright.serving.engine.scheduler import Step
+from meshwright.serving.engine.scheduler import EngineStep
 
 ALL_TOKENS = np.uint32(0xFFFFFFFF)
 """A mask word that allows all of its 32 tokens."""
 
 
-def numbers_of(step: Step, shape: Shape, tables: Sequence[tuple[np.ndarray, np.ndarray]], num_rows: int) -> np.ndarray:
+def numbers_of(
+    step: EngineStep, shape: Shape, tables: Sequence[tuple[np.ndarray, np.ndarray]], num_rows: int
+) -> np.ndarray:
     """Return the array [rows, width] of a step.
 
     Args:
@@ -40,7 +42,7 @@ def numbers_of(step: Step, shape: Shape, tables: Sequence[tuple[np.ndarray, np.n
     return numbers
 
 
-def targets_of(step: Step, shape: Shape) -> np.ndarray:
+def targets_of(step: EngineStep, shape: Shape) -> np.ndarray:
     """Return the token after each of a step's tokens [rows, s]; 0 after the last."""
     targets = np.zeros((shape.rows, shape.length), np.int32)
     for part in step.slices:
@@ -49,7 +51,7 @@ def targets_of(step: Step, shape: Shape) -> np.ndarray:
     return targets
 
 
-def mask_of(step: Step, shape: Shape, words: int) -> np.ndarray | None:
+def mask_of(step: EngineStep, shape: Shape, words: int) -> np.ndarray | None:
     """Return a mask of the tokens that rows may choose, by constraints and min_tokens; None if all are allowed."""
     mask = None
     for part in step.slices:

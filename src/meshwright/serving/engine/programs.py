@@ -43,7 +43,7 @@ class Shape:
     rows: int
     length: int
     entries: tuple[int, ...]
-    num_chosen: int = 1  # Most tokens chosen for each row: 1, or with drafts as many as tokens.
+    num_chosen: int = 1  # Maximum tokens chosen for each row: 1, or with drafts the number of its tokens.
 
     @property
     def columns(self) -> Columns:
@@ -371,7 +371,7 @@ def _taken(read: _Read, chosen: Array, last: Array) -> tuple[Array, Array]:
 def _logprobs(scores: Array, tokens: Array, num_wanted: Array) -> Logprobs:
     """Return log probabilities of tokens [rows, n] from logits [rows, n, vocab], and the likeliest tokens with theirs.
 
-    num_wanted: `Columns.num_logprobs` of each row. Values that no row wants are zeros.
+    num_wanted: `Columns.num_logprobs` of each row. Values that no row requests are zeros.
     """
     shape, most = (*tokens.shape, min(MOST_LOGPROBS, scores.shape[-1])), jnp.max(num_wanted)
 

@@ -46,7 +46,7 @@ from meshwright.serving.engine.programs import (
     sampling_program,
     scoring_program,
 )
-from meshwright.serving.engine.scheduler import PageCopy, Step
+from meshwright.serving.engine.scheduler import EngineStep, PageCopy
 from meshwright.serving.engine.settings import EngineLayout, EngineSettings
 
 COPIES = 8
@@ -202,7 +202,7 @@ class Runner:
         """Number of words of a token mask."""
         return -(-self._vocab // WORD)
 
-    def shape_of(self, step: Step) -> Shape:
+    def shape_of(self, step: EngineStep) -> Shape:
         """Return the shape of a step's program."""
         entries = self._layout.entries(step.width, step.length)
         return Shape(self._layout.shards * step.rows, step.length, entries, 1 if step.is_chunk else step.length)
@@ -217,10 +217,10 @@ class Runner:
         layout, found = self._layout, list[tuple[str, Shape]]()
         for width in reversed(layout.widths):
             for rows in layout.decoded:
-                shape = self.shape_of(Step([], False, rows, width, 1 + layout.num_drafts))
+                shape = self.shape_of(EngineStep([], False, rows, width, 1 + layout.num_drafts))
                 found += [("greedy", shape), ("sampling", shape)]
             found += [
-                ("sampling", self.shape_of(Step([], True, rows, width, length))) for rows, length in layout.chunks
+                ("sampling", self.shape_of(EngineStep([], True, rows, width, length))) for rows, length in layout.chunks
             ]
         return tuple(dict.fromkeys(found))
 
@@ -234,7 +234,7 @@ class Runner:
         # With several processes compile scoring first too: if one compiled later, the others would wait in a
         # collective.
         scored = [
-            ("scoring", self.shape_of(Step([], True, rows, width, length)))
+            ("scoring", self.shape_of(EngineStep([], True, rows, width, length)))
             for rows, length in layout.chunks
             for width in layout.widths
         ]
@@ -275,13 +275,13 @@ class Runner:
         for future in [*self._compiling.values()]:
             future.result()
 
-    def with_program(self, kind: str, step: Step) -> Step:
+    def with_program(self, kind: str, step: EngineStep) -> EngineStep:
         """Return the step, with the widest page tables if the program for its own width is not compiled yet."""
         if step.is_scored or (kind, self.shape_of(step)) in self._compiled:
             return step
         return replace(step, width=self._layout.widths[-1])
 
-    def is_compiled(self, step: Step) -> bool:
+    def is_compiled(self, step: EngineStep) -> bool:
         """Whether a scoring step can run. The first call starts to compile its program in a thread.
 
         Raises:

@@ -24,7 +24,7 @@ from meshwright.serving.engine.settings import EngineLayout
 from meshwright.serving.engine.shares import RowShares, in_turns
 
 
-class Slice(NamedTuple):
+class SequenceRow(NamedTuple):
     """One sequence's row in a step.
 
     Args:
@@ -54,7 +54,7 @@ class PageCopy(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class EngineStep:
     """One step on the devices.
 
     Args:
@@ -63,7 +63,7 @@ class Step:
         is_scored: whether it processes prompts for their log probabilities and hidden states.
     """
 
-    slices: list[Slice]
+    slices: list[SequenceRow]
     is_chunk: bool
     rows: int
     width: int
@@ -99,7 +99,7 @@ class Scheduler:
         *,
         on_admitted: Callable[[TokenSequence], None] = lambda sequence: None,
         on_error: Callable[[TokenSequence, Exception], None] | None = None,
-        can_score: Callable[[Step], bool] = lambda step: True,
+        can_score: Callable[[EngineStep], bool] = lambda step: True,
     ) -> None:
         self.layout = layout
         self.counters = Totals()
@@ -145,7 +145,7 @@ class Scheduler:
             return
         self._free_row(sequence)
 
-    def steps(self) -> Iterable[Step]:
+    def steps(self) -> Iterable[EngineStep]:
         """Yield the next steps: a decode step of all sequences with computed prompts, and a chunk of prompts."""
         if (decode := self._decode()) is not None:
             yield decode
@@ -159,7 +159,7 @@ class Scheduler:
         sequence.tokens += tokens
         sequence.computed += len(tokens) - 1 if sequence.row is not None else 0
 
-    def tables(self, step: Step) -> list[tuple[np.ndarray, np.ndarray]]:
+    def tables(self, step: EngineStep) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return, for each window, the first page of each slice of a step, and its table's entries."""
         found = []
         rows = np.array([part.row for part in step.slices])
@@ -176,9 +176,9 @@ class Scheduler:
             found.append((first, table[rows[:, None], places]))
         return found
 
-    def _decode(self) -> Step | None:
+    def _decode(self) -> EngineStep | None:
         """Return a decode step: the newest token of every prefilled sequence, and its drafts; None if none is ready."""
-        slices = list[Slice]()
+        slices = list[SequenceRow]()
         for sequence in list(self.running):
             limit = sequence.request.max_tokens - sequence.num_generated
             if (
@@ -201,7 +201,7 @@ class Scheduler:
                 continue
             known = [] if sequence.in_flight else [sequence.tokens[-1]]
             drawn = sequence.num_generated
-            slices.append(Slice(sequence, 0, sequence.row, sequence.computed, [*known, *drafts], True, drawn))
+            slices.append(SequenceRow(sequence, 0, sequence.row, sequence.computed, [*known, *drafts], True, drawn))
         # Allocating for a later sequence may have preempted an earlier one.
         slices = [part for part in slices if part.sequence.row is not None]
         if not slices:
@@ -219,9 +219,9 @@ class Scheduler:
             for place, part in enumerate(parts)
         ]
         length = 1 + self.layout.num_drafts
-        return Step(placed, False, rows, self._width(end), length, copies=self.pop_copies())
+        return EngineStep(placed, False, rows, self._width(end), length, copies=self.pop_copies())
 
-    def _chunk(self) -> Step | None:
+    def _chunk(self) -> EngineStep | None:
         """Return a prefill step: scored and other prompts alternate if both are ready; None if none is."""
         self._admit()
         ready = [
@@ -235,7 +235,7 @@ class Scheduler:
         found = (self._chunk_of([each for each in ready if each.is_scored == kind], is_scored=kind) for kind in kinds)
         return next((step for step in found if step is not None), None)
 
-    def _chunk_of(self, ready: list[TokenSequence], *, is_scored: bool) -> Step | None:
+    def _chunk_of(self, ready: list[TokenSequence], *, is_scored: bool) -> EngineStep | None:
         """Return the prefill step with most prompt tokens per estimated cost, for scored prompts or for others."""
         by_shard: list[list[TokenSequence]] = [[] for _ in range(self.layout.shards)]
         for sequence in in_turns(ready):
@@ -254,10 +254,10 @@ class Scheduler:
         rows, length = max(self.layout.chunks, key=throughput)
         taken = [sequence for sequences in by_shard for sequence in sequences[:rows]]
         end = max(min(sequence.computed + length, len(sequence.tokens)) for sequence in taken)
-        step = Step([], True, rows, self._width(end), length, is_scored)
+        step = EngineStep([], True, rows, self._width(end), length, is_scored)
         if is_scored and not self._can_score(step):
             return None
-        slices = list[Slice]()
+        slices = list[SequenceRow]()
         for shard, sequences in enumerate(by_shard):
             for place, sequence in enumerate(sequences[:rows]):
                 if sequence.row is None:
@@ -270,7 +270,9 @@ class Scheduler:
                 tokens = sequence.tokens[sequence.computed : sequence.computed + count]
                 at = shard * rows + place
                 slices.append(
-                    Slice(sequence, at, sequence.row, sequence.computed, tokens, is_chosen, sequence.num_generated)
+                    SequenceRow(
+                        sequence, at, sequence.row, sequence.computed, tokens, is_chosen, sequence.num_generated
+                    )
                 )
         # Allocating for one sequence may have preempted another.
         slices = [part for part in slices if part.sequence.row is not None]

@@ -1,4 +1,4 @@
-"""How an engine's rows are shared between the owners of requests, and between their groups."""
+"""Count the batch rows of each owner of requests and each group, so that the scheduler can share rows fairly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from meshwright.serving.engine.sequence import TokenSequence
 
 
 class RowShares:
-    """The number of rows that each owner and each group has."""
+    """The number of batch rows in use, by owner and by group of requests."""
 
     def __init__(self) -> None:
         self._owners = Counter[str]()

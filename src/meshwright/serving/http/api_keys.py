@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 
 from meshwright.errors import MeshwrightError
 from meshwright.options.serving import ServeArgs
-from meshwright.serving.http.service import ApiKey, Limits
+from meshwright.serving.http.service import ApiKey, RequestLimits
 
 CONNECTION_LIMITS = ("head_bytes", "head_seconds", "unread_seconds")
 """Limits of a connection, which apply before the API key of a request is known."""
@@ -17,9 +17,13 @@ KEYS_VARIABLE = "MESHWRIGHT_API_KEYS"
 """The environment variable with API keys, separated by commas."""
 
 
-def limits_and_keys(args: ServeArgs) -> tuple[Limits, tuple[ApiKey, ...]]:
-    """Return the limits of requests, and the API keys of the file and of the environment."""
-    limits = parse_limits(args.limit, Limits(), "--limit")
+def limits_and_keys(args: ServeArgs) -> tuple[RequestLimits, tuple[ApiKey, ...]]:
+    """Return the limits of requests, and the API keys of the file and of the environment.
+
+    Raises:
+        MeshwrightError: the file cannot be read, or a limit is given twice.
+    """
+    limits = parse_limits(args.limit, RequestLimits(), "--limit")
     if args.timeout is not None:
         if any(word.startswith("seconds=") for word in args.limit):
             raise MeshwrightError("--timeout and --limit seconds= both set the time limit of a request; give one")
@@ -35,18 +39,18 @@ def limits_and_keys(args: ServeArgs) -> tuple[Limits, tuple[ApiKey, ...]]:
     return limits, keys
 
 
-def parse_limits(words: Iterable[str], limits: Limits, source: str) -> Limits:
+def parse_limits(words: Iterable[str], limits: RequestLimits, source: str) -> RequestLimits:
     """Return the limits with some values replaced.
 
     Args:
-        words: NAME=VALUE each, where NAME is a field of `Limits`.
+        words: NAME=VALUE each, where NAME is a field of `RequestLimits`.
         limits: the limits to start from.
         source: where the words are from, for error messages.
 
     Raises:
         MeshwrightError: a word does not set a limit, or sets one again.
     """
-    types = {field.name: float if "float" in str(field.type) else int for field in fields(Limits)}
+    types = {field.name: float if "float" in str(field.type) else int for field in fields(RequestLimits)}
     found = set[str]()
     for word in words:
         name, _, value = word.partition("=")
@@ -63,7 +67,7 @@ def parse_limits(words: Iterable[str], limits: Limits, source: str) -> Limits:
     return limits
 
 
-def parse_api_keys(lines: Iterable[str], limits: Limits, source: str) -> tuple[ApiKey, ...]:
+def parse_api_keys(lines: Iterable[str], limits: RequestLimits, source: str) -> tuple[ApiKey, ...]:
     """Parse lines KEY [NAME=VALUE …]. Empty lines and those that begin with # are skipped.
 
     Args:

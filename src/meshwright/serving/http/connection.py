@@ -13,10 +13,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from meshwright.serving.http.errors import CLOSE, ApiError
 from meshwright.serving.http.middleware import headers_too_large
-from meshwright.serving.http.service import Limits
+from meshwright.serving.http.service import RequestLimits
 
 
-def limited_protocol(limits: Limits) -> type[asyncio.Protocol]:
+def limited_protocol(limits: RequestLimits) -> type[asyncio.Protocol]:
     """Return the protocol class for a server with these limits."""
     return type("LimitedProtocol", (_LimitedProtocol,), {"limits": limits})
 
@@ -29,7 +29,7 @@ PROBE_SECONDS = 0.2
 
 
 class _LimitedProtocol(HttpToolsProtocol):
-    limits: Limits
+    limits: RequestLimits
     _is_in_head = True
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None

@@ -1,4 +1,4 @@
-"""Error responses in OpenAI's format. A message says what is wrong, the value, and what would be right."""
+"""Error responses in OpenAI's format. A message has the reason, the value, and what would be right."""
 
 from __future__ import annotations
 

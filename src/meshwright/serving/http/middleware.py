@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from meshwright.serving.http.errors import CLOSE, ApiError
 from meshwright.serving.http.hosts import refuse_foreign
-from meshwright.serving.http.service import ApiKey, Limits, ServerState
+from meshwright.serving.http.service import ApiKey, RequestLimits, ServerState
 
 PUBLIC_PATHS = {"/", "/health", "/ready"}
 """Paths that need no API key: the chat page, which asks its user for the key, and health probes."""
@@ -87,7 +87,7 @@ class ServerMiddleware:
             self._state.num_active -= 1
             self._num_open[key] -= is_counted
 
-    def _rejection(self, scope: Scope, path: str, key: ApiKey | None, limits: Limits) -> ApiError | None:
+    def _rejection(self, scope: Scope, path: str, key: ApiKey | None, limits: RequestLimits) -> ApiError | None:
         """Return the error of a request that must not reach the app; None for a request that may."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         version, num_hosts = scope["http_version"], sum(name == b"host" for name, _ in headers)

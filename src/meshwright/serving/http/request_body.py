@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 
 from meshwright.serving.http.errors import CLOSE, ApiError
-from meshwright.serving.http.service import Limits
+from meshwright.serving.http.service import RequestLimits
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -84,7 +84,7 @@ def check_content_type(request: Request) -> None:
         )  # fmt: skip
 
 
-def parse_request(model: type[M], body: bytes, limits: Limits) -> M:
+def parse_request(model: type[M], body: bytes, limits: RequestLimits) -> M:
     """Parse a body as JSON, and validate its fields.
 
     Raises:
@@ -101,7 +101,7 @@ def parse_request(model: type[M], body: bytes, limits: Limits) -> M:
     return validate_request(model, data)
 
 
-def _check_structure(body: bytes, limits: Limits) -> None:
+def _check_structure(body: bytes, limits: RequestLimits) -> None:
     """Raise if a body has more parts than the limits, counted by punctuation: parsing it would take long."""
     most = {"strings": 4 * limits.body_fields, "fields": limits.body_fields, "values": limits.body_values}
     if all(body.count(mark) <= most[what] for what, mark in (("strings", b'"'), ("fields", b":"), ("values", b","))):
@@ -116,7 +116,7 @@ def _check_structure(body: bytes, limits: Limits) -> None:
             raise ApiError(f"the body has {count:,} {what}; this server reads at most {most[what]:,}", code="too_large")
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
+async def read_body(request: Request, limits: RequestLimits) -> bytes:
     """Read a request's body.
 
     Raises:

@@ -29,7 +29,7 @@ WORKERS = ThreadPoolExecutor(4, "tokenizing")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class RequestLimits:
     """Limits of one HTTP request. (The engine limits its queue.)
 
     Args:
@@ -85,7 +85,7 @@ class ApiKey:
     """An API key. limits: the limits of its requests; None for the server's."""
 
     key: str
-    limits: Limits | None = None
+    limits: RequestLimits | None = None
 
 
 @dataclass(kw_only=True)
@@ -105,7 +105,7 @@ class ServerState:
         on_stop: shuts the server down; set by `HttpServer`.
     """
 
-    limits: Limits = field(default_factory=Limits)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     api_keys: tuple[ApiKey, ...] = ()
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()

@@ -39,7 +39,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Load:
+class Arrivals:
     """The arrival of requests: a Poisson process of `rate` per second, or `concurrency` requests at all times."""
 
     rate: float | None = None
@@ -96,7 +96,7 @@ def find_model(url: str, api_key: str | None, timeout_seconds: float) -> str:
 def drive(
     target: Target,
     requests: Sequence[LoadRequest],
-    load: Load,
+    load: Arrivals,
     *,
     seed: int,
 ) -> list[Answer]:
@@ -111,7 +111,7 @@ def drive(
     return asyncio.run(_drive(target, requests, load, seed))
 
 
-async def _drive(target: Target, requests: Sequence[LoadRequest], load: Load, seed: int) -> list[Answer]:
+async def _drive(target: Target, requests: Sequence[LoadRequest], load: Arrivals, seed: int) -> list[Answer]:
     answers: list[Answer] = []
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(

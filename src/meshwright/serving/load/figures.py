@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.errors import MeshwrightError
-from meshwright.serving.load.drive import Answer, Load
+from meshwright.serving.load.drive import Answer, Arrivals
 from meshwright.units import parse_number
 
 PERCENTILES = (50, 90, 99)
@@ -39,7 +39,7 @@ class LoadFigures:
             was the bottleneck, not the server.
     """
 
-    load: Load
+    load: Arrivals
     num_requests: int
     num_answered: int
     errors: dict[str, int]
@@ -68,7 +68,7 @@ class LoadFigures:
         return asdict(self) | {f"{name}_per_second": rate for name, rate in rates.items()}
 
 
-def load_figures(load: Load, answers: Sequence[Answer], slo: Mapping[str, float]) -> LoadFigures:
+def load_figures(load: Arrivals, answers: Sequence[Answer], slo: Mapping[str, float]) -> LoadFigures:
     """Compute the figures of a load. slo: latency limits in seconds, by measure."""
     complete = [answer for answer in answers if not answer.error]
     values = {measure: [value for answer in complete for value in _values(answer, measure)] for measure in MEASURES}
@@ -94,7 +94,11 @@ def load_figures(load: Load, answers: Sequence[Answer], slo: Mapping[str, float]
 
 
 def read_slo(text: str) -> dict[str, float]:
-    """Parse latency limits in seconds by measure, such as `ttft=0.5,tpot=0.05`."""
+    """Parse latency limits in seconds by measure, such as `ttft=0.5,tpot=0.05`.
+
+    Raises:
+        MeshwrightError: a measure is unknown or given twice, or its limit is not above 0.
+    """
     limits: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")

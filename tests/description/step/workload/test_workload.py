@@ -159,7 +159,7 @@ def test_a_dim_without_a_rule_an_unknown_axis_and_an_axis_used_twice_are_errors(
         spec(("colour",), mesh=mesh)
     with pytest.raises(MeshwrightError, match="rule for 'embed' names axis 'model'"):
         spec(("embed",), mesh=mesh, rules={"embed": ("model",)})
-    with pytest.raises(MeshwrightError, match="wants axis fsdp=2 on dims embed and mlp"):
+    with pytest.raises(MeshwrightError, match="needs axis fsdp=2 on dims embed and mlp"):
         spec(("embed", "mlp"), mesh=mesh, rules={"embed": ("fsdp",), "mlp": ("fsdp",)})
 
 

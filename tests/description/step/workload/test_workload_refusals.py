@@ -76,7 +76,7 @@ BATCHES = [
     (
         (TINY, MeshShape(sp=4), RING),
         {"seq_len": 36},
-        "sequence length 36 cannot be cut into 8 parts, two for each of sp=4, as a ring in zigzag order wants:"
+        "sequence length 36 cannot be cut into 8 parts, two for each of sp=4, as a ring in zigzag order needs:"
         " 36 % 8 = 4; use 32 or 40",
     ),
 ]
@@ -114,7 +114,7 @@ METHODS = [
     (
         MeshShape(sp=4),
         Strategy(sp_method="ring"),
-        "sp_method='ring' wants a fused attention: attention='flash'; scores that go through memory are made of"
+        "sp_method='ring' needs a fused attention: attention='flash'; scores that go through memory are made of"
         " gathered keys, sp_method='gather'",
     ),
     (
@@ -139,7 +139,7 @@ def test_a_batch_or_length_that_cannot_be_cut_is_one_line(asked, sizes, said):
 
 @pytest.mark.parametrize(("strategy", "field", "why"), IDLE, ids=[field for _, field, _ in IDLE])
 def test_what_would_change_nothing_on_a_mesh_is_refused(strategy, field, why):
-    assert refusal(TINY, MeshShape(dp=4), strategy) == f"{field} would change nothing on mesh dp=4: {why}"
+    assert refusal(TINY, MeshShape(dp=4), strategy) == f"{field} would have no effect on mesh dp=4: {why}"
 
 
 def test_a_kernel_that_the_chip_has_not_is_refused():
@@ -181,7 +181,7 @@ RULES_REFUSED = [
     ({"embed": ("model",)}, "the rule for 'embed' names axis 'model'; the axes are dp, fsdp, tp, sp, ep, pp"),
     (
         {"embed": ("tp",)},
-        "embedding wants axis tp=2 on dims vocab and embed; an axis splits one dim only: take it out of the rule for"
+        "embedding needs axis tp=2 on dims vocab and embed; an axis splits one dim only: take it out of the rule for"
         " one of them, or use tp=1",
     ),
 ]

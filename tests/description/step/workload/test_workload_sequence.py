@@ -34,7 +34,7 @@ def test_the_method_is_the_one_that_sends_less_where_heads_allow_it(model, mesh,
 @pytest.mark.parametrize(
     ("mesh", "strategy", "reason"),
     [
-        (MeshShape(sp=2), Strategy(sp_method="ring"), "wants a fused attention"),
+        (MeshShape(sp=2), Strategy(sp_method="ring"), "needs a fused attention"),
         (MeshShape(sp=16), Strategy(attention="flash", sp_method="ulysses"), r"tp\*sp=16 cannot split kv_heads=8"),
         (MeshShape(sp=2), Strategy(attention="cudnn", sp_method="ring"), "works on whole sequences"),
     ],

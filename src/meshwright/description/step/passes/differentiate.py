@@ -1,6 +1,6 @@
 """Differentiate pass: derive the backward ops from the forward ops.
 
-A gradient is resharded in reverse: that of a gathered value is reduce-scattered, that of a summed value is gathered. A
+A gradient is resharded in reverse: a gathered value's gradient is reduce-scattered, a summed value's is gathered. A
 weight's gradient is summed over the axes that split the tokens it processed. A matmul has two gradients, each a matmul.
 """
 
@@ -113,7 +113,7 @@ def _backward(node: Node, has_input_gradient: bool) -> Iterator[Op]:
 
 
 def _backward_of_rest(node: Node, work: Work) -> Iterator[Op]:
-    """Yield the backward ops of any work but matmuls."""
+    """Yield the backward ops of work other than matmuls."""
     match work:
         case Move():
             before = replace(work.before, unreduced=())

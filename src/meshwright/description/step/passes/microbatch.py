@@ -39,11 +39,11 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
     sizes["loss"] = sums if mesh.pp == 1 or strategy.profile.spmd_pipeline else sums / parts
     if experts := workload.model.experts:
         copies, tokens = routed_tokens(workload, mesh), sent_tokens(workload, mesh)
-        ours = workload.tokens / mesh.degree(token_axes())
+        device_tokens = workload.tokens / mesh.degree(token_axes())
         sizes |= {
             "C": copies / parts,
             "CT": copies * mesh.tp / parts,
-            "R": ours * mesh.ep * copies / (tokens * experts.count) / parts,
+            "R": device_tokens * mesh.ep * copies / (tokens * experts.count) / parts,
             "A": tokens * experts.num_active / parts,
             "sent": experts.count + mesh.ep,
             "gathered": experts.count * mesh.tp,

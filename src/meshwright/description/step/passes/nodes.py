@@ -145,7 +145,7 @@ class Weight:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Vector:
-    """A replicated scale or bias. Its gradient is all-reduced over each group of `pending` axes in turn.
+    """A replicated scale or bias. Its gradient is all-reduced over each group of `pending` axes, one after the other.
 
     Compared by identity. is_trained: whether there is a gradient.
     """

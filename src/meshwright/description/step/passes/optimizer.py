@@ -53,7 +53,7 @@ def update_moves(path: str, dims: tuple[Dim, ...], *, is_adafactor: bool) -> Ite
 
 
 def sum_of_copies(path: str, dims: tuple[Dim, ...], at: int, copies: int) -> Communicate:
-    """Return the all-reduce of the gradient of kv heads, of which each device has a copy of one.
+    """Return the all-reduce of the gradients of copied kv heads, over the devices that hold copies of one head.
 
     Args:
         dims: of the parameter with all copies; `at` is the dim of the heads.

@@ -34,7 +34,8 @@ NAMED: Mapping[str, tuple[str, ...]] = {
     "mlp": ("gate", "up"),
     "down": ("mlp_added",),
 }
-"""What each node writes that a framework's policy can save by name: results of matmuls, and `context`, attention's."""
+"""The values saved under each name that a framework's policy can list; `context` is attention's result.
+"""
 
 
 def keeps_read(remat: Remat) -> bool:
@@ -51,7 +52,7 @@ def recomputed(
     Args:
         nodes: the nodes of the layer, in order.
         remat: the policy.
-        is_whole: with `block` and `offload`, recompute all, as frameworks do that recompute a block to its end.
+        is_whole: with `block` and `offload`, recompute all ops, like frameworks that recompute a block to its end.
         saved: with `named`, the values that are saved, by the names in `NAMED`.
     """
     if is_whole and remat in ("block", "offload"):

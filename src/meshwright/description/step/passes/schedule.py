@@ -58,7 +58,7 @@ class Schedule:
         p, m = self.stages, self.microbatches
         if min(p, m, self.virtual_stages) < 1:
             raise MeshwrightError(
-                f"a pipeline of {p} stages, {m} microbatches and {self.virtual_stages} virtual stages is none;"
+                f"a pipeline of {p} stages, {m} microbatches and {self.virtual_stages} virtual stages is impossible;"
                 f" each is a whole number from 1"
             )
         if self.virtual_stages > 1 and m % p:

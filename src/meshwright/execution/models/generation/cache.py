@@ -1,8 +1,8 @@
 """The KV cache of generation: every row of a batch has its own position.
 
 A cache covers all layers with the same window, with `slots` tokens for each row: position p is in slot p mod slots.
-With a window there is one slot for each of its tokens, so a new token replaces the one that left the window; without,
-there is a slot for every position. Slots of padding after a short prompt are masked until they are overwritten.
+With a window there is one slot per token of the window, so that a new token replaces the oldest one; without, there is
+a slot for every position. Slots of padding after a short prompt are masked until they are overwritten.
 """
 
 from __future__ import annotations

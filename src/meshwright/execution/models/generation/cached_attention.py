@@ -215,7 +215,7 @@ def _combined(
     They are summed over `parts`. sinks: logits [k, g], of which each softmax gets one.
     """
     if sinks is not None:
-        # If a row is split over devices, one of them adds its sink.
+        # If a row is split over devices, only one device adds its sink.
         own_share = jnp.exp(sinks[None, None] - largest)
         sums += jnp.where(lax.axis_index(parts) == 0, own_share, 0.0) if parts else own_share
     sums = sums[..., None]

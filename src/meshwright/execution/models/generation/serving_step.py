@@ -35,7 +35,7 @@ def check_served(serving: Serving, mesh: MeshShape) -> None:
 
 
 def dtype_of(name: str, value: str) -> Dtype:
-    """Check that steps can be compiled in a serving plan's dtype, and return it."""
+    """Check that steps can be compiled in a serving plan's dtype, and return it. Raises if they cannot."""
     for known in DTYPES:
         if value == known:
             return known
@@ -44,7 +44,11 @@ def dtype_of(name: str, value: str) -> Dtype:
 
 
 def lower_prefill_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit) -> jax.stages.Lowered:
-    """Lower the prefill of whole prompts of one length: a new cache, and each prompt's likeliest next token."""
+    """Lower the prefill of whole prompts of one length: a new cache, and each prompt's likeliest next token.
+
+    Raises:
+        MeshwrightError: the mesh does not divide the prompts.
+    """
     read, shape = serving_from_data(serving), MeshShape(**mesh.shape)
     check_serving(read, ServingLayout(shape, cache))
     check_served(read, shape)

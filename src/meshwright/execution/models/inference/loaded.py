@@ -31,8 +31,8 @@ from meshwright.execution.models.inference.scoring import Score, batches, text_l
 from meshwright.execution.models.inference.stream import (
     Generated,
     GenerateOptions,
-    Piece,
     ReadOptions,
+    TokenText,
     collect,
     pieces_of,
 )
@@ -119,8 +119,8 @@ class LoadedModel:
         """Generate text after one or several prompts, of any lengths. Options: see `GenerateOptions`."""
         return collect(self.stream(prompts, **options), has_text=self.tokenizer is not None)
 
-    def stream(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> Iterator[Piece]:
-        """Like `generate`, but yield a `Piece` for each token when it is generated."""
+    def stream(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> Iterator[TokenText]:
+        """Like `generate`, but yield a `TokenText` for each token when it is generated."""
         rows, how = self._read(prompts, options)
         return pieces_of(
             self._steps(rows, how),
@@ -140,6 +140,9 @@ class LoadedModel:
         """Return, for each text, the loss in nats of every token after the first: float32 [tokens - 1].
 
         Texts may differ in length; each has at least two tokens.
+
+        Raises:
+            MeshwrightError: there are no texts.
         """
         rows = [self.encode(text) for text in texts]
         if not rows:
@@ -165,6 +168,9 @@ class LoadedModel:
         Args:
             seq_len: input tokens of a window; default: the trained length, at most 2048.
             stride: tokens between starts of windows; default: seq_len; see `text_losses`.
+
+        Raises:
+            MeshwrightError: there are no texts, or `seq_len` is below 1.
         """
         several = [texts] if isinstance(texts, str) else texts
         if not isinstance(several, Sequence):
@@ -218,7 +224,7 @@ class LoadedModel:
         return min(self.seq_len or LONGEST_WINDOW, LONGEST_WINDOW)
 
     def encode(self, prompt: Prompt) -> np.ndarray:
-        """Convert a prompt to tokens [n]."""
+        """Convert a prompt to tokens [n]. Raises if it is empty or of another kind, or is text without a tokenizer."""
         found: Any = prompt.messages if isinstance(prompt, Chat) else prompt
         is_messages = isinstance(found, Sequence) and len(found) and isinstance(found[0], Mapping)
         if isinstance(found, str) or is_messages:
@@ -320,7 +326,7 @@ class LoadedModel:
             sp_method=said.get("sp_method", self.sp_method if self.mesh_shape.sp > 1 else "gather"),
         )
         if "sp_method" in said and self.mesh_shape.sp == 1:
-            raise MeshwrightError(f"sp_method changes nothing on mesh {self.mesh_shape}, which has sp=1; leave it out")
+            raise MeshwrightError(f"sp_method has no effect on mesh {self.mesh_shape}, which has sp=1; leave it out")
         if self.config.needs_scores and how.sp_method != "gather":
             raise MeshwrightError(
                 f"sp_method is {how.sp_method!r}, and {self.config.name} caps its scores or has sinks, which only"

@@ -33,7 +33,7 @@ def prompt_of(data: Mapping[str, Any]) -> Prompt:
 
 
 def as_message(prompt: Prompt) -> Prompt:
-    """Convert a text to a user's first message; messages are returned unchanged."""
+    """Convert a text to a user's first message; messages are returned unchanged. Raises if the prompt is tokens."""
     if isinstance(prompt, Chat):
         return prompt
     if isinstance(prompt, str):

@@ -68,6 +68,9 @@ def text_losses(losses: Losses, texts: Sequence[np.ndarray], *, seq_len: int, st
         seq_len: input tokens of a window.
         stride: tokens between starts of windows. Only tokens not predicted in earlier windows count, so a smaller
             stride gives tokens more context.
+
+    Raises:
+        MeshwrightError: `stride` is not from 1 to `seq_len`.
     """
     if not 1 <= stride <= seq_len:
         raise MeshwrightError(f"stride is {stride}; it is from 1 to the {seq_len} tokens of a window")

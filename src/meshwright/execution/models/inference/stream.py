@@ -66,7 +66,7 @@ class Generated:
     stopped_by: StoppedBy
 
 
-class Piece(NamedTuple):
+class TokenText(NamedTuple):
     """The text that one token adds.
 
     Args:
@@ -82,9 +82,9 @@ class Piece(NamedTuple):
     done: StoppedBy | None
 
 
-def collect(pieces: Iterable[Piece], *, has_text: bool) -> list[Generated]:
+def collect(pieces: Iterable[TokenText], *, has_text: bool) -> list[Generated]:
     """Assemble the whole texts, in the order of their prompts."""
-    rows: dict[int, list[Piece]] = {}
+    rows: dict[int, list[TokenText]] = {}
     for piece in pieces:
         rows.setdefault(piece.row, []).append(piece)
     return [
@@ -105,14 +105,14 @@ def pieces_of(
     max_tokens: int,
     stop: Sequence[str],
     stop_tokens: Sequence[int],
-) -> Iterator[Piece]:
+) -> Iterator[TokenText]:
     """Yield the pieces of all texts, until all end; `steps` has the next token of every row, [rows] each."""
     rows = [GrowingText(tokenizer and TokenStream(tokenizer)) for _ in range(num_rows)]
     for number, tokens in enumerate(steps, start=1):
         for row, token in enumerate(tokens.tolist()):
             if rows[row].done is None:
                 text = rows[row].add(token, stop_tokens, stop, is_last=number == max_tokens)
-                yield Piece(row, text, token if token not in stop_tokens else None, rows[row].done)
+                yield TokenText(row, text, token if token not in stop_tokens else None, rows[row].done)
         if all(row.done for row in rows):
             return
 

@@ -103,6 +103,6 @@ def quantisation() -> ModuleType:
         import qwix
     except ImportError:
         raise MeshwrightError(
-            "products in int8 and fp8 want qwix; `pip install meshwright[quantized]` brings it"
+            "matmuls in int8 and fp8 need qwix; install it with `pip install meshwright[quantized]`"
         ) from None
     return qwix

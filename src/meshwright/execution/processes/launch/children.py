@@ -32,7 +32,7 @@ class Exit:
 
     @property
     def how(self) -> str:
-        """A description to follow `process 2`."""
+        """A description to print after `process 2`."""
         if self.code < 0:
             return f"was ended by {_signal_name(-self.code)}"
         return f"ended with exit code {self.code}"
@@ -42,8 +42,8 @@ class Children:
     """The processes of one attempt.
 
     The first process inherits this process's output, so its progress bar appears as usual. Lines of the others are
-    passed to `say` with the process number; before the rendezvous they are held back, because a wrong command would
-    make all of them print the same. Each process has its own process group: signals of a terminal reach this process,
+    passed to `say` with the process number. Before the rendezvous they are held back, because after a wrong command all
+    processes print the same lines. Each process has its own process group: signals of a terminal reach this process,
     which forwards them.
 
     Args:
@@ -118,7 +118,7 @@ class Children:
                         self._say(line)
 
     def mute(self) -> None:
-        """Stop showing lines of the other processes, which fail only because one did."""
+        """Stop showing lines of the other processes, which fail only as a consequence."""
         self._is_muted = True
 
     def end(self) -> None:
@@ -155,7 +155,7 @@ class Children:
 
 
 def state_of(pid: int) -> str:
-    """Return the state in which Linux reports a process that does not answer; empty if it explains nothing."""
+    """Return Linux's state of a process that does not answer, as text; '' if the state is not the reason."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             state = file.read().rpartition(")")[2].split()[0]

@@ -15,11 +15,11 @@ def devices_per_process(system: System, count: int, what: str = "processes", ins
     Args:
         system: the devices of all processes.
         count: the number of processes.
-        what: the word for processes in errors.
+        what: the noun for processes in errors.
         instead: what to do instead on a machine whose chips one process drives; `{}` is the count.
 
     Raises:
-        MeshwrightError: devices that cannot be divided equally, or chips that one process must drive.
+        MeshwrightError: the devices cannot be divided equally, or one process must drive all chips of the machine.
     """
     if count < 1 or system.num_devices % count:
         raise MeshwrightError(f"{system.num_devices} devices cannot be divided equally among {count} {what}")
@@ -31,7 +31,11 @@ def devices_per_process(system: System, count: int, what: str = "processes", ins
 
 
 def process_environments(system: System, num_devices: int, count: int) -> list[Mapping[str, str]]:
-    """Return the environment variables of each process, which give it `num_devices` GPUs by CUDA_VISIBLE_DEVICES."""
+    """Return the environment variables of each process. CUDA_VISIBLE_DEVICES gives each `num_devices` GPUs.
+
+    Raises:
+        MeshwrightError: CUDA_VISIBLE_DEVICES already names too few GPUs.
+    """
     if system.chip.kind != "gpu":
         return [{}] * count
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")

@@ -16,7 +16,7 @@ cloud.google.com/tpu/docs/v5e and /v6e, tables of configurations.
 
 @dataclass(frozen=True)
 class Machines:
-    """Machines of one kind: number per slice, and chips of each, because clusters count devices in chips."""
+    """Machines of one kind: number per slice, and chips per machine, the unit in which clusters count devices."""
 
     system: System
     per_slice: int
@@ -34,7 +34,7 @@ class Machines:
 
 
 def machines_of(system: System) -> Machines:
-    """Return the machines of a system. Raises if the last one would be used only in part."""
+    """Return the machines of a system. Raises if the last machine would be only partly used."""
     chip, chips = system.chip, system.num_chips // system.num_slices
     if chip.kind == "cpu":
         raise MeshwrightError(f"{system} is simulated on one machine: meshwright launch -n N -- train … runs it here")

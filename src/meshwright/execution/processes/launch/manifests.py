@@ -21,7 +21,7 @@ SAVE_SECONDS = GRACE_SECONDS - 20
 """The --grace-seconds of a run in a job; the other 20 are for the signal to arrive and for the processes to end."""
 
 PORT = 8476
-"""The port where processes meet in a JobSet; JAX's service uses the next one. Each pod has its own address."""
+"""The port of the rendezvous in a JobSet; JAX's service uses the next one. Each pod has its own address."""
 
 GKE_ACCELERATORS = {
     "v4": "tpu-v4-podslice",
@@ -57,6 +57,9 @@ def slurm(name: str, words: Sequence[str], machines: Machines, *, restarts: int)
     and nothing is saved.
 
     Options: the manual pages sbatch(1), srun(1) and scancel(1) of Slurm 22.05, slurm.schedmd.com/sbatch.html.
+
+    Raises:
+        MeshwrightError: the name is not one of Slurm's, or the chips are not GPUs.
     """
     if not re.fullmatch(r"[\w.-]+", name):
         raise MeshwrightError(
@@ -182,11 +185,11 @@ def jobset(name: str, words: Sequence[str], machines: Machines, *, restarts: int
 
 
 def _check_jobset(name: str, chip: Chip, image: str, claim: str | None) -> None:
-    """Raise if Kubernetes would not take one of these, or GKE has no such chip."""
+    """Raise if Kubernetes would reject a name, an image or a claim, or GKE does not offer the chip."""
     if not re.fullmatch(_IMAGE, image):
-        raise MeshwrightError(f"{image!r} is no container image, as us-docker.pkg.dev/me/run:1: --image")
+        raise MeshwrightError(f"{image!r} is not a container image, as us-docker.pkg.dev/me/run:1: --image")
     if claim is not None and not re.fullmatch(_CLAIM, claim):
-        raise MeshwrightError(f"{claim!r} is no persistent volume claim, as my-runs: --claim")
+        raise MeshwrightError(f"{claim!r} is not a persistent volume claim, as my-runs: --claim")
     if chip.kind == "tpu" and chip.name not in GKE_ACCELERATORS:
         raise MeshwrightError(f"GKE has no {chip.name}; it has {', '.join(GKE_ACCELERATORS)}")
     # A pod's name is of at most 63 characters, and ends in -workers-JOB-POD-xxxxx.
@@ -209,6 +212,9 @@ def tpu_vm(name: str, words: Sequence[str], machines: Machines, *, restarts: int
     """Return a script that requests Cloud TPU machines, starts the run on all of them, and restarts it if one is lost.
 
     Flags: cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources and /tpu-vm/ssh.
+
+    Raises:
+        MeshwrightError: the name is not one of Google Cloud's, or the chips are not Cloud TPUs.
     """
     system, chip = machines.system, machines.system.chip
     if not re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):

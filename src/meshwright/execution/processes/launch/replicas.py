@@ -16,7 +16,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.processes.launch.children import Exit, meshwright_command
 
 REPLICA = "MESHWRIGHT_REPLICA"
-"""Set in the environment of replicas. They end when their standard input closes, that is, when their front is gone."""
+"""Environment variable set for replicas. They end when their standard input closes, i.e. when their front is gone."""
 
 ASK_SECONDS = 2.0
 """Seconds between two polls of a replica."""
@@ -47,7 +47,7 @@ class Replica:
         self.number, self.starts = number, 0
         self.url: str | None = None
         self.error: str | None = None
-        """Why the replica never became ready."""
+        """The reason why the replica never became ready."""
         self._command, self._environment, self._say = meshwright_command(words), environment, say
         self._process: subprocess.Popen[str] | None = None
         self._is_stopping, self._settled = threading.Event(), threading.Event()
@@ -56,7 +56,7 @@ class Replica:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the replica takes requests for the first time, or cannot."""
+        """Wait until the replica accepts requests for the first time, or has failed to start."""
         self._settled.wait()
 
     def stop(self) -> None:
@@ -94,7 +94,7 @@ class Replica:
         self._settled.set()
 
     def _attempt(self) -> tuple[int, bool]:
-        """Run the process to its end; return its exit code, and whether it took requests."""
+        """Run the process to its end; return its exit code, and whether it ever accepted requests."""
         process = self._process = subprocess.Popen(
             self._command, env=dict(os.environ) | {REPLICA: "1"} | dict(self._environment), text=True, errors="replace",
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0,
@@ -157,10 +157,10 @@ class Replicas:
         self.all = [Replica(number, words, more, say) for number, more in enumerate(environments)]
 
     def wait(self) -> None:
-        """Wait until all take requests.
+        """Wait until all replicas accept requests.
 
         Raises:
-            MeshwrightError: if a replica cannot.
+            MeshwrightError: a replica failed to start.
         """
         for replica in self.all:
             replica.wait()

@@ -26,7 +26,7 @@ FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
 """Seconds before the first restart, doubled by each restart without a new checkpoint, and the longest wait."""
 
 STEADY_SECONDS = 600.0
-"""A job without checkpoints whose attempt lasted this long has its restarts counted anew."""
+"""For a job without checkpoints, the count of restarts is reset after an attempt that lasted this long."""
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -92,7 +92,7 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
             say(f"launch: {end.line}; all processes are ended")
             number, words = _next(job, number, max(1, len(end.numbers)))
             wait = min(FIRST_WAIT_SECONDS * 2 ** (used - 1), LONGEST_WAIT_SECONDS)
-            goes_on = f"{number} processes go on" if number > 1 else "1 process goes on"
+            goes_on = f"{number} processes continue" if number > 1 else "1 process continues"
             if directory is not None:
                 goes_on += (
                     f" from checkpoint {max(found)}" if found else " from the start, as there is no checkpoint yet"
@@ -101,7 +101,7 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
             until = time.monotonic() + wait
             while time.monotonic() < until:
                 if received:
-                    say("launch: stopped" + ("; the same command with --resume goes on" if job.directory else ""))
+                    say("launch: stopped" + ("; the same command with --resume continues" if job.directory else ""))
                     return INTERRUPTED if set(received) == {signal.SIGINT} else 0
                 time.sleep(0.05)
 
@@ -131,7 +131,7 @@ def _attempt(
     commands = [meshwright_command([*words, *meet, "--process-id", str(one)], job.module) for one in range(number)]
     children = Children(commands, job.environments(number), say)
     num_sent = 0
-    host.on_met = children.show
+    host.on_joined = children.show
     host.start()
     try:
         while not children.have_ended:
@@ -141,7 +141,8 @@ def _attempt(
             exits = [one for one in children.exits() if one.code]
             end = _take(ends, 0.1)
             if (exits or end) and not received:
-                # An ended process may have told the host why; a process that the host has lost is about to end.
+                # A process that ended may have reported the reason to the host; a process that the host lost is about
+                # to end.
                 if end is None:
                     end = _take(ends, 1.0)
                 elif end.kind == "lost":
@@ -167,7 +168,7 @@ def _cause(exits: Sequence[Exit], end: End | None, host: Host, children: Childre
         one = min(exits, key=lambda one: (one.code > 0, one.number))
         step = host.step_of(one.number)
         line = f"process {one.number} (pid {children.pid(one.number)}) {one.how}"
-        if one.code > 0 and not host.has_met:  # Its own stderr has the reason; others fail alike.
+        if one.code > 0 and not host.have_joined:  # Its stderr has the reason; the others fail in the same way.
             children.show(one.number)
             return End(line, one.code, "refused", (one.number,))
         line += " before its first step" if step is None else f" after step {step}"
@@ -192,14 +193,14 @@ def checkpoints_in(directory: Path | None) -> set[int]:
 
 
 PORTS = range(20_000, 32_000)
-"""Ports to choose from, below those that Linux gives to outgoing connections (32768 to 60999).
+"""Ports to choose from, below the range that Linux uses for outgoing connections (32768 to 60999).
 
 A connection could take such a port between our check and the start of JAX's service there, seconds later.
 """
 
 
 def free_ports() -> int:
-    """Return a port of this machine that is free, with the next one free too."""
+    """Return the first of two consecutive free ports of this machine."""
     while True:
         with socket.socket() as one, socket.socket() as other, contextlib.suppress(OSError):
             port = random.choice(PORTS)

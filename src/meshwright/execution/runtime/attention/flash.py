@@ -20,7 +20,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 
 from meshwright.execution.runtime.attention.blockwise import BackwardInputs, Keys, SoftmaxState
-from meshwright.execution.runtime.attention.flash_grid import Arrays, Grid, Ref, Step, bounds_of
+from meshwright.execution.runtime.attention.flash_grid import Arrays, Grid, GridStep, Ref, bounds_of
 from meshwright.execution.runtime.attention.segments import (
     Mask,
     Segments,
@@ -160,7 +160,7 @@ def _backward_keys_kernel(grid: Grid, *refs: Ref) -> None:
     _where_visible(grid, step, limits, (rows, columns), add)
 
 
-def _where_visible(grid: Grid, step: Step, limits: list[Ref], lines: tuple[Ref, Ref], add: Add) -> None:
+def _where_visible(grid: Grid, step: GridStep, limits: list[Ref], lines: tuple[Ref, Ref], add: Add) -> None:
     """Add a block's contribution: skip a fully masked block, and apply no mask to a fully visible one."""
     both = bounds_of(step, limits)
     is_visible, is_whole = bounds_any_visible(*both, grid.mask), bounds_all_visible(*both, grid.mask)

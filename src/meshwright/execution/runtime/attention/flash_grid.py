@@ -28,7 +28,7 @@ Kind = Literal["queries", "sums", "keys"]
 Arrays = Sequence[tuple[Kind, Array]]
 
 
-class Step(NamedTuple):
+class GridStep(NamedTuple):
     """Indices of a grid step: batch row, query head and its kv head, block of queries, block of keys."""
 
     row: Any
@@ -68,16 +68,16 @@ class Grid:
         rows, columns = s // self.rows, t // self.columns
         return (b, k, columns, n // k, rows) if self.by_keys else (b, n, rows, columns)
 
-    def step(self, ids: Sequence[Any]) -> Step:
+    def step(self, ids: Sequence[Any]) -> GridStep:
         """Return the grid step at the given program ids."""
         group = self.queries[1] // self.keys[1]
         if self.by_keys:
             row, kv_head, keys, query, queries = ids
-            return Step(row, kv_head * group + query, kv_head, queries, keys)
+            return GridStep(row, kv_head * group + query, kv_head, queries, keys)
         row, head, queries, keys = ids
-        return Step(row, head, jax.lax.div(head, group), queries, keys)
+        return GridStep(row, head, jax.lax.div(head, group), queries, keys)
 
-    def here(self) -> tuple[Step, Any, Any]:
+    def here(self) -> tuple[GridStep, Any, Any]:
         """Inside a kernel: the current step, and whether it is the first and the last step of its output block."""
         ids = [pl.program_id(level) for level in range(len(self.steps))]
         inner = list(zip(ids, self.steps, strict=True))[3:]
@@ -151,7 +151,7 @@ class Grid:
 
         return pl.BlockSpec((None, lines.shape[1], self.rows if which == 3 else self.columns), index)
 
-    def _fetched(self, *ids: Any) -> Step:
+    def _fetched(self, *ids: Any) -> GridStep:
         """Return the blocks to fetch for a step: its own, or the first inner block if the step is fully masked."""
         step, limits = self.step(ids[:-2]), ids[-2:]
         is_visible = bounds_any_visible(*bounds_of(step, limits), self.mask)
@@ -169,7 +169,7 @@ class Grid:
         )
 
 
-def bounds_of(step: Step, limits: Sequence[Ref]) -> tuple[Bounds, Bounds]:
+def bounds_of(step: GridStep, limits: Sequence[Ref]) -> tuple[Bounds, Bounds]:
     """Return the bounds of a step's block of queries, and of its block of keys."""
     of_queries, of_keys = limits
     return _read(of_queries, step.row, step.queries), _read(of_keys, step.row, step.keys)

@@ -46,10 +46,10 @@ permute.defvjp(_permute_forward, _permute_backward)
 
 
 class Copies(NamedTuple):
-    """Copies of tokens, one for each expert chosen, numbered [choices, tokens], first choices first.
+    """Copies of tokens, one for each chosen expert. Copy c * tokens + t is token t's copy for its choice c.
 
-    order: the copy at each position after sorting by expert. place: the position of each copy after sorting. counts:
-    copies per expert.
+    order: the copy at each position after sorting by expert. place: the inverse, the position of each copy after
+    sorting. counts: copies per expert.
     """
 
     order: Array

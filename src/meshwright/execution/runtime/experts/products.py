@@ -47,7 +47,7 @@ def grouped_matmul_transposed(left: Array, right: Array, sizes: Array | None, dt
     return _sum_in_blocks(left, right, sizes, dtype)
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """A block of rows of one expert; with n blocks each field is [n].
 
     start: first row of the block. end: end of its expert's rows. is_first: first block of its expert. is_needed: this
@@ -61,14 +61,14 @@ class Block(NamedTuple):
     is_needed: Array
 
 
-def _blocks(sizes: Array, count: int, size: int) -> Block:
+def _blocks(sizes: Array, count: int, size: int) -> RowBlock:
     """Cut the rows of each expert into blocks of `size` rows: `count` blocks, the last of each expert partly filled."""
     each, ends, index = -(-sizes // size), jnp.cumsum(sizes), jnp.arange(count)
     ends_at = jnp.cumsum(each)
     expert = jnp.minimum(jnp.sum(index[:, None] >= ends_at[None, :], axis=1), sizes.shape[0] - 1)
     number = index - (ends_at - each)[expert]
     start = (ends - sizes)[expert] + number * size
-    return Block(expert, start, ends[expert], number == 0, index < ends_at[-1])
+    return RowBlock(expert, start, ends[expert], number == 0, index < ends_at[-1])
 
 
 def _multiply_in_blocks(rows: Array, weights: Array, sizes: Array, *, dtype: Any) -> Array:
@@ -78,7 +78,7 @@ def _multiply_in_blocks(rows: Array, weights: Array, sizes: Array, *, dtype: Any
     """
     count, size = expert_blocks(rows.shape[0], sizes.shape[0])
 
-    def fill(result: Array, block: Block) -> Array:
+    def fill(result: Array, block: RowBlock) -> Array:
         ours = _block_rows(block, rows, size)
         product = jnp.dot(ours.cut(rows), weights[block.expert], preferred_element_type=dtype)
         kept = jnp.where(ours.is_own, product, ours.cut(result))
@@ -114,7 +114,7 @@ def _sum_in_blocks(left: Array, right: Array, sizes: Array, dtype: Any) -> Array
     count, size = expert_blocks(left.shape[0], sizes.shape[0])
     of_sums = widest(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
 
-    def add(result: tuple[Array, Array], block: Block) -> tuple[Array, Array]:
+    def add(result: tuple[Array, Array], block: RowBlock) -> tuple[Array, Array]:
         total, sums = result
         ours = _block_rows(block, left, size)
         x, y = (jnp.where(ours.is_own, ours.cut(array), 0) for array in (left, right))
@@ -130,7 +130,7 @@ def _sum_in_blocks(left: Array, right: Array, sizes: Array, dtype: Any) -> Array
     return _over_blocks(add, zeros, _blocks(sizes, count, size))[1]
 
 
-def _over_blocks(do: Any, result: Any, blocks: Block) -> Any:
+def _over_blocks(do: Any, result: Any, blocks: RowBlock) -> Any:
     """Fold `do` over the blocks that are needed, in a loop that ends after them.
 
     With a branch in each step XLA:GPU would copy the result in each step (JAX 0.10.2).
@@ -160,7 +160,7 @@ class BlockRows(NamedTuple):
         return lax.dynamic_slice_in_dim(array, self.start, self.is_own.shape[0], axis=0)
 
 
-def _block_rows(block: Block, rows: Array, size: int) -> BlockRows:
+def _block_rows(block: RowBlock, rows: Array, size: int) -> BlockRows:
     start = jnp.minimum(block.start, rows.shape[0] - size)
     index = start + jnp.arange(size)
     return BlockRows(start, ((index >= block.start) & (index < block.end))[:, None])

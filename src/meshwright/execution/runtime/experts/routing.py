@@ -64,7 +64,7 @@ def _of_best_groups(keys: Array, routing: Routing) -> Array:
     return jnp.where(is_best[..., None], grouped, -jnp.inf).reshape(keys.shape)
 
 
-class Load(NamedTuple):
+class ExpertLoad(NamedTuple):
     """Sums over tokens for each expert [..., experts] in float32, of one device or of all devices.
 
     copies: tokens that chose the expert. dropped: copies beyond the expert's capacity. probability: the expert's router

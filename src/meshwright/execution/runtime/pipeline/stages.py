@@ -285,7 +285,10 @@ def active_layers(pipeline: Pipeline, unit: Unit) -> Array | None:
 
 
 def layer_numbers(pipeline: Pipeline, unit: Unit) -> Array:
-    """Return the layer number of each slot of each stage's chunk, [c, p]; an empty slot has the next layer's."""
+    """Return the layer number of each slot in the chunk that each stage runs, [slots, stages].
+
+    An empty slot has the number of the next layer.
+    """
     counts, number = pipeline.counts, _chunk_number(pipeline, unit)
     longer = jnp.minimum(number, pipeline.num_layers - min(counts) * len(counts))
     return jnp.arange(max(counts))[:, None] + (number * min(counts) + longer)[None]

@@ -135,7 +135,7 @@ class Batches:
 class HeldOut:
     """Batches of held-out rows in order; the last batch is completed with padding.
 
-    Windows cannot be padded: windows that do not fill a batch are left out.
+    Windows cannot be padded: the last windows are left out if they do not fill a batch.
     """
 
     def __init__(

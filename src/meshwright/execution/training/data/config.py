@@ -81,7 +81,7 @@ class DataConfig:
             return name
         raise MeshwrightError(
             f"there is no {name!r} in {self.folder}, where the run began, nor in {os.getcwd()}: config.json has it by"
-            " its path from there; put it back in either, or go on with --data PATH --change"
+            " its path from there; put it back in either, or continue with --data PATH --change"
         )
 
     def relative(self, names: Iterable[str]) -> tuple[str, ...]:

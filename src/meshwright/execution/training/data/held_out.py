@@ -15,7 +15,7 @@ BLOCK = 1 << 15
 
 
 @dataclass(frozen=True)
-class Part:
+class HashSplit:
     """Numbers below `count` whose hash is above `limit`, or at most `limit` if held out; None for all numbers."""
 
     count: int
@@ -46,18 +46,21 @@ class Part:
         return np.asarray(np.memmap(directory / "numbers", np.int64, "r"))
 
 
-def split(count: int, share: float, name: str) -> tuple[Part, Part | None]:
+def split(count: int, share: float, name: str) -> tuple[HashSplit, HashSplit | None]:
     """Split the numbers below `count` into training and held-out ones, at least one of each; None if share is 0.
 
     The split depends neither on the seed nor on numbers added later.
+
+    Raises:
+        MeshwrightError: there are fewer than two, and share is not 0.
     """
     if not share:
-        return Part(count), None
+        return HashSplit(count), None
     if count < 2:
         raise MeshwrightError(f"{name} has {count} documents or windows, of which none can be held out")
     ends = [(int(hashes.min()), int(hashes.max())) for hashes in map(_hash, _blocks(count))]
     limit = min(max(int(share * 2**64), min(low for low, _ in ends)), max(high for _, high in ends) - 1)
-    return Part(count, limit), Part(count, limit, is_held_out=True)
+    return HashSplit(count, limit), HashSplit(count, limit, is_held_out=True)
 
 
 def _blocks(count: int) -> Iterator[np.ndarray]:

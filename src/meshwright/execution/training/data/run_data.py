@@ -21,7 +21,7 @@ from meshwright.execution.text.chat import chat_template
 from meshwright.execution.text.tokenizer import Tokenizer, byte_tokenizer
 from meshwright.execution.training.data.cache import cached_directory
 from meshwright.execution.training.data.config import DataConfig, RowKind
-from meshwright.execution.training.data.held_out import Part, split
+from meshwright.execution.training.data.held_out import HashSplit, split
 from meshwright.execution.training.data.row_index import read_row_index, write_row_index
 from meshwright.execution.training.data.rows import DocumentRows, Rows, WindowRows, text_windows
 from meshwright.execution.training.data.stores import cached_store, run_sources
@@ -197,7 +197,7 @@ def fingerprint(tokenizer: Tokenizer | None) -> str:
 
 
 def _count(source: _Opened, seq_len: int, rows: RowKind) -> int:
-    """Return how many windows or documents a source has, to be split into training and held-out ones."""
+    """Return the number of windows or documents of a source, before splitting off the held-out part."""
     if rows == "windows":
         if source.dataset.loss_counts is not None:
             raise MeshwrightError(
@@ -207,7 +207,7 @@ def _count(source: _Opened, seq_len: int, rows: RowKind) -> int:
     return len(source.dataset.offsets) - 1
 
 
-def _rows(source: _Opened, seq_len: int, part: Part, rows: RowKind, seed: int | None) -> Rows:
+def _rows(source: _Opened, seq_len: int, part: HashSplit, rows: RowKind, seed: int | None) -> Rows:
     """Return the rows of a part of a source's documents or windows."""
     sizes = source.dataset.offsets.tolist() if isinstance(source.dataset, TextBytes) else None
     key = repr((INDEX_FORMAT, source.fingerprint, sizes, seq_len, part, rows, seed))

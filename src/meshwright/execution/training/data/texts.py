@@ -13,7 +13,11 @@ BYTES = 256
 
 
 def read_texts(paths: Sequence[str]) -> dict[str, bytes]:
-    """Return the UTF-8 text of each file by its path; a folder means all `.txt`, `.md` and `.py` files in it."""
+    """Return the UTF-8 text of each file by its path; a folder means all `.txt`, `.md` and `.py` files in it.
+
+    Raises:
+        MeshwrightError: there is no text.
+    """
     texts = {str(file): _read_text(file) for path in paths for file in _text_files(Path(path))}
     if not any(texts.values()):
         raise MeshwrightError(

@@ -198,6 +198,6 @@ def _read(directory: Path, data: PairData) -> np.ndarray:
     if pairs != data.fingerprint:
         raise MeshwrightError(
             f"{path} is of other pairs than --data, --seq-len and the tokenizer give now; a run whose reference is"
-            f" precomputed goes on with its own alone"
+            f" precomputed continues with its own alone"
         )
     return log_probabilities

@@ -20,7 +20,7 @@ from meshwright.description.step.passes.shard_ends import PAIR_MEANS
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.decoder import log_probabilities_and_load
-from meshwright.execution.runtime.experts.routing import Load
+from meshwright.execution.runtime.experts.routing import ExpertLoad
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.support.field_types import check_fields
 
@@ -81,7 +81,7 @@ class PairParts(NamedTuple):
     """Measurements of a pair loss: means over pairs, in the order of `MEANS`, and the expert load, if any."""
 
     means: Array
-    load: Load | None = None
+    load: ExpertLoad | None = None
 
     @property
     def metrics(self) -> dict[str, Array]:

@@ -47,7 +47,7 @@ def reference_step(own: ReferencePass) -> Callable[..., Array]:
             return part(params, batch)
         # Without the barrier XLA gathers the weights once for all microbatches, and keeps them whole.
         each = lambda batch: part(*jax.lax.optimization_barrier((params, batch)))  # noqa: E731
-        batches = {name: microbatches(array, count, layout, together=2) for name, array in batch.items()}
+        batches = {name: microbatches(array, count, layout, group_size=2) for name, array in batch.items()}
         return _in_rows(jax.lax.map(each, batches), layout)
 
     return jax.jit(run, compiler_options=compiler_options())
@@ -65,7 +65,7 @@ def abstract_reference(own: ReferencePass, mesh: Mesh, *, is_saved: bool = False
     """Return the parameters of a reference as shapes, dtypes and shardings: sharded weights in the compute dtype.
 
     Norm scales and biases, which are used in float32, have the policy's dtype, so that a reference computes the same as
-    a policy with its parameters. is_saved: as they are in files, without padding.
+    a policy with its parameters. is_saved: return them as stored in files, without padding.
     """
     layout, read = ShardingContext(own.mesh, rules_of(own.strategy)), own.workload
     if is_saved:
@@ -79,7 +79,7 @@ def abstract_reference(own: ReferencePass, mesh: Mesh, *, is_saved: bool = False
 
 
 def to_reference(params: Any, own: ReferencePass, mesh: Mesh) -> Any:
-    """Return parameters as in `abstract_reference`, of such as are in files. Call under `jax.set_mesh`."""
+    """Convert parameters as stored in files to those of `abstract_reference`. Call under `jax.set_mesh`."""
     layout, model = ShardingContext(own.mesh, rules_of(own.strategy)), own.workload.config
     if in_order(layout, model, own.strategy) == layout:
         return params
@@ -100,6 +100,9 @@ def lower_reference_step(mesh: Mesh, *, workload: dict[str, Any], strategy: dict
     """Lower the forward pass of the reference for its mesh, whose devices need not be present.
 
     `workload` and `strategy` are the policy's, in the format of `dataclasses.asdict`; the mesh is the reference's.
+
+    Raises:
+        MeshwrightError: the step runs no reference model.
     """
     read, way = workload_from_data(workload), strategy_from_data(strategy)
     shape = MeshShape(**mesh.shape)

@@ -4,10 +4,10 @@
 and the checksums of all these files. It is written as `STEP.partial` and renamed when all its files are on disk, so a
 process can be killed at any moment. Partial checkpoints are deleted when the next one is written.
 
-Orbax's CheckpointManager (0.12.8) is atomic too, but has no checksums: with one bit of an array's file changed it
-restored wrong values, 40 times of 40. Its hook before the rename runs in the first process alone, which would have to
-read the files of all. What it leaves on a full disk stays until the next process begins, and it deletes old
-checkpoints under their own names, so that a kill leaves one in parts.
+Orbax's CheckpointManager (0.12.8) is atomic too, but has no checksums: after flipping one bit of an array's file, it
+restored wrong values in 40 of 40 trials. Its hook before the rename runs only in the first process, which would have to
+read the files of all processes. After a full disk, its partial files stay until the next process begins. It deletes old
+checkpoints in place, so that a kill leaves a partial one.
 """
 
 from __future__ import annotations
@@ -221,6 +221,9 @@ class Checkpoints:
         """Read the state after `step` steps, with the parts, shapes, dtypes and shardings of `abstract`.
 
         Other dtypes are cast while reading. source: for a part stored under another name, that name.
+
+        Raises:
+            MeshwrightError: the checkpoint cannot be read, or has other parts or shapes.
         """
         import orbax.checkpoint as ocp
 

@@ -20,7 +20,7 @@ _NOTED = ("workload.batch", "workload.seq_len", "seed", "optimizer.")
 
 
 class Difference(NamedTuple):
-    """A config field or checksum that is `now` in a run and was `then` in its checkpoint."""
+    """A config field or checksum that differs: its value `now` in the run and `then` in its checkpoint."""
 
     kind: str
     name: str
@@ -34,7 +34,11 @@ class Difference(NamedTuple):
 
 
 def read_allowed(text: str | Collection[str] | None) -> frozenset[str]:
-    """Read the allowed kinds of differences, from a text such as `optimizer,data` or a collection of names."""
+    """Read the allowed kinds of differences, from a text such as `optimizer,data` or a collection of names.
+
+    Raises:
+        MeshwrightError: a name is unknown.
+    """
     names = text.split(",") if isinstance(text, str) else (text or ())
     for name in names:
         if name not in ALLOWED:
@@ -77,7 +81,7 @@ def check_allowed(differences: Collection[Difference], allowed: Collection[str],
         kinds = sorted({each.kind for each in refused})
         hint = "put it back, or start a new run"
         if "model" not in kinds:
-            hint += f"; --allow {','.join(kinds)} goes on with it"
+            hint += f"; --allow {','.join(kinds)} continues with it"
         raise MeshwrightError(f"{where}: {'; '.join(map(str, refused))}; {hint}")
     afresh = {"optimizer": "; its moments begin afresh"}
     return [f"{each}: allowed{afresh.get(each.kind, '')}" for each in differences]

@@ -71,10 +71,10 @@ def last_step(
             raise MeshwrightError(
                 f"checkpoint {start} of {directory} was written by another version of meshwright: {error}"
             ) from None
-        where = f"{directory} cannot go on from checkpoint {start}"
+        where = f"{directory} cannot continue from checkpoint {start}"
         return [*check_allowed(differences, allow, where), *kept]
 
-    return last_checkpoint(directory, checkpoints, config.steps, on_note, check, more="--steps {} would go on")
+    return last_checkpoint(directory, checkpoints, config.steps, on_note, check, more="--steps {} would continue")
 
 
 def last_checkpoint(
@@ -86,12 +86,12 @@ def last_checkpoint(
     *,
     more: str,
 ) -> int:
-    """Return the step of the last complete checkpoint, 0 if there is none, and note what the run does from there.
+    """Return the step of the last complete checkpoint (0 if there is none), with a note on how the run continues.
 
     Args:
-        steps: the steps that the run is to take in all.
+        steps: the total number of steps of the run.
         check: raises if the run cannot continue from a checkpoint; returns further notes.
-        more: how a finished run is continued, with a place for the number of steps.
+        more: the advice for continuing a finished run, a format string that takes the number of steps.
     """
     recorded: list[int] = []
     if is_first_process():
@@ -111,7 +111,7 @@ def last_checkpoint(
     elif start == steps:
         on_note(f"{directory} is finished: it has taken {start} steps; {more.format(2 * start)}")
     elif rows > start:
-        on_note(f"{directory} goes on from checkpoint {start}: steps {start + 1} to {rows} are taken again")
+        on_note(f"{directory} continues from checkpoint {start}: steps {start + 1} to {rows} are taken again")
     return start
 
 
@@ -127,7 +127,7 @@ def check_identity(
     """Raise if the data or tokenizer differ from the checkpoint's and the difference is not allowed."""
     if start:
         differences = identity_differences(identity, checkpoints.about(start, "identity"))
-        for line in check_allowed(differences, allow, f"{directory} cannot go on from checkpoint {start}"):
+        for line in check_allowed(differences, allow, f"{directory} cannot continue from checkpoint {start}"):
             on_note(line)
 
 
@@ -176,19 +176,19 @@ def describe_left(directory: Path, how: str, hint: str) -> str:
     """Return a description of the last checkpoint that a stopped run has left on disk.
 
     Args:
-        how: what continues the run.
+        how: the command or call that continues the run.
         hint: added if there is no checkpoint.
     """
     if not (steps := Checkpoints(directory).steps):
         return f"no checkpoint was written{hint}"
-    return f"the last checkpoint is {directory / 'checkpoints' / str(steps[-1])}; {how} goes on from it"
+    return f"the last checkpoint is {directory / 'checkpoints' / str(steps[-1])}; {how} continues from it"
 
 
 @contextmanager
 def stopped_run_errors(
     directory: Path, start: int, interruption: Interruption, left: Callable[[bool], str]
 ) -> Iterator[None]:
-    """Convert errors of a run that has begun to RunStoppedErrors, which name its last checkpoint.
+    """Context that converts errors of a started run to RunStoppedErrors, which name its last checkpoint.
 
     A MeshwrightError before the first step is not converted.
 

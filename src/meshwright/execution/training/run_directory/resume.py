@@ -78,10 +78,12 @@ def resumed_run(
     never = {"from_scratch", *(name for name, setting in SETTINGS.items() if setting.resume == "never")}
     if of_new := [name for name in said if name in never]:
         raise MeshwrightError(
-            f"--{of_new[0].replace('_', '-')} is for a new run; a run that goes on has its parameters, leave it out"
+            f"--{of_new[0].replace('_', '-')} is for a new run; a run that continues has its parameters, leave it out"
         )
     if said.get("remat") == "auto":
-        raise MeshwrightError("remat auto is for a new run, where the planner chooses; a run that goes on has its own")
+        raise MeshwrightError(
+            "remat auto is for a new run, where the planner chooses; a run that continues has its own"
+        )
     system = read_system(
         said.pop("on", before.hardware),
         said.pop("hardware", before.hardware_file),
@@ -132,10 +134,10 @@ def _change(
         is_shape = name in (*SHAPES, *FROZEN) or (name == "dtype" and before.workload.frozen_paths)
         if is_shape or name in REFERENCES:
             made = "the checkpoints of {} were made" if is_shape else "{} was begun"
-            hint = f"--allow {kind} goes on with the new value" if kind else "only a new run can have another"
+            hint = f"--allow {kind} continues with the new value" if kind else "only a new run can have another"
             refused.append(f"{name} is {new!r}; {made.format(directory)} with {old!r}, and {hint}")
         elif not is_allowed:
-            hint = "--change (change=True) goes on with the new value"
+            hint = "--change (change=True) continues with the new value"
             refused.append(f"{name} is {new!r}; {directory} was begun with {old!r}: {hint}")
         lines.append(f"{name}: {new!r} instead of {old!r}")
     if refused:

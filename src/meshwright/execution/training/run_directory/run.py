@@ -141,7 +141,7 @@ def read_config(directory: Path) -> RunConfig:
     if _config_has(directory, "program"):
         raise MeshwrightError(
             f"{directory} is a run of mw.fit, whose step is a Python function: `meshwright report` reads it, and"
-            " mw.fit(…, resume=True) goes on with it"
+            " mw.fit(…, resume=True) continues with it"
         )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -169,7 +169,7 @@ def find_config_copy(directory: Path) -> str:
 
 
 def holds_run(directory: Path) -> bool:
-    """Whether the `config.json` in a directory is that of a run, not of a model or of a run of `meshwright.fit`."""
+    """Whether the `config.json` in a directory is a run's, not a model's or that of a run of `meshwright.fit`."""
     return _config_has(directory, "workload")
 
 
@@ -208,13 +208,16 @@ def read_metrics(directory: Path) -> list[Row]:
     """Read the rows of `metrics.jsonl`, one per step; an incomplete last line of a killed process is skipped.
 
     A later line of the same step adds later measurements (evaluation, checkpoint time) or replaces the row.
+
+    Raises:
+        MeshwrightError: any other line is not a row of metrics.
     """
     path = directory / "metrics.jsonl"
     rows: dict[int, Row] = {}
     for place, line in read_json_lines(path, {"step"}):
         row = rows.get(line["step"], {}) | line
         if problem := _row_problem(row):
-            raise MeshwrightError(f"{place}: this is no line of metrics: {problem}")
+            raise MeshwrightError(f"{place}: this is not a line of metrics: {problem}")
         rows[line["step"]] = row
     return list(rows.values())
 
@@ -279,7 +282,7 @@ def _read_line(line: bytes, fields: Set[str]) -> dict[str, Any] | None:
 
 
 def _no_line(line: bytes) -> str:
-    return f"this is no line of metrics, {line[:40].decode(errors='replace')!r}"
+    return f"this is not a line of metrics, {line[:40].decode(errors='replace')!r}"
 
 
 _MEASURED = {"step", "mesh", "hardware", "step_seconds", "memory_peak_bytes"}
@@ -287,7 +290,7 @@ _MEASURED = {"step", "mesh", "hardware", "step_seconds", "memory_peak_bytes"}
 
 
 def _row_problem(row: Row) -> str:
-    """Return why a row is none: a measured field is missing, or a value is of another type; empty if it is one."""
+    """Return the reason why a row is invalid, a missing field or a value of the wrong type; '' if it is valid."""
     if missing := sorted(_MEASURED - row.keys()):
         return f"{missing[0]} is missing"
     for name, value in row.items():

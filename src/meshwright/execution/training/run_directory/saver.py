@@ -32,7 +32,7 @@ class Saver:
     Args:
         saving: when checkpoints are written.
         in_order: converts a state to checkpoint layout.
-        about: returns the plain data saved with the checkpoint after so many steps.
+        about: returns the plain data saved with a checkpoint, from its number of steps.
         log: the log of the first process; None in the others.
         allows_infinity: whether a state may have infinite numbers, as the best loss so far of some optimizers.
     """
@@ -126,12 +126,14 @@ class Saver:
         if not self._directory.is_dir() or jax.process_count() > 1:
             raise error
         self._failed += 1
-        self._on_note(f"{error}; training goes on and tries again at its next checkpoint ({self._failed} not written)")
+        self._on_note(
+            f"{error}; training continues and tries again at its next checkpoint ({self._failed} not written)"
+        )
         self._log_later({"failed_saves": self._failed})
 
 
 @partial(jax.jit, static_argnames="allows_infinity")
 def _are_numbers(state: State, *, allows_infinity: bool) -> list[Array]:
-    """Whether no number of each array is NaN, or infinite where that is not allowed."""
+    """Return, for each array, whether it is free of NaN and, unless allowed, of infinities."""
     leaves = [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return [(~jnp.isnan(leaf) if allows_infinity else jnp.isfinite(leaf)).all() for leaf in leaves]

@@ -63,6 +63,9 @@ _MINUTES = {"s": 1 / 60, "m": 1.0, "min": 1.0, "h": 60.0}
 def read_save_every(value: Count) -> dict[str, int | float]:
     """Return the fields of `Saving` for a number of steps, or for a time as 30m, 1h or 90s.
 
+    Raises:
+        MeshwrightError: the value is neither a number of steps nor a time.
+
     >>> read_save_every("1h")
     {'every': 0, 'minutes': 60.0}
     """

@@ -166,7 +166,7 @@ def check_optimizer_options(optimizer: Optimizer, said: Collection[str], strateg
             option = "optimizer" if USED[setting] & USED["b1"] else "lr_schedule"
             option = "on_bad_step" if "skip" in USED[setting] else option
             raise MeshwrightError(
-                f"{setting} changes nothing with {option} {ways[option]}; it is for {option}"
+                f"{setting} has no effect with {option} {ways[option]}; it is for {option}"
                 f" {' or '.join(sorted(USED[setting]))}: leave it out"
             )
     paths = [path for path, _ in leaves(parameters(model))]

@@ -24,6 +24,9 @@ def transformation(
 
     Optimizers: AdamW (arXiv:1711.05101), Lion (arXiv:2302.06675), Adafactor (arXiv:1804.04235) without momentum, SGD
     without momentum, and Muon (`update.muon`), the only one that depends on the workload and on shardings.
+
+    Raises:
+        MeshwrightError: the optimizer can be planned but not run.
     """
     rate, decay = optimizer.optax_schedule(), optimizer.weight_decay
 
@@ -45,7 +48,7 @@ def transformation(
             optax.scale_by_learning_rate(rate),
         )
     else:
-        raise MeshwrightError(f"optimizer {strategy.optimizer} can be planned, but is none that runs yet")
+        raise MeshwrightError(f"optimizer {strategy.optimizer} can be planned but not run yet")
     made = _with_standard_promotion(made)
     if optimizer.rates:
         made = _scaled(made, optimizer)

@@ -24,7 +24,7 @@ COMPILED = "compiled.json"
 
 
 def read_compiled(directory: Path) -> Record | None:
-    """Return the record of a run's compiled step; None for a run of an older version."""
+    """Return the record of a run's compiled step; None for a run of an older version. Raises if it cannot be read."""
     path = directory / COMPILED
     try:
         return record_from_json(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
@@ -116,7 +116,7 @@ class RunLog:
             if not self._directory.is_dir():
                 raise
             if is_first:
-                self._on_note(f"{error}; training goes on, and its metrics are kept until they can be written")
+                self._on_note(f"{error}; training continues, and its metrics are kept until they can be written")
 
     def _write(self, step: int, fields: Row) -> None:
         values = scalars(fields)
@@ -125,7 +125,7 @@ class RunLog:
                 writer.write(step + 1, self._last["time"], values)
             except MeshwrightError as error:
                 if not self._has_gaps:
-                    self._on_note(f"{error}: curves have a gap; training goes on")
+                    self._on_note(f"{error}: curves have a gap; training continues")
                 self._has_gaps = True
 
 

@@ -40,7 +40,7 @@ class ProfiledSteps:
 
 
 def parse_profile(text: str) -> ProfiledSteps:
-    """Parse the steps of a profile, such as `10:15`."""
+    """Parse the steps of a profile, such as `10:15`. Raises if it is not two ascending steps from 1."""
     found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text.strip())
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise MeshwrightError(f"profile is {text!r}; it is the first and the last step of a trace, as 10:15")
@@ -193,7 +193,7 @@ class Profile:
 
 
 def read_profile(directory: Path) -> Profile | None:
-    """Read the profile of a run; None if it has none."""
+    """Read the profile of a run; None if it has none. Raises if it cannot be read."""
     path = directory / FOLDER / FILE
     if not path.is_file():
         return None

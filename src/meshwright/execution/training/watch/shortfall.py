@@ -41,7 +41,7 @@ class Shortfall:
         self._is_said = False
 
     def add(self, row: Row) -> str | None:
-        """Add the row of a step; return a line, only once, if recent steps are slower than planned, else None."""
+        """Add the row of a step; return a line, only once, if recent steps are slower than predicted, else None."""
         self._taken += 1
         if self._is_said or self._taken <= WARM_UP:
             return None
@@ -60,7 +60,7 @@ class Shortfall:
 
 
 def shortfall(rows: Sequence[Row], planned: float, *, is_simulated: bool) -> str | None:
-    """Return how much slower steps are than planned, with the main reason; None if they are not slower."""
+    """Return how much slower steps are than predicted, with the main reason; None if they are not slower."""
     waits = {reason: sum(row.get(name, 0.0) for row in rows) / len(rows) for name, reason in _REASONS.items()}
     own = statistics.fmean(row["step_seconds"] - row.get("input_seconds", 0.0) for row in rows)
     taken = own + sum(waits.values())

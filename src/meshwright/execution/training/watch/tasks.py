@@ -39,7 +39,7 @@ class Tasks:
                 f"--eval-tasks needs a tokenizer; {model.name} has none, and its vocabulary of {model.vocab} is not the"
                 f" 256 bytes"
             )
-        # Without parameters: each evaluation passes those of its step.
+        # Without parameters: each evaluation passes its step's.
         self._model = LoadedModel(
             config=model,
             params={},

@@ -64,7 +64,7 @@ class MeasuredStep:
 
 
 def find_trace(folder: Path) -> Path:
-    """Return the newest profile below a folder, as JAX's profiler writes it."""
+    """Return the newest profile below a folder, as JAX's profiler writes it. Raises if there is none."""
     found = sorted(folder.glob("plugins/profile/*/*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise MeshwrightError(f"no profile below {folder}; `meshwright train --profile 10:15` writes one")
@@ -77,6 +77,9 @@ def read_trace(path: Path, module: Module) -> dict[int, DeviceTrace]:
     Args:
         path: the `.xplane.pb` file.
         module: the optimized HLO of the step.
+
+    Raises:
+        MeshwrightError: the trace has no op of the step's program.
     """
     ops = {instruction.name for instruction in module.instructions()}
     intervals: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)

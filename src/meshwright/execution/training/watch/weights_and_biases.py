@@ -32,7 +32,7 @@ class WandbRun:
             self._run = wandb.init(project=project, dir=str(directory), name=directory.name, config=dict(config), **own)
         except Exception as error:  # The library has its own errors: wrong key, no network, unknown project.
             raise MeshwrightError(
-                f"Weights & Biases cannot be reached: {str(error).splitlines()[0][:200]}; the run goes on without it"
+                f"Weights & Biases cannot be reached: {str(error).splitlines()[0][:200]}; the run continues without it"
             ) from None
         write_file(file, f"{self._run.id}\n")
 

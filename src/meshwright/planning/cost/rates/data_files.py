@@ -82,7 +82,7 @@ def tpu_products() -> TpuProducts:
 
 @cache
 def tpu_layer_shares() -> Mapping[str, Mapping[str, float]]:
-    """Return, by chip, how fast ops run inside a layer, as fractions of their speed when compiled alone.
+    """Return by chip the speed of ops inside a layer, as a fraction of their speed when compiled alone.
 
     Written by `benchmarks/tpu_layers.py`.
     """

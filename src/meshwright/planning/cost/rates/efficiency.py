@@ -55,6 +55,9 @@ def product_efficiency(
     their own peak within their roofline.
 
     moved_bytes: traffic to and from memory, for convolutions; by default each operand and the result once.
+
+    Raises:
+        MeshwrightError: a dim is empty.
     """
     if min(m, k, n) < 1:
         raise MeshwrightError(
@@ -190,7 +193,7 @@ def _tpu_table(name: str) -> _Table:
 
 @cache
 def layer_shares(system: System) -> Mapping[str, float]:
-    """Return how fast ops run inside a layer, as a fraction of their speed when compiled alone.
+    """Return the speed of ops inside a layer, as a fraction of their speed when compiled alone.
 
     One fraction for attention through scores, one for the other ops. On TPUs: the compiler's estimates for a layer of
     Llama 2 (`benchmarks/tpu_layers.py`): norms and reductions are fused into matmul kernels, and weights are copied to

@@ -23,7 +23,7 @@ from meshwright.record import Bound, Collective
 
 @dataclass(frozen=True)
 class Intensity:
-    """Arithmetic intensity of an implementation, against memory traffic or one collective, beside the hardware's.
+    """Arithmetic intensity of an implementation, against memory traffic or one collective, and the hardware's.
 
     Attributes:
         value: flops per byte.
@@ -210,7 +210,7 @@ def _threshold(
 ) -> Threshold | None:
     """Return the condition under which an implementation is compute bound; None without a matmul.
 
-    is_memory: compare with memory traffic, which takes longest; else with the collectives.
+    is_memory: whether memory traffic takes longer than the collectives; the longer one is compared with compute.
     """
     if not way.products:
         return None

@@ -1,1 +1,1 @@
-"""The checks of an inspection, one file a check."""
+"""The checks of an inspection, one per file."""

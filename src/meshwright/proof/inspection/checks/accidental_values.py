@@ -1,4 +1,4 @@
-"""What a function holds or computes by accident: captured constants, float32 products, host calls in loops."""
+"""Accidental contents of a function: captured constants, matmuls widened to float32, host callbacks in loops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshwright.units import show_bytes, show_percent
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedConstant(Finding):
-    """An array that a function closes over and that is no argument: a constant of the program, whole on each device."""
+    """An array that a function closes over: it becomes a constant of the program, replicated on each device."""
 
     kind = FindingKind.CAPTURED_CONSTANT
 
@@ -47,7 +47,7 @@ class HostCallInLoop(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class WideProduct(Finding):
-    """A float32 matmul of a 16-bit operand that JAX widened because the other one was float32."""
+    """A matmul that runs in float32 because JAX converted its 16-bit operand to match a float32 one."""
 
     kind = FindingKind.WIDE_PRODUCT
     is_share_of_work = True

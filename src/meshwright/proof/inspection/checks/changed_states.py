@@ -1,4 +1,4 @@
-"""State that comes back from a step unlike it went in, so that the second call compiles again."""
+"""State whose dtype, sharding or weak type changes in a step, so that the second call recompiles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshwright.proof.inspection.finding import Finding, FindingKind, num_elemen
 class StateChanged(Finding):
     """An argument whose updated value has another dtype, sharding or weak type.
 
-    shape: of the whole array, of which a device held `elements_held` elements.
+    shape: global. elements_held: elements per device before the step.
     """
 
     kind = FindingKind.STATE_CHANGED
@@ -31,7 +31,7 @@ class StateChanged(Finding):
     elements_held: int
 
     def explains(self, other: Finding) -> bool:
-        """Whether a collective only brings the new value to its other sharding."""
+        """Whether a collective only moves the new value to its changed sharding."""
         if isinstance(other, SlicedAllReduce):
             return num_elements(other.array) == math.prod(self.shape.dims)
         if not isinstance(other, UnexpectedCollective) or not other.is_of_shardings:
@@ -68,7 +68,7 @@ def changed_states(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _updated(context: ProgramContext) -> Iterator[tuple[Argument, Result]]:
-    """Yield each argument with the result that is its new value, where there is one such result."""
+    """Yield each argument that has exactly one result as its new value, with that result."""
     taken: set[int] = set()
     for number, argument in enumerate(context.arguments):
         dims, path = context.whole_shape(argument).dims, argument.name.removeprefix(argument.tree)

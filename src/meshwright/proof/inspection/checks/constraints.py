@@ -36,13 +36,13 @@ class DroppedConstraint(Finding):
             )
         return (
             f"nothing uses the result of with_sharding_constraint on {self.shape}; the value stays as it was",
-            "go on with what it returns: x = with_sharding_constraint(x, …)",
+            "continue with what it returns: x = with_sharding_constraint(x, …)",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnevenConstraint(Finding):
-    """A constraint that shards a dim which the degree of its axes does not divide: the partitioner pads the dim."""
+    """A constraint whose axes' degree does not divide the dim: the partitioner pads it."""
 
     kind = FindingKind.CONSTRAINT_WITHOUT_EFFECT
     merged_by = ("degree", "padded")

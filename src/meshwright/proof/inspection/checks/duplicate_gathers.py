@@ -15,7 +15,7 @@ from meshwright.record import Phase
 from meshwright.units import show_bytes
 
 LEAST_BYTES = 1024
-"""Smaller collectives carry scalars and counts, which are not worth a finding."""
+"""Smaller gathers carry scalars and counts and are not reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +43,9 @@ class GatheredTwice(Finding):
 
 
 def duplicate_gathers(context: ProgramContext) -> Iterator[Finding]:
-    """Yield tensors that several all-gathers of one phase gather, or that one gathers unchanged in each loop iteration.
+    """Yield tensors gathered by several all-gathers of one phase, or gathered unchanged in every loop iteration.
 
-    Intended repetitions are left out, such as sharded weights that every microbatch gathers.
+    Intended repetitions are not reported, e.g. the gathers of sharded weights for every microbatch.
     """
     groups: dict[tuple[str, str, tuple[str, ...], Phase], list[CompiledCollective]] = defaultdict(list)
     for move in context.collectives:

@@ -1,4 +1,4 @@
-"""Reductions of what all devices along an axis hold alike already, and collectives that recomputation repeats."""
+"""Reductions of values that are already equal along an axis, and collectives repeated by rematerialization."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from meshwright.record import Collective, Kind, Phase
 from meshwright.units import show_bytes
 
 _LEAST_RECOMPUTED = 1 << 13
-"""Smaller arrays are maxima and sums of a loss or a norm."""
+"""Smaller arrays are parts of a loss or a norm, and are not reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReducedTwice(Finding):
     """A reduction of equal values. equal_axes: axes along which all `degree` devices hold the same value.
 
-    is_sum: the result is `degree` times the value; if False, the reduction has no effect. is_transposed: it is the
-    transpose of a sum in the forward pass.
+    is_sum: the result is `degree` times the value; if False, the reduction has no effect. is_transposed: the reduction
+    is the transpose of a sum in the forward pass.
     """
 
     kind = FindingKind.REDUCED_TWICE
@@ -42,7 +42,7 @@ class ReducedTwice(Finding):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the result is wrong: true of a second sum of equal values, not of a second maximum."""
+        """Whether the result is wrong: True for a sum of equal values, False for a maximum."""
         return self.is_sum
 
     def _sentences(self) -> tuple[str, str]:
@@ -64,7 +64,7 @@ class ReducedTwice(Finding):
 
 
 def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
-    """Yield reductions over an axis along which all devices hold the same value; combined ones array by array."""
+    """Yield reductions over an axis along which all devices hold the same value. A combined one is split by array."""
     if context.is_traced:
         yield from (_traced(context, one) for one in context.traced(ReducedTwice.id))
         return
@@ -76,7 +76,7 @@ def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
         for operand, description in zip(operands, said, strict=True):
             axes = tuple(axis for axis in first.axes if axis not in context.variance.axes(operand))
             if not axes or origin(context.module, operand, VIEWS_AND_CASTS).opcode in ("constant", "iota"):
-                continue  # what a program counts by summing ones is meant
+                continue  # counting by summing ones is intended
             is_sum = context.module.root(instruction.called("to_apply")[0]).opcode == "add"
             is_sum = is_sum and not _is_divided(context, instruction, context.degree(first.axes))
             # A value summed twice is wrong, however small it is; a reduction that changes nothing only costs.
@@ -85,7 +85,7 @@ def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _traced(context: ProgramContext, one: TracedMistake) -> ReducedTwice:
-    """The finding of a sum of equal values that was read in the jaxpr."""
+    """Convert a sum of equal values found in the jaxpr to a finding."""
     shape, equal, op = Shape(one.dtype, one.dims), tuple(one.figures["equal_axes"]), one.figures["op"]
     kind: Kind = "reduce-scatter" if "scatter" in op else "all-reduce"
     return ReducedTwice(
@@ -152,7 +152,7 @@ def _finding(
 
 @dataclass(frozen=True, kw_only=True)
 class RecomputedCollective(Finding):
-    """A sum or an exchange of activations that runs again when their layer is recomputed."""
+    """An all-reduce or all-to-all of activations that rematerialization of the layer repeats."""
 
     kind = FindingKind.RECOMPUTED_COLLECTIVE
     merged_by = ("collective", "axes")
@@ -172,7 +172,7 @@ class RecomputedCollective(Finding):
 
 
 def recomputed_collectives(context: ProgramContext) -> Iterator[Finding]:
-    """Yield all-reduces and all-to-alls in the recomputation of layers. Gathers of weights are meant to be repeated."""
+    """Yield all-reduces and all-to-alls in rematerialized layers. Repeated weight gathers are intended."""
     for move in context.collectives:
         one = move.collective
         is_large = one.bytes >= _LEAST_RECOMPUTED * one.count

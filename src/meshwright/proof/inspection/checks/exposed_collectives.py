@@ -1,4 +1,4 @@
-"""Collectives that ops wait for while other ops, which do not depend on them, could run."""
+"""Collectives that ops wait for although independent ops could run meanwhile."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from meshwright.record import Kind, Phase
 from meshwright.units import show_percent, show_seconds
 
 _SHARE_OF_STEP = 0.02
-"""The fraction of the step time below which waiting is not reported."""
+"""The smallest exposed time reported, as a fraction of the step time."""
 
 _LEAST_SECONDS = 1e-5
-"""Shorter collectives are latency: overlapping them would cost as much as it saves."""
+"""Shorter collectives are mostly latency: overlapping them would cost as much as it saves."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExposedCollective(Finding):
-    """A collective that ops wait for while independent ops could run."""
+    """A collective that ops wait for although independent ops could run."""
 
     kind = FindingKind.EXPOSED_COMMUNICATION
     merged_by = ("collective", "axes")

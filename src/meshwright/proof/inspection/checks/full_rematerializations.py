@@ -1,4 +1,4 @@
-"""Values that the partitioner gathers whole on every device to reshard them."""
+"""Values that the partitioner all-gathers fully to reshard them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshwright.units import show_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class GatheredToReshard(Finding):
-    """A value gathered whole on every device to go from one sharding to another. shape: per device, before."""
+    """A value that is fully all-gathered to reshard it. shape: per device, before."""
 
     kind = FindingKind.FULL_REMATERIALIZATION
 

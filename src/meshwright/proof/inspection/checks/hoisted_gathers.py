@@ -1,4 +1,4 @@
-"""Stacked layers that are gathered whole before the loop that uses one layer at a time."""
+"""Stacked layers that are all gathered before the loop, which uses one layer at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshwright.units import show_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class HoistedGather(Finding):
-    """Stacked weights gathered before a loop over their layers. is_along_stack: the dim of layers itself is split."""
+    """Stacked weights gathered before a loop over layers. is_along_stack: the layer dim itself is split."""
 
     kind = FindingKind.HOISTED_GATHER
     merged_by = ("axes", "is_along_stack")
@@ -79,7 +79,7 @@ def hoisted_gathers(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _is_before_loop(context: ProgramContext, gather: Instruction, layers: int) -> bool:
-    """Whether loops take one slice of a gathered stack in each iteration, and nothing else uses it."""
+    """Whether a gathered stack is used only by loops that take one slice per iteration."""
     module, found = context.module, False
     for user, held in uses(module, gather, VIEWS_AND_CASTS):
         loops = [one for one in module.users(user) if one.opcode == "while"] if user.opcode == "tuple" else []

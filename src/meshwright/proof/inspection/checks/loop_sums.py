@@ -17,14 +17,14 @@ from meshwright.proof.inspection.slices import gathered_dims
 from meshwright.units import show_bytes
 
 _LEAST_SUM = 1 << 12
-"""Smaller sums are of scales, biases and figures."""
+"""Smaller sums are those of scales, biases and metrics."""
 
 _SCALED = frozenset(VIEWS | {"convert", "multiply", "divide", "negate"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class SumInLoop(Finding):
-    """A sum over devices in every iteration, whose results are only added up."""
+    """A sum over devices in every iteration whose results are only accumulated: one sum after the loop would do."""
 
     kind = FindingKind.SUM_IN_LOOP
     merged_by = ("axes", "iterations")
@@ -46,7 +46,7 @@ class SumInLoop(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class GatheredToSum(Finding):
-    """A gather of which only the sum or mean of the parts is used."""
+    """A gather whose parts are only summed or averaged: a reduction would do."""
 
     kind = FindingKind.GATHERED_TO_SUM
     merged_by = ("axes",)
@@ -56,7 +56,7 @@ class GatheredToSum(Finding):
     degree: int
 
     def explains(self, other: Finding) -> bool:
-        """Whether the same gather was found as unexpected."""
+        """Whether the other finding reports the same gather as unexpected."""
         return isinstance(other, UnexpectedCollective) and other.axes == self.axes and other.line == self.line
 
     def _sentences(self) -> tuple[str, str]:
@@ -69,7 +69,7 @@ class GatheredToSum(Finding):
 
 
 def loop_sums(context: ProgramContext) -> Iterator[Finding]:
-    """Yield sums in every iteration, and gathers that are then added up: those by hand, and the partitioner's."""
+    """Yield both kinds of finding, for collectives written by hand and those of the partitioner."""
     known = {one.source for finding in (SumInLoop.id, GatheredToSum.id) for one in context.traced(finding)}
     for found in (*_partitioned_sums(context), *_partitioned_gathers(context)):
         if found.source.partition(" ")[0] not in known:
@@ -102,7 +102,7 @@ def _partitioned_sums(context: ProgramContext) -> Iterator[SumInLoop]:
 
 
 def _iterations(context: ProgramContext, instruction: Instruction) -> int:
-    """How often the loop runs whose body has an instruction; 1 outside of loops."""
+    """Return the trip count of the loop around an instruction; 1 outside of loops."""
     callers = context.module.callers[instruction.computation]
     if len(callers) != 1 or callers[0].opcode != "while":
         return 1
@@ -111,7 +111,7 @@ def _iterations(context: ProgramContext, instruction: Instruction) -> int:
 
 
 def _is_accumulated(context: ProgramContext, value: Instruction) -> bool:
-    """Whether all that a loop's body does with a value is to add it to an element of the loop's state."""
+    """Whether a loop's body only adds a value to an element of the loop's state."""
     module, found = context.module, False
     for user, held in uses(module, value, _SCALED):
         if user.opcode != "add":
@@ -130,7 +130,7 @@ def _is_accumulated(context: ProgramContext, value: Instruction) -> bool:
 
 
 def _is_only_added_to(module: Module, carried: Instruction) -> bool:
-    """Whether a value is an element of a loop's state that the loop's body uses only once, as a total."""
+    """Whether a value is an element of a loop's state that the body uses only once, as an accumulator."""
     if carried.opcode != "get-tuple-element" or module.operand(carried).opcode != "parameter":
         return False
     alike = [one for one in module.users(module.operand(carried)) if one.index == carried.index]
@@ -162,7 +162,7 @@ def _partitioned_gathers(context: ProgramContext) -> Iterator[GatheredToSum]:
 
 
 def _traced(context: ProgramContext) -> Iterator[Finding]:
-    """Yield the findings that were read in the jaxpr."""
+    """Yield the findings from the jaxpr."""
     for one in context.traced(SumInLoop.id):
         shape, times = Shape(one.dtype, one.dims), one.count - one.count // one.figures["iterations"]
         if shape.bytes >= _LEAST_SUM:

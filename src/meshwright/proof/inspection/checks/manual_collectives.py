@@ -1,4 +1,4 @@
-"""Collectives by hand that hang, repeat a device's own values, or send what the receiver has."""
+"""Hand-written collectives that hang, use a device's own values twice, or send values that the receiver has."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BranchedCollective(Finding):
-    """A collective in a branch or an iteration that only some of its devices reach."""
+    """A collective in a branch or iteration that only some of its devices reach: it hangs."""
 
     kind = FindingKind.BRANCHED_COLLECTIVE
     merged_by = ("axes",)
@@ -36,12 +36,12 @@ class BranchedCollective(Finding):
     taken: tuple[str, ...]
 
     def explains(self, other: Finding) -> bool:
-        """Whether a result only differs because this branch was taken or not."""
+        """Whether the other finding is a missing sum on the line of this branch, which causes it."""
         return isinstance(other, MissingSum) and other.line == self.line
 
     @property
     def is_wrong(self) -> bool:
-        """Always: the devices that come wait for those that do not."""
+        """Always True: devices that reach the collective wait forever for those that do not."""
         return True
 
     def _sentences(self) -> tuple[str, str]:
@@ -56,7 +56,7 @@ class BranchedCollective(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class RingTooLong(Finding):
-    """A ring that sends once more than there are other devices."""
+    """A ring with one send more than there are other devices: a device's own part returns to it."""
 
     kind = FindingKind.RING_TOO_LONG
     merged_by = ("axes", "is_wrong_sum")
@@ -69,7 +69,7 @@ class RingTooLong(Finding):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the part that comes home is used a second time."""
+        """Whether the part that returns to its device is used a second time."""
         return self.is_wrong_sum
 
     def _sentences(self) -> tuple[str, str]:
@@ -88,7 +88,7 @@ class RingTooLong(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class SentCopies(Finding):
-    """An exchange between devices that hold the same value."""
+    """A gather, all-to-all or permute between devices that hold the same value."""
 
     kind = FindingKind.SENT_COPIES
     merged_by = ("equal_axes",)
@@ -101,7 +101,7 @@ class SentCopies(Finding):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether each device handles what the others do too: all but a gather, which only makes copies."""
+        """Whether the result is wrong: True except for a gather, which only makes copies."""
         return self.collective != "all-gather"
 
     def _sentences(self) -> tuple[str, str]:
@@ -115,7 +115,7 @@ class SentCopies(Finding):
 
 
 def manual_collectives(context: ProgramContext) -> Iterator[Finding]:
-    """Yield the mistakes in collectives that were read in the jaxpr."""
+    """Yield the mistakes in collectives found in the jaxpr."""
     for one in context.traced(BranchedCollective.id):
         shape = Shape(one.dtype, one.dims)
         yield BranchedCollective(

@@ -1,4 +1,4 @@
-"""Meshes that put collectives on slow links: by the order of their axes, or across slices."""
+"""Meshes that put collectives on slow links, by the order of their axes or by crossing slices."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from meshwright.record import Collective, Kind, Phase, merge
 from meshwright.units import show_bytes, show_degrees, show_seconds
 
 _SAVED = 0.1
-"""The fraction of all collectives' time that another order must save to be reported."""
+"""The smallest saving reported, as a fraction of the time of all collectives."""
 
 _LEAST_SECONDS = 1e-5
-"""Smaller differences are due to a few hops."""
+"""The smallest saving reported, in seconds: smaller ones are a few hops of latency."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlowMeshOrder(Finding):
     """Another order of the mesh axes would put collectives on faster links.
 
-    order: the better order, axes with their degrees, outermost first. collective, axes: the collective that gains most.
-    now, then: the links that it uses in each order.
+    order: the better order, axes with degrees, outermost first. collective, axes: the collective that gains most. now,
+    then: its links in the present and in the better order.
     """
 
     kind = FindingKind.MESH_ORDER
@@ -51,7 +51,7 @@ class SlowMeshOrder(Finding):
 
 
 def mesh_order(context: ProgramContext) -> Iterator[Finding]:
-    """Yield the order of the same mesh axes in which the program's collectives take much less time, if there is one."""
+    """Yield an order of the same mesh axes in which the program's collectives are much faster, if there is one."""
     if context.layout is None or context.system is None or context.system.chip.kind == "cpu":
         return
     moves = merge(move.collective for move in context.collectives if move.collective.axes)
@@ -84,7 +84,7 @@ def mesh_order(context: ProgramContext) -> Iterator[Finding]:
 
 @dataclass(frozen=True, kw_only=True)
 class AcrossSlices(Finding):
-    """An axis between slices over which a step moves activations or weights, not only sums gradients."""
+    """An axis across slices over which a step moves activations or weights, in addition to summing gradients."""
 
     kind = FindingKind.ACROSS_SLICES
     merged_by = ("axes",)
@@ -105,7 +105,7 @@ class AcrossSlices(Finding):
 
 
 def across_slices(context: ProgramContext) -> Iterator[Finding]:
-    """Yield axes between slices over which the forward pass gathers, sums or exchanges. Pipelines may send."""
+    """Yield axes across slices over which the forward pass gathers, reduces or exchanges. Pipeline sends are fine."""
     for move in context.between_slices:
         if move.phase == "forward" and move.kind != "collective-permute" and move.bytes >= LEAST_BYTES * move.count:
             yield AcrossSlices(

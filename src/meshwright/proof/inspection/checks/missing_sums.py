@@ -1,4 +1,4 @@
-"""Results that are declared equal on all devices along an axis but are not."""
+"""Results that are declared replicated along an axis but differ between its devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MissingSum(Finding):
 
     @property
     def is_wrong(self) -> bool:
-        """Always: each device continues with a value of its own."""
+        """Always True: each device continues with another value."""
         return True
 
     def _sentences(self) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""State that is moved whole in a step which changes little of it, and results that are gathered to be returned."""
+"""State that a step moves whole but changes little, and results that are gathered only to be returned."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from meshwright.record import Kind
 from meshwright.units import show_bytes
 
 _LEAST_RESULT = 1 << 16
-"""Smaller results are figures that a program prints."""
+"""Smaller results are metrics to print."""
 
 _MOVES = ("all-gather", "all-to-all", "collective-permute")
 _WRITTEN = frozenset(VIEWS | {"convert", "slice", "dynamic-slice", "dynamic-update-slice"})
-"""Ops between a cache and what is moved of it."""
+"""Ops that may be between a cache and the moved value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MovedState(Finding):
-    """State that a step which does not train moves between devices. count: times in a step."""
+    """State that a step other than a train step moves between devices. count: times per step."""
 
     kind = FindingKind.MOVED_STATE
     merged_by = ("name", "axes")
@@ -44,7 +44,7 @@ class MovedState(Finding):
     count: int
 
     def explains(self, other: Finding) -> bool:
-        """Whether the partitioner moves the same state for several ops, or devices then work on all of it."""
+        """Whether the other finding is about further moves of the same state, or about repeated work on it."""
         if isinstance(other, RedundantCompute):
             return other.axis in self.axes
         if not isinstance(other, UnexpectedCollective) or not other.is_of_shardings:
@@ -63,7 +63,7 @@ class MovedState(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class GatheredResult(Finding):
-    """A computed result that is gathered whole on every device only to be returned."""
+    """A computed result that is fully all-gathered only to be returned."""
 
     kind = FindingKind.GATHERED_RESULT
     merged_by = ("axes",)
@@ -118,7 +118,7 @@ def _moved_states(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _written(module: Module, value: Instruction) -> Instruction:
-    """Return the value that a step writes or reads a part of, before what is moved of it."""
+    """Return the value (a cache, say) of which a moved value is a view, a slice or an updated copy."""
     while (before := origin(module, value, _WRITTEN)).opcode == "select":
         value = module.operand(before, 1)
     return before

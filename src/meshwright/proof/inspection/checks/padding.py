@@ -12,18 +12,18 @@ from meshwright.proof.inspection.finding import Finding, FindingKind
 from meshwright.units import show_bytes
 
 _SHARE_OF_MEMORY = 0.02
-"""The fraction of a program's memory below which padding is not reported."""
+"""The smallest padding reported, as a fraction of the program's memory."""
 
 _GROWTH = 1.25
-"""How many times larger than its elements an array must be in memory to be reported."""
+"""The smallest ratio reported of an array's bytes in memory to those of its elements."""
 
 _MOST = 3
-"""How many shapes are reported, largest first."""
+"""The most shapes reported, largest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaddedArrays(Finding):
-    """Arrays of one shape whose tiles are not filled. stored_bytes: the bytes of all of them, with padding."""
+    """Arrays of one shape that do not fill their tiles. stored_bytes: total bytes with padding."""
 
     kind = FindingKind.PADDING
 
@@ -63,9 +63,9 @@ def padding(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _held(context: ProgramContext) -> dict[Shape, tuple[int, Instruction]]:
-    """Return a lower bound of how many arrays of each shape are live at once, and the first of them.
+    """Return, by shape, a lower bound of the number of live arrays, and the first such array.
 
-    All arguments are live together; of other arrays, one of each shape is counted.
+    All arguments are live at once; of other arrays, one per shape is counted.
     """
     held: dict[Shape, tuple[int, Instruction]] = {}
     for argument in context.arguments:

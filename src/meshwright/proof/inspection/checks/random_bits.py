@@ -1,4 +1,4 @@
-"""Random numbers that devices do not make where they are used."""
+"""Random numbers that are not generated on the devices that use them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ RANDOM = re.compile(
     r"jit\(_(?:uniform|randint|normal|normal_real|truncated_normal|bernoulli|gumbel|exponential|laplace|logistic)\)"
     r"|\b(?:random_bits|threefry2x32|rng_bit_generator)\b"
 )
-"""Parts of op names that JAX's random numbers have."""
+"""Matches the op names of JAX's random functions."""
 
 _LEAST_MADE = 1 << 16
-"""Fewer bytes of random bits take no time to make."""
+"""Fewer bytes take no time to generate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnpartitionedBits(Finding):
-    """Random bits that are sent between devices, or made whole on each. is_sent: the former."""
+    """Random bits that are sent between devices (is_sent), or generated in full on each device."""
 
     kind = FindingKind.UNPARTITIONED_BITS
     merged_by = ("is_sent",)
@@ -54,7 +54,7 @@ class UnpartitionedBits(Finding):
 
 
 def random_bits(context: ProgramContext) -> Iterator[UnpartitionedBits]:
-    """Yield random numbers that collectives move, or that devices make whole and then cut."""
+    """Yield random numbers that collectives move, or that devices generate in full and then slice."""
     for move in context.collectives:
         one = move.collective
         if one.bytes >= LEAST_BYTES and one.axes and RANDOM.search(move.instruction.op_name):
@@ -86,7 +86,7 @@ def random_bits(context: ProgramContext) -> Iterator[UnpartitionedBits]:
 
 
 def _is_of_generator(module: Module, value: Instruction) -> bool:
-    """Whether a value is computed of random bits alone, one by one."""
+    """Whether a value is computed elementwise from random bits only."""
     made = origin(module, value, frozenset(VIEWS | ELEMENTWISE | {"shift-right-logical", "or", "bitcast-convert"}))
     if made.opcode == "get-tuple-element":
         made = module.operand(made)

@@ -10,12 +10,12 @@ from meshwright.proof.inspection.finding import Finding, FindingKind
 from meshwright.units import show_flops, show_percent
 
 SHARE_OF_WORK = 0.05
-"""The fraction of a step's flops below which redundant or uneven work is not reported: a router, a small matmul."""
+"""The smallest redundant or uneven work reported, as a fraction of a step's flops: more than a router."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RedundantCompute(Finding):
-    """Matmuls that all devices along an axis compute alike. Flops are per device and step."""
+    """Identical matmuls on all devices along an axis. Flops are per device and step."""
 
     kind = FindingKind.REDUNDANT_COMPUTE
     merged_by = ("axis",)

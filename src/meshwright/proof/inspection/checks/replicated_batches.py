@@ -1,4 +1,4 @@
-"""Batches, and masks and tables beside them, that are replicated along an axis which should split them."""
+"""Batches, masks and tables that are replicated along an axis that should split them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from meshwright.proof.inspection.slices import cut_axes
 from meshwright.units import show_bytes
 
 _SPLITS_DATA = re.compile(r"(?:f?s?dp|data|batch|replica|zero)s?(?:_?(?:parallel|axis|\d+))?", re.IGNORECASE)
-"""Usual names of axes that split the batch. Shardings alone do not tell them from axes of tensor parallelism."""
+"""Usual names of axes that split the batch. Shardings alone do not distinguish them from tensor parallel axes."""
 
 _LEAST_BYTES = 1 << 14
-"""Smaller tables are no cost."""
+"""Smaller tables cost nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicatedBatch(Finding):
-    """A batch of a train step that is not split over an axis whose name says that it splits data."""
+    """A batch of a train step that is not split over an axis named like a data axis."""
 
     kind = FindingKind.REPLICATED_BATCH
     merged_by = ("axis",)
@@ -71,7 +71,7 @@ def replicated_batches(context: ProgramContext) -> Iterator[Finding]:
 
 @dataclass(frozen=True, kw_only=True)
 class WholeBesideBatch(Finding):
-    """An argument that is whole on every device, each of which uses a part of its own. like: data that is split so."""
+    """A replicated argument that each device slices to its own part. like: an argument that is split this way."""
 
     kind = FindingKind.WHOLE_BESIDE_BATCH
     merged_by = ("name",)
@@ -92,7 +92,7 @@ class WholeBesideBatch(Finding):
 
 
 def whole_tables(context: ProgramContext) -> Iterator[Finding]:
-    """Yield whole arguments that every device cuts to the part that belongs to its part of the data."""
+    """Yield replicated arguments that every device slices to match its shard of the data."""
     split = {
         (one.tree, place, size * context.degree(axes), axes): one.name
         for one in context.arguments

@@ -1,4 +1,4 @@
-"""Arguments that are replicated on devices among which they should be sharded."""
+"""Arguments that are replicated over axes that should shard them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.units import show_bytes
 
 SHARE_OF_TREE = 0.01
-"""The fraction of its tree that an argument must be to be reported without a rule."""
+"""Without rules: the smallest argument reported, as a fraction of its tree."""
 
 MOST_SHARD = 0.5
 """If at least this fraction of a tree is sharded, a replicated part is assumed to be a mistake."""
@@ -21,10 +21,10 @@ MOST_SHARD = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicatedParameter(Finding):
-    """An argument that is replicated on devices among which it should be sharded.
+    """An argument that is replicated over axes that should shard it.
 
-    tree, sharded_share: the argument's tree, and the fraction of it that is sharded over the axes; '' and None where a
-    rule requests the sharding. others: arguments of the same path and shape in other trees, as moments.
+    tree, sharded_share: the argument's tree, and the fraction sharded over the axes; '' and None if a rule requests the
+    sharding. others: arguments of the same path and shape in other trees, e.g. moments.
     """
 
     kind = FindingKind.REPLICATED_PARAMETER
@@ -93,7 +93,7 @@ def _unlike_the_rest(context: ProgramContext, name: str, tree: list[Argument]) -
 
     Everything stored can be sharded over such an axis (FSDP). Over other axes a replica may be intended.
     """
-    # Of each argument, the bytes of all shards.
+    # For each argument, the bytes of all its shards.
     sizes = [one.instruction.shape.bytes * context.degree(one.spec.axes if one.spec else ()) for one in tree]
     whole = sum(sizes)
     for axis, degree in context.mesh.items():

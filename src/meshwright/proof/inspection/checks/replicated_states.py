@@ -1,4 +1,4 @@
-"""Optimizer states and averages that are not sharded as their parameters are."""
+"""Optimizer states and averages that are not sharded like their parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshwright.units import show_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicatedStates(Finding):
-    """Arrays of a tree that are whole along axes that split the parameter of the same path and shape.
+    """Arrays of a tree that are replicated along axes that split the parameter of the same path and shape.
 
     name, shape: of the largest array. like: the name of its parameter.
     """
@@ -46,7 +46,7 @@ class ReplicatedStates(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class MislaidState(Finding):
-    """Arrays of a tree that are sharded otherwise than the parameter of the same path and shape.
+    """Arrays of a tree that are sharded differently from the parameter of the same path and shape.
 
     name, shape, spec: of the largest array. like, expected: its parameter's name and sharding.
     """
@@ -81,7 +81,7 @@ class MislaidState(Finding):
 
 
 def mislaid_states(context: ProgramContext) -> Iterator[Finding]:
-    """Yield, for each tree, the states that split a dim otherwise than their parameters do."""
+    """Yield, for each tree, the states that split other dims than their parameters."""
     found: defaultdict[str, list[tuple[Argument, Argument]]] = defaultdict(list)
     for number, state in enumerate(context.arguments):
         is_state = number in context.updated and number not in context.differentiated
@@ -110,7 +110,7 @@ def mislaid_states(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _is_mislaid(context: ProgramContext, state: Argument, parameter: Argument) -> bool:
-    """Whether an axis that splits a dim of a parameter splits another one of its state, or none."""
+    """Whether an axis that splits a dim of a parameter splits another dim of its state, or none."""
     if state.spec is None or parameter.spec is None:
         return False
     pairs = zip(state.spec.dims, parameter.spec.dims, strict=True)
@@ -165,8 +165,9 @@ def _parameter_of(context: ProgramContext, state: Argument) -> Argument | None:
 def _trained_with(context: ProgramContext, number: int, state: Argument) -> Argument | None:
     """Return the parameter for which a train step has a state, in the same tree or in another; None if there is none.
 
-    A state is updated by the step, which does not differentiate by it. Its parameter has its global shape and the end
-    of its path. Where a library hides the paths (`nnx.jit`), all parameters of its shape must be split alike.
+    A state is updated by the step, which does not differentiate with respect to it. Its parameter has its global shape
+    and the end of its path. If a library hides the paths (`nnx.jit`), all parameters of its shape must have the same
+    sharding.
     """
     if number in context.differentiated or number not in context.updated:
         return None

@@ -1,4 +1,4 @@
-"""All-reduces of arrays of which each device keeps a shard: a reduce-scatter would suffice."""
+"""All-reduces whose result each device slices to its shard: a reduce-scatter would suffice."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _ELEMENTWISE = frozenset(
     {"add", "subtract", "multiply", "divide", "negate", "sqrt", "rsqrt", "power", "maximum", "minimum"}
     | {"convert", "select", "abs", "exponential", "log", "tanh", "reduce-window"}
 )
-"""Ops that a sum may pass through before it is sliced. XLA:CPU computes norms of large arrays by windows first."""
+"""Ops that may be between a sum and its slicing. XLA:CPU first reduces large arrays by windows to compute norms."""
 
 _LEAST_AT_ONCE = 1 << 18
-"""Smaller arrays a compiler with a reduce-scatter sums whole by choice: to cut them saves less than it costs."""
+"""Below this size, compilers that have a reduce-scatter prefer an all-reduce: slicing would save too little."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlicedAllReduce(Finding):
-    """An all-reduce of which each device uses a shard. is_sliced_at_once: nothing is computed with the whole sum."""
+    """An all-reduce of whose result each device uses a shard. is_sliced_at_once: the sum is used in no other way."""
 
     kind = FindingKind.SLICED_ALL_REDUCE
     merged_by = ("is_sliced_at_once",)
@@ -53,7 +53,7 @@ class SlicedAllReduce(Finding):
 
 
 def sliced_all_reduces(context: ProgramContext) -> Iterator[Finding]:
-    """Yield all-reduces of whole arrays of which each device then uses a shard."""
+    """Yield all-reduces of whole arrays whose result each device slices to its shard."""
     for move in context.collectives:
         one = move.collective
         if move.kind != "all-reduce" or one.bytes < LEAST_BYTES:

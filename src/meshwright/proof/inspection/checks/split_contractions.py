@@ -1,4 +1,4 @@
-"""Weights split along the dim that their product sums over, while the other operand is whole."""
+"""Weights that are split along the contracting dim of a matmul, while the other operand is replicated."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from meshwright.proof.inspection.slices import gathered_dims, is_cut_of
 from meshwright.units import show_bytes
 
 _GROWTH = 4
-"""How many times larger than its whole operand a product must be, for a gather of the operand to be the cheaper way."""
+"""The least ratio of a matmul's result to its replicated operand for a finding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitContraction(Finding):
-    """A weight split on its contraction, whose product is summed over devices. shape: of the weight on a device."""
+    """A weight split on its contracting dim, so that the result is all-reduced. shape: of the weight, per device."""
 
     kind = FindingKind.SPLIT_CONTRACTION
     merged_by = ("name", "axes")
@@ -32,7 +32,7 @@ class SplitContraction(Finding):
     is_gathered: bool
 
     def explains(self, other: Finding) -> bool:
-        """Whether the same product is repeated along these axes."""
+        """Whether the other finding reports that the same matmul is repeated along these axes."""
         return self.is_gathered and isinstance(other, RedundantCompute) and other.axis in self.axes
 
     def _sentences(self) -> tuple[str, str]:
@@ -57,7 +57,7 @@ class SplitContraction(Finding):
 
 
 def split_contractions(context: ProgramContext) -> Iterator[Finding]:
-    """Yield products that sum over a split dim of a weight, of which the other operand is whole."""
+    """Yield matmuls that contract a split dim of a weight with a replicated operand."""
     arguments = {one.instruction.name: one for one in context.arguments}
     for move in context.collectives:
         if len(move.instruction.operands) != 1:
@@ -71,7 +71,7 @@ def split_contractions(context: ProgramContext) -> Iterator[Finding]:
 def _summed(
     context: ProgramContext, arguments: Mapping[str, Argument], move: CompiledCollective
 ) -> Iterator[SplitContraction]:
-    """Yield the product whose partial results an all-reduce adds up, where one operand was cut to fit a weight."""
+    """Yield the matmul whose partial sums an all-reduce adds, if its other operand was sliced to fit the weight."""
     one = move.collective
     product = origin(context.module, context.module.operand(move.instruction), VIEWS_AND_CASTS)
     if product.opcode != "dot" or one.phase != "forward":
@@ -91,7 +91,7 @@ def _summed(
 def _gathered(
     context: ProgramContext, arguments: Mapping[str, Argument], move: CompiledCollective
 ) -> Iterator[SplitContraction]:
-    """Yield the product for which a weight is gathered along the dim that it sums over, alike on all devices."""
+    """Yield the matmul for which a weight is gathered along its contracting dim, if all devices compute it alike."""
     argument = arguments.get(context.source_of(move).name)
     for user, held in uses(context.module, move.instruction, frozenset({"convert", "copy", "bitcast"})):
         if argument is None or user.opcode != "dot" or held.shape.dims != move.instruction.shape.dims:

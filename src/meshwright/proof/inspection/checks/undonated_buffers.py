@@ -1,4 +1,4 @@
-"""State that comes back updated but is not donated, so that a step holds the old and the new values."""
+"""Updated state that is not donated, so that old and new values are in memory together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshwright.proof.inspection.finding import Finding, FindingKind
 from meshwright.units import show_bytes
 
 _LEAST_BYTES = 1 << 17
-"""The least bytes on a device, of all such state together, to be reported."""
+"""The smallest total of such state reported, in bytes per device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class NotDonated(Finding):
         donated += [f"donate_argnames=[{', '.join(names)}]"] * bool(names)
         jitted = f"jax.jit(…, {', '.join(donated)})"
         if any(tree.startswith("dynamic_") for tree in self.trees):
-            jitted = "eqx.filter_jit(…, donate='all')"  # it has names of its own for what it jits
+            jitted = "eqx.filter_jit(…, donate='all')"  # it has its own names for jitted functions
         return (
             f"{many if self.count > 1 else one} old buffers: {show_bytes(self.bytes)} a device for values that a loop"
             " of such steps needs no more",
@@ -46,7 +46,7 @@ class NotDonated(Finding):
 def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:
     """Yield arguments of a train step whose update is a result of equal shape and sharding in another buffer.
 
-    Updates are recognized by what computes them (`hlo.updates.Updates`), or the caller names them as state.
+    Updates are recognized by their computation (`hlo.updates.Updates`), or because the caller names the state.
     """
     if context.program is None or not context.is_train_step:
         return

@@ -17,7 +17,7 @@ from meshwright.units import show_flops, show_percent
 
 @dataclass(frozen=True, kw_only=True)
 class UnevenStages(Finding):
-    """Branches of different work that devices along some axes take. Flops are per device and step."""
+    """Branches with different amounts of work, chosen by position along some axes. Flops are per device and step."""
 
     kind = FindingKind.UNEVEN_STAGES
     merged_by = ("axes",)
@@ -57,7 +57,7 @@ def uneven_stages(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _by_device(context: ProgramContext, conditional: Instruction) -> np.ndarray | None:
-    """Return the flops of the branch that each device takes; None where the program does not show which it takes."""
+    """Return the flops of each device's branch; None if the program does not determine which branch it takes."""
     names = conditional.branches
     predicate = context.module.operand(conditional)
     taken = evaluate(context.module, predicate, context.module.num_devices)

@@ -1,4 +1,4 @@
-"""Collectives that were not requested: the partitioner inserts them because shardings do not fit together."""
+"""Collectives that were not requested: the partitioner inserts them because shardings do not match."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NEEDS_WHOLE = frozenset(
     {"fft", "sort", "argsort", "top_k", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"}
     | {"reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"}
 )
-"""Primitives that need a whole dim, which the partitioner gathers for them; cumulative sums run in windows."""
+"""Primitives that need an unsharded dim, so that the partitioner gathers it; cumulative sums run in windows."""
 
 _ONE_OPERAND = frozenset(
     {
@@ -55,19 +55,19 @@ _ONE_OPERAND = frozenset(
     }
     | {"sin", "cos", "tan", "tanh", "logistic", "erf", "integer_pow", "square", "floor", "ceil", "round", "name"}
 )
-"""Elementwise primitives of one operand: a collective there comes from constraints on both sides."""
+"""Elementwise primitives of one operand: a collective there is due to constraints on both sides."""
 
 _SHARE = 0.01
-"""The fraction of all communicated bytes below which a collective is not reported without expectations."""
+"""Without `expected`: the smallest collective reported, as a fraction of all communicated bytes."""
 
 
 class UnexpectedBecause(StrEnum):
-    """Why a collective cannot be intended."""
+    """The reason why a collective cannot be intended."""
 
     NOT_EXPECTED = "not expected"
     """The collective is not among the expected ones."""
     MOVES_SPLIT = "moves a split"
-    """The partitioner moves a split from one dim to another."""
+    """The partitioner moves a mesh axis from one dim to another."""
     NEEDS_WHOLE = "needs a whole dim"
     """The primitive needs a whole dim of its array, which the partitioner gathers."""
     REARRANGES = "rearranges"
@@ -78,7 +78,7 @@ class UnexpectedBecause(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class UnexpectedCollective(Finding):
-    """A collective that was not requested. primitive: the JAX primitive for which it runs."""
+    """A collective that was not requested. primitive: the JAX primitive that needs it."""
 
     kind = FindingKind.UNPLANNED_COLLECTIVE
     merged_by = ("because", "conflict")
@@ -93,14 +93,14 @@ class UnexpectedCollective(Finding):
 
     @property
     def conflict(self) -> tuple[str, ...]:
-        """Fields that are equal in findings at one place that are one mistake."""
+        """Fields that are equal in findings at one place that belong to one mistake."""
         if self.because in (UnexpectedBecause.REARRANGES, UnexpectedBecause.NEEDS_WHOLE):
             return (self.primitive,)
         return (self.primitive, *self.axes) if self.because == UnexpectedBecause.GATHERS_BATCH else ()
 
     @property
     def is_of_shardings(self) -> bool:
-        """Whether shardings that do not fit together cause it."""
+        """Whether mismatched shardings cause it."""
         return self.because not in (UnexpectedBecause.NOT_EXPECTED, UnexpectedBecause.NEEDS_WHOLE)
 
     def _sentences(self) -> tuple[str, str]:
@@ -137,10 +137,10 @@ class UnexpectedCollective(Finding):
 
 
 def unexpected_collectives(context: ProgramContext) -> Iterator[Finding]:
-    """Yield the collectives that are not expected; without expectations, those that reveal shardings that do not fit.
+    """Yield the collectives that are not expected; without `expected`, those that are due to mismatched shardings.
 
-    Where a computed value is gathered over an axis that splits the batch, later collectives over this axis are counted
-    with the gather: one constraint is missing.
+    If a computed value is gathered over an axis that splits the batch, later collectives over this axis are merged with
+    it: one missing constraint causes them all.
     """
     found = list(_each(context))
     first: dict[tuple[str, ...], int] = {}
@@ -164,7 +164,7 @@ def unexpected_collectives(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _follows(other: UnexpectedCollective, first: UnexpectedCollective) -> bool:
-    """Whether a collective is a consequence of the gather of a batch."""
+    """Whether a collective follows from the gather of a batch."""
     own = (UnexpectedBecause.NOT_EXPECTED, UnexpectedBecause.NEEDS_WHOLE)
     return other.axes == first.axes and other.because not in own
 
@@ -193,7 +193,7 @@ def _each(context: ProgramContext) -> Iterator[UnexpectedCollective]:
 
 
 def _is_expected(expected: tuple[Collective, ...], found: Collective) -> bool:
-    """Whether a collective is expected, or an all-reduce over the axes of several expected ones at once."""
+    """Whether a collective is expected, or is one all-reduce over the axes of several expected ones."""
     alike = [one for one in expected if one.kind == found.kind and one.phase == found.phase]
     axes = set(found.axes)
     covered = {axis for one in alike if set(one.axes) <= axes for axis in one.axes}
@@ -201,7 +201,7 @@ def _is_expected(expected: tuple[Collective, ...], found: Collective) -> bool:
 
 
 def _because(context: ProgramContext, found: CompiledCollective) -> UnexpectedBecause | None:
-    """Return why a collective cannot be intended; None where it can."""
+    """Return the reason why a collective cannot be intended; None if it can be."""
     primitive = primitive_of(found.instruction)
     if not primitive or RANDOM.search(found.instruction.op_name) or primitive in ASKED_FOR or primitive in _ONE_OPERAND:
         return None
@@ -219,7 +219,7 @@ def _because(context: ProgramContext, found: CompiledCollective) -> UnexpectedBe
 
 
 def primitive_of(instruction: Instruction) -> str:
-    """Return the JAX primitive for which a collective runs; '' where the compiler kept no name."""
+    """Return the JAX primitive that needs a collective; '' if the compiler kept no name."""
     return scope_of(split_op_name(instruction.op_name)[0]).rpartition("/")[2]
 
 

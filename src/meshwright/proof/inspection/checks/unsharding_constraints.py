@@ -1,4 +1,4 @@
-"""Constraints that make a value whole which is split before, and which its users split again or compute alike."""
+"""Constraints that gather a sharded value, which its users then slice again or process identically on all devices."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from meshwright.units import show_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class UnshardingConstraint(Finding):
-    """A constraint that makes a split value whole. gathers: the place of each all-gather that it causes.
+    """A constraint that replicates a sharded value. gathers: the place of each all-gather that it causes.
 
-    is_cut: its users take slices of it again; if False, all devices along the axes compute the same with it.
+    is_cut: its users slice it again; if False, all devices along the axes compute the same with it.
     """
 
     kind = FindingKind.UNSHARDING_CONSTRAINT
@@ -51,7 +51,7 @@ class UnshardingConstraint(Finding):
         )
 
     def explains(self, other: Finding) -> bool:
-        """Whether work is repeated, or collectives run, along the axes over which the constraint makes values whole."""
+        """Whether the other finding is repeated work or a collective along the axes of this replication."""
         if isinstance(other, RedundantCompute):
             return other.axis in self.axes
         if isinstance(other, SlicedAllReduce):
@@ -60,7 +60,7 @@ class UnshardingConstraint(Finding):
 
 
 def unsharding_constraints(context: ProgramContext) -> Iterator[UnshardingConstraint]:
-    """Yield the constraints that un-shard what is split on both sides of them, each with all gathers that it causes."""
+    """Yield constraints that replicate a value which is sharded before and after, with all gathers that they cause."""
     constraints = [one for one in context.shardings if one.role == "intermediate" and one.requested is not None]
     caused: defaultdict[tuple[ShardingPair, tuple[str, ...]], list[tuple[CompiledCollective, bool]]] = defaultdict(list)
     for move in context.collectives:
@@ -92,14 +92,14 @@ def unsharding_constraints(context: ProgramContext) -> Iterator[UnshardingConstr
 
 
 def _products_alike(context: ProgramContext, move: CompiledCollective) -> list[Instruction]:
-    """Return the matmuls for which a weight is gathered, and which are then the same on all devices along its axes."""
+    """Return the matmuls of a gathered weight that are identical on all devices along the gathered axes."""
     users = [user for user, _ in uses(context.module, move.instruction, VIEWS_AND_CASTS)]
     alike = [one for one in users if one.opcode == "dot"]
     return [one for one in alike if set(move.collective.axes) <= set(context.variance.copies(one))]
 
 
 def _may_cause(context: ProgramContext, pair: ShardingPair, whole: Instruction, axes: tuple[str, ...]) -> bool:
-    """Whether a value has the size that a constrained one has on a device, and the constraint leaves out some axes."""
+    """Whether a value has the per-device size of a constrained one, and the constraint omits all of these axes."""
     spec = pair.requested
     if spec is None or any(dim is None for dim in spec.dims) or set(spec.axes) & set(axes):
         return False
@@ -109,7 +109,7 @@ def _may_cause(context: ProgramContext, pair: ShardingPair, whole: Instruction, 
 
 
 def _is_computed_alike(context: ProgramContext, move: CompiledCollective) -> bool:
-    """Whether matmuls of a gathered value are the same on all devices along the gathered axes."""
+    """Whether matmuls of a gathered value are identical on all devices along the gathered axes."""
     products = {(one.instruction.computation, one.instruction.name) for one in context.products}
     through = VIEWS | ELEMENTWISE
     users = [user for user, _ in uses(context.module, move.instruction, through)]

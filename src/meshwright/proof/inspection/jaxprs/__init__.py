@@ -1,1 +1,1 @@
-"""Mistakes that are read in the jaxpr of a function, before XLA: collectives by hand, dtypes, constants, callbacks."""
+"""Find mistakes in the jaxpr of a function, before XLA: manual collectives, dtypes, constants, callbacks."""

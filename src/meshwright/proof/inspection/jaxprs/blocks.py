@@ -1,6 +1,6 @@
-"""A jaxpr with the ops of the functions that it calls in line, and without ops that nothing uses.
+"""A jaxpr with called functions inlined and unused ops removed.
 
-The bodies of loops, branches and `shard_map` are blocks of their own.
+The bodies of loops, branches and `shard_map` are separate blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ VIEWS = frozenset(
 
 @dataclass(eq=False)
 class Value:
-    """A value of a traced function. number: it, if it is a scalar constant. op: what computes it, None for an input."""
+    """A value of a traced function.
+
+    number: its value if it is a scalar constant. op: the op that computes it; None for an input.
+    """
 
     dtype: str
     dims: tuple[int, ...]
@@ -37,40 +40,40 @@ class Value:
 
     @property
     def num_bytes(self) -> int:
-        """Its bytes, as the devices that run the block hold it."""
+        """Its bytes on a device that runs the block: per-shard inside `shard_map`."""
         size = 4 if self.dtype.startswith("key") else max(1, np.dtype(self.dtype).itemsize)
         return math.prod(self.dims) * size
 
     @property
     def text(self) -> tuple[str, tuple[int, ...]]:
-        """Dtype and dims, as HLO has them."""
+        """Dtype and dims, with HLO's name of the dtype."""
         return hlo_dtype(self.dtype), self.dims
 
 
 @dataclass(eq=False)
 class Op:
-    """An equation. bodies: of a loop, of each branch, or of a `shard_map`."""
+    """An equation. bodies: the blocks of a loop, a `cond`'s branches or a `shard_map`."""
 
     name: str
     operands: list[Value]
     results: list[Value]
     params: Mapping[str, Any]
     equation: Any
-    bodies: tuple[Block, ...] = ()
+    bodies: tuple[OpBlock, ...] = ()
 
     @property
     def iterations(self) -> int:
-        """How often its bodies run each time that it does, as far as a trace knows: the length of a scan, else 1."""
+        """The trip count of its bodies, as far as a jaxpr has it: the length of a scan, else 1."""
         return max(1, self.params["length"]) if self.name == "scan" else 1
 
     @property
     def scope(self) -> str:
-        """Its named scopes and JAX's transformations, as `transpose(jvp(mlp))`."""
+        """Its name scopes with JAX's transformations, as `transpose(jvp(mlp))`."""
         return str(self.equation.source_info.name_stack)
 
 
 @dataclass(eq=False)
-class Block:
+class OpBlock:
     """Ops in order, with their inputs and outputs."""
 
     inputs: list[Value]
@@ -84,10 +87,10 @@ class Block:
         self.num_uses = Counter(id(value) for value in counts)
 
     def users(self, value: Value) -> list[Op]:
-        """The ops that take a value."""
+        """The ops with a value as operand."""
         return [op for op in self.ops if any(one is value for one in op.operands)]
 
-    def everything(self) -> Iterator[tuple[Block, Op]]:
+    def everything(self) -> Iterator[tuple[OpBlock, Op]]:
         """Every op of this block and of the blocks inside it, each with its block."""
         for op in self.ops:
             yield self, op
@@ -104,19 +107,19 @@ class Block:
         self.ops = kept[::-1]
 
 
-def read_block(program: ClosedJaxpr, operands: Sequence[Value] | None = None) -> Block:
-    """Return a traced function as a block. operands: its inputs; by default new values."""
+def read_block(program: ClosedJaxpr, operands: Sequence[Value] | None = None) -> OpBlock:
+    """Return a traced function as a block. operands: values to use as its inputs; by default new ones."""
     jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
     arrays = program.consts if isinstance(program, ClosedJaxpr) else ()
     block_inputs = list(operands) if operands is not None else [_value(var.aval) for var in jaxpr.invars]
     ops: list[Op] = []
     constants: list[Value] = []
     outputs = _inline(jaxpr, arrays, block_inputs, ops, constants)
-    return Block(block_inputs, outputs, ops, constants)
+    return OpBlock(block_inputs, outputs, ops, constants)
 
 
 def hlo_dtype(name: str) -> str:
-    """Return the name that HLO has for a dtype of JAX; for a key's, that of its words."""
+    """Return HLO's name of a JAX dtype; for a random key, that of its data."""
     if name == "bool":
         return "pred"
     for kind, short in (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("uint", "u"), ("int", "s")):
@@ -126,7 +129,7 @@ def hlo_dtype(name: str) -> str:
 
 
 def through_views(value: Value) -> Value:
-    """The value of which this one is a view, a cast or a constrained copy."""
+    """Follow views, casts and constrained copies back to the original value."""
     while value.op is not None and value.op.name in VIEWS and len(value.op.results) == 1:
         value = value.op.operands[0]
     return value
@@ -169,8 +172,8 @@ def _inline(
     return [read(var) for var in jaxpr.outvars]
 
 
-def _bodies(equation: Any, held: list[Value]) -> Iterator[Block]:
-    """The blocks of a loop, of branches or of a `shard_map`. What kernels do inside is their own affair."""
+def _bodies(equation: Any, held: list[Value]) -> Iterator[OpBlock]:
+    """The blocks of a loop, of branches or of a `shard_map`. The inside of kernels is not read."""
     if equation.primitive.name not in ("scan", "while", "cond", "shard_map"):
         return
     for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda one: hasattr(one, "eqns")):
@@ -195,7 +198,7 @@ def _constant(aval: Any, array: Any) -> Value:
 
 
 def _fold(name: str, operands: Sequence[Value], result: Value) -> float | None:
-    """The number of a scalar constant in another form, or of the quotient or product of two."""
+    """The number of a cast or reshaped scalar constant, or of the quotient or product of two; else None."""
     numbers = [one.number for one in operands if one.number is not None]
     if not numbers or len(numbers) < len(operands):
         return None

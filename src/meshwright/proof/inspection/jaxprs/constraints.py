@@ -34,9 +34,9 @@ def _dropped(eqn: Any, aval: Any, device: str) -> TracedMistake:
 
 
 def _is_dropped(aval: Any, target: Any) -> bool:
-    """Whether a `device_put` inside `jit` would only reshard an array, which JAX does not do there.
+    """Whether a `device_put` inside `jit` only asks to reshard an array, which JAX ignores there.
 
-    It does move arrays between memories.
+    Moves between memories are not ignored.
     """
     if not isinstance(target, NamedSharding) or target.is_fully_replicated:
         return False

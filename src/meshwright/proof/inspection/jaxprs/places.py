@@ -1,4 +1,4 @@
-"""The user's line of an equation: frames of JAX and of installed packages are climbed."""
+"""The user's source line of an equation: the innermost frame outside JAX and installed packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _JAX = str(Path(jax.__file__).parent)
 
 
 def place(equation: Any) -> str:
-    """Return file:line of the user's code that an equation comes from; the innermost line if only packages have one."""
+    """Return file:line of the user's code for an equation; a package's innermost line if no frame is the user's."""
     first = ""
     for frame in _frames(equation):
         if frame.file_name.startswith(_JAX):
@@ -28,7 +28,7 @@ def place(equation: Any) -> str:
 
 
 def says_so(equation: Any) -> bool:
-    """Whether the user's code asks for a cast itself, and JAX did not add it because two dtypes met."""
+    """Whether the user's code requests a cast explicitly; False if JAX added it for type promotion."""
     names = {frame.function_name.rpartition(".")[2] for frame in _frames(equation)}
     return bool(names & {"astype", "convert_element_type", "asarray", "array"})
 

@@ -1,4 +1,4 @@
-"""All mistakes in the jaxpr of a function."""
+"""Find all mistakes in the jaxpr of a function."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Values that are equal on all devices along a mesh axis, inside `shard_map`, and collectives that are wrong for them.
+"""Find values in `shard_map` that are equal on all devices along a mesh axis, and collectives that are wrong for them.
 
-Each value has the axes along which it differs between devices. Point-to-point sends may make a value equal (a ring that
-sums or gathers) or not, so nothing is reported of what they made.
+For each value, the axes along which it differs between devices are tracked. After point-to-point sends a value may be
+equal (a ring that sums or gathers) or not, so nothing is reported about such values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import reduce
 from typing import Any
 
 from meshwright.proof.compiler.program import TracedMistake
-from meshwright.proof.inspection.jaxprs.blocks import Block, Op, Value, through_views
+from meshwright.proof.inspection.jaxprs.blocks import Op, OpBlock, Value, through_views
 from meshwright.proof.inspection.jaxprs.places import place
 from meshwright.proof.programs.trace import scan_counts
 
@@ -29,12 +29,12 @@ _NONE: _Axes = frozenset()
 
 @dataclass(frozen=True)
 class _State:
-    """What is known of a value.
+    """The tracked properties of a value.
 
-    differs: axes along which it differs between devices. may_differ: those along which it may. divided: the numbers
-    that it, or what it was computed of, was divided by. summed: over how many devices it was summed, and not divided
-    by them since. sums: numbers of the sums of equal values that are in it.
-    is_constant: whether nothing of the function's arguments is in it.
+    differs: axes along which it differs between devices. may_differ: axes along which it may differ. divided: the
+    divisors that it or its inputs were divided by. summed: the number of devices that it was summed over and not
+    divided by since. sums: the numbers of sums of equal values that it depends on. is_constant: whether it depends on
+    no argument of the function.
     """
 
     differs: _Axes = _NONE
@@ -48,8 +48,8 @@ class _State:
 _ARGUMENT = _State(is_constant=False)
 
 
-def replica_mistakes(block: Block) -> Iterator[TracedMistake]:
-    """Yield mistakes with values that devices hold alike, or that they should."""
+def replica_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
+    """Yield collectives on values that are already equal, and results that should be equal but differ."""
     reader = _Reader()
     reader.run(block, [_ARGUMENT] * len(block.inputs))
     yield from (reader.sums[number] for number in reader.certain - reader.divided)
@@ -57,29 +57,29 @@ def replica_mistakes(block: Block) -> Iterator[TracedMistake]:
 
 
 def axes_of(op: Op) -> tuple[str, ...]:
-    """Return the mesh axes of a collective; none where it runs over dims of `vmap`."""
+    """Return the mesh axes of a collective; () if it runs over an axis of `vmap`."""
     named = op.params.get("axes", op.params.get("axis_name", ()))
     return tuple(axis for axis in ((named,) if isinstance(named, str) else named) if isinstance(axis, str))
 
 
 class _Reader:
-    """One pass over a function. Loops are run until nothing changes; only the last run of a body reports."""
+    """One pass over a function. A loop's body is read until its states are stable; only the last reading reports."""
 
     def __init__(self) -> None:
         self.sums: dict[int, TracedMistake] = {}
         self.certain: set[int] = set()
-        """The sums that were found in a last run."""
+        """The numbers of the sums of equal values seen in last readings: mistakes unless also in `divided`."""
         self.divided: set[int] = set()
         self.others: dict[tuple[str, int, int], TracedMistake] = {}
         self.degrees: Mapping[str, int] = {}
         self.taken: _Axes = _NONE
-        """Axes along which devices may take other branches, or other numbers of iterations, around an op."""
+        """Axes along which devices may take different branches or numbers of iterations around the current op."""
         self.states: dict[int, _State] = {}
         """The state of each value, by its id."""
         self.count = 1
         self.is_last = True
 
-    def run(self, block: Block, inputs: Sequence[_State]) -> list[_State]:
+    def run(self, block: OpBlock, inputs: Sequence[_State]) -> list[_State]:
         """Return the states of a block's outputs."""
         known = {id(value): state for value, state in zip(block.inputs, inputs, strict=False)}
         self.states |= known
@@ -111,7 +111,7 @@ class _Reader:
         return [self._divide(op, made)] * len(op.results)
 
     def _divide(self, op: Op, state: _State) -> _State:
-        """The state of a product or quotient, which may divide a sum by the number of devices."""
+        """Return the state of a product or quotient, which may divide a sum by the number of devices."""
         if op.name not in ("div", "mul") or len(op.operands) != 2:
             return state
         left, right = (value.number for value in op.operands)
@@ -174,7 +174,7 @@ class _Reader:
         self.taken = outer
         return made
 
-    def _loop_bodies(self, op: Op) -> tuple[Block, Block]:
+    def _loop_bodies(self, op: Op) -> tuple[OpBlock, OpBlock]:
         condition = next(one for one in op.bodies if len(one.outputs) == 1 and one.outputs[0].dtype == "bool")
         return condition, next(one for one in op.bodies if one is not condition)
 
@@ -228,7 +228,7 @@ class _Reader:
         return made if len(made) == len(op.results) else [reduce(_join, made)] * len(op.results)
 
     def _equal(self, op: Op, value: Value, state: _State, axes: Sequence[str], equal: Sequence[str]) -> set[int]:
-        """Report a collective of what devices hold alike. Returns the number of a sum that may still be divided."""
+        """Report a collective of equal values. Returns the number of a sum, which may be divided later (a mean)."""
         degree, all_devices = self._degree(equal), self._degree(axes)
         if state.is_constant and "transpose(" not in op.scope:
             return set()  # counts devices, or moves zeros
@@ -247,7 +247,7 @@ class _Reader:
         return set()
 
     def _equal_terms(self, op: Op, total: Value, axes: Sequence[str]) -> set[int]:
-        """Report a sum of `a + b` where all devices hold the same b, as a bias that each of them adds to its part."""
+        """Report a sum over devices of `a + b` with an equal b, e.g. a bias that every device adds."""
         over, degree, found = frozenset(axes), self._degree(axes), set[int]()
         if "transpose(" in op.scope or degree < 2:
             return found
@@ -286,7 +286,7 @@ class _Reader:
 
 
 def _join(left: _State, right: _State) -> _State:
-    """The state of what is computed of two values, or is either."""
+    """Return the state of a value that depends on two others, or is one of them."""
     may_differ = left.may_differ | right.may_differ
     return _State(
         differs=(left.differs | right.differs) - may_differ,
@@ -309,6 +309,6 @@ def _is_near(number: float, *others: float) -> bool:
 
 
 def _is_ring(op: Op, degree: int) -> bool:
-    """Whether every device sends to another, and receives."""
+    """Whether every device sends to another one and receives."""
     pairs = op.params["perm"]
     return len(pairs) == degree and all(source != target for source, target in pairs)

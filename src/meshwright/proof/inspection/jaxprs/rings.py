@@ -1,4 +1,4 @@
-"""Rings of point-to-point sends that go round once too often."""
+"""Find rings of point-to-point sends with one send too many."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator
 
 from meshwright.proof.compiler.program import TracedMistake
-from meshwright.proof.inspection.jaxprs.blocks import VIEWS, Block, Op, Value, through_views
+from meshwright.proof.inspection.jaxprs.blocks import VIEWS, Op, OpBlock, Value, through_views
 from meshwright.proof.inspection.jaxprs.places import place
 from meshwright.proof.inspection.jaxprs.replicas import axes_of
 from meshwright.proof.programs.trace import scan_counts
 
 
-def ring_mistakes(block: Block, count: int = 1) -> Iterator[TracedMistake]:
-    """Yield rings whose last send brings each device what it had before, or what nothing uses."""
+def ring_mistakes(block: OpBlock, count: int = 1) -> Iterator[TracedMistake]:
+    """Yield rings whose last send returns each device's own value, or is not used."""
     yield from _unrolled(block, count)
     for op in block.ops:
         if op.name == "scan":
@@ -22,8 +22,8 @@ def ring_mistakes(block: Block, count: int = 1) -> Iterator[TracedMistake]:
             yield from ring_mistakes(body, count * op.iterations)
 
 
-def _unrolled(block: Block, count: int) -> Iterator[TracedMistake]:
-    """A value that comes home after one send for each device, and is used there as it was before the first."""
+def _unrolled(block: OpBlock, count: int) -> Iterator[TracedMistake]:
+    """Yield unrolled rings: a value that returns to its device after n sends and is used there again."""
     for op in block.ops:
         if op.name != "ppermute":
             continue
@@ -35,7 +35,7 @@ def _unrolled(block: Block, count: int) -> Iterator[TracedMistake]:
 
 
 def _origin(value: Value) -> tuple[Value, int, int]:
-    """Follow sends along one ring back to their first value; return it, how far it moved, and the ring's devices."""
+    """Follow sends along one ring back to their first value; return it, the distance, and the ring's size."""
     hops, degree, ring = 0, 0, None
     while True:
         value = through_views(value)
@@ -49,7 +49,7 @@ def _origin(value: Value) -> tuple[Value, int, int]:
 
 
 def _shift(op: Op) -> int | None:
-    """How far a permutation moves each device's value along a ring of all; None if it is not such a ring."""
+    """Return the distance that a permutation moves values along a ring of all devices; None if it is no such ring."""
     pairs = op.params["perm"]
     shifts = {(target - source) % len(pairs) for source, target in pairs}
     if len(shifts) != 1 or len({source for source, _ in pairs}) != len(pairs) or len(pairs) < 2:
@@ -58,8 +58,8 @@ def _shift(op: Op) -> int | None:
     return (shift if shift <= len(pairs) // 2 else len(pairs) - shift) or None
 
 
-def _is_computed_with(block: Block, value: Value) -> bool:
-    """Whether anything but a send takes a value or a view of it."""
+def _is_computed_with(block: OpBlock, value: Value) -> bool:
+    """Whether an op other than a send uses a value or its views."""
     for user in block.users(value):
         if user.name in VIEWS:
             if any(_is_computed_with(block, result) for result in user.results):
@@ -69,8 +69,8 @@ def _is_computed_with(block: Block, value: Value) -> bool:
     return False
 
 
-def _scanned(block: Block, loop: Op, count: int) -> Iterator[TracedMistake]:
-    """A carry that each iteration sends on: through more iterations than devices, or once more than is used."""
+def _scanned(block: OpBlock, loop: Op, count: int) -> Iterator[TracedMistake]:
+    """Yield scans that send a carry on in every iteration, with more iterations than devices, or one unused send."""
     body, consts, carried = loop.bodies[0], *scan_counts(loop.params)
     length = loop.params["length"]
     for number in range(carried):
@@ -87,14 +87,14 @@ def _scanned(block: Block, loop: Op, count: int) -> Iterator[TracedMistake]:
             yield _mistake(last, count * length, degree, length, is_wrong=False)
 
 
-def _uses_after(body: Block, start: Value) -> bool:
+def _uses_after(body: OpBlock, start: Value) -> bool:
     """Whether anything is computed with a value after its first send."""
     sent = [op.results[0] for op in body.ops if op.name == "ppermute" and _origin(op.results[0])[0] is start]
     return any(_is_computed_with(body, value) for value in sent)
 
 
 def _is_in_another(loop: Op, consts: int, carried: int, number: int) -> bool:
-    """Whether the first value of a carry is in the first value of another, as where a sum begins with it."""
+    """Whether a carry's initial value is part of another carry's, e.g. of a sum that begins with it."""
     first = through_views(loop.operands[consts + number])
     return any(other != number and _is_made_of(loop.operands[consts + other], first) for other in range(carried))
 

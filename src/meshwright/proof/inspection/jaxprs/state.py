@@ -1,4 +1,4 @@
-"""State that a function returns with another dtype or weak type than it took."""
+"""Find state that a function returns with a changed dtype or weak type."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.proof.inspection.jaxprs.blocks import hlo_dtype
 
 
 def state_mistakes(traced: Any) -> Iterator[TracedMistake]:
-    """Yield arguments whose result of the same path and shape is weakly typed where they are not, or the reverse."""
+    """Yield arguments whose weak type differs from that of the result with the same path and shape."""
     arguments, _ = jax.tree_util.tree_flatten_with_path(traced.args_info)
     results, _ = jax.tree_util.tree_flatten_with_path(traced.out_info)
     free = [(end, aval) for (path, _), aval in zip(results, traced.jaxpr.out_avals, strict=True) for end in _ends(path)]
@@ -26,6 +26,6 @@ def state_mistakes(traced: Any) -> Iterator[TracedMistake]:
 
 
 def _ends(path: Any) -> set[tuple[str, ...]]:
-    """The keys of a result's leaf, with and without its place in a tuple."""
+    """Return the key path of a result's leaf, with and without its index in a tuple."""
     keys = tuple(str(key) for key in path)
     return {keys, keys[1:]} if path and isinstance(path[0], jax.tree_util.SequenceKey) else {keys}

@@ -1,11 +1,11 @@
-"""Sums over devices that run more often, or move more, than their result needs."""
+"""Find sums over devices that run more often, or move more bytes, than necessary."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from meshwright.proof.compiler.program import TracedMistake
-from meshwright.proof.inspection.jaxprs.blocks import VIEWS, Block, Op, Value, through_views
+from meshwright.proof.inspection.jaxprs.blocks import VIEWS, Op, OpBlock, Value, through_views
 from meshwright.proof.inspection.jaxprs.places import place
 from meshwright.proof.inspection.jaxprs.replicas import GATHERS, axes_of
 from meshwright.proof.programs.trace import scan_counts
@@ -15,8 +15,8 @@ _ADDS = ("add", "add_any")
 _SCALES = ("mul", "div", "neg")
 
 
-def sum_mistakes(block: Block, count: int = 1) -> Iterator[TracedMistake]:
-    """Yield sums in iterations that one after the loop would do, and gathers whose parts are then added up."""
+def sum_mistakes(block: OpBlock, count: int = 1) -> Iterator[TracedMistake]:
+    """Yield sums in every iteration that one sum after the loop could replace, and gathers whose parts are summed."""
     yield from _added(block, count)
     for op in block.ops:
         if op.name == "scan" and op.params["length"] > 1:
@@ -28,7 +28,7 @@ def sum_mistakes(block: Block, count: int = 1) -> Iterator[TracedMistake]:
 
 
 def _in_iterations(loop: Op, count: int) -> Iterator[TracedMistake]:
-    """Sums whose results an iteration only adds to a carry."""
+    """Yield sums in a loop whose results are only added to a carry."""
     body, consts, length = loop.bodies[0], scan_counts(loop.params)[0], loop.params["length"]
     for number in range(scan_counts(loop.params)[1]):
         carry = body.inputs[consts + number]
@@ -44,8 +44,8 @@ def _in_iterations(loop: Op, count: int) -> Iterator[TracedMistake]:
                 yield TracedMistake("sum-in-loop", *summed.text, place(op.equation), axes, count * length, figures)
 
 
-def _added(block: Block, count: int) -> Iterator[TracedMistake]:
-    """Sums over the same devices that are added up, as of microbatches in a loop that Python unrolls."""
+def _added(block: OpBlock, count: int) -> Iterator[TracedMistake]:
+    """Yield sums over the same devices whose results are added, e.g. microbatches in an unrolled Python loop."""
     inner = {id(one) for op in block.ops if op.name in _ADDS for one in op.operands}
     for op in block.ops:
         if op.name not in _ADDS or id(op.results[0]) in inner:
@@ -62,8 +62,8 @@ def _added(block: Block, count: int) -> Iterator[TracedMistake]:
                 yield TracedMistake("sum-in-loop", *alike[0].text, place_, axes, count * len(alike), figures)
 
 
-def _terms(block: Block, total: Value) -> list[Value]:
-    """The terms of nested additions, before they are scaled; without those that something else uses too."""
+def _terms(block: OpBlock, total: Value) -> list[Value]:
+    """Return the terms of nested additions, before scaling, except terms that have other uses."""
     found, waiting = [], [total]
     while waiting:
         value = through_views(waiting.pop())
@@ -79,8 +79,8 @@ def _terms(block: Block, total: Value) -> list[Value]:
     return found
 
 
-def _is_summed(block: Block, gather: Op) -> bool:
-    """Whether all that is done with gathered parts is to add them up along the gathered dim."""
+def _is_summed(block: OpBlock, gather: Op) -> bool:
+    """Whether gathered parts are only summed along the gathered dim."""
     value, degree = gather.results[0], gather.params["axis_size"]
     dim = gather.params["all_gather_dimension"]
     while True:

@@ -1,4 +1,4 @@
-"""Values that a function holds or computes by accident: constants, float32 matmuls, host calls in loops."""
+"""Find accidental values in a function: large constants, float32 matmuls, host callbacks in loops."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from meshwright.proof.compiler.program import TracedMistake
-from meshwright.proof.inspection.jaxprs.blocks import Block, Op, Value, hlo_dtype
+from meshwright.proof.inspection.jaxprs.blocks import Op, OpBlock, Value, hlo_dtype
 from meshwright.proof.inspection.jaxprs.places import place, says_so
 
 _LEAST_CONSTANT = 1 << 16
-"""Smaller constants, as tables of positions, cost nothing."""
+"""Smaller constants, e.g. tables of positions, cost nothing."""
 
 _LEAST_SHARE = 0.01
-"""The fraction of the matmuls' flops below which one in float32 is not reported."""
+"""The smallest float32 matmul reported, as a fraction of all matmul flops."""
 
 _NARROW = ("bfloat16", "float16")
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print")
@@ -24,7 +24,7 @@ _KEEPS_DTYPE = frozenset(
 )
 
 
-def constant_mistakes(block: Block) -> Iterator[TracedMistake]:
+def constant_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
     """Yield large arrays that a function closes over."""
     for value in {id(one.array): one for one in block.constants if one.num_bytes >= _LEAST_CONSTANT}.values():
         user = next((op for _, op in block.everything() if any(one is value for one in op.operands)), None)
@@ -32,8 +32,8 @@ def constant_mistakes(block: Block) -> Iterator[TracedMistake]:
         yield TracedMistake("captured-constant", *value.text, source)
 
 
-def callback_mistakes(block: Block, count: int = 1, is_in_loop: bool = False) -> Iterator[TracedMistake]:
-    """Yield calls of the host in every iteration of a loop."""
+def callback_mistakes(block: OpBlock, count: int = 1, is_in_loop: bool = False) -> Iterator[TracedMistake]:
+    """Yield host callbacks inside loops."""
     for op in block.ops:
         if is_in_loop and op.name in _CALLBACKS:
             value = max(op.operands, key=lambda one: one.num_bytes, default=None)
@@ -43,8 +43,8 @@ def callback_mistakes(block: Block, count: int = 1, is_in_loop: bool = False) ->
             yield from callback_mistakes(body, count * op.iterations, is_in_loop or op.name in ("scan", "while"))
 
 
-def wide_product_mistakes(block: Block) -> Iterator[TracedMistake]:
-    """Yield float32 matmuls with an operand that JAX widened from 16 bits because the other was float32."""
+def wide_product_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
+    """Yield matmuls that run in float32 because JAX converted a 16-bit operand to match a float32 one."""
     products = list(_products(block, 1))
     total = sum(flops for _, flops, _ in products)
     for op, flops, count in products:
@@ -60,7 +60,7 @@ def wide_product_mistakes(block: Block) -> Iterator[TracedMistake]:
 
 
 def _narrow_dtype(value: Value) -> str:
-    """The 16-bit dtype of a matmul's operand, whether JAX widened it for the product or XLA is to; '' for others."""
+    """The 16-bit dtype of a matmul's operand, converted by JAX before the matmul or by XLA in it; '' for others."""
     if value.dtype in _NARROW:
         return value.dtype
     if value.op is None or value.op.name != "convert_element_type" or says_so(value.op.equation):
@@ -70,7 +70,7 @@ def _narrow_dtype(value: Value) -> str:
 
 
 def _widened_at(value: Value) -> str:
-    """The line on which a 16-bit value became float32 without a cast, if that can be found."""
+    """The line on which a 16-bit value became float32 by type promotion; '' if not found."""
     waiting, seen = [value], set()
     while waiting:
         held = waiting.pop(0)
@@ -85,8 +85,8 @@ def _widened_at(value: Value) -> str:
     return ""
 
 
-def _products(block: Block, count: int) -> Iterator[tuple[Op, float, int]]:
-    """Every matmul with its flops in a step, and how often it runs."""
+def _products(block: OpBlock, count: int) -> Iterator[tuple[Op, float, int]]:
+    """Yield every matmul with its flops per step and its number of executions."""
     for op in block.ops:
         if op.name == "dot_general":
             (contracted, _), _ = op.params["dimension_numbers"]

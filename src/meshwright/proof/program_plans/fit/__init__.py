@@ -1,5 +1,5 @@
-"""`meshwright.fit`: train with any JAX step, in a run directory like that of `meshwright train`.
+"""`meshwright.fit`: train with any JAX step, in the same kind of run directory as `meshwright train`.
 
-Begin with `library`. `step` lays the step out by its plan and checks its state (`keys`: its random keys), `batches`
-places the batches, `loop` takes the steps, and `config` is what `config.json` holds of such a run.
+Read `library` first. `step` shards the step by its plan and checks its state (`keys`: its random keys), `batches`
+shards the batches, `loop` runs the steps, and `config` is the content of `config.json`.
 """

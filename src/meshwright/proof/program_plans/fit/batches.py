@@ -1,4 +1,4 @@
-"""The batches of a run of `meshwright.fit`: read in order, checked, and placed on the mesh."""
+"""The batches of a run of `meshwright.fit`: read in order, checked, and sharded over the mesh."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ Batches = Iterable[Any] | Callable[[int], Any]
 
 
 class PlacedBatches:
-    """The batch of each step, sharded as planned; steps are read once, in order.
+    """The batch of each step, sharded as planned. Each batch can be read once, in the order of steps.
 
     Args:
-        batches: batches of arrays on the host. With several processes, each gives the rows of its own devices, or
-            all rows.
-        planned: the arrays of a batch, abstract and with their shardings.
-        start: number of steps taken before. An iterable is advanced by as many batches, unless it has `set_state` and
-            the checkpoint has its position.
-        saved: the `position` that the checkpoint has; None without a checkpoint.
+        batches: batches of host arrays. With several processes, each yields the rows of its own devices, or all rows.
+        planned: the shape, dtype and sharding of each array of a batch.
+        start: number of steps taken before. An iterable skips this number of batches, unless it has `set_state` and the
+            checkpoint has its position.
+        saved: the `position` stored in the checkpoint; None without a checkpoint.
 
     Raises:
         MeshwrightError: the batches end before step `start`.
@@ -53,7 +52,7 @@ class PlacedBatches:
             )
 
     def __getitem__(self, step: int) -> Any:
-        """Return the batch of a step. After the last, `has_ended` is true, and the batch is that of the step before."""
+        """Return the batch of a step. After the last one, set `has_ended` and return the previous batch again."""
         if self._of_step is not None:
             return self._place(self._of_step(step), step)
         if hasattr(self._iterator, "get_state"):
@@ -73,7 +72,7 @@ class PlacedBatches:
         return self._last
 
     def position(self, taken: int) -> dict[str, Any]:
-        """Return plain data from which the batches after `taken` steps can be read again; all processes call it."""
+        """Return plain data from which reading can resume after `taken` steps. All processes must call it."""
         if not hasattr(self._iterator, "get_state"):
             return {}
         step, before = self._before
@@ -98,13 +97,13 @@ class PlacedBatches:
             ) from None
 
     def _go_on(self, saved: Mapping[str, Any] | None) -> None:
-        """Advance a new iterator to the batch of step `start`."""
+        """Advance a new iterator to the batch of step `start`, by its saved state or by skipping."""
         positions = (saved or {}).get("positions")
         if positions and hasattr(self._iterator, "set_state"):
             if len(positions) != jax.process_count():
                 raise MeshwrightError(
                     f"the checkpoint has the positions of {len(positions)} processes' batches, and there are"
-                    f" {jax.process_count()} now; batches(step), or batches without set_state, go on with any number"
+                    f" {jax.process_count()} now; batches(step), or batches without set_state, continue with any number"
                 )
             state = json.loads(positions[jax.process_index()])
             is_bytes = "base64" in state
@@ -117,12 +116,12 @@ class PlacedBatches:
                 next(self._iterator)
             except StopIteration:
                 raise MeshwrightError(
-                    f"batches has {number}, and the run goes on after {self._start} steps: begin it at the same batch"
+                    f"batches has {number}, and the run continues after {self._start} steps: begin it at the same batch"
                     " as before"
                 ) from None
 
     def _place(self, batch: Any, step: int) -> Any:
-        """Return a batch on the mesh; raise if its arrays are not those that the plan was made for."""
+        """Return a batch on the mesh; raise if its arrays differ from the planned ones."""
         if jax.tree.structure(batch) != jax.tree.structure(self._planned):
             lines = differences(jax.tree.map(np.asarray, batch), self._planned)
             how = lines[0] if lines else f"it is a {type(batch).__name__}"

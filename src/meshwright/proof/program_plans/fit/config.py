@@ -33,7 +33,7 @@ class FitConfig:
     metrics: tuple[str, ...]
     """Names of the values that the step returns."""
     predicted: Record | None = None
-    """The plan's prediction; None if the step was laid out by a table."""
+    """The plan's prediction; None if a table gave the layout."""
     usable_bytes: float | None = None
     """Memory of a device that a program can use; None if the hardware is not described."""
 

@@ -1,4 +1,4 @@
-"""Typed random keys in a state: checkpoints and other processes take their data, arrays of integers."""
+"""Typed random keys in a state. Checkpoints and other processes get their data: integer arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def key_data(keys: Any) -> Any:
 
 
 def keys_from(data: jax.Array, wanted: jax.ShapeDtypeStruct) -> jax.Array:
-    """Return random keys from their data, of the generator and with the sharding of abstract ones."""
+    """Return random keys from their data. wanted: abstract keys with the generator and the sharding."""
     generators: list[Any] = []
     jax.eval_shape(lambda keys: generators.append(jax.random.key_impl(keys)), wanted)
     return jax.device_put(jax.random.wrap_key_data(data, impl=generators[0]), wanted.sharding)

@@ -1,4 +1,4 @@
-"""`meshwright.fit`: run any train step to a number of steps, or go on with such a run."""
+"""`meshwright.fit`: train with any step function for a number of steps, or resume such a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from meshwright.support.extras import require_extra
 
 @dataclass(frozen=True)
 class Fit:
-    """A finished run: its last state, a row of metrics for each step, the measured record, and its directory."""
+    """A finished run: its last state, one row of metrics per step, the measured record, and its directory."""
 
     state: Any = field(repr=False)
     rows: Sequence[Row] = field(repr=False)
@@ -58,32 +58,32 @@ def fit(
 ) -> Fit:
     """Train with any JAX step, with the run directory, checkpoints and report of `meshwright train`.
 
-    With several processes (`meshwright launch -n 4 --on cpu:8 -- script.py`, or `jax.distributed.initialize`), all call
-    it alike, with one directory.
+    With several processes (`meshwright launch -n 4 --on cpu:8 -- script.py`, or `jax.distributed.initialize`), all
+    processes make the same call, with the same directory.
 
     Args:
         step: a function (state, batch) -> (state, metrics), jitted or not; if it has further arguments, a batch is the
             tuple of all behind the state. Metrics are a scalar, the loss, or a dict of
             scalars; the run stops when its `loss` or `grad_norm` is NaN or infinite.
-        state: any tree of arrays, which is copied, also with other leaves, as a module of Equinox has them; or a
-            function without arguments that makes it, which is compiled for the mesh, so that no device has to hold a
-            large state whole.
+        state: a pytree of arrays, which is copied; other leaves are allowed, as in Equinox modules. Or a function
+            without arguments that returns it: it is compiled for the mesh, so that no device holds a large state whole.
         batches: an iterable of trees of NumPy arrays, or a function that returns the batch of a step, counted from 0.
-            With several processes each gives the rows of its own devices, or all rows. A resumed run skips the batches
-            that were taken, unless the iterator has `get_state` and `set_state`, as those of grain.
-        plan: the plan of the step by `meshwright.plan`, for devices that are here; or the result of
+            With several processes, each yields the rows of its own devices, or all rows. A resumed run skips the
+            batches already used, unless the iterator has `get_state` and `set_state`, as grain's have.
+        plan: the plan of the step by `meshwright.plan`, for devices of this process; or the result of
             `meshwright.apply`.
         out: directory for the run's config, metrics and checkpoints.
-        steps: total number of steps of the run, including those before a resume.
+        steps: total number of steps of the run, including steps before it was resumed.
         save_every: steps between checkpoints, as 500, or a time, as 30m, the default; 0 for the last step only.
         keep: number of recent checkpoints to keep.
-        resume: go on from the last complete checkpoint in `out`, also on another mesh; start if there is no run.
+        resume: continue from the last complete checkpoint in `out`, also on another mesh; start a new run if there is
+            none.
         on_step: called with the row of each step.
 
     Raises:
-        MeshwrightError: the run cannot be started; the message names what does not fit the plan.
-        RunStoppedError: the run had started and could not continue, or a signal (SIGINT, SIGTERM, SIGHUP) stopped it
-            after its current step and a checkpoint.
+        MeshwrightError: the run cannot start; the message names the difference from the plan.
+        RunStoppedError: the run had started and could not continue; or a signal (SIGINT, SIGTERM, SIGHUP) stopped it,
+            after the current step and a checkpoint.
     """
     require_extra("fit", "train")
     count, directory = read_count("steps", steps), Path(out)
@@ -128,7 +128,7 @@ def fit(
 
 
 def step_of_arrays(step: Callable[..., Any], whole: Tree) -> Callable[..., Any]:
-    """Return a step of the arrays of a state that has other leaves too."""
+    """Return the step as a function of the state's arrays only. whole: the state's other leaves."""
 
     @functools.wraps(step, updated=())
     def bare(state: Any, *parts: Any) -> tuple[Any, Any]:
@@ -139,16 +139,16 @@ def step_of_arrays(step: Callable[..., Any], whole: Tree) -> Callable[..., Any]:
 
 
 def _check_directory(directory: Path, *, resume: bool) -> None:
-    """Raise if a directory holds a run that is not to be resumed, or one of another command."""
+    """Raise if a directory has a run and `resume` is off, or a run of another command."""
     found = [name for name in ("config.json", "checkpoints", "metrics.jsonl") if (directory / name).exists()]
     if found and not resume:
-        raise MeshwrightError(f"{directory} holds a run; resume=True goes on with it, another out= starts another")
+        raise MeshwrightError(f"{directory} holds a run; resume=True continues with it, another out= starts another")
     if "config.json" in found and read_fit_config(directory) is None:
         raise MeshwrightError(f"{directory} holds a config.json that is not of a run of fit; give another out=")
 
 
 def _check_devices(plan: ProgramPlan) -> None:
-    """Raise if the devices of a plan are not here."""
+    """Raise if this process does not have the devices of a plan."""
     system = plan.system
     if (count := sum(one.platform == system.chip.kind for one in jax.devices())) >= system.num_devices:
         return
@@ -161,7 +161,7 @@ def _check_devices(plan: ProgramPlan) -> None:
 
 
 def _config(step: Any, laid: FitStep, plan: ProgramPlan | None, steps: int, saving: Saving) -> FitConfig:
-    """Return the config of a run; `plan` is None if its step was laid out by a table."""
+    """Return the config of a run. plan: None if a table gave the step's layout."""
     layout, program, device = laid.applied.layout, laid.applied.program, laid.mesh.devices.flat[0]
     config = FitConfig(
         program=getattr(step, "__name__", "") or program.traced.fun_name,

@@ -1,4 +1,4 @@
-"""The training loop of `meshwright.fit`: take the remaining steps of a run, and record them in its directory."""
+"""The training loop of `meshwright.fit`: run the remaining steps and record them in the run directory."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def run_steps(
     on_step: Callable[[Row], None],
     on_note: Note,
 ) -> tuple[State, int]:
-    """Take the remaining steps of a run whose directory is locked; return its last state, and all steps taken."""
+    """Run the remaining steps of a run whose directory is locked; return the last state and the total of steps."""
     began = time.perf_counter()
     checkpoints = Checkpoints(directory, config.saving)
 
     def check(start: int) -> list[str]:
         _check_state(
-            step, checkpoints.about(start, "shapes") or {}, f"{directory} cannot go on from checkpoint {start}"
+            step, checkpoints.about(start, "shapes") or {}, f"{directory} cannot continue from checkpoint {start}"
         )
         return []
 
-    start = last_checkpoint(directory, checkpoints, config.steps, on_note, check, more="steps={} would go on")
+    start = last_checkpoint(directory, checkpoints, config.steps, on_note, check, more="steps={} would continue")
     if start >= config.steps:
         return _restored(step, checkpoints, start), start
     source = PlacedBatches(batches, step.batch, start, checkpoints.about(start, "batches") if start else None)
@@ -83,14 +83,14 @@ def run_steps(
 
 
 def left_on_disk(config: FitConfig, directory: Path, how: str = "") -> str:
-    """Return a description of what a stopped run has left on disk; `how` is added to the call that continues it."""
+    """Describe what a stopped run left on disk, and the call that continues it. how: added to that call."""
     hint = "" if config.saving.every else " (save_every=N, or a time as 30m, writes some on the way)"
     return describe_left(directory, f"`mw.fit(…, resume=True)`{how}", hint)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """A run with its outputs; `start` steps were taken before it began, at `time.perf_counter` `began`."""
+    """A run with its outputs. start: steps taken before it. began: `time.perf_counter()` when it started."""
 
     config: FitConfig
     directory: Path
@@ -107,11 +107,11 @@ class _Run:
     on_note: Note
 
     def take_all(self, state: State) -> tuple[State, int]:
-        """Take steps until the last, a signal or the end of the batches, and save; return the state, and the steps.
+        """Run steps until the last, a signal or the end of the batches, and save; return the state and the steps.
 
         Raises:
             NotFiniteError: the loss or the norm of the gradients is NaN or infinite.
-            MeshwrightError: the batches ended early; the state is saved.
+            MeshwrightError: the batches ended early; the state has been saved.
         """
         config, bad_steps = self.config, BadSteps(None, ())
         planned = config.predicted and config.predicted.step_seconds
@@ -145,7 +145,7 @@ class _Run:
         return state, taken
 
     def _rows(self, state: State, *, runs_ahead: bool) -> Iterator[tuple[Row, State | None]]:
-        """Yield the row of each step, and the state after it, or None if the next step has consumed it."""
+        """Yield the row of each step and the state after it; None if the next step has already consumed the state."""
 
         def needs_state(step: int) -> bool:
             self.saver.decide(step + 1, self.interruption, waits=False)
@@ -159,7 +159,7 @@ class _Run:
             yield common | row, after
 
     def _begin(self, row: Row, *, on_tpu: bool) -> None:
-        """Write the files of the run after its first step, whose row gets the time before it."""
+        """Write the run's files after its first step, and add the startup time to that step's row."""
         row["startup_seconds"] = (
             time.perf_counter() - self.began - row["step_seconds"] - row.get("compile_seconds", 0.0)
         )
@@ -172,7 +172,7 @@ class _Run:
             self.log.begin(self.start, record)
 
     def _stop_at(self, row: Row, reason: str) -> None:
-        """Record a bad step and raise; a checkpoint from which it follows is set aside."""
+        """Record a step that is not finite and raise; move a checkpoint that leads to it aside."""
         if is_first_process():
             log_bad_step(self.directory, row, reason, {})
         if not all(math.isfinite(row.get(name, 0.0)) for name in ("loss", "grad_norm")):
@@ -181,7 +181,7 @@ class _Run:
 
 
 def _check_state(step: FitStep, before: Mapping[str, str], where: str) -> None:
-    """Raise if the arrays of a state are not those of a checkpoint; `before` describes those by path."""
+    """Raise if a state's arrays differ from a checkpoint's. before: dtypes and shapes in the checkpoint, by path."""
     now = {path: describe(leaf) for path, leaf in step.state.items()}
     for path in {**before, **now}:
         if before.get(path) != now.get(path):
@@ -192,7 +192,7 @@ def _check_state(step: FitStep, before: Mapping[str, str], where: str) -> None:
 
 
 def _as_saved(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a checkpoint: the state alone, with random keys as their data."""
+    """Return the parts of a checkpoint: only the state, with random keys as integer arrays."""
     return {"state": {path: key_data(leaf) if is_key(leaf) else leaf for path, leaf in state.items()}}
 
 

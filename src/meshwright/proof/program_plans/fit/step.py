@@ -1,4 +1,4 @@
-"""A train step laid out by its plan: its state by path, its metrics by name, and checks of both."""
+"""A train step sharded by its plan: state by path, metrics by name, and checks of both."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from meshwright.proof.programs.apply import Applied, apply
 from meshwright.proof.programs.classes import table_by_name
 
 RESERVED = frozenset({"step", "time", "mesh", "hardware", "began_at", "memory_peak_bytes", "host_peak_bytes"})
-"""Fields of a row of `metrics.jsonl` that a step's own metrics cannot have; neither can names with `_seconds`."""
+"""Fields of `metrics.jsonl` that a step's metrics cannot use as names; neither can names with `_seconds`."""
 
 
 @dataclass(frozen=True)
 class FitStep:
-    """A step (state, batch) -> (state, metrics) laid out on a mesh; its state is a dict of arrays by path.
+    """A step (state, batch) -> (state, metrics) sharded over a mesh. Its state is a dict of arrays by path.
 
-    structure: the tree of the state. state, batch: the arrays, abstract and with their shardings. has_parts: whether
-    the batch is a tuple of several arguments of the step. metrics: names of the values that the step returns.
+    structure: the tree of the state. state, batch: abstract arrays with shardings. has_parts: whether the batch is a
+    tuple of several arguments of the step. metrics: names of the step's metrics.
     """
 
     applied: Applied
@@ -39,17 +39,17 @@ class FitStep:
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh of the devices that take the step."""
+        """The mesh of the devices that run the step."""
         assert isinstance(self.applied.mesh, Mesh)
         return self.applied.mesh
 
     def tree(self, leaves: Mapping[str, Any]) -> Any:
-        """Return a state as the step takes it."""
+        """Return a state by path as the tree that the step takes."""
         return jax.tree.unflatten(self.structure, [leaves[path] for path in self.state])
 
     @cached_property
     def jitted(self) -> Any:
-        """The jitted step of a state by path, which it consumes, and a batch."""
+        """The jitted step. It takes a state by path, which it donates, and a batch."""
 
         def step(leaves: Mapping[str, Any], batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             state, found = self.applied(self.tree(leaves), *(batch if self.has_parts else (batch,)))
@@ -65,7 +65,7 @@ class FitStep:
         )
 
     def place(self, state: Any) -> dict[str, Any]:
-        """Return the first state, by path and sharded. Arrays are copied; a function makes its own."""
+        """Return the initial state by path, sharded: copied arrays, or the result of a function."""
         places = {path: one.sharding for path, one in self.state.items()}
         if is_maker(state):
             return jax.jit(lambda: dict(zip(places, jax.tree.leaves(state()), strict=True)), out_shardings=places)()
@@ -74,7 +74,7 @@ class FitStep:
 
 
 def _copied(leaf: Any, wanted: jax.ShapeDtypeStruct) -> jax.Array:
-    """Return an array with a sharding. A copy: the first step would delete the array of the caller."""
+    """Return a copy of an array with a sharding. Without a copy, the first step would delete the caller's array."""
     if jax.process_count() > 1 and isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
         # JAX takes arrays of one process to the devices of all through the host only.
         if is_key(leaf):
@@ -84,15 +84,15 @@ def _copied(leaf: Any, wanted: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def is_maker(state: Any) -> bool:
-    """Whether a state is a function that makes it; a model that can be called is a tree of arrays."""
+    """Whether a state is given as a function that returns it. A callable model counts as a tree of arrays."""
     return callable(state) and jax.tree_util.all_leaves([state])
 
 
 def lay_out(step: Callable[..., Any], state: Any, plan: Any) -> FitStep:
-    """Return a step laid out by a plan of it, for a state.
+    """Return a step sharded by its plan, for a state.
 
     Raises:
-        MeshwrightError: the state is not that of the plan, the step's dims are not, or it does not return its state and
+        MeshwrightError: the state or the step's dims differ from the plan's, or the step does not return state and
             metrics.
     """
     laid = plan.apply() if isinstance(plan, ProgramPlan) else plan
@@ -134,7 +134,7 @@ def _sharded(leaf: jax.ShapeDtypeStruct, place: Any) -> jax.ShapeDtypeStruct:
 
 
 def _abstract(state: Any) -> Any:
-    """Return the shapes and dtypes of a state, or of the state that a function makes."""
+    """Return the shapes and dtypes of a state, or of the state that a function returns."""
     if is_maker(state):
         return jax.eval_shape(state)
     try:
@@ -153,7 +153,7 @@ def leaf_paths(tree: Any) -> list[tuple[str, Any]]:
 
 
 def differences(found: Any, wanted: Any) -> list[str]:
-    """Return how the arrays of a tree differ from those of another, by path, shape and dtype."""
+    """Return the differences in path, shape and dtype between the arrays of two trees, as text."""
     lines, ours, theirs = [], dict(leaf_paths(found)), dict(leaf_paths(wanted))
     for path in {**theirs, **ours}:
         now, then = (describe(tree[path]) if path in tree else None for tree in (ours, theirs))
@@ -176,7 +176,7 @@ def _first(lines: list[str]) -> str:
 
 
 def _check_results(state: Any, results: Any) -> tuple[str, ...]:
-    """Return the names of a step's metrics; raise if it does not return its state as it takes it, and metrics."""
+    """Return the names of a step's metrics; raise if its results are not the same kind of state, and metrics."""
     if not isinstance(results, tuple) or len(results) != 2:
         count = f"{len(results)} values" if isinstance(results, Sequence) else "one value"
         raise MeshwrightError(f"the step returns {count}; it is to return (state, metrics) or (state, loss)")
@@ -197,5 +197,5 @@ def _check_results(state: Any, results: Any) -> tuple[str, ...]:
 
 
 def _named(found: Any) -> dict[str, Any]:
-    """Return the metrics of a step by name; a single value is the loss."""
+    """Return the metrics of a step by name. A single value is named `loss`."""
     return dict(found) if isinstance(found, Mapping) else {"loss": found}

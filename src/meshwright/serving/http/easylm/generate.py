@@ -77,7 +77,7 @@ class ChatTurnRequest(RequestModel):
 
 
 class ChatTurn(BaseModel):
-    """The response body of `/chat`. context: what the next request sends back."""
+    """The response body of `/chat`. context: to be sent with the next request."""
 
     response: str
     context: str

@@ -48,7 +48,11 @@ class RollingResponse(BaseModel):
 
 
 async def loglikelihood(state: AppState, body: LoglikelihoodRequest) -> LoglikelihoodResponse:
-    """Score each text after its prefix."""
+    """Score each text after its prefix.
+
+    Raises:
+        ApiError: a prefix is empty and there is no beginning-of-sequence token, or a text exceeds the context.
+    """
     service = state.service
     prefixes = [""] * len(body.text) if body.prefix_text is None else body.prefix_text
     service.check_num_prompts("text", len(body.text))

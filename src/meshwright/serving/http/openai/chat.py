@@ -191,7 +191,11 @@ async def chat_request(service: Service, body: ChatCompletionRequest) -> Request
 
 
 def prompt_end(add_generation_prompt: bool | None, continue_final_message: bool) -> dict[str, bool]:
-    """Return options of `chat_prompt` that determine how the prompt ends, from vLLM's two fields."""
+    """Return options of `chat_prompt` that determine how the prompt ends, from vLLM's two fields.
+
+    Raises:
+        ApiError: both are true.
+    """
     if continue_final_message and add_generation_prompt:
         raise ApiError(
             "add_generation_prompt and continue_final_message are both true; give one", param="continue_final_message"

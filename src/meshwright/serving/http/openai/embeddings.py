@@ -67,7 +67,11 @@ class Embeddings(BaseModel):
 
 
 async def create_embeddings(state: AppState, body: EmbeddingRequest) -> Embeddings:
-    """Compute the embedding of each input."""
+    """Compute the embedding of each input.
+
+    Raises:
+        ApiError: `dimensions` exceeds the width of the model.
+    """
     service = state.service
     service.check_model(body.model)
     prompts = [

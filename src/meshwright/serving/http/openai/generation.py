@@ -50,7 +50,7 @@ class GenerationRequest(StructuredOutputFields):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="a 64-bit whole number; random without it")
     stop: str | Texts = Field([], description="a text or a list of texts")
     stop_token_ids: Tokens = Field([], description="a list of token ids")
-    ignore_eos: bool = Field(False, description="true or false: whether to go on after end-of-sequence tokens")
+    ignore_eos: bool = Field(False, description="true or false: whether to continue after end-of-sequence tokens")
     min_tokens: int = Field(
         0, ge=0, lt=2**31, description="a whole number from 0: tokens to generate before any can end the output"
     )
@@ -131,6 +131,9 @@ def truncated(service: Service, prompt: list[int], most: int | None, max_tokens:
         prompt: the prompt's tokens.
         most: number of tokens kept; -1 for as many as the context allows besides the completion; None for all.
         max_tokens: tokens of the completion; None for at least one.
+
+    Raises:
+        ApiError: `most` is 0.
     """
     if most == 0:
         raise ApiError("truncate_prompt_tokens is 0; a prompt has at least one token", param="truncate_prompt_tokens")

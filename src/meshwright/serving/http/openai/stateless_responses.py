@@ -189,7 +189,11 @@ class ResponseEvent(BaseModel):
 
 
 async def create_response(state: AppState, body: ResponsesRequest) -> BaseModel | EventBatches:
-    """Generate the response to a conversation."""
+    """Generate the response to a conversation.
+
+    Raises:
+        ApiError: the request refers to an earlier response, or is invalid.
+    """
     state.service.check_model(body.model)
     if body.previous_response_id is not None:
         raise ApiError(

@@ -58,7 +58,11 @@ class DetokenizeResponse(BaseModel):
 
 
 async def tokenize(state: AppState, body: TokenizeRequest) -> TokenizeResponse:
-    """Tokenize a text or a chat."""
+    """Tokenize a text or a chat.
+
+    Raises:
+        ApiError: not exactly one of prompt and messages is given.
+    """
     service = state.service
     service.check_model(body.model)
     if (body.prompt is None) == (not body.messages):
@@ -81,7 +85,11 @@ async def tokenize(state: AppState, body: TokenizeRequest) -> TokenizeResponse:
 
 
 async def detokenize(state: AppState, body: DetokenizeRequest) -> DetokenizeResponse:
-    """Convert tokens to text."""
+    """Convert tokens to text.
+
+    Raises:
+        ApiError: the vocabulary lacks a token.
+    """
     service = state.service
     service.check_model(body.model)
     tokenizer = service.require_tokenizer("detokenizing")
