@@ -24,7 +24,6 @@ from meshwright.serving.engine.active_request import ActiveRequest, token_logpro
 from meshwright.serving.engine.checks import checked
 from meshwright.serving.engine.constraints import ConstraintCompiler
 from meshwright.serving.engine.decode_stats import DecodeStats, StepMeans, measured_and_planned
-from meshwright.serving.engine.draft_programs import why_not_draft
 from meshwright.serving.engine.drafts import ModelDrafts, NgramDrafts
 from meshwright.serving.engine.faults import DeviceError, first_line, log_fault, on_devices
 from meshwright.serving.engine.layout import engine_layout
@@ -57,6 +56,7 @@ class Engine:
     `on_failure` is called on the engine's thread, in the handler of the exception that ends the engine.
 
     Args:
+        model: on GPUs its parameters' arrays are deleted, because the engine stores them otherwise.
         draft: a model on the same mesh that drafts `num_drafts` tokens per step; None drafts from n-grams of the text.
     """
 
@@ -66,14 +66,10 @@ class Engine:
         settings: EngineSettings = EngineSettings(),  # noqa: B008
         draft: LoadedModel | None = None,
     ) -> None:
-        self.model, self.settings = model, settings
-        if draft is not None and (reason := why_not_draft(draft.config, model.config, settings.num_drafts)):
-            raise MeshwrightError(f"{draft.config.name} cannot draft for {model.config.name}: {reason}")
+        self.settings = settings
         self.layout, self.context = engine_layout(model, settings)
         self.runner = Runner(model, self.layout, self.context, settings, draft)
-        if settings.weight_dtype is not None or model.system.chip.kind == "gpu":
-            # The runner has parameters of its own, quantised or cut into layers; drop the loaded ones.
-            self.model = replace(model, params={})
+        self.model = self.runner.model
         self.scheduler = self._new_scheduler()
         self.on_failure: Callable[[], None] = lambda: None
         self._changes, self._sampling_rows = list[RowChange](), set[int]()

@@ -24,6 +24,7 @@ from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
 from meshwright.description.step.serve import layers_by_window
 from meshwright.description.step.serving import SERVING_RULES
+from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.generate import decode_layout, placed_params
 from meshwright.execution.models.generation.paged_cache import Pages, abstract_pages, page_axes
 from meshwright.execution.models.generation.sampling import GREEDY, Sampling, Written
@@ -32,7 +33,7 @@ from meshwright.execution.models.inference.loaded import LoadedModel
 from meshwright.execution.models.quantised.int8_weights import in_int8
 from meshwright.execution.runtime.arrays import DTYPES
 from meshwright.execution.runtime.sharding_context import ShardingContext
-from meshwright.serving.engine.draft_programs import draft_prefill_program, draft_program
+from meshwright.serving.engine.draft_programs import draft_prefill_program, draft_program, why_not_draft
 from meshwright.serving.engine.faults import on_devices
 from meshwright.serving.engine.layout import stored_dtype
 from meshwright.serving.engine.programs import (
@@ -124,7 +125,9 @@ class _Draft:
 class Runner:
     """The device side of an engine. All processes must make the same calls in the same order.
 
-    before_run: called with each step before it is dispatched, to have other processes dispatch it too.
+    Attributes:
+        model: the model, without the parameters that the runner stores otherwise.
+        before_run: called with each step before it is dispatched, to have other processes dispatch it too.
     """
 
     def __init__(
@@ -135,7 +138,12 @@ class Runner:
         settings: EngineSettings,
         draft: LoadedModel | None = None,
     ) -> None:
+        if draft is not None and (reason := why_not_draft(draft.config, model.config, settings.num_drafts)):
+            raise MeshwrightError(f"{draft.config.name} cannot draft for {model.config.name}: {reason}")
         self._config, self._mesh, self._dtype = model.config, model.mesh, DTYPES[model.dtype]
+        # Quantised parameters, and on GPUs those of each layer, are the runner's own; the loaded ones are dropped.
+        has_own = settings.weight_dtype is not None or model.system.chip.kind == "gpu"
+        self.model = replace(model, params={}) if has_own else model
         self._layout, self._context = layout, context
         assert context.cache_split is not None
         self._split = context.cache_split

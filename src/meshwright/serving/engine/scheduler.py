@@ -268,12 +268,8 @@ class Scheduler:
                 is_last = sequence.computed + count == len(sequence.tokens)
                 is_chosen = is_last and not is_scored
                 tokens = sequence.tokens[sequence.computed : sequence.computed + count]
-                at = shard * rows + place
-                slices.append(
-                    SequenceRow(
-                        sequence, at, sequence.row, sequence.computed, tokens, is_chosen, sequence.num_generated
-                    )
-                )
+                at, start, drawn = shard * rows + place, sequence.computed, sequence.num_generated
+                slices.append(SequenceRow(sequence, at, sequence.row, start, tokens, is_chosen, drawn))
         # Allocating for one sequence may have preempted another.
         slices = [part for part in slices if part.sequence.row is not None]
         if not slices:
