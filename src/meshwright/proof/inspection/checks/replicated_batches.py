@@ -48,12 +48,13 @@ def replicated_batches(context: ProgramContext) -> Iterator[Finding]:
     # Data have at least two dims, and no result of the step has their shape.
     results = {(one.dtype, one.dims) for one in context.module.root(context.module.entry).shape.arrays()}
     shapes = ((one, one.instruction.shape) for one in context.arguments if one.spec is not None)
-    data = [one for one, shape in shapes if len(shape.dims) > 1 and (shape.dtype, shape.dims) not in results]
+    unreturned = [(one, shape) for one, shape in shapes if (shape.dtype, shape.dims) not in results]
+    data = [one for one, shape in unreturned if len(shape.dims) > 1]
     repeated = {getattr(finding, "axis", "") for finding in redundant_compute(context)}
     for axis, degree in context.mesh.items():
         if degree < 2 or not _SPLITS_DATA.fullmatch(axis) or axis in repeated:
             continue
-        if any(one.spec and axis in one.spec.axes for one in data):
+        if any(one.spec and axis in one.spec.axes for one, _ in unreturned):
             continue
         fits = [one for one in data if any(dim % degree == 0 for dim in one.instruction.shape.dims)]
         for one in fits:

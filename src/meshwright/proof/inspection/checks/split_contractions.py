@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from meshwright.description.hlo.dataflow import VIEWS_AND_CASTS, origin, uses
 from meshwright.description.hlo.groups import numbers
+from meshwright.description.hlo.module import Instruction
+from meshwright.description.hlo.phases import phase_of
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.redundant_compute import RedundantCompute
 from meshwright.proof.inspection.context import Argument, CompiledCollective, ProgramContext
@@ -74,10 +76,13 @@ def _summed(
     """Yield the product whose partial results an all-reduce adds up, where one operand was cut to fit a weight."""
     one = move.collective
     product = origin(context.module, context.module.operand(move.instruction), VIEWS_AND_CASTS)
-    if product.opcode != "dot" or one.phase != "forward":
+    is_forward = one.phase == "forward" and phase_of(product.op_name) == "forward"  # a psum of gradients is not: x.T @ g
+    if product.opcode != "dot" or not is_forward:
         return
     for weight, other in (context.module.operands(product), context.module.operands(product)[::-1]):
         argument = arguments.get(origin(context.module, weight, VIEWS_AND_CASTS | {"all-gather"}).name)
+        if _is_split_argument(context, arguments, other, one.axes):
+            continue  # data times data, summed over the examples
         if argument is None or argument.spec is None or not set(one.axes) <= set(argument.spec.axes):
             continue
         whole = is_cut_of(context, other)
@@ -86,6 +91,14 @@ def _summed(
         if is_large or (is_cut and 2 * one.bytes > context.whole_shape(argument).bytes):
             yield _finding(argument, move, one.array, is_gathered=False)
             return
+
+
+def _is_split_argument(
+    context: ProgramContext, arguments: Mapping[str, Argument], value: Instruction, axes: tuple[str, ...]
+) -> bool:
+    """Whether a value is an argument of the program that all of some axes split."""
+    argument = arguments.get(origin(context.module, value, VIEWS_AND_CASTS).name)
+    return argument is not None and argument.spec is not None and set(axes) <= set(argument.spec.axes)
 
 
 def _gathered(

@@ -21,7 +21,8 @@ def sum_mistakes(block: Block, count: int = 1) -> Iterator[TracedMistake]:
     for op in block.ops:
         if op.name == "scan" and op.params["length"] > 1:
             yield from _in_iterations(op, count)
-        if op.name in GATHERS and (axes := axes_of(op)) and _is_summed(block, op):
+        is_compressed = "int" in op.results[0].dtype  # a sum of integers would not do
+        if op.name in GATHERS and (axes := axes_of(op)) and not is_compressed and _is_summed(block, op):
             yield TracedMistake("gathered-to-sum", *op.results[0].text, place(op.equation), axes, count)
         for body in op.bodies:
             yield from sum_mistakes(body, count * op.iterations)
