@@ -103,11 +103,11 @@ def whole_tables(context: ProgramContext) -> Iterator[Finding]:
     }
     for number, argument in enumerate(context.arguments):
         shape = argument.instruction.shape
-        if argument.spec is None or argument.spec.axes or shape.bytes < _LEAST_BYTES:
+        if argument.spec is None or shape.bytes < _LEAST_BYTES:
             continue
         if number in context.updated or number in context.differentiated & context.updated:
             continue
-        axes = cut_axes(context, argument.instruction)
+        axes = tuple(axis for axis in cut_axes(context, argument.instruction) if axis not in argument.spec.axes)
         is_table = shape.dtype[:1] in ("p", "s", "u") or shape.dims[-1:] == shape.dims[-2:-1]
         like = next(
             (

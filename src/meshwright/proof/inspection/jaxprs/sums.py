@@ -21,8 +21,7 @@ def sum_mistakes(block: Block, count: int = 1) -> Iterator[TracedMistake]:
     for op in block.ops:
         if op.name == "scan" and op.params["length"] > 1:
             yield from _in_iterations(op, count)
-        is_compressed = "int" in op.results[0].dtype  # a sum of integers would not do
-        if op.name in GATHERS and (axes := axes_of(op)) and not is_compressed and _is_summed(block, op):
+        if op.name in GATHERS and (axes := axes_of(op)) and _is_summed(block, op):
             yield TracedMistake("gathered-to-sum", *op.results[0].text, place(op.equation), axes, count)
         for body in op.bodies:
             yield from sum_mistakes(body, count * op.iterations)
@@ -84,8 +83,12 @@ def _is_summed(block: Block, gather: Op) -> bool:
     """Whether all that is done with gathered parts is to add them up along the gathered dim."""
     value, degree = gather.results[0], gather.params["axis_size"]
     dim = gather.params["all_gather_dimension"]
+    if "int" in value.dtype:
+        return False  # compressed: a sum of integers would not do
     while True:
         users = block.users(value)
+        if len(users) == degree and all(one.name == "slice" for one in users):
+            return _are_added(block, users)
         if len(users) != 1:
             return False
         (user,) = users
@@ -100,3 +103,12 @@ def _is_summed(block: Block, gather: Op) -> bool:
         elif user.name not in VIEWS or user.name in ("transpose", "squeeze"):
             return False
         value = user.results[0]
+
+
+def _are_added(block: Block, slices: list[Op]) -> bool:
+    """Whether values are the terms of one sum, as where Python adds up the parts of a gather."""
+    total = slices[0].results[0]
+    while len(users := block.users(total)) == 1 and users[0].name in {*_ADDS, *VIEWS}:
+        total = users[0].results[0]
+    terms = [one.op for one in _terms(block, total)]
+    return all(any(term is one for term in terms) for one in slices)
