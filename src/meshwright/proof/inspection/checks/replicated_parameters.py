@@ -94,7 +94,9 @@ def _unlike_the_rest(context: ProgramContext, name: str, tree: list[Argument]) -
     Everything stored can be sharded over such an axis (FSDP). Over other axes a replica may be intended, and over one
     that exchanges tokens (all-to-all) too: it splits experts, which are most of a tree.
     """
-    exchanged = {axis for move in context.collectives if move.collective.kind == "all-to-all" for axis in move.collective.axes}
+    exchanged = {
+        axis for move in context.collectives if move.collective.kind == "all-to-all" for axis in move.collective.axes
+    }
     # Of each argument, the bytes of all shards.
     sizes = [one.instruction.shape.bytes * context.degree(one.spec.axes if one.spec else ()) for one in tree]
     whole = sum(sizes)

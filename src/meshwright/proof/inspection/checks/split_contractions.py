@@ -76,7 +76,9 @@ def _summed(
     """Yield the product whose partial results an all-reduce adds up, where one operand was cut to fit a weight."""
     one = move.collective
     product = origin(context.module, context.module.operand(move.instruction), VIEWS_AND_CASTS)
-    is_forward = one.phase == "forward" and phase_of(product.op_name) == "forward"  # a psum of gradients is not: x.T @ g
+    is_forward = (
+        one.phase == "forward" and phase_of(product.op_name) == "forward"
+    )  # a psum of gradients is not: x.T @ g
     if product.opcode != "dot" or not is_forward:
         return
     for weight, other in (context.module.operands(product), context.module.operands(product)[::-1]):

@@ -41,8 +41,8 @@ class _State:
 
     differs: axes along which it differs between devices. own: those of them along which it does since the data do, and
     not by `axis_index`. may_differ: those along which it may. divided: the numbers that it, or what it was computed of,
-    was divided by, and that no sum over devices has made up for. summed: over how many devices it was summed, and not divided
-    by them since. sums: numbers of the sums of equal values that are in it.
+    was divided by, and that no sum over devices has made up for. summed: over how many devices it was summed, and not
+    divided by them since. sums: numbers of the sums of equal values that are in it.
     is_constant: whether nothing of the function's arguments is in it.
     """
 
@@ -86,7 +86,10 @@ class _Reader:
         self.others: dict[tuple[str, int, int], TracedMistake] = {}
         self.degrees: Mapping[str, int] = {}
         self.taken: _Axes = _NONE
-        """Axes along which devices may take other branches, or other numbers of iterations, around an op."""
+        """Axes along which devices may take other branches, or other numbers of iterations, around an op.
+
+        A predicate that was sent on is taken to differ: whoever needs it equal takes its maximum or its sum.
+        """
         self.states: dict[int, _State] = {}
         """The state of each value, by its id."""
         self.count = 1
@@ -179,16 +182,16 @@ class _Reader:
         condition, body = self._loop_bodies(op)
         first, second = op.params["cond_nconsts"], op.params["body_nconsts"]
         asked, fixed, carry = states[:first], states[first : first + second], states[first + second :]
-        going_on = _NONE
+        asks = _State()
 
         def step(carry: list[_State]) -> list[_State]:
-            nonlocal going_on
-            going_on = self.run(condition, [*asked, *carry])[0].differs
+            nonlocal asks
+            asks = self.run(condition, [*asked, *carry])[0]
             made = self.run(body, [*fixed, *carry])
-            return [replace(one, differs=one.differs | (going_on - one.may_differ)) for one in made]
+            return [replace(one, differs=one.differs | (asks.differs - one.may_differ)) for one in made]
 
         made = self._until_stable(carry, step)
-        outer, self.taken = self.taken, self.taken | going_on
+        outer, self.taken = self.taken, self.taken | asks.differs | asks.may_differ
         step(made)
         self.taken = outer
         return made
@@ -207,7 +210,7 @@ class _Reader:
 
     def _branches(self, op: Op, states: list[_State]) -> list[_State]:
         chosen, *operands = states
-        outer, self.taken = self.taken, self.taken | chosen.differs
+        outer, self.taken = self.taken, self.taken | chosen.differs | chosen.may_differ
         made = [self.run(body, operands) for body in op.bodies]
         self.taken = outer
         joined = [reduce(_join, alike) for alike in zip(*made, strict=True)]
@@ -317,7 +320,9 @@ class _Reader:
 def _computed(op: Op, states: Sequence[_State]) -> _State:
     """The state of what an op computes, but for constants that it divides by."""
     made = reduce(_join, states, _State())
-    if op.name in _PRODUCTS:  # of a device's own data: no ring of sums makes these equal, whatever they are multiplied by
+    if (
+        op.name in _PRODUCTS
+    ):  # of a device's own data: no ring of sums makes these equal, whatever they are multiplied by
         own = states[0].own | states[1].own
         return replace(made, differs=made.differs | own, own=own, may_differ=made.may_differ - own)
     if op.name in _NONLINEAR or (op.name == "mul" and op.operands[0] is op.operands[1]):
