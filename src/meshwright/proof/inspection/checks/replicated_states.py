@@ -166,8 +166,8 @@ def _trained_with(context: ProgramContext, number: int, state: Argument) -> Argu
     """Return the parameter for which a train step has a state, in the same tree or in another; None if there is none.
 
     A state is updated by the step, which does not differentiate by it. Its parameter has its global shape and the end
-    of its path. Without paths (parameters that are arguments themselves, or `nnx.jit`, which hides them), all parameters
-    of its shape must be split alike.
+    of its path. Without paths (parameters that are arguments themselves, or `nnx.jit`, which hides them), all that have
+    its shape must be split alike.
     """
     if number in context.differentiated or number not in context.updated:
         return None
