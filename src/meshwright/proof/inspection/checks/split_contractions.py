@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from meshwright.description.hlo.dataflow import VIEWS_AND_CASTS, origin, uses
 from meshwright.description.hlo.groups import numbers
-from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.phases import phase_of
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.redundant_compute import RedundantCompute
@@ -76,31 +75,22 @@ def _summed(
     """Yield the product whose partial results an all-reduce adds up, where one operand was cut to fit a weight."""
     one = move.collective
     product = origin(context.module, context.module.operand(move.instruction), VIEWS_AND_CASTS)
-    is_forward = (
-        one.phase == "forward" and phase_of(product.op_name) == "forward"
-    )  # a psum of gradients is not: x.T @ g
+    # A psum by hand is in the forward phase also where it sums gradients, whose product x.T @ g is not.
+    is_forward = one.phase == "forward" and phase_of(product.op_name) == "forward"
     if product.opcode != "dot" or not is_forward:
         return
+    sides = (product.attributes.get(f"{side}_contracting_dims", "") for side in ("lhs", "rhs"))
+    is_over_examples = all(numbers(dims.strip("{}")) == (0,) for dims in sides)  # as x.T @ y, of data and data
     for weight, other in (context.module.operands(product), context.module.operands(product)[::-1]):
         argument = arguments.get(origin(context.module, weight, VIEWS_AND_CASTS | {"all-gather"}).name)
-        if _is_split_argument(context, arguments, other, one.axes):
-            continue  # data times data, summed over the examples
         if argument is None or argument.spec is None or not set(one.axes) <= set(argument.spec.axes):
             continue
         whole = is_cut_of(context, other)
         is_cut = whole is not None and not whole.opcode.startswith("all-gather")
-        is_large = product.shape.size >= _GROWTH * other.shape.size * context.degree(one.axes)
+        is_large = not is_over_examples and product.shape.size >= _GROWTH * other.shape.size * context.degree(one.axes)
         if is_large or (is_cut and 2 * one.bytes > context.whole_shape(argument).bytes):
             yield _finding(argument, move, one.array, is_gathered=False)
             return
-
-
-def _is_split_argument(
-    context: ProgramContext, arguments: Mapping[str, Argument], value: Instruction, axes: tuple[str, ...]
-) -> bool:
-    """Whether a value is an argument of the program that all of some axes split."""
-    argument = arguments.get(origin(context.module, value, VIEWS_AND_CASTS).name)
-    return argument is not None and argument.spec is not None and set(axes) <= set(argument.spec.axes)
 
 
 def _gathered(
