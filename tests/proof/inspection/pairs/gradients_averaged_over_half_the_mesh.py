@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import P
 from planted import array
 
-KIND, FINDS, MESH = "wrong", "missing-sum", {"dp": 2, "sp": 4}
+KIND, FINDS, MESH = "wrong", "missing-sum", {"sp": 4, "dp": 2}
 
 
 def attention(q, k, v):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import P
 from planted import array
 
-KIND, FINDS, MESH = "wrong", "missing-sum", {"dp": 2, "ep": 4}
+KIND, FINDS, MESH = "wrong", "missing-sum", {"ep": 4, "dp": 2}
 
 
 def program(mesh, averaged):

@@ -6,7 +6,7 @@ from jax import P
 from jax.lax import with_sharding_constraint as constrain
 from planted import array
 
-KIND, FINDS, MESH = "movement", "unsharding-constraint", {"data": 2, "model": 4}
+KIND, FINDS, MESH = "movement", "unsharding-constraint", {"model": 4, "data": 2}
 
 
 def program(mesh, spec):

@@ -6,12 +6,12 @@ from jax import P
 from jax.lax import with_sharding_constraint as constrain
 from planted import array
 
-KIND, FINDS, MESH = "state", "mislaid-state", {"dp": 2, "fsdp": 4}
+KIND, FINDS, MESH = "state", "mislaid-state", {"fsdp": 4, "dp": 2}
 
 
 def program(mesh, spec):
     whole, rows = jax.NamedSharding(mesh, P()), jax.NamedSharding(mesh, P(("dp", "fsdp")))
-    split = array(mesh, (512, 1024), "fsdp")
+    split = array(mesh, (128, 256), "fsdp")
 
     def step(w, mean, square, x):
         def loss(w):
@@ -21,10 +21,10 @@ def program(mesh, spec):
         mean, square = 0.9 * mean + 0.1 * gradient, 0.99 * square + 0.01 * gradient**2
         return w - 1e-3 * mean / (jnp.sqrt(square) + 1e-8), mean, square
 
-    square = array(mesh, (512, 1024), *spec)
+    square = array(mesh, (128, 256), *spec)
     out = (split.sharding, split.sharding, square.sharding)
     jitted = jax.jit(step, donate_argnums=(0, 1, 2), out_shardings=out)
-    return jitted, (split, split, square, array(mesh, (128, 512), ("dp", "fsdp")))
+    return jitted, (split, split, square, array(mesh, (128, 128), ("dp", "fsdp")))
 
 
 def mistake(mesh):
