@@ -187,7 +187,7 @@ class Updates:
 
     def _times(self, value: Instruction, factor: float | None, by: Instruction) -> _Shares:
         """Return the shares in a value times `factor`; none if `by` differs by element, as in Adam's division."""
-        while by.opcode in VIEWS or by.opcode in ("convert", "broadcast"):
+        while _is_form(by):
             by = self.module.operand(by)
         return _scaled(self._shares(value, None), factor) if by.shape.size == 1 else {}
 
@@ -199,7 +199,7 @@ class Updates:
                 return float(value.text)
             except ValueError:
                 return None
-        if opcode in VIEWS or opcode in ("convert", "broadcast"):
+        if _is_form(value):
             return self._factor(module.operand(value))
         if opcode not in ("add", "subtract", "multiply"):
             return None
@@ -243,6 +243,11 @@ class Updates:
                 for name, operand in zip(conditional.branches, operands, strict=False)
             )
         )
+
+
+def _is_form(value: Instruction) -> bool:
+    """Whether a value is its operand in another form; on explicit meshes JAX annotates the sharding of each value."""
+    return value.opcode in VIEWS or value.opcode in ("convert", "broadcast") or value.custom_call_target in _PLACES
 
 
 def _is_differentiated(instruction: Instruction) -> bool:
