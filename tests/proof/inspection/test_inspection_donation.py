@@ -241,6 +241,20 @@ def test_parameters_in_low_precision_and_frozen_ones_are_state_too():
     assert [found.count for found in told(jax.jit(frozen), wide, X)] == [2]
 
 
+def test_on_an_explicit_mesh_too_where_each_value_has_its_sharding():
+    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Explicit,))
+    w = jax.ShapeDtypeStruct((512, 512), jnp.float32, sharding=NamedSharding(mesh, P(None, None)))
+    x = jax.ShapeDtypeStruct((64, 512), jnp.float32, sharding=NamedSharding(mesh, P("fsdp", None)))
+
+    def step(w, momentum, x):
+        momentum = 0.9 * momentum + jax.grad(lambda w: jnp.sin(x @ w).mean())(w)
+        return w - 0.1 * momentum, momentum
+
+    with jax.set_mesh(mesh):
+        (found,) = meshwright.inspect(jax.jit(step, donate_argnums=0), w, w, x).findings
+    assert (found.id, found.trees) == ("not-donated", ("momentum",))
+
+
 def test_on_one_device_too():
     wide = jax.tree.map(lambda one: jnp.ones(one.shape), params(512))
     assert [found.count for found in told(jax.jit(sgd), wide, jnp.ones((64, 512)))] == [2]

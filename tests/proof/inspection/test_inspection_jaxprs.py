@@ -47,6 +47,38 @@ def test_of_what_a_ring_made_nothing_is_said():
     assert ids(mapped(gathered, out_specs=P()), X) == []
 
 
+def test_a_ring_that_multiplies_parts_of_a_weight_makes_what_all_hold_alike():
+    """Each device multiplies what arrives by the rows that belong to it: all add the same products in the end."""
+    ring = [(i, (i - 1) % 8) for i in range(8)]
+
+    def multiplied(x, w):
+        def part(i, x):
+            return x @ jax.lax.dynamic_slice_in_dim(w, (jax.lax.axis_index("dp") + i) % 8 * 8, 8)
+
+        def hop(carry, i):
+            total, x = carry
+            x = jax.lax.ppermute(x, "dp", ring)
+            return (total + part(i, x), x), None
+
+        return jax.lax.scan(hop, (part(0, x), x), jnp.arange(1, 8))[0][0]
+
+    args = planted.array(MESH, (64, 64), None, "dp"), planted.array(MESH, (64, 64))
+    assert ids(mapped(multiplied, in_specs=(P(None, "dp"), P()), out_specs=P()), *args) == []
+
+
+def test_what_has_no_trace_but_lowers_is_read_too():
+    """As `eqx.filter_jit` returns it."""
+
+    class Lowers:
+        def __call__(self, x):
+            return mapped(lambda x: x + jax.lax.psum(jax.lax.pmax(x, "dp"), "dp"))(x)
+
+        def lower(self, *args):
+            return jax.jit(self.__call__).lower(*args)
+
+    assert ids(Lowers(), X) == ["reduced-twice"]
+
+
 def test_a_count_of_devices_is_meant():
     assert ids(mapped(lambda x: x / jax.lax.psum(jnp.ones((1, 1)), "dp")), X) == []
 

@@ -25,6 +25,9 @@ LONG = {
 ON_TPUS = {"hidden_constrained_whole", "microbatches_under_jit"}
 """Pairs that `make matrix` compiles for TPUs too, where fusions hide what the checks look for."""
 
+NOT_ON_TPUS = {"weights_come_back_in_another_layout"}
+"""A `Format` of another mesh's sharding does not lower (JAX 0.10.2)."""
+
 SLICES = {8: "v5e:2x4", 4: "v5e:2x2"}
 
 
@@ -56,9 +59,9 @@ def check(file, on=None):
     assert findings(pair.clean, mesh, on) == ()
 
 
-def cases(is_less, mark):
+def cases(is_less, mark, files=FILES):
     """Every pair, with a mark on some of them."""
-    return [pytest.param(file, marks=[mark] * is_less(file.stem), id=file.stem) for file in FILES]
+    return [pytest.param(file, marks=[mark] * is_less(file.stem), id=file.stem) for file in files]
 
 
 @pytest.mark.parametrize("file", cases(lambda name: name in LONG, pytest.mark.matrix))
@@ -67,7 +70,10 @@ def test_a_mistake_is_found_once_and_its_clean_twin_has_no_finding(file):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("file", cases(lambda name: name not in ON_TPUS, pytest.mark.exhaustive))
+@pytest.mark.parametrize(
+    "file",
+    cases(lambda name: name not in ON_TPUS, pytest.mark.exhaustive, [f for f in FILES if f.stem not in NOT_ON_TPUS]),
+)
 def test_so_it_is_with_the_compiler_of_tpus(file):
     check(file, on="v5e")
 

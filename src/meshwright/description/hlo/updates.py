@@ -22,6 +22,8 @@ _PLACES = frozenset(
 )
 """Custom calls that only annotate their operands' sharding, layout or memory, and return them."""
 
+_WRITES = ("dynamic-update-slice", "scatter")
+
 _LEAST_SHARE = 0.5
 """Least factor of a parameter in its update. A gradient with weight decay has a far smaller one."""
 
@@ -35,17 +37,20 @@ class Share:
 
     factor: float | None = 1.0  # None if unknown.
     is_changed: bool = False  # False if the value is the argument itself.
+    is_written: bool = False  # Whether a part is overwritten at a place that only a run knows, as in a cache.
 
     def scaled(self, factor: float | None) -> Share:
         """Return the share after multiplying the value by `factor`."""
         known = self.factor is not None and factor is not None
-        return Share(factor=self.factor * factor if known else None, is_changed=True)  # type: ignore[operator]
+        product = self.factor * factor if known else None  # type: ignore[operator]
+        return Share(factor=product, is_changed=True, is_written=self.is_written)
 
     def through(self, outer: Share) -> Share:
         """Compose: return the argument's share in a value that has the share `outer` of this value."""
         known = self.factor is not None and outer.factor is not None
         factor = self.factor * outer.factor if known else None  # type: ignore[operator]
-        return Share(factor=factor, is_changed=self.is_changed or outer.is_changed)
+        is_changed, is_written = self.is_changed or outer.is_changed, self.is_written or outer.is_written
+        return Share(factor=factor, is_changed=is_changed, is_written=is_written)
 
 
 _Shares = dict[_Place, Share]
@@ -141,7 +146,9 @@ class Updates:
         if opcode in ("select", "clamp"):
             kept = module.operands(value)[1:] if opcode == "select" else module.operands(value)[1:2]
             return _best(*(self._shares(one, None) for one in kept))
-        if opcode in ("add", "maximum", "minimum", "dynamic-update-slice"):
+        if opcode in _WRITES:
+            return self._written(value)
+        if opcode in ("add", "maximum", "minimum"):
             return _best(*(_scaled(self._shares(one, None), 1.0) for one in module.operands(value)[:2]))
         if opcode not in ("subtract", "multiply", "divide"):
             return {}
@@ -153,9 +160,34 @@ class Updates:
             return self._times(left, 1 / by if by else None, right)
         return _best(self._times(left, self._factor(right), right), self._times(right, self._factor(left), left))
 
+    def _written(self, value: Instruction) -> _Shares:
+        """Return the shares in an array of which a part is overwritten: of the array, and of what is put there."""
+        array, *rest = self.module.operands(value)
+        part, places = (rest[1], rest[:1]) if value.opcode == "scatter" else (rest[0], rest[1:])
+        shares = _scaled(self._shares(array, None), 1.0)
+        if not all(self._is_fixed(place) for place in places):
+            shares = {place: replace(share, is_written=True) for place, share in shares.items()}
+        return _best(shares, _scaled(self._shares(part, None), 1.0))
+
+    def _is_fixed(self, value: Instruction) -> bool:
+        """Whether a value is computed of constants alone."""
+        waiting, seen = [value], set()
+        while waiting:
+            held = waiting.pop()
+            if (held.computation, held.name) in seen:
+                continue
+            seen.add((held.computation, held.name))
+            if held.opcode == "parameter":
+                callers = self.module.callers[held.computation]
+                if len(callers) != 1 or callers[0].opcode not in INLINE:
+                    return False
+                waiting.append(self.module.operand(callers[0], held.index))
+            waiting += self.module.operands(held)
+        return True
+
     def _times(self, value: Instruction, factor: float | None, by: Instruction) -> _Shares:
         """Return the shares in a value times `factor`; none if `by` differs by element, as in Adam's division."""
-        while by.opcode in VIEWS or by.opcode in ("convert", "broadcast"):
+        while _is_form(by):
             by = self.module.operand(by)
         return _scaled(self._shares(value, None), factor) if by.shape.size == 1 else {}
 
@@ -167,7 +199,7 @@ class Updates:
                 return float(value.text)
             except ValueError:
                 return None
-        if opcode in VIEWS or opcode in ("convert", "broadcast"):
+        if _is_form(value):
             return self._factor(module.operand(value))
         if opcode not in ("add", "subtract", "multiply"):
             return None
@@ -213,6 +245,11 @@ class Updates:
         )
 
 
+def _is_form(value: Instruction) -> bool:
+    """Whether a value is its operand in another form; on explicit meshes JAX annotates the sharding of each value."""
+    return value.opcode in VIEWS or value.opcode in ("convert", "broadcast") or value.custom_call_target in _PLACES
+
+
 def _is_differentiated(instruction: Instruction) -> bool:
     """Whether an op is part of what JAX differentiates, forward or backward, by JAX's name for such ops."""
     return "jvp(" in instruction.op_name or "transpose(" in instruction.op_name
@@ -233,5 +270,6 @@ def _best(*several: _Shares) -> _Shares:
         for place, share in shares.items():
             other = found.get(place, share)
             larger = max(share, other, key=lambda one: (one.factor is not None, one.factor or 0.0))
-            found[place] = replace(larger, is_changed=share.is_changed or other.is_changed)
+            is_changed, is_written = share.is_changed or other.is_changed, share.is_written or other.is_written
+            found[place] = replace(larger, is_changed=is_changed, is_written=is_written)
     return found

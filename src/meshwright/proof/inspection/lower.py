@@ -172,10 +172,31 @@ def _stage(call: Call) -> Any:
     # A partial of a jitted function keeps the options of its jit, such as donation.
     while isinstance(function, functools.partial) and hasattr(function.func, "lower"):
         function, args, kwargs = function.func, (*function.args, *args), {**function.keywords, **kwargs}
-    for name in ("trace", "lower"):
-        if callable(method := getattr(function, name, None)):
-            return stage_of(method(*args, **kwargs))
+    if callable(trace := getattr(function, "trace", None)):
+        return stage_of(trace(*args, **kwargs))
+    if callable(lower := getattr(function, "lower", None)):
+        return _traced_by(lower, args, kwargs)
     return jax.jit(function).trace(*args, **kwargs)
+
+
+def _traced_by(lower: Any, args: Any, kwargs: Any) -> Any:
+    """Return what a `.lower` traced, whose object has no `.trace` (Equinox); what it returned, if that cannot be told.
+
+    JAX's method is replaced meanwhile, since there is no public way from a `Lowered` to its jaxpr.
+    """
+    traced: list[Traced] = []
+    before = Traced.lower
+
+    def lower_and_keep(self: Traced, *given: Any, **options: Any) -> Lowered:
+        traced.append(self)
+        return before(self, *given, **options)
+
+    Traced.lower = lower_and_keep  # type: ignore[method-assign]
+    try:
+        lowered = stage_of(lower(*args, **kwargs))
+    finally:
+        Traced.lower = before  # type: ignore[method-assign]
+    return traced[0] if len(traced) == 1 else lowered
 
 
 class _NoClient:

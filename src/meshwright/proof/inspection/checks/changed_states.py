@@ -15,7 +15,7 @@ from meshwright.proof.inspection.finding import Finding, FindingKind, num_elemen
 
 @dataclass(frozen=True, kw_only=True)
 class StateChanged(Finding):
-    """An argument whose updated value has another dtype, sharding or weak type.
+    """An argument whose updated value has another dtype, sharding, layout or weak type.
 
     shape: global. elements_held: elements per device before the step.
     """
@@ -39,25 +39,30 @@ class StateChanged(Finding):
         return other.line == self.line or num_elements(other.array) in (math.prod(self.shape.dims), self.elements_held)
 
     def _sentences(self) -> tuple[str, str]:
-        is_sharding = self.before.startswith("P(")
+        is_sharding, is_layout = self.before.startswith("P("), self.before.startswith("layout")
+        fix = f"cast the new value to what went in: new.astype(old.dtype), here {self.before}"
+        if is_sharding:
+            fix = (
+                "say what comes back: jax.jit(…, out_shardings=…) with the shardings of the arguments, or"
+                " jax.lax.with_sharding_constraint on the new value"
+            )
+        if is_layout:
+            fix = "give what comes back the layout of what goes in: jax.jit(…, out_shardings=Format(layout, sharding))"
         return (
             f"{self.name} {self.shape} goes in with {self.before} and comes back updated with {self.after}: the second"
-            " call of the step compiles again" + (", or moves it back first" if is_sharding else ""),
-            "say what comes back: jax.jit(…, out_shardings=…) with the shardings of the arguments, or"
-            " jax.lax.with_sharding_constraint on the new value"
-            if is_sharding
-            else f"cast the new value to what went in: new.astype(old.dtype), here {self.before}",
+            " call of the step compiles again" + (", or moves it back first" if is_sharding or is_layout else ""),
+            fix,
         )
 
 
 def changed_states(context: ProgramContext) -> Iterator[Finding]:
-    """Yield state whose new value has another dtype, weak type or sharding than the old one."""
+    """Yield state whose new value has another dtype, weak type, sharding or layout than the old one."""
     for one in context.traced(StateChanged.id):
         weak, strong = f"a weak {one.dtype}, as a Python number has it", f"dtype {one.dtype}"
         before, after = (weak, strong) if one.figures["was_weak"] else (strong, weak)
         shape = Shape(one.dtype, one.dims)
         yield _finding(context, one.figures["name"], shape, before, after, one.source, held=shape.size)
-    for argument, result in _updated(context):
+    for argument, result, compiled in _updated(context):
         shape, held = context.whole_shape(argument), argument.instruction.shape.size
         source = context.result_place(result) or context.first_use(argument.instruction)
         if result.shape.dtype != shape.dtype:
@@ -65,11 +70,15 @@ def changed_states(context: ProgramContext) -> Iterator[Finding]:
             yield _finding(context, argument.name, shape, before, after, source, held=held)
         elif _is_resharded(argument, result):
             yield _finding(context, argument.name, shape, f"{argument.spec}", f"{result.spec}", source, held=held)
+        elif (before := _order(argument.instruction.shape)) != (after := _order(compiled)):
+            before, after = f"layout {{{before}}} (minor to major)", f"layout {{{after}}}"
+            yield _finding(context, argument.name, shape, before, after, source, held=held)
 
 
-def _updated(context: ProgramContext) -> Iterator[tuple[Argument, Result]]:
-    """Yield each argument that has exactly one result as its new value, with that result."""
+def _updated(context: ProgramContext) -> Iterator[tuple[Argument, Result, Shape]]:
+    """Yield each argument with the result that is its new value, where there is one, and its shape as compiled."""
     taken: set[int] = set()
+    compiled = list(context.module.root(context.module.entry).shape.arrays())
     for number, argument in enumerate(context.arguments):
         dims, path = context.whole_shape(argument).dims, argument.name.removeprefix(argument.tree)
         if context.state is not None and argument.tree not in context.state:
@@ -80,8 +89,14 @@ def _updated(context: ProgramContext) -> Iterator[tuple[Argument, Result]]:
             share = context.updates(result).get(number)
             if share is not None and share.is_changed:
                 taken.add(place)
-                yield argument, result
+                yield argument, result, compiled[place]
                 break
+
+
+def _order(shape: Shape) -> str:
+    """The dims of an array from minor to major; of those with one element any order is the same."""
+    order = (dim for dim in shape.layout.partition(":")[0].split(",") if dim)
+    return ",".join(dim for dim in order if shape.dims[int(dim)] > 1)
 
 
 def _is_resharded(argument: Argument, result: Result) -> bool:

@@ -16,6 +16,9 @@ from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.record import Collective, Kind, Phase
 from meshwright.units import show_bytes
 
+_LEAST_USELESS = 1 << 14
+"""Smaller means of what devices hold alike are figures and scales, averaged to be sure."""
+
 _LEAST_RECOMPUTED = 1 << 13
 """Smaller arrays are parts of a loss or a norm, and are not reported."""
 
@@ -66,7 +69,9 @@ class ReducedTwice(Finding):
 def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
     """Yield reductions over an axis along which all devices hold the same value. A combined one is split by array."""
     if context.is_traced:
-        yield from (_traced(context, one) for one in context.traced(ReducedTwice.id))
+        for one in context.traced(ReducedTwice.id):
+            if one.figures["is_sum"] or Shape(one.dtype, one.dims).bytes >= _LEAST_USELESS:
+                yield _traced(context, one)
         return
     for instruction, (first, *_) in context.communicating_instructions:
         if first.kind not in ("all-reduce", "reduce-scatter"):
@@ -95,7 +100,7 @@ def _traced(context: ProgramContext, one: TracedMistake) -> ReducedTwice:
         phase=phase_of(one.figures["scope"]),
         equal_axes=equal,
         degree=context.degree(equal),
-        is_sum=True,
+        is_sum=one.figures["is_sum"],
         is_transposed=one.figures["is_transposed"],
         bytes=one.count * shape.bytes,
         cost_seconds=context.collective_seconds(kind, shape.bytes, one.axes, count=one.count),

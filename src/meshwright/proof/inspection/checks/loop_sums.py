@@ -144,6 +144,8 @@ def _partitioned_gathers(context: ProgramContext) -> Iterator[GatheredToSum]:
         if one.kind != "all-gather" or one.bytes < LEAST_BYTES or context.source_of(move).opcode == "parameter":
             continue
         parts, dims = context.module.operand(gather).shape, gathered_dims(context, gather)
+        if parts.dtype[:1] in "su":
+            continue  # compressed: a sum of integers would not do
         used = list(uses(context.module, gather, _SCALED - {"transpose", "reshape"}))
         sums = [
             user

@@ -48,12 +48,13 @@ def replicated_batches(context: ProgramContext) -> Iterator[Finding]:
     # Data have at least two dims, and no result of the step has their shape.
     results = {(one.dtype, one.dims) for one in context.module.root(context.module.entry).shape.arrays()}
     shapes = ((one, one.instruction.shape) for one in context.arguments if one.spec is not None)
-    data = [one for one, shape in shapes if len(shape.dims) > 1 and (shape.dtype, shape.dims) not in results]
+    unreturned = [(one, shape) for one, shape in shapes if (shape.dtype, shape.dims) not in results]
+    data = [one for one, shape in unreturned if len(shape.dims) > 1]
     repeated = {getattr(finding, "axis", "") for finding in redundant_compute(context)}
     for axis, degree in context.mesh.items():
         if degree < 2 or not _SPLITS_DATA.fullmatch(axis) or axis in repeated:
             continue
-        if any(one.spec and axis in one.spec.axes for one in data):
+        if any(one.spec and axis in one.spec.axes for one, _ in unreturned):
             continue
         fits = [one for one in data if any(dim % degree == 0 for dim in one.instruction.shape.dims)]
         for one in fits:
@@ -102,11 +103,11 @@ def whole_tables(context: ProgramContext) -> Iterator[Finding]:
     }
     for number, argument in enumerate(context.arguments):
         shape = argument.instruction.shape
-        if argument.spec is None or argument.spec.axes or shape.bytes < _LEAST_BYTES:
+        if argument.spec is None or shape.bytes < _LEAST_BYTES:
             continue
         if number in context.updated or number in context.differentiated & context.updated:
             continue
-        axes = cut_axes(context, argument.instruction)
+        axes = tuple(axis for axis in cut_axes(context, argument.instruction) if axis not in argument.spec.axes)
         is_table = shape.dtype[:1] in ("p", "s", "u") or shape.dims[-1:] == shape.dims[-2:-1]
         like = next(
             (

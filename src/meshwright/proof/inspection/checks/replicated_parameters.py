@@ -91,14 +91,18 @@ def _against_rules(context: ProgramContext) -> Iterator[Finding]:
 def _unlike_the_rest(context: ProgramContext, name: str, tree: list[Argument]) -> Iterator[ReplicatedParameter]:
     """Yield large replicated arguments of a tree that is mostly sharded over an axis of the batch.
 
-    Everything stored can be sharded over such an axis (FSDP). Over other axes a replica may be intended.
+    Everything stored can be sharded over such an axis (FSDP). Over other axes a replica may be intended, and over one
+    that exchanges tokens (all-to-all) too: it splits experts, which are most of a tree.
     """
-    # For each argument, the bytes of all its shards.
+    exchanged = {
+        axis for move in context.collectives if move.collective.kind == "all-to-all" for axis in move.collective.axes
+    }
+    # Of each argument, the bytes of all shards.
     sizes = [one.instruction.shape.bytes * context.degree(one.spec.axes if one.spec else ()) for one in tree]
     whole = sum(sizes)
     for axis, degree in context.mesh.items():
         split = sum(size for one, size in zip(tree, sizes, strict=True) if one.spec and axis in one.spec.axes)
-        if axis not in context.batch_axes or degree < 2 or split < MOST_SHARD * whole:
+        if axis not in context.batch_axes - exchanged or degree < 2 or split < MOST_SHARD * whole:
             continue
         for argument, size in zip(tree, sizes, strict=True):
             dims = argument.instruction.shape.dims

@@ -165,9 +165,9 @@ def _parameter_of(context: ProgramContext, state: Argument) -> Argument | None:
 def _trained_with(context: ProgramContext, number: int, state: Argument) -> Argument | None:
     """Return the parameter for which a train step has a state, in the same tree or in another; None if there is none.
 
-    A state is updated by the step, which does not differentiate with respect to it. Its parameter has its global shape
-    and the end of its path. If a library hides the paths (`nnx.jit`), all parameters of its shape must have the same
-    sharding.
+    A state is updated by the step, which does not differentiate by it. Its parameter has its global shape and the end
+    of its path. Without paths (parameters that are arguments themselves; `nnx.jit` and `eqx.filter_jit` hide them), all
+    that have its shape must be split alike.
     """
     if number in context.differentiated or number not in context.updated:
         return None
@@ -180,8 +180,9 @@ def _trained_with(context: ProgramContext, number: int, state: Argument) -> Argu
     named = [other for other in alike if (end := _parts(other.name)[2:]) and path[-len(end) :] == end]
     if named:
         return named[0]
-    is_hidden = ".states[" in state.name and len({other.spec for other in alike}) == 1
-    return alike[0] if is_hidden else None
+    is_hidden = ".states[" in state.name or state.name.startswith(("dynamic_donate[", "dynamic_nodonate["))
+    has_no_path = is_hidden or all(other.name == other.tree for other in alike)
+    return alike[0] if has_no_path and len({other.spec for other in alike}) == 1 else None
 
 
 def _parts(name: str) -> list[str]:

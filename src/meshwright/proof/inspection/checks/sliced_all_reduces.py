@@ -53,14 +53,17 @@ class SlicedAllReduce(Finding):
 
 
 def sliced_all_reduces(context: ProgramContext) -> Iterator[Finding]:
-    """Yield all-reduces of whole arrays whose result each device slices to its shard."""
+    """Yield all-reduces of whole arrays of which each device then uses a shard."""
+    scattered = {id(move.instruction) for move in context.collectives if move.collective.kind == "reduce-scatter"}
     for move in context.collectives:
         one = move.collective
         if move.kind != "all-reduce" or one.bytes < LEAST_BYTES:
             continue
         is_large = one.bytes >= one.count * _LEAST_AT_ONCE
         is_sliced_at_once = one.kind == "reduce-scatter" and context.has_reduce_scatter and is_large
-        single = one.kind == "all-reduce" and len(move.instruction.operands) == 1
+        # Of one instruction, the share over some axes is taken at once: then the sum over the others is of this share.
+        is_whole = one.kind == "all-reduce" and id(move.instruction) not in scattered
+        single = is_whole and len(move.instruction.operands) == 1
         if is_sliced_at_once or (single and _is_sliced_later(context, move.instruction)):
             yield SlicedAllReduce(
                 array=one.array,

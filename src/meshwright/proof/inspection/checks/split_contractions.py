@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from meshwright.description.hlo.dataflow import VIEWS_AND_CASTS, origin, uses
 from meshwright.description.hlo.groups import numbers
+from meshwright.description.hlo.phases import phase_of
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.redundant_compute import RedundantCompute
 from meshwright.proof.inspection.context import Argument, CompiledCollective, ProgramContext
@@ -74,15 +75,19 @@ def _summed(
     """Yield the matmul whose partial sums an all-reduce adds, if its other operand was sliced to fit the weight."""
     one = move.collective
     product = origin(context.module, context.module.operand(move.instruction), VIEWS_AND_CASTS)
-    if product.opcode != "dot" or one.phase != "forward":
+    # A psum by hand is in the forward phase also where it sums gradients, whose product x.T @ g is not.
+    is_forward = one.phase == "forward" and phase_of(product.op_name) == "forward"
+    if product.opcode != "dot" or not is_forward:
         return
+    sides = (product.attributes.get(f"{side}_contracting_dims", "") for side in ("lhs", "rhs"))
+    is_over_examples = all(numbers(dims.strip("{}")) == (0,) for dims in sides)  # as x.T @ y, of data and data
     for weight, other in (context.module.operands(product), context.module.operands(product)[::-1]):
         argument = arguments.get(origin(context.module, weight, VIEWS_AND_CASTS | {"all-gather"}).name)
         if argument is None or argument.spec is None or not set(one.axes) <= set(argument.spec.axes):
             continue
         whole = is_cut_of(context, other)
         is_cut = whole is not None and not whole.opcode.startswith("all-gather")
-        is_large = product.shape.size >= _GROWTH * other.shape.size * context.degree(one.axes)
+        is_large = not is_over_examples and product.shape.size >= _GROWTH * other.shape.size * context.degree(one.axes)
         if is_large or (is_cut and 2 * one.bytes > context.whole_shape(argument).bytes):
             yield _finding(argument, move, one.array, is_gathered=False)
             return

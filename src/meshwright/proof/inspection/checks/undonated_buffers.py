@@ -44,11 +44,12 @@ class NotDonated(Finding):
 
 
 def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:
-    """Yield arguments of a train step whose update is a result of equal shape and sharding in another buffer.
+    """Yield arguments of a step whose update is a result of equal shape and sharding in another buffer.
 
-    Updates are recognized by their computation (`hlo.updates.Updates`), or because the caller names the state.
+    Updates are recognized by what computes them (`hlo.updates.Updates`), or the caller names them as state. Of other
+    steps than train steps, only what they write into at a moving place counts, as a cache.
     """
-    if context.program is None or not context.is_train_step:
+    if context.program is None:
         return
     aliased_results, aliased_arguments = context.aliases
     free = [result for number, result in enumerate(context.results) if number not in aliased_results]
@@ -79,6 +80,8 @@ def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:
 def _is_update(context: ProgramContext, number: int, argument: Argument, result: Result) -> bool:
     """Whether a result is the new value of an argument."""
     shares = context.updates(result)
+    if not context.is_train_step:
+        return number in shares and shares[number].is_written
     if context.state is not None:
         return argument.tree in context.state and (number in shares or _has_path_of(argument, result))
     share = shares.get(number)

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from meshwright.description.hlo.dataflow import VIEWS, uses
 from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.phases import scope_of, split_op_name
 from meshwright.proof.inspection.checks.random_bits import RANDOM
-from meshwright.proof.inspection.context import CompiledCollective, ProgramContext
+from meshwright.proof.inspection.context import CompiledCollective, ProgramContext, Result
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
+from meshwright.proof.inspection.slices import ELEMENTWISE
 from meshwright.record import Collective, Kind, Phase
 from meshwright.units import show_bytes
 
@@ -213,9 +215,23 @@ def _because(context: ProgramContext, found: CompiledCollective) -> UnexpectedBe
     gathers_computed = kind == "all-gather" and not _is_stored(context, found)
     if primitive in _REARRANGE and (kind == "collective-permute" or gathers_computed):
         return UnexpectedBecause.REARRANGES
-    if gathers_computed and context.batch_axes.intersection(found.collective.axes):
+    over_batch = bool(context.batch_axes.intersection(found.collective.axes))
+    if gathers_computed and over_batch and not _is_added_to_state(context, found.instruction):
         return UnexpectedBecause.GATHERS_BATCH
     return None
+
+
+def _is_added_to_state(context: ProgramContext, gather: Instruction) -> bool:
+    """Whether a gathered value only becomes new state, as the updates that ZeRO's first stage makes in shards."""
+    root = context.module.root(context.module.entry)
+    updated = {number for number, one in enumerate(context.results) if _is_updated(context, one)}
+    used = list(uses(context.module, gather, VIEWS | ELEMENTWISE))
+    places = {number for _, held in used for number, name in enumerate(root.operands) if name == held.name}
+    return bool(places) and all(user is root for user, _ in used) and places <= updated
+
+
+def _is_updated(context: ProgramContext, result: Result) -> bool:
+    return any(share.is_changed for share in context.updates(result).values())
 
 
 def primitive_of(instruction: Instruction) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from meshwright.description.hlo.dataflow import VIEWS, VIEWS_AND_CASTS, uses
@@ -105,7 +105,22 @@ def _may_cause(context: ProgramContext, pair: ShardingPair, whole: Instruction, 
         return False
     held = [size // context.degree(axes or ()) for size, axes in zip(pair.array.dims, spec.dims, strict=True)]
     shape = next(iter(whole.shape.arrays()))
-    return sorted(size for size in held if size > 1) == sorted(size for size in shape.dims if size > 1)
+    return _has_dims(held, shape.dims)
+
+
+def _has_dims(dims: Sequence[int], compiled: Sequence[int]) -> bool:
+    """Whether an array has some dims, transposed or with neighbours joined, as a compiler joins those of a batch."""
+    ours, theirs = [[size for size in each if size > 1] for each in (dims, compiled)]
+    if sorted(ours) == sorted(theirs):
+        return True
+    joined = iter(ours)
+    for size in theirs:
+        product = 1
+        while product < size:
+            product *= next(joined, size + 1)
+        if product != size:
+            return False
+    return next(joined, None) is None
 
 
 def _is_computed_alike(context: ProgramContext, move: CompiledCollective) -> bool:

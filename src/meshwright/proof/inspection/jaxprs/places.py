@@ -28,9 +28,14 @@ def place(equation: Any) -> str:
 
 
 def says_so(equation: Any) -> bool:
-    """Whether the user's code requests a cast explicitly; False if JAX added it for type promotion."""
+    """Whether anybody's code asks for a cast, and JAX did not add it because two dtypes met."""
     names = {frame.function_name.rpartition(".")[2] for frame in _frames(equation)}
     return bool(names & {"astype", "convert_element_type", "asarray", "array"})
+
+
+def is_promoted(equation: Any) -> bool:
+    """Whether Flax made the dtypes of a layer's operands equal."""
+    return any(frame.function_name.endswith("promote_dtype") for frame in _frames(equation))
 
 
 def _frames(equation: Any) -> Any:

@@ -23,6 +23,14 @@ GATHERS = {"all_gather", "all_gather_invariant", "all_gather_reduced"}
 SENDS = {"ppermute", "all_to_all", "ragged_all_to_all"}
 COLLECTIVES = REDUCTIONS | GATHERS | SENDS
 
+_NONLINEAR = frozenset(
+    {"exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "erf", "erfc", "sin", "cos", "tan", "pow"}
+    | {"square", "integer_pow", "sqrt", "rsqrt", "cbrt"}
+)
+"""What is divided before one of these is not divided behind it: no quotient of theirs makes a sum a mean."""
+
+_PRODUCTS = ("dot_general", "conv_general_dilated")
+
 _Axes = frozenset[str]
 _NONE: _Axes = frozenset()
 
@@ -31,13 +39,15 @@ _NONE: _Axes = frozenset()
 class _State:
     """The tracked properties of a value.
 
-    differs: axes along which it differs between devices. may_differ: axes along which it may differ. divided: the
-    divisors that it or its inputs were divided by. summed: the number of devices that it was summed over and not
-    divided by since. sums: the numbers of sums of equal values that it depends on. is_constant: whether it depends on
-    no argument of the function.
+    differs: axes along which it differs between devices. own: those of them along which it does since the data do, and
+    not by `axis_index`. may_differ: those along which it may. divided: the numbers that it, or what it was computed of,
+    was divided by, and that no sum over devices has made up for. summed: over how many devices it was summed, and not
+    divided by them since. sums: numbers of the sums of equal values that are in it.
+    is_constant: whether nothing of the function's arguments is in it.
     """
 
     differs: _Axes = _NONE
+    own: _Axes = _NONE
     may_differ: _Axes = _NONE
     divided: frozenset[float] = frozenset()
     summed: frozenset[int] = frozenset()
@@ -52,7 +62,10 @@ def replica_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
     """Yield collectives on values that are already equal, and results that should be equal but differ."""
     reader = _Reader()
     reader.run(block, [_ARGUMENT] * len(block.inputs))
-    yield from (reader.sums[number] for number in reader.certain - reader.divided)
+    for number in reader.certain:
+        one, is_sum = reader.sums[number], number not in reader.divided
+        if is_sum or one.figures["is_useless"]:
+            yield one._replace(figures={**one.figures, "is_sum": is_sum})
     yield from reader.others.values()
 
 
@@ -73,7 +86,10 @@ class _Reader:
         self.others: dict[tuple[str, int, int], TracedMistake] = {}
         self.degrees: Mapping[str, int] = {}
         self.taken: _Axes = _NONE
-        """Axes along which devices may take different branches or numbers of iterations around the current op."""
+        """Axes along which devices may take other branches, or other numbers of iterations, around an op.
+
+        A predicate that was sent on is taken to differ: whoever needs it equal takes its maximum or its sum.
+        """
         self.states: dict[int, _State] = {}
         """The state of each value, by its id."""
         self.count = 1
@@ -95,7 +111,6 @@ class _Reader:
         return [read(value) for value in block.outputs]
 
     def _op(self, op: Op, states: list[_State]) -> list[_State]:
-        made = reduce(_join, states, _State())
         if op.name == "shard_map":
             return self._mapped(op, states)
         if op.name == "scan":
@@ -107,8 +122,8 @@ class _Reader:
         if op.name in COLLECTIVES and (axes := axes_of(op)):
             return self._collective(op, axes, states)
         if op.name == "axis_index":
-            made = _State(differs=frozenset(axes_of(op)))
-        return [self._divide(op, made)] * len(op.results)
+            return [_State(differs=frozenset(axes_of(op)))]
+        return [self._divide(op, _computed(op, states))] * len(op.results)
 
     def _divide(self, op: Op, state: _State) -> _State:
         """Return the state of a product or quotient, which may divide a sum by the number of devices."""
@@ -124,13 +139,17 @@ class _Reader:
                 self.divided.add(one)
         if means := {one for one in state.summed if _is_near(by, one)}:
             return replace(state, summed=state.summed - means)
-        return replace(state, divided=state.divided | {by})
+        both = {one * by for one in state.divided if one * by <= self._degree(tuple(self.degrees))}
+        return replace(state, divided=state.divided | both | {by})
 
     def _mapped(self, op: Op, states: list[_State]) -> list[_State]:
         outer = self.degrees
         self.degrees = {**outer, **dict(op.params["mesh"].shape)}
         specs = op.params["in_specs"]
-        inside = [replace(one, differs=one.differs | _named(spec)) for one, spec in zip(states, specs, strict=True)]
+        inside = [
+            replace(one, differs=one.differs | _named(spec), own=one.own | _named(spec))
+            for one, spec in zip(states, specs, strict=True)
+        ]
         made = self.run(op.bodies[0], inside)
         manual = frozenset(op.params.get("newly_manual_axes", op.params.get("manual_axes", ())))
         if not op.params.get("check_vma", True):
@@ -140,7 +159,10 @@ class _Reader:
                     value = op.bodies[0].outputs[number]
                     self._report("missing-sum", value.op or op, value, axes, number=number)
         self.degrees = outer
-        return [replace(state, differs=state.differs - manual, may_differ=state.may_differ - manual) for state in made]
+        return [
+            replace(one, differs=one.differs - manual, own=one.own - manual, may_differ=one.may_differ - manual)
+            for one in made
+        ]
 
     def _scan(self, op: Op, states: list[_State]) -> list[_State]:
         consts, carried = scan_counts(op.params)
@@ -160,16 +182,16 @@ class _Reader:
         condition, body = self._loop_bodies(op)
         first, second = op.params["cond_nconsts"], op.params["body_nconsts"]
         asked, fixed, carry = states[:first], states[first : first + second], states[first + second :]
-        going_on = _NONE
+        asks = _State()
 
         def step(carry: list[_State]) -> list[_State]:
-            nonlocal going_on
-            going_on = self.run(condition, [*asked, *carry])[0].differs
+            nonlocal asks
+            asks = self.run(condition, [*asked, *carry])[0]
             made = self.run(body, [*fixed, *carry])
-            return [replace(one, differs=one.differs | (going_on - one.may_differ)) for one in made]
+            return [replace(one, differs=one.differs | (asks.differs - one.may_differ)) for one in made]
 
         made = self._until_stable(carry, step)
-        outer, self.taken = self.taken, self.taken | going_on
+        outer, self.taken = self.taken, self.taken | asks.differs | asks.may_differ
         step(made)
         self.taken = outer
         return made
@@ -188,7 +210,7 @@ class _Reader:
 
     def _branches(self, op: Op, states: list[_State]) -> list[_State]:
         chosen, *operands = states
-        outer, self.taken = self.taken, self.taken | chosen.differs
+        outer, self.taken = self.taken, self.taken | chosen.differs | chosen.may_differ
         made = [self.run(body, operands) for body in op.bodies]
         self.taken = outer
         joined = [reduce(_join, alike) for alike in zip(*made, strict=True)]
@@ -210,11 +232,12 @@ class _Reader:
                 sums |= self._equal_terms(op, value, axes)
             if equal and self._degree(equal) > 1:
                 sums |= self._equal(op, value, state, axes, equal)
-            state = replace(state, sums=sums)
+            state = replace(state, sums=sums, own=state.own - over)
             if op.name in GATHERS | {"pmax", "pmin", "psum", "psum_invariant"}:
                 gone = _NONE if is_grouped else over
                 if op.name in SUMS:
-                    state = replace(state, summed=state.summed | {self._degree(axes)})
+                    degree = self._degree(axes)
+                    state = replace(state, summed=state.summed | {degree}, divided=_made_up(state.divided, degree))
                 state = replace(state, differs=state.differs - gone, may_differ=state.may_differ - gone)
             elif op.name == "ppermute":
                 state = replace(state, differs=state.differs - over, may_differ=state.may_differ | over)
@@ -223,7 +246,13 @@ class _Reader:
             elif op.name in ("all_to_all", "ragged_all_to_all"):
                 state = replace(state, differs=state.differs - over, may_differ=state.may_differ | over)
             else:  # a reduce-scatter
-                state = replace(state, differs=state.differs | over, may_differ=state.may_differ - over)
+                state = replace(
+                    state,
+                    differs=state.differs | over,
+                    own=state.own | over,
+                    may_differ=state.may_differ - over,
+                    divided=_made_up(state.divided, self._degree(axes)),
+                )
             made.append(state)
         return made if len(made) == len(op.results) else [reduce(_join, made)] * len(op.results)
 
@@ -234,11 +263,13 @@ class _Reader:
             return set()  # counts devices, or moves zeros
         figures = {"equal_axes": list(equal), "degree": degree, "all_devices": all_devices}
         if op.name in SUMS:
-            if any(_is_near(by, degree, all_devices) for by in state.divided):
-                return set()
-            figures["is_transposed"] = "transpose(" in op.scope
+            is_transposed = "transpose(" in op.scope
+            figures |= {"is_transposed": is_transposed, "is_useless": degree == all_devices and not is_transposed}
             self.sums[id(op)] = self._mistake("reduced-twice", op, value, axes, figures)
             self.certain |= {id(op)} if self.is_last else set()
+            if any(_is_near(by, degree, all_devices) for by in state.divided):
+                self.divided.add(id(op))
+                return set()
             return {id(op)}
         if op.name in SENDS and not (op.name == "ppermute" and not _is_ring(op, all_devices)):
             self._report("sent-copies", op, value, axes, **figures)
@@ -264,7 +295,8 @@ class _Reader:
             state = self.states[id(value)]
             is_divided = any(_is_near(by, degree) for by in state.divided)
             if not over & (state.differs | state.may_differ) and not is_divided and not state.sums:
-                figures = {"equal_axes": list(axes), "degree": degree, "all_devices": degree, "is_transposed": False}
+                figures = {"equal_axes": list(axes), "degree": degree, "all_devices": degree}
+                figures |= {"is_transposed": False, "is_useless": False}
                 self.sums[id(value)] = self._mistake("reduced-twice", op, value, axes, figures)
                 self.certain |= {id(value)} if self.is_last else set()
                 found.add(id(value))
@@ -285,11 +317,30 @@ class _Reader:
         return TracedMistake(finding, *value.text, place(op.equation), tuple(axes), self.count, known)
 
 
+def _computed(op: Op, states: Sequence[_State]) -> _State:
+    """The state of what an op computes, but for constants that it divides by."""
+    made = reduce(_join, states, _State())
+    if (
+        op.name in _PRODUCTS
+    ):  # of a device's own data: no ring of sums makes these equal, whatever they are multiplied by
+        own = states[0].own | states[1].own
+        return replace(made, differs=made.differs | own, own=own, may_differ=made.may_differ - own)
+    if op.name in _NONLINEAR or (op.name == "mul" and op.operands[0] is op.operands[1]):
+        return replace(made, divided=frozenset(), sums=frozenset())
+    return replace(made, divided=states[0].divided) if op.name == "div" else made
+
+
+def _made_up(divided: frozenset[float], degree: int) -> frozenset[float]:
+    """The numbers that a value was divided by, without `degree`, which a sum over so many devices makes up for."""
+    return frozenset(one / degree if one > degree else one for one in divided if not _is_near(one, degree))
+
+
 def _join(left: _State, right: _State) -> _State:
     """Return the state of a value that depends on two others, or is one of them."""
     may_differ = left.may_differ | right.may_differ
     return _State(
         differs=(left.differs | right.differs) - may_differ,
+        own=(left.own | right.own) - may_differ,
         may_differ=may_differ,
         divided=left.divided | right.divided,
         summed=left.summed | right.summed,

@@ -13,6 +13,9 @@ from meshwright.proof.programs.trace import scan_counts
 _SUMS = ("psum", "psum_invariant")
 _ADDS = ("add", "add_any")
 _SCALES = ("mul", "div", "neg")
+_ELEMENTWISE = frozenset(
+    {"mul", "div", "neg", "add", "sub", "square", "integer_pow", "abs", "exp", "log", "tanh", "sqrt"}
+)
 
 
 def sum_mistakes(block: OpBlock, count: int = 1) -> Iterator[TracedMistake]:
@@ -80,22 +83,43 @@ def _terms(block: OpBlock, total: Value) -> list[Value]:
 
 
 def _is_summed(block: OpBlock, gather: Op) -> bool:
-    """Whether gathered parts are only summed along the gathered dim."""
-    value, degree = gather.results[0], gather.params["axis_size"]
-    dim = gather.params["all_gather_dimension"]
-    while True:
-        users = block.users(value)
-        if len(users) != 1:
-            return False
-        (user,) = users
+    """Whether all that is done with gathered parts is to add them up along the gathered dim."""
+    value, dim = gather.results[0], gather.params["all_gather_dimension"]
+    if "int" in value.dtype:
+        return False  # compressed: a sum of integers would not do
+    users = block.users(value)
+    if len(users) == gather.params["axis_size"] and all(one.name == "slice" for one in users):
+        return _are_added(block, users)
+    return _is_reduced(block, value, dim, gather.params["axis_size"])
+
+
+def _is_reduced(block: OpBlock, value: Value, dim: int, degree: int) -> bool:
+    """Whether a value, or what is computed of it element by element, is only added up along a dim.
+
+    Of tiled parts, a reshape may first lay the `degree` parts side by side.
+    """
+    users = block.users(value)
+    for user in users:
+        made = user.results[0]
+        is_same = made.dims[dim : dim + 1] == value.dims[dim : dim + 1]
         if user.name == "reduce_sum":
-            is_part = not gather.params.get("tiled") or (value.dims[dim : dim + 1] == (degree,))
-            return dim in user.params["axes"] and is_part and len(value.dims) > 1
-        if user.name == "reshape" and gather.params.get("tiled"):
-            if user.results[0].dims[dim : dim + 1] != (degree,):
-                return False
-        elif user.name in ("mul", "div") and any(one.number is not None for one in user.operands):
-            pass
-        elif user.name not in VIEWS or user.name in ("transpose", "squeeze"):
+            goes_on = dim in user.params["axes"]
+        elif user.name in _ELEMENTWISE:
+            is_alone = all(one is value or one.number is not None for one in user.operands)
+            goes_on = is_alone and _is_reduced(block, made, dim, degree)
+        else:
+            is_view = user.name in VIEWS - {"transpose", "squeeze"}
+            are_parts = user.name == "reshape" and made.dims[dim : dim + 1] == (degree,)
+            goes_on = is_view and (is_same or are_parts) and _is_reduced(block, made, dim, degree)
+        if not goes_on:
             return False
-        value = user.results[0]
+    return bool(users)
+
+
+def _are_added(block: OpBlock, slices: list[Op]) -> bool:
+    """Whether values are the terms of one sum, as where Python adds up the parts of a gather."""
+    total = slices[0].results[0]
+    while len(users := block.users(total)) == 1 and users[0].name in {*_ADDS, *VIEWS}:
+        total = users[0].results[0]
+    terms = [one.op for one in _terms(block, total)]
+    return all(any(term is one for term in terms) for one in slices)

@@ -8,7 +8,7 @@ import numpy as np
 
 from meshwright.proof.compiler.program import TracedMistake
 from meshwright.proof.inspection.jaxprs.blocks import Op, OpBlock, Value, hlo_dtype
-from meshwright.proof.inspection.jaxprs.places import place, says_so
+from meshwright.proof.inspection.jaxprs.places import is_promoted, place, says_so
 
 _LEAST_CONSTANT = 1 << 16
 """Smaller constants, e.g. tables of positions, cost nothing."""
@@ -44,14 +44,18 @@ def callback_mistakes(block: OpBlock, count: int = 1, is_in_loop: bool = False) 
 
 
 def wide_product_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
-    """Yield matmuls that run in float32 because JAX converted a 16-bit operand to match a float32 one."""
+    """Yield float32 matmuls with an operand that JAX widened from 16 bits because the other was float32.
+
+    A layer of Flax may be float32 by its `dtype`. Where no matmul is in 16 bits, though data are, it is by accident.
+    """
     products = list(_products(block, 1))
     total = sum(flops for _, flops, _ in products)
+    is_wide = not any(one.dtype in _NARROW for op, _, _ in products for one in op.operands)
     for op, flops, count in products:
         if "transpose(" in op.scope or flops < _LEAST_SHARE * total:
             continue
         for value, other in (op.operands, op.operands[::-1]):
-            narrow = _narrow_dtype(value)
+            narrow = _narrow_dtype(value, is_wide=is_wide)
             if narrow and other.dtype == "float32":
                 figures = {"flops": flops, "share": flops / total, "narrow": hlo_dtype(narrow)}
                 figures["widened_at"] = _widened_at(other)
@@ -59,11 +63,16 @@ def wide_product_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
                 break
 
 
-def _narrow_dtype(value: Value) -> str:
-    """The 16-bit dtype of a matmul's operand, converted by JAX before the matmul or by XLA in it; '' for others."""
+def _narrow_dtype(value: Value, *, is_wide: bool) -> str:
+    """The 16-bit dtype of a matmul's operand, whether JAX widened it for the product or XLA is to; '' for others.
+
+    is_wide: whether casts of Flax count too.
+    """
     if value.dtype in _NARROW:
         return value.dtype
-    if value.op is None or value.op.name != "convert_element_type" or says_so(value.op.equation):
+    if value.op is None or value.op.name != "convert_element_type":
+        return ""
+    if says_so(value.op.equation) and not (is_wide and is_promoted(value.op.equation)):
         return ""
     before = value.op.operands[0].dtype
     return before if before in _NARROW else ""
@@ -86,11 +95,15 @@ def _widened_at(value: Value) -> str:
 
 
 def _products(block: OpBlock, count: int) -> Iterator[tuple[Op, float, int]]:
-    """Yield every matmul with its flops per step and its number of executions."""
+    """Every matmul and convolution with its flops in a step, and how often it runs."""
     for op in block.ops:
-        if op.name == "dot_general":
-            (contracted, _), _ = op.params["dimension_numbers"]
-            summed = np.prod([op.operands[0].dims[dim] for dim in contracted], initial=1.0)
+        if op.name in ("dot_general", "conv_general_dilated"):
+            left, right = (one.dims for one in op.operands)
+            if op.name == "dot_general":
+                (contracted, _), _ = op.params["dimension_numbers"]
+                summed = np.prod([left[dim] for dim in contracted], initial=1.0)
+            else:
+                summed = np.prod(right, initial=1.0) / right[op.params["dimension_numbers"].rhs_spec[0]]
             yield op, float(2 * count * summed * np.prod(op.results[0].dims, initial=1.0)), count
         for body in op.bodies:
             yield from _products(body, count * op.iterations)
