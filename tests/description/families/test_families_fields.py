@@ -22,6 +22,7 @@ from meshwright.description.step.frequencies import (
     LongRopeScaling,
     YarnRopeScaling,
 )
+from meshwright.description.step.layer import of_layers
 from meshwright.description.step.model import AttentionConfig, RotaryPositions, rotary
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.errors import MeshwrightError
@@ -165,6 +166,14 @@ def test_gemma_3_has_windows_and_a_theta_for_each_kind_of_layer(fields):
     local, everywhere = Frequencies(theta=1e4), Frequencies(theta=1e6, scaling=LinearRopeScaling(factor=8.0))
     assert model.positions == RotaryPositions(frequencies=(local, local, everywhere))
     assert (model.norms.place, model.norms.offset, model.scales.embedding) == ("both", 1.0, 8.0)
+
+
+def test_frequencies_are_those_of_each_layer_where_the_last_cycle_is_cut():
+    types = [FULL, LOCAL, FULL, FULL, LOCAL]
+    model = model_from_hugging_face(GEMMA3 | {"num_hidden_layers": 5, "layer_types": types}, name="m")
+    assert model.attention.windows == (None, 8, None)
+    thetas = [frequencies.theta for frequencies in of_layers(model.positions.frequencies, range(5))]
+    assert thetas == [1e6 if kind == FULL else 1e4 for kind in types]
 
 
 def test_a_preset_survives_json_and_keeps_its_family():

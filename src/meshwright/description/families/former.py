@@ -51,10 +51,10 @@ def _joined(old: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that replace those of `_JOINED`, by dotted name."""
     layers = range(max(1, min(old["num_layers"], largest("num_layers"))))
     listed, every = old["full_attention_layers"], min(old["full_attention_every"], largest("num_layers"))
-    windows = shortest_cycle(
+    windows = [
         None if layer in listed or (every and (layer + 1) % every == 0) else old["sliding_window"]
         for layer in range(max(len(layers), every))
-    )
+    ]
     everywhere = {"theta": old["rope_theta"], "scaling": old["rope_scaling"]}
     local = everywhere if old["rope_theta_local"] is None else {"theta": old["rope_theta_local"]}
     frequencies = shortest_cycle(everywhere if window is None else local for window in windows)
@@ -73,7 +73,7 @@ def _joined(old: Mapping[str, Any]) -> dict[str, Any]:
     parallel = ("shared norm" if old["shared_norm"] else "own norms") if old["parallel_blocks"] else None
     return {
         "positions": positions,
-        "attention.windows": windows,
+        "attention.windows": shortest_cycle(windows),
         "attention.qk_norm": norm if old["qk_norm"] else None,
         "norms.place": place,
         "parallel_blocks": parallel,

@@ -113,14 +113,14 @@ def read_rotary_by_window(fields: Fields, features: Features, *, theta: float, l
     if local.scaling is not None:
         raise fields.refusal("rope_parameters", "frequencies in layers of sliding_attention are known unscaled")
     read_rotary_dims(fields, full, features["head_dim"])
-    windows = features["attention"].windows
+    windows = of_layers(features["attention"].windows, range(features["num_layers"]))
     return RotaryPositions(
         frequencies=shortest_cycle(full.frequencies if window is None else local for window in windows)
     )
 
 
 def rotated_where(positions: RotaryPositions, rotates: Iterable[bool]) -> RotaryPositions:
-    """Return the positions with rotary embedding only in the layers for which `rotates` is true."""
+    """Return the positions with rotary embedding only in the layers for which `rotates`, of all layers, is true."""
     (rotated,) = positions.frequencies
     identity = Frequencies(theta=rotated.theta, is_identity=True)
     return replace(positions, frequencies=shortest_cycle(rotated if flag else identity for flag in rotates))

@@ -348,7 +348,10 @@ class Program:
 
 
 def shortest_cycle(by_layer: Iterable[T]) -> tuple[T, ...]:
-    """Return the shortest sequence that, repeated, has the value of each layer."""
+    """Return the shortest sequence that, repeated and cut after the last layer, has the value of each layer.
+
+    by_layer: the values of all layers. Those of a cycle do not do, because the repetition may be cut within it.
+    """
     every = tuple(by_layer)
     return next(every[:size] for size in range(1, len(every) + 1) if every[size:] == every[:-size])
 

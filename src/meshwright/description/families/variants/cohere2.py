@@ -9,6 +9,7 @@ from meshwright.description.families import llama
 from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields
 from meshwright.description.families.rope_fields import rotated_where
+from meshwright.description.step.layer import of_layers
 from meshwright.description.step.model import AttentionConfig, Family, ModelConfig, Norms, Scales
 
 COHERE2 = Family("cohere2")
@@ -19,7 +20,8 @@ _EPSILON = "layer_norm_eps"
 def read(fields: Fields) -> Features:
     """Read Llama's fields, the windows and the factor of logits."""
     features = llama.read(fields, norms=Norms(kind="layer"), norm_field=_EPSILON)
-    windows = fields.windows(features["num_layers"], every=fields.whole("sliding_window_pattern", 4))
+    layers = range(features["num_layers"])
+    windows = fields.windows(len(layers), every=fields.whole("sliding_window_pattern", 4))
     # Fields of the released models, which transformers does not read.
     for field, value in _RELEASED.items():
         fields.only(field, value)
@@ -27,7 +29,7 @@ def read(fields: Fields) -> Features:
     positions = replace(features["positions"], is_interleaved=True)
     return features | {
         "attention": AttentionConfig(windows=windows),
-        "positions": rotated_where(positions, (window is not None for window in windows)),
+        "positions": rotated_where(positions, (window is not None for window in of_layers(windows, layers))),
         "parallel_blocks": "shared norm",
         "scales": Scales(logits=fields.positive("logit_scale")),
     }

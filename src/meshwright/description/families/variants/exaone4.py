@@ -8,6 +8,7 @@ from meshwright.description.families import llama, olmo2
 from meshwright.description.families.family import Features, PublishedFamily
 from meshwright.description.families.fields import Fields
 from meshwright.description.families.rope_fields import rotated_where
+from meshwright.description.step.layer import of_layers
 from meshwright.description.step.model import AttentionConfig, Family, ModelConfig
 
 EXAONE4 = Family("exaone4")
@@ -21,9 +22,10 @@ def read(fields: Fields) -> Features:
     fields.unused_options("sliding_window_pattern")
     features, windows = llama.read(fields, norms=olmo2.NORMS), fields.windows(layers, every=every)
     is_hybrid = fields.value("sliding_window", None) is not None
+    rotates = (not is_hybrid or window is not None for window in of_layers(windows, range(layers)))
     return features | {
         "attention": AttentionConfig(windows=windows, qk_norm="head"),
-        "positions": rotated_where(features["positions"], (not is_hybrid or window is not None for window in windows)),
+        "positions": rotated_where(features["positions"], rotates),
     }
 
 
