@@ -370,7 +370,9 @@ def differences(one: ModelConfig, other: ModelConfig) -> dict[str, tuple[Any, An
 
 def _flat(value: Any, name: str) -> dict[str, Any]:
     """Return the fields of dataclasses within dataclasses by dotted name."""
-    value = value[0] if isinstance(value, tuple) and len(cast(tuple[Any, ...], value)) == 1 else value
+    cycle: Any = value
+    if isinstance(cycle, tuple) and len(cast(Any, cycle)) == 1:
+        return _flat(value[0], name)
     if not is_dataclass(value):
         return {name: value}
     found: dict[str, Any] = {}
