@@ -98,7 +98,7 @@ def _attention(h: Array, own: Any, model: ModelConfig) -> Array:
 def _rotated(x: Array, model: ModelConfig) -> Array:
     """Rotary embedding of heads [b, s, h, d]."""
     half = model.head_dim // 2
-    angles = jnp.arange(x.shape[1])[:, None] * model.rope_theta ** (-jnp.arange(half) / half)
+    angles = jnp.arange(x.shape[1])[:, None] * 10_000.0 ** (-jnp.arange(half) / half)
     cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

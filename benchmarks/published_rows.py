@@ -17,7 +17,14 @@ from meshwright.description.hardware.chip import Chip
 from meshwright.description.hardware.load import load_chip
 from meshwright.description.hardware.system import System, make_system
 from meshwright.description.step.legality import check_mesh
-from meshwright.description.step.model import Experts, LatentAttention, ModelConfig
+from meshwright.description.step.model import (
+    AttentionConfig,
+    Experts,
+    LatentAttention,
+    LearnedPositions,
+    ModelConfig,
+    Norms,
+)
 from meshwright.description.step.strategy import Attention, Strategy
 from meshwright.description.step.workload import Remat, Workload
 from meshwright.errors import MeshwrightError
@@ -98,7 +105,11 @@ def _active(model: Row) -> float:
 
 def row_model(said: Row) -> ModelConfig:
     """The model of a row; what is called GPT has norms, positions and biases as GPT-2 and GPT-3 have them."""
-    gpt = {"norm": "layer", "norm_bias": True, "positions": "learned", "max_positions": 2048, "activation": "gelu"}
+    gpt = {
+        "norms": Norms(kind="layer", has_bias=True),
+        "positions": LearnedPositions(rows=2048),
+        "activation": "gelu",
+    }
     attention = said.get("attention") or ""
     return ModelConfig(
         name=said["name"],
@@ -112,8 +123,7 @@ def row_model(said: Row) -> ModelConfig:
         gated=said["gated_mlp"],
         tied_embeddings=bool(said["tied_embeddings"]),
         experts=_experts(said),
-        latent=_latent(attention),
-        **_windows(attention),
+        attention=AttentionConfig(windows=_windows(attention), latent=_latent(attention)),
         **(gpt if re.search(r"\bgpt(?!-?oss)", said["name"].lower()) else {}),
     )
 
@@ -132,14 +142,14 @@ def _latent(words: str) -> LatentAttention | None:
     )
 
 
-def _windows(words: str) -> dict[str, int]:
+def _windows(words: str) -> tuple[int | None, ...]:
     """Windows as a row has them: `alternating sliding-window 128`, `5:1 sliding-window 1024`."""
     found = re.search(r"sliding[- ]window (?:of )?(\d+)", words)
     if not found:
-        return {}
+        return (None,)
     ratio = re.search(r"(\d+):1", words)
-    every = int(ratio[1]) + 1 if ratio else 2 if "alternating" in words else 0
-    return {"sliding_window": int(found[1]), "full_attention_every": every}
+    count = int(ratio[1]) if ratio else 1
+    return (int(found[1]),) * count + ((None,) if ratio or "alternating" in words else ())
 
 
 def _experts(said: Row) -> Experts | None:

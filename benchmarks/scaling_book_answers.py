@@ -47,7 +47,7 @@ from meshwright.description.notation.array_parser import parse_array
 from meshwright.description.notation.inference import infer
 from meshwright.description.notation.legality import Sizes, check
 from meshwright.description.notation.parser import parse
-from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.model import Biases, LearnedPositions, ModelConfig, Norms
 from meshwright.description.step.parameter_tree import leaves, num_parameters, parameters
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.rates.collective import collective_seconds
@@ -71,9 +71,9 @@ def model_of(inputs: Mapping[str, Any]) -> ModelConfig:
     heads = inputs["N"]
     more: dict[str, Any] = {"gated": inputs["gated_mlp"]}
     if inputs.get("biases"):
-        more |= {"norm": "layer", **dict.fromkeys(("norm_bias", "qkv_bias", "output_bias", "mlp_bias"), True)}
+        more |= {"norms": Norms(kind="layer", has_bias=True), "biases": Biases(qkv=True, output=True, mlp=True)}
     if "S" in inputs:
-        more |= {"positions": "learned", "max_positions": inputs["S"]}
+        more["positions"] = LearnedPositions(rows=inputs["S"])
     return ModelConfig(
         name="example",
         num_layers=inputs["L"],

@@ -22,7 +22,7 @@ from kit_rows import FAMILIES, FINE_TUNING, ROWS, Row  # pyright: ignore[reportM
 from verify_matrix import show
 
 from meshwright.description.hardware.system import parse_system
-from meshwright.description.step.model import LatentAttention, ModelConfig
+from meshwright.description.step.model import AttentionConfig, LatentAttention, LearnedPositions, ModelConfig
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.planning.plan import Plan, make_plan
@@ -42,14 +42,14 @@ def widened(model: ModelConfig) -> ModelConfig:
         replace(model.experts, mlp=512, shared_mlp=1024 * bool(model.experts.shared_mlp)) if model.experts else None
     )
     wide = replace(model, embed=1024, mlp=4096, head_dim=128, vocab=32_768, experts=experts)
-    if wide.positions == "learned":
-        wide = replace(wide, max_positions=1024)
-    if wide.latent:
-        query_rank = wide.latent.query_rank and 256
+    if isinstance(wide.positions, LearnedPositions):
+        wide = replace(wide, positions=LearnedPositions(rows=1024))
+    if wide.attention.latent:
+        query_rank = wide.attention.latent.query_rank and 256
         latent = LatentAttention(
             query_rank=query_rank, kv_rank=128, nope_head_dim=64, rope_head_dim=64, value_head_dim=128
         )
-        wide = replace(wide, latent=latent)
+        wide = replace(wide, attention=AttentionConfig(latent=latent))
     return wide
 
 

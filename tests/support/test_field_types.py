@@ -8,6 +8,7 @@ import pytest
 
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.model import Norms
 from meshwright.description.step.strategy import Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
@@ -74,7 +75,7 @@ def test_a_plan_with_any_value_in_any_field_is_read_or_refused_in_one_line(path)
         (("mesh", "dp"), True, "mesh.dp is True; it is a whole number"),
         (("hardware",), 8, "hardware is 8; it is text"),
         (("memory_headroom",), -1, "memory_headroom is -1; it is a share from 0 to below 1"),
-        (("workload", "model", "rope_theta"), -1, "model tiny has rope_theta=-1; it takes a number above 0"),
+        (("workload", "model", "norms", "epsilon"), -1, "model tiny has norms.epsilon=-1; it takes a number above 0"),
         (("workload", "model", "num_layers"), 10**12, "it takes a whole number from 1 to 10,000"),
         (("workload", "model", "family", "name"), "nope", "workload.model.family.name is 'nope'; it is one of llama"),
         (("workload", "model", "family", "name"), "lama", "workload.model.family.name is 'lama'; did you mean llama?"),
@@ -100,9 +101,9 @@ def test_a_plan_without_a_strategy_is_refused():
 
 
 def test_a_number_that_yaml_reads_as_text_is_a_number():
-    assert plan_from_data(edited(("workload", "model", "norm_epsilon"), "1e-6"), name="it").workload.model == replace(
-        PRESETS["tiny"], norm_epsilon=1e-6
-    )
+    assert plan_from_data(
+        edited(("workload", "model", "norms", "epsilon"), "1e-6"), name="it"
+    ).workload.model == replace(PRESETS["tiny"], norms=Norms(epsilon=1e-6))
 
 
 def test_what_is_predicted_of_an_edited_plan_is_predicted_again_and_said():

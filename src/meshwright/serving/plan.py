@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.model import ModelConfig, differences
 from meshwright.description.step.serve import page_parts
 from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError
@@ -67,14 +66,8 @@ def options_of_plan(plan: ServingPlan, path: Path, typed: Collection[str]) -> di
 def check_model(plan: ServingPlan, path: Path, model: ModelConfig, directory: Path) -> None:
     """Raise if a plan is for another model than the directory's. Names are not compared."""
     planned = plan.serving.model
-    different = [
-        field.name
-        for field in fields(ModelConfig)
-        if field.name not in ("name", "family") and getattr(planned, field.name) != getattr(model, field.name)
-    ]
-    if different:
-        name = different[0]
-        raise MeshwrightError(
-            f"{path} is a plan of {planned.name}, with {name} {getattr(planned, name)}; {directory} has {name}"
-            f" {getattr(model, name)}"
-        )
+    for name, (ours, theirs) in differences(planned, model).items():
+        if name not in ("name", "family.name"):
+            raise MeshwrightError(
+                f"{path} is a plan of {planned.name}, with {name} {ours}; {directory} has {name} {theirs}"
+            )

@@ -71,6 +71,18 @@ def from_data(kind: type[T], data: Any, path: str = "", readers: Readers = types
     return kind(**{name: _read(hints[name], value, f"{start}{name}", readers) for name, value in data.items()})
 
 
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain data for `from_data` from values by name, those of dataclasses within as `norms.epsilon`."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        part, _, field = name.partition(".")
+        if field:
+            found.setdefault(part, {})[field] = value
+        else:
+            found[part] = value
+    return found
+
+
 def _read(hint: Any, value: Any, path: str, readers: Readers) -> Any:
     """Read a value of a type from plain data."""
     if hint in readers:
@@ -79,7 +91,8 @@ def _read(hint: Any, value: Any, path: str, readers: Readers) -> Any:
     if origin in (Union, types.UnionType) and any(map(is_dataclass, options)):
         if value is None and type(None) in options:
             return None
-        return _read(_dataclass_of(options, value), value, path, readers)
+        if isinstance(value, Mapping) or not any(map(_choices, options)):
+            return _read(_dataclass_of(options, value), value, path, readers)
     if is_dataclass(hint):
         return from_data(hint, value, path, readers)  # pyright: ignore[reportArgumentType]
     for kind in options or (hint,):
@@ -105,10 +118,17 @@ def _dataclass_of(options: tuple[Any, ...], data: Any) -> Any:
 
 def _wrong(name: str, value: object, hint: Any) -> str:
     """Return the message for a value that is not of a type."""
-    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    options = _options(hint)
     if choices := [choice for option in options for choice in _choices(option)]:
-        return not_a_choice(name, value, [*choices, *([None] if type(None) in options else [])])
-    return f"{name} is {value!r}; it is {' or '.join(map(_in_words, options))}"
+        others = [None] if type(None) in options else []
+        others += ["an object"] if any(map(is_dataclass, options)) else []
+        return not_a_choice(name, value, [*choices, *others])
+    return f"{name} is {value!r}; it is {_in_words(hint)}"
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    """Return the types of a union; a type alone for others."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def _choices(option: Any) -> tuple[Any, ...]:
@@ -120,6 +140,8 @@ def _choices(option: Any) -> tuple[Any, ...]:
 
 def _in_words(option: Any) -> str:
     """Describe a type in words, for messages."""
+    if len(options := _options(option)) > 1:
+        return " or ".join(map(_in_words, options))
     if get_origin(option) is tuple:
         return f"a list, of which each is {_in_words(get_args(option)[0])}"
     if isinstance(get_origin(option), type) and issubclass(get_origin(option), Mapping):

@@ -22,6 +22,8 @@ from meshwright.description.step.frequencies import (
     LongRopeScaling,
     YarnRopeScaling,
 )
+from meshwright.description.step.layer import of_layers
+from meshwright.description.step.model import AttentionConfig, RotaryPositions, rotary
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.errors import MeshwrightError
 
@@ -66,7 +68,7 @@ def read(**changes):
         ({"rope_scaling": YARN | {"truncate": 1}}, "rope scaling's truncate=1; it takes true or false"),
         ({"rope_scaling": YARN | {"beta_fast": "x"}}, "rope scaling's beta_fast='x'; it takes a number above 0"),
         ({"rope_scaling": YARN | {"original_max_position_embeddings": 1.5}}, "original_max_position_embeddings=1.5"),
-        ({"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta=1; yarn wants one above 1"),
+        ({"rope_scaling": YARN, "rope_theta": 1.0}, "theta=1; it takes a number above 1 with yarn"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "no 'max_position_embeddings'"),
         ({"rope_scaling": LONG | {"long_factor": 2.0}}, "rope scaling's long_factor=2.0; it takes a list of numbers"),
         ({"rope_scaling": LONG | {"long_factor": [2.0]}}, "1 numbers in its rope scaling's long_factor"),
@@ -89,10 +91,9 @@ def test_rope_parameters_of_transformers_5_are_those_of_before():
     new = {"rope_parameters": {"rope_type": "llama3", "rope_theta": 500_000.0, **LLAMA3}}
     old = {"rope_theta": 500_000.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}
     assert read(**new) == read(**old)
-    assert read(**new).rope_scaling == Llama3RopeScaling(
-        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8192
-    )
-    assert read(model_type="phi3", rope_parameters={"partial_rotary_factor": 0.5}).rotary_dims == 8
+    llama3 = Llama3RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8192)
+    assert read(**new).positions == rotary(500_000.0, llama3)
+    assert read(model_type="phi3", rope_parameters={"partial_rotary_factor": 0.5}).positions.dims == 8
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_rope_parameters_of_transformers_5_are_those_of_before():
 )  # fmt: skip
 def test_rope_scalings_are_read_and_written(fields, scaling, magnitude):
     model = read(**fields)
-    assert model.rope_scaling == scaling
+    assert model.positions == rotary(10_000.0, scaling)
     assert Frequencies(theta=1e4, scaling=scaling).magnitude == pytest.approx(magnitude)
     assert model_from_hugging_face(hugging_face_config(model), name="m") == model
     assert model_from_data(json.loads(json.dumps(asdict(model)))) == model
@@ -161,10 +162,18 @@ def test_rope_scalings_are_read_and_written(fields, scaling, magnitude):
 )
 def test_gemma_3_has_windows_and_a_theta_for_each_kind_of_layer(fields):
     model = model_from_hugging_face(GEMMA3 | fields, name="m")
-    assert (model.sliding_window, model.full_attention_every) == (8, 3)
-    assert (model.rope_theta, model.rope_theta_local) == (1e6, 1e4)
-    assert model.rope_scaling == LinearRopeScaling(factor=8.0)
-    assert (model.qk_norm, model.post_norms, model.norm_offset, model.embedding_scale) == (True, True, 1.0, 8.0)
+    assert model.attention == AttentionConfig(windows=(8, 8, None), qk_norm="head")
+    local, everywhere = Frequencies(theta=1e4), Frequencies(theta=1e6, scaling=LinearRopeScaling(factor=8.0))
+    assert model.positions == RotaryPositions(frequencies=(local, local, everywhere))
+    assert (model.norms.place, model.norms.offset, model.scales.embedding) == ("both", 1.0, 8.0)
+
+
+def test_frequencies_are_those_of_each_layer_where_the_last_cycle_is_cut():
+    types = [FULL, LOCAL, FULL, FULL, LOCAL]
+    model = model_from_hugging_face(GEMMA3 | {"num_hidden_layers": 5, "layer_types": types}, name="m")
+    assert model.attention.windows == (None, 8, None)
+    thetas = [frequencies.theta for frequencies in of_layers(model.positions.frequencies, range(5))]
+    assert thetas == [1e6 if kind == FULL else 1e4 for kind in types]
 
 
 def test_a_preset_survives_json_and_keeps_its_family():

@@ -3,7 +3,6 @@
 What transformers makes of each change is in `tests/references/FAMILY/mutations.{json,npz}` (`make_mutations.py`).
 """
 
-import dataclasses
 import functools
 import json
 import sys
@@ -18,6 +17,7 @@ import fields
 from drawn import drawn
 
 import meshwright as mw
+from meshwright.description.step.model import features
 from meshwright.execution.weights.places import places
 
 WEIGHTS = "model.safetensors"
@@ -59,7 +59,7 @@ def test_a_changed_field_is_refused_or_changes_the_model_as_it_does_in_transform
 
 def change(model, before):
     """What differs between two models: paths of fields, with the new value unless that is a number."""
-    new, old = flat(model), flat(before)
+    new, old = features(model), features(before)
     return frozenset(
         (
             path,
@@ -68,16 +68,6 @@ def change(model, before):
         for path in {*new, *old}
         if new.get(path) != old.get(path)
     )
-
-
-def flat(part, path=""):
-    """The fields of a config, and of the configs in it, by their paths."""
-    found = {}
-    for field in dataclasses.fields(part):
-        value = getattr(part, field.name)
-        is_part = dataclasses.is_dataclass(value)
-        found |= flat(value, f"{path}{field.name}.") if is_part else {f"{path}{field.name}": value}
-    return found
 
 
 @functools.cache
@@ -90,7 +80,7 @@ def first_to_change():
     seen, found = set(), {}
     for family in fields.FAMILIES:
         before = fields.read(family, fields.base(family))
-        kind = "latent" if before.latent else "experts" if before.experts else "dense"
+        kind = "latent" if before.attention.latent else "experts" if before.experts else "dense"
         found[family] = {before}
         for each in fields.mutated(family):
             if each.model is None or each.model == before:

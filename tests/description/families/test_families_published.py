@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.description.families.registry import model_from_hugging_face
+from meshwright.description.step.model import Biases
 from meshwright.description.step.parameter_tree import num_active_parameters, num_parameters
 from meshwright.errors import MeshwrightError
 
@@ -37,7 +38,7 @@ def test_what_llama_says_of_biases_and_activations_is_kept():
     config, _ = CONFIGS["meta-llama/Llama-2-7b-hf"]
     changes = {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"}
     model = model_from_hugging_face(config | changes, name="biased")
-    assert (model.qkv_bias, model.output_bias, model.mlp_bias, model.activation) == (True, True, True, "gelu")
+    assert (model.biases, model.activation) == (Biases(qkv=True, output=True, mlp=True), "gelu")
 
 
 @pytest.mark.parametrize("name", CONFIGS)

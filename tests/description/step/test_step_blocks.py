@@ -6,7 +6,9 @@ import pytest
 
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.step.blocks import layers, program
+from meshwright.description.step.frequencies import Frequencies
 from meshwright.description.step.layer import Attention, Combine, Lookup, Rotary
+from meshwright.description.step.model import AttentionConfig, Biases, LearnedPositions, Norms, RotaryPositions
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.serve import mean_over_layers
 from meshwright.errors import MeshwrightError
@@ -25,26 +27,32 @@ def test_every_kind_of_op_has_a_lowering():
 
 
 def test_windows_and_thetas_go_in_cycles_that_start_where_a_stack_does():
-    model = replace(TINY, num_layers=6, sliding_window=4, full_attention_every=3, rope_theta_local=1e4, rope_theta=1e6)
+    local, everywhere = Frequencies(theta=1e4), Frequencies(theta=1e6)
+    model = replace(
+        TINY,
+        num_layers=6,
+        attention=AttentionConfig(windows=(4, 4, None)),
+        positions=RotaryPositions(frequencies=(local, local, everywhere)),
+    )
     assert [op.windows for op in ops(model, Attention)] == [(4, 4, None)]
     assert [[f.theta for f in op.by_layer] for op in ops(model, Rotary)] == [[1e4, 1e4, 1e6]]
     shifted = replace(model, experts=PRESETS["tiny-moe-shared"].experts)
-    assert [(s.name, s.num_layers, s.period) for s in layers(shifted)] == [("dense_layers", 1, 3), ("layers", 5, 3)]
-    assert [op.windows for op in ops(shifted, Attention)] == [(4, 4, None), (4, None, 4)]
+    assert [(s.name, s.num_layers, s.period) for s in layers(shifted)] == [("dense_layers", 1, 1), ("layers", 5, 3)]
+    assert [op.windows for op in ops(shifted, Attention)] == [(4,), (4, None, 4)]
     assert mean_over_layers(model, lambda window: window or 16) == 8
 
 
 def test_features_declare_their_parameters():
     plain = dict(leaves(parameters(TINY)))
-    features = {
-        "qk_norm": {"layers.query_norm", "layers.key_norm"},
-        "post_norms": {"layers.attention_post_norm", "layers.mlp_post_norm"},
-        "qkv_bias": {f"layers.{name}_bias" for name in ("query", "key", "value")},
-        "embedding_norm": {"embedding_norm"},
-        "mlp_bias": {f"layers.{name}_bias" for name in ("gate", "up", "down")},
-    }
-    for feature, added in features.items():
-        assert set(dict(leaves(parameters(replace(TINY, **{feature: True}))))) - set(plain) == added
+    features = [
+        ({"attention": AttentionConfig(qk_norm="head")}, {"layers.query_norm", "layers.key_norm"}),
+        ({"norms": Norms(place="both")}, {"layers.attention_post_norm", "layers.mlp_post_norm"}),
+        ({"biases": Biases(qkv=True)}, {f"layers.{name}_bias" for name in ("query", "key", "value")}),
+        ({"norms": Norms(after_embedding=True)}, {"embedding_norm"}),
+        ({"biases": Biases(mlp=True)}, {f"layers.{name}_bias" for name in ("gate", "up", "down")}),
+    ]
+    for feature, added in features:
+        assert set(dict(leaves(parameters(replace(TINY, **feature))))) - set(plain) == added
 
 
 def test_learned_positions_are_looked_up_after_tokens():
@@ -56,11 +64,13 @@ def test_learned_positions_are_looked_up_after_tokens():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"full_attention_every": 2}, "no sliding_window"),
-        ({"sliding_window": 0}, "sliding_window=0"),
-        ({"rotary_dims": 15, "head_dim": 15}, "rotary_dims=15; rotary embedding wants an even one"),
-        ({"rotary_dims": 32}, "from 0 to head_dim=16"),
-        ({"positions": "learned"}, "max_positions=0"),
+        ({"attention": AttentionConfig(windows=())}, r"attention.windows=\(\); it takes one for all layers"),
+        ({"attention": AttentionConfig(windows=(4, 0))}, "attention.windows=0"),
+        ({"positions": RotaryPositions(dims=15), "head_dim": 15}, "positions.dims=15; rotary embedding wants an even"),
+        ({"positions": RotaryPositions(dims=32)}, "from 0 to head_dim=16"),
+        ({"positions": RotaryPositions(frequencies=())}, r"positions.frequencies=\(\); it takes one for all layers"),
+        ({"positions": LearnedPositions(rows=0)}, "positions.rows=0"),
+        ({"positions": "alibi", "attention": PRESETS["tiny-deepseek"].attention}, "keys have rotary positions"),
     ],
 )
 def test_a_model_that_contradicts_itself_is_refused(changes, said):

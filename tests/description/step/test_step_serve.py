@@ -48,7 +48,7 @@ def test_a_device_alone_has_no_collectives():
     assert serve_step(serving, ServingLayout(MeshShape()), 8).communication == ()
 
 
-@pytest.mark.parametrize("model", [name for name, model in PRESETS.items() if not model.latent])
+@pytest.mark.parametrize("model", [name for name, model in PRESETS.items() if not model.attention.latent])
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_devices_share_out_what_the_model_needs(model, phase):
     """The products of all devices, with one sequence for each of two groups, are those of the model for both."""

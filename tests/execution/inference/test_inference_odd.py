@@ -12,6 +12,7 @@ import meshwright as mw
 from meshwright.description.families.load import load_model
 from meshwright.description.families.registry import hugging_face_config, model_from_hugging_face
 from meshwright.description.step.frequencies import YarnRopeScaling
+from meshwright.description.step.model import Norms, rotary
 
 ODD = Path(__file__).parents[2] / "references" / "odd"
 NAMES = sorted(path.parent.name for path in ODD.glob("*/config.json"))
@@ -61,10 +62,9 @@ def test_the_text_of_a_mistral3_may_be_a_ministral3():
     text = {"model_type": "ministral3", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64}
     text |= {"num_hidden_layers": 2, "num_attention_heads": 8}
     model = model_from_hugging_face({"model_type": "mistral3", "text_config": text}, name="wrapped")
-    assert (model.num_kv_heads, model.head_dim, model.sliding_window, model.norm_epsilon) == (8, 128, None, 1e-5)
-    assert model.rope_scaling == YarnRopeScaling(
-        factor=16.0, original_max_seq_len=16_384, mscale=1.0, mscale_all_dim=1.0, query_beta=0.1
-    )
+    assert (model.num_kv_heads, model.head_dim, model.attention.windows) == (8, 128, (None,))
+    yarn = YarnRopeScaling(factor=16.0, original_max_seq_len=16_384, mscale=1.0, mscale_all_dim=1.0, query_beta=0.1)
+    assert (model.norms, model.positions) == (Norms(epsilon=1e-5), rotary(1e6, yarn))
     assert hugging_face_config(model)["model_type"] == "ministral3"
 
 

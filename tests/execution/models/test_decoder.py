@@ -13,6 +13,7 @@ from jax import P
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.step.frequencies import Llama3RopeScaling
 from meshwright.description.step.layer import Norm
+from meshwright.description.step.model import rotary
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.execution.models.attention import attend
 from meshwright.execution.models.decoder import loss_and_load
@@ -56,12 +57,13 @@ def plain_loss(params, tokens, targets, model):
     """The same decoder written out plainly: no scan, no sharding, kv heads repeated, rotation by complex numbers."""
 
     def norm(x, scale):
-        return x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + model.norm_epsilon) * scale
+        return x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + model.norms.epsilon) * scale
 
     def turned(x):
         half = model.head_dim // 2
-        frequency = 1 / model.rope_theta ** (np.arange(half) / half)
-        if model.rope_scaling:
+        (rotary,) = model.positions.frequencies
+        frequency = 1 / rotary.theta ** (np.arange(half) / half)
+        if rotary.scaling:
             wave = 2 * np.pi / frequency
             low, high = (16 / f for f in (1.0, 4.0))
             smooth = (16 / wave - 1.0) / (4.0 - 1.0)
@@ -96,7 +98,7 @@ def plain_loss(params, tokens, targets, model):
 
 
 @pytest.mark.parametrize(
-    "model", [MODEL, TIED, replace(MODEL, rope_scaling=STRETCHED)], ids=["untied", "tied", "stretched"]
+    "model", [MODEL, TIED, replace(MODEL, positions=rotary(10_000.0, STRETCHED))], ids=["untied", "tied", "stretched"]
 )
 def test_the_decoder_computes_what_a_plain_one_does(model):
     found = loss_and_gradients(model, MeshShape())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.description.families.registry import PRESETS
-from meshwright.description.step.model import Experts
+from meshwright.description.step.model import AttentionConfig, Experts, LearnedPositions
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.rules import rules_of
 from meshwright.description.step.strategy import DEFAULT, Strategy
@@ -25,12 +25,15 @@ from meshwright.mesh import MeshShape
 SMALL = {"num_layers": 2, "embed": 64, "mlp": 64, "vocab": 64}
 LLAMA = replace(PRESETS["tiny"], num_heads=8, num_kv_heads=4, head_dim=8, **SMALL)
 MOE = replace(LLAMA, name="moe", experts=Experts(count=4, num_active=2, mlp=32, balance_weight=0.1))
+GEMMA2 = PRESETS["tiny-gemma2"]
 MODELS = {
     "llama": LLAMA,
     # Windows of 12 tokens in every second layer, and a cap of scores.
-    "gemma2": replace(PRESETS["tiny-gemma2"], embedding_scale=8.0, sliding_window=12, **SMALL),
+    "gemma2": replace(
+        GEMMA2, attention=AttentionConfig(windows=(12, None)), scales=replace(GEMMA2.scales, embedding=8.0), **SMALL
+    ),
     # Learned positions.
-    "gpt2": replace(PRESETS["tiny-gpt2"], max_positions=64, **SMALL),
+    "gpt2": replace(PRESETS["tiny-gpt2"], positions=LearnedPositions(rows=64), **SMALL),
     # Latent attention, and experts after a dense layer.
     "deepseek": replace(PRESETS["tiny-deepseek"], **SMALL),
     "moe": MOE,

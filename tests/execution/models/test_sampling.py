@@ -9,6 +9,7 @@ import pytest
 
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.step import blocks
+from meshwright.description.step.model import AttentionConfig, LearnedPositions, RotaryPositions
 from meshwright.description.step.parameter_tree import parameters
 from meshwright.description.step.strategy import DEFAULT
 from meshwright.execution.models.context import positions_of
@@ -85,12 +86,19 @@ def test_what_is_drawn_depends_on_the_seed_alone():
     assert (one != other).any()
 
 
+LOCAL, *_, GLOBAL = PRESETS["tiny-gemma3"].positions.frequencies
+GEMMA3 = {
+    "attention": AttentionConfig(windows=(4, 4, None), qk_norm="head"),
+    "positions": RotaryPositions(frequencies=(LOCAL, LOCAL, GLOBAL)),
+}
+
+
 @pytest.mark.parametrize(
     ("preset", "changes"),
     [
-        pytest.param("tiny-gemma2", {"sliding_window": 4}, marks=pytest.mark.matrix),
-        pytest.param("tiny-gemma3", {"sliding_window": 4, "full_attention_every": 3}, marks=pytest.mark.matrix),
-        ("tiny-gpt2", {"max_positions": 12}),
+        pytest.param("tiny-gemma2", {"attention": AttentionConfig(windows=(4, None))}, marks=pytest.mark.matrix),
+        pytest.param("tiny-gemma3", GEMMA3, marks=pytest.mark.matrix),
+        ("tiny-gpt2", {"positions": LearnedPositions(rows=12)}),
         pytest.param("tiny-qwen3", {}, marks=pytest.mark.matrix),
     ],
 )

@@ -14,8 +14,19 @@ from dataclasses import dataclass, replace
 
 from meshwright.description.families.adapters import ALL_LINEAR, with_adapters
 from meshwright.description.families.registry import PRESETS
-from meshwright.description.step.frequencies import LongRopeScaling, YarnRopeScaling
-from meshwright.description.step.model import Experts, LatentAttention, ModelConfig
+from meshwright.description.step.frequencies import Frequencies, LongRopeScaling, YarnRopeScaling
+from meshwright.description.step.model import (
+    AttentionConfig,
+    Biases,
+    Experts,
+    LatentAttention,
+    LearnedPositions,
+    ModelConfig,
+    Norms,
+    RotaryPositions,
+    Scales,
+    rotary,
+)
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.workload import Remat, Workload
 from meshwright.mesh import MeshShape
@@ -36,7 +47,9 @@ ODD_TIED = replace(ODD, name="oddtied", tied_embeddings=True)
 FEW = replace(DENSE, name="few", num_kv_heads=2, vocab=257)
 """With fewer kv heads than tp=4 has devices, so that each is copied."""
 
-ONE_HEAD = replace(TIED, name="onehead", num_kv_heads=1, qkv_bias=True, qk_norm=True)
+ONE_HEAD = replace(
+    TIED, name="onehead", num_kv_heads=1, biases=Biases(qkv=True), attention=AttentionConfig(qk_norm="head")
+)
 """As Gemma 2B and PaLM: one kv head for all."""
 
 MOE = replace(DENSE, name="moe", experts=Experts(count=8, num_active=2, mlp=32, balance_weight=0.1))
@@ -311,20 +324,27 @@ NEOX = narrow(
     num_kv_heads=8,
     head_dim=8,
     vocab=256,
-    rotary_dims=2,
-    qkv_bias=False,
-    output_bias=False,
+    positions=RotaryPositions(dims=2),
+    biases=Biases(mlp=True),
 )
 QWEN3 = narrow("tiny-qwen3")
-GEMMA2 = narrow("tiny-gemma2", embedding_scale=8.0, sliding_window=12)
-GEMMA3 = narrow("tiny-gemma3", embedding_scale=8.0, sliding_window=12)
+GEMMA2 = narrow(
+    "tiny-gemma2",
+    scales=replace(PRESETS["tiny-gemma2"].scales, embedding=8.0),
+    attention=AttentionConfig(windows=(12, None)),
+)
+GEMMA3 = narrow(
+    "tiny-gemma3", scales=Scales(embedding=8.0), attention=AttentionConfig(windows=(12,) * 5 + (None,), qk_norm="head")
+)
+WITH_LATENT = LatentAttention(query_rank=24, kv_rank=16, nope_head_dim=8, rope_head_dim=4, value_head_dim=6)
 LATENT = replace(
     DENSE,
     name="latent",
     num_kv_heads=16,
-    latent=LatentAttention(query_rank=24, kv_rank=16, nope_head_dim=8, rope_head_dim=4, value_head_dim=6),
+    attention=AttentionConfig(latent=WITH_LATENT),
+    positions=RotaryPositions(is_interleaved=True),
 )
-DIRECT = replace(LATENT, name="direct", latent=replace(LATENT.latent, query_rank=None))
+DIRECT = replace(LATENT, name="direct", attention=AttentionConfig(latent=replace(WITH_LATENT, query_rank=None)))
 """Latent attention whose queries come from the stream itself."""
 
 DEEPSEEK = narrow("tiny-deepseek")
@@ -332,57 +352,57 @@ QWEN2_MOE = narrow(
     "tiny-qwen2-moe", num_layers=3, experts=replace(PRESETS["tiny-qwen2-moe"].experts, mlp=32, shared_mlp=64)
 )
 OLMO2 = narrow("tiny-olmo2")
-GPT_OSS = narrow("tiny-gpt-oss", sliding_window=12, experts=replace(PRESETS["tiny-gpt-oss"].experts, mlp=32))
-GPT2 = narrow("tiny-gpt2", max_positions=64)
+GPT_OSS = narrow(
+    "tiny-gpt-oss",
+    attention=AttentionConfig(windows=(12, None), has_sinks=True),
+    experts=replace(PRESETS["tiny-gpt-oss"].experts, mlp=32),
+)
+GPT2 = narrow("tiny-gpt2", positions=LearnedPositions(rows=64))
 
 SMALL = {"num_layers": 4, "num_heads": 16, "num_kv_heads": 8, "head_dim": 8, "vocab": 256}
 """Sizes of released models at the width of the rows above."""
 
-MISTRAL = narrow("mistral-7b", **SMALL, sliding_window=12)
+MISTRAL = narrow("mistral-7b", **SMALL, attention=AttentionConfig(windows=(12,)))
 MINISTRAL3 = narrow(
     "mistral-7b",
     **SMALL,
     name="ministral3",
-    sliding_window=None,
+    attention=AttentionConfig(),
     # The rows' sequences are several times the original length.
-    rope_scaling=YarnRopeScaling(factor=4.0, original_max_seq_len=8, query_beta=0.6),
+    positions=rotary(10_000.0, YarnRopeScaling(factor=4.0, original_max_seq_len=8, query_beta=0.6)),
 )
 QWEN2 = narrow("qwen2-7b", **SMALL)
 QWEN3_MOE = narrow("qwen3-30b-a3b", **SMALL, experts=Experts(count=8, num_active=2, mlp=32, balance_weight=0.1))
-GEMMA = narrow("gemma-7b", **SMALL, embedding_scale=8.0)
+GEMMA = narrow("gemma-7b", **SMALL, scales=Scales(embedding=8.0))
+LONG = LongRopeScaling(short_factor=(1.0, 1.5), long_factor=(2.0, 4.0), factor=4.0, original_max_seq_len=16)
 PHI3 = narrow(
     "phi3-mini",
     **SMALL,
-    sliding_window=12,
-    rotary_dims=4,
+    attention=AttentionConfig(windows=(12,)),
     # The rows' sequences are longer than the original length.
-    rope_scaling=LongRopeScaling(short_factor=(1.0, 1.5), long_factor=(2.0, 4.0), factor=4.0, original_max_seq_len=16),
+    positions=replace(rotary(10_000.0, LONG), dims=4),
 )
 
+EVERY_SECOND_ROTATED = RotaryPositions(
+    frequencies=(Frequencies(theta=10_000.0), Frequencies(theta=10_000.0, is_identity=True))
+)
 COHERE2 = replace(
     DENSE,
     name="cohere2",
     tied_embeddings=True,
-    norm="layer",
-    parallel_blocks=True,
-    shared_norm=True,
-    sliding_window=12,
-    full_attention_every=2,
-    rotary_interleaved=True,
-    unrotated_layers=(1, 3),
-    logits_scale=0.25,
+    norms=Norms(kind="layer"),
+    parallel_blocks="shared norm",
+    attention=AttentionConfig(windows=(12, None)),
+    positions=replace(EVERY_SECOND_ROTATED, is_interleaved=True),
+    scales=Scales(logits=0.25),
 )
-SMOLLM3 = replace(DENSE, name="smollm3", unrotated_layers=(1, 3))
+SMOLLM3 = replace(DENSE, name="smollm3", positions=EVERY_SECOND_ROTATED)
 SCALED = replace(
     DENSE,
     name="scaled",
-    qk_norm=True,
-    qk_norm_after_rotary=True,
+    attention=AttentionConfig(qk_norm="rotated head"),
     activation="relu2",
-    embedding_scale=12.0,
-    attention_scale=0.2,
-    residual_scale=0.22,
-    logits_scale=0.5,
+    scales=Scales(embedding=12.0, attention=0.2, residual=0.22, logits=0.5),
 )
 """With Granite's factors, Hunyuan's norms and Nemotron's activation."""
 

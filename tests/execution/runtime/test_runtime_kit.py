@@ -25,6 +25,7 @@ from kit_rows import FAMILIES, FINE_TUNING, REPEATED, ROWS, WITHOUT_DROPOUT, Row
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.hlo.records import read_hlo
 from meshwright.description.step.legality import check_runnable
+from meshwright.description.step.model import LearnedPositions
 from meshwright.description.step.parameter_tree import CHOICE_BIAS, LORA_B, leaves, map_leaves
 from meshwright.description.step.rules import rules_of
 from meshwright.execution.runtime.arrays import fit
@@ -333,7 +334,7 @@ def moves(record: Mapping[str, Any]) -> list[tuple[Any, ...]]:
 
 def without_gradient(row: Row) -> set[str]:
     """The parameters whose gradient is rounding alone: a bias of keys that are not rotated changes no softmax."""
-    return {"layers.key_bias"} if row.model.qkv_bias and row.model.positions == "learned" else set()
+    return {"layers.key_bias"} if row.model.biases.qkv and isinstance(row.model.positions, LearnedPositions) else set()
 
 
 def pairs(found, wanted):

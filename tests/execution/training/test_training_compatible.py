@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from shutil import copytree
 
 import jax
@@ -10,6 +11,7 @@ import optax
 import pytest
 import tiny_run
 
+from meshwright.description.step.model import Norms
 from meshwright.description.step.strategy import Strategy
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.mesh import build_mesh
@@ -18,7 +20,11 @@ from meshwright.execution.training.data.config import DataConfig
 from meshwright.execution.training.library import allowed_differences
 from meshwright.execution.training.loop import run_steps
 from meshwright.execution.training.run_directory.checkpoint import Checkpoints
-from meshwright.execution.training.run_directory.compatible import identity_differences, read_allowed
+from meshwright.execution.training.run_directory.compatible import (
+    config_differences,
+    identity_differences,
+    read_allowed,
+)
 from meshwright.execution.training.run_directory.resume import resumed_run
 from meshwright.execution.training.run_directory.run import begin_run, read_config, read_metrics
 from meshwright.execution.training.step import abstract_state
@@ -56,6 +62,17 @@ def go_on(config, run, *allow, steps):
     return notes
 
 
+def test_a_run_of_before_its_features_were_in_parts_is_of_the_same_model():
+    former = json.loads((Path(__file__).parents[2] / "data" / "former_models.json").read_text())["tiny"]
+    before = CONFIG.to_json()
+    before["workload"]["model"] = former | {"embed": 16, "mlp": 16, "num_layers": 1}
+    assert config_differences(CONFIG, before) == []
+    other = replace(CONFIG, workload=replace(CONFIG.workload, model=replace(CONFIG.workload.model, positions="alibi")))
+    where = "workload.model.positions"
+    names = [f"{where}{name}" for name in ("", ".frequencies", ".dims", ".is_interleaved")]
+    assert [each.name for each in config_differences(other, before)] == names
+
+
 def test_every_difference_is_said_at_once_and_how_it_is_allowed(run):
     other = replace(LION, workload=BF16.workload, steps=4)
     with pytest.raises(MeshwrightError) as raised:
@@ -65,8 +82,12 @@ def test_every_difference_is_said_at_once_and_how_it_is_allowed(run):
         " checkpoint; strategy.optimizer is 'lion' in config.json, and 'adamw' in the checkpoint; put it back, or start"
         " a new run; --allow dtype,optimizer continues with it"
     )
-    model = replace(other, workload=replace(other.workload, model=replace(CONFIG.workload.model, rope_theta=5.0)))
-    with pytest.raises(MeshwrightError, match=r"workload.model.rope_theta is 5.0 .*; put it back, or start a new run$"):
+    model = replace(
+        other, workload=replace(other.workload, model=replace(CONFIG.workload.model, norms=Norms(epsilon=0.5)))
+    )
+    with pytest.raises(
+        MeshwrightError, match=r"workload.model.norms.epsilon is 0.5 .*; put it back, or start a new run$"
+    ):
         run_steps(model, run, allow=("dtype", "optimizer"))
 
 

@@ -139,7 +139,7 @@ def test_text_needs_the_parameters_alone_and_takes_those_that_are_whole(run):
     [
         (("workload", "model", "num_layers"), 2, "workload.model.num_layers is 2 in config.json, and 1 in"),
         (("workload", "model", "mlp"), 32, "workload.model.mlp is 32"),
-        (("workload", "model", "rope_theta"), 5.0, "workload.model.rope_theta is 5.0"),
+        (("workload", "model", "norms", "epsilon"), 5.0, "workload.model.norms.epsilon is 5.0"),
         (("strategy", "optimizer"), "sgd", "strategy.optimizer is 'sgd' in config.json, and 'adamw' in"),
     ],
 )

@@ -6,6 +6,7 @@ import pytest
 
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.model import AttentionConfig
 from meshwright.description.step.parameter_tree import num_parameters
 from meshwright.description.step.strategy import DEFAULT, STAGES_APART, XLA, FrameworkProfile, Strategy
 from meshwright.description.step.workload import Workload
@@ -201,10 +202,10 @@ def test_stages_hand_on_the_stream_once_for_every_virtual_stage():
 
 def test_a_fused_kernel_skips_what_a_window_hides():
     """Of 8192 keys a window of 2048 leaves (2048 x 8192 - 2048^2 / 2) of 8192^2 / 2 pairs: 7 of 16."""
-    model = replace(PRESETS["mistral-7b"], sliding_window=None)
+    model = replace(PRESETS["mistral-7b"], attention=AttentionConfig())
     found = [
         layer_parts(
-            Workload(model=replace(model, sliding_window=window), batch=8, seq_len=8192),
+            Workload(model=replace(model, attention=AttentionConfig(windows=(window,))), batch=8, seq_len=8192),
             MeshShape(fsdp=8),
             parse_system("v5p:2x2x2"),
             Strategy(attention="flash"),

@@ -12,7 +12,7 @@ ORDER = ("maxtext", "lwm", "easylm", "torchtitan", "megatron", "levanter")
 def here(field):
     """A field as users of the command type it."""
     if "." in field:
-        return f"{field.rpartition('.')[2]} of the {'experts' if field.startswith('experts') else 'model'}"
+        return f"{field.partition('.')[2]} of the {'experts' if field.startswith('experts') else 'model'}"
     name = "dtype" if field == "compute_dtype" else field.replace("_", "-")
     return f"`--{name}`"
 

@@ -10,6 +10,7 @@ import pytest
 from meshwright import MeshwrightError
 from meshwright.cli.main import main
 from meshwright.description.hardware.system import System
+from meshwright.description.step.model import rotary
 from meshwright.planning.exchange.files import read_values
 from meshwright.planning.exchange.imports import import_settings
 from meshwright.planning.exchange.reading import read_options
@@ -116,7 +117,7 @@ def test_lwm_flags_in_a_script(read):
     assert found.title == "LWM"
     assert mesh.degrees == {"dp": 1, "fsdp": 8, "tp": 4, "sp": 2, "ep": 1, "pp": 1}
     assert (workload.batch, workload.seq_len, workload.compute_dtype, workload.remat) == (32, 32768, "bf16", "block")
-    assert (workload.model.embed, workload.model.rope_theta, workload.model.vocab) == (4096, 1e6, 32000)
+    assert (workload.model.embed, workload.model.positions, workload.model.vocab) == (4096, rotary(1e6), 32000)
     assert found.plan.strategy.num_microbatches == 2
     assert found.plan.strategy.sp_method == "ring"
     assert means(found, "--mesh_dim") == "dp=1, fsdp=8, tp=4, sp=2"
@@ -166,7 +167,7 @@ def test_a_model_of_maxtext_by_its_sizes(read):
     rest = {"base_num_kv_heads": 8, "head_dim": 128, "vocab_size": 32000, "normalization_layer_epsilon": 1e-6}
     found = read({"per_device_batch_size": 0.5, "ici_tensor_parallelism": 2} | sizes | rest, "v5e:2x2")
     model = found.plan.workload.model
-    assert (model.num_layers, model.embed, model.norm_epsilon, found.plan.workload.batch) == (4, 1024, 1e-6, 2)
+    assert (model.num_layers, model.embed, model.norms.epsilon, found.plan.workload.batch) == (4, 1024, 1e-6, 2)
     whole = read({"per_device_batch_size": 1, "model_name": "llama2-7b", "base_num_decoder_layers": 4}, "v5e:2x2")
     assert (whole.plan.workload.model.num_layers, whole.plan.workload.model.name) == (4, "llama2-7b")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cli.plan.columns import comparison
-from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.model import LearnedPositions, ModelConfig
 from meshwright.pictures.tables import collective_table, console, show, speed, table
 from meshwright.pictures.text import folded, next_line, reasons, terms
 from meshwright.planning.evidence.runs import EVIDENCE_COLUMNS, evidence_rows, nearest_runs, step_range
@@ -277,8 +277,10 @@ def _print_section(title: str, lines: Iterable[str]) -> None:
 def notes_of(plan: Plan, trained: int) -> list[str]:
     """Return notes on a plan's figures. trained: the model's trained sequence length, 0 if unknown."""
     notes, model = list(plan.predicted.notes), plan.workload.model
-    if isinstance(model, ModelConfig) and model.positions != "learned" and 0 < trained < plan.workload.seq_len:
-        notes.append(f"{model.name} was trained on {trained:,} tokens; {model.positions} positions continue beyond")
+    positions = model.positions if isinstance(model, ModelConfig) else LearnedPositions(rows=trained)
+    if not isinstance(positions, LearnedPositions) and 0 < trained < plan.workload.seq_len:
+        kind = "alibi" if positions == "alibi" else "rotary"
+        notes.append(f"{model.name} was trained on {trained:,} tokens; {kind} positions continue beyond")
     return notes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from meshwright.description.families import llama
@@ -16,9 +17,19 @@ from meshwright.description.families.family import (
 )
 from meshwright.description.families.fields import Fields
 from meshwright.description.families.rope_fields import read_rope
-from meshwright.description.step.frequencies import RopeScaling, YarnRopeScaling
+from meshwright.description.step.frequencies import YarnRopeScaling
 from meshwright.description.step.layer import Routing
-from meshwright.description.step.model import Experts, Family, LatentAttention, ModelConfig
+from meshwright.description.step.model import (
+    AttentionConfig,
+    Experts,
+    Family,
+    LatentAttention,
+    ModelConfig,
+    Norms,
+    RotaryPositions,
+    Scales,
+    rotary,
+)
 from meshwright.errors import MeshwrightError
 
 DEEPSEEK = Family("deepseek")
@@ -101,7 +112,6 @@ def _read(fields: Fields, routing: Routing) -> Features:
         nope_head_dim=fields.whole("qk_nope_head_dim"),
         rope_head_dim=fields.whole("qk_rope_head_dim"),
         value_head_dim=fields.whole("v_head_dim"),
-        is_interleaved=fields.flag("rope_interleave", True),
     )
     experts = read_experts(fields, routing)
     if fields.whole("num_key_value_heads", heads) != heads:
@@ -113,38 +123,39 @@ def _read(fields: Fields, routing: Routing) -> Features:
     # left out, as in inference.
     fields.unused_options("head_dim", "qk_head_dim", "ep_size", "aux_loss_alpha", "seq_aux")
     fields.unused_options("num_nextn_predict_layers", "num_mtp_layers")
-    rope = read_rope(fields)
-    if rope.partial != 1:
-        raise fields.refusal("rope_parameters", "a latent's rotary dims, qk_rope_head_dim, are all rotated")
+    frequencies = read_rope(fields).frequencies
+    is_interleaved = fields.flag("rope_interleave", True)
     return llama.read(fields, has_rope=False) | {
         "num_kv_heads": heads,
-        "head_dim": latent.value_head_dim,
-        "rope_theta": rope.theta,
-        "rope_scaling": rope.scaling,
-        "attention_scale": _attention_scale(latent, rope.scaling),
-        "latent": latent,
         "experts": experts,
+        **_attention(latent, RotaryPositions(frequencies=(frequencies,), is_interleaved=is_interleaved)),
     }
 
 
-def _attention_scale(latent: LatentAttention, scaling: RopeScaling | None) -> float | None:
-    """Return the scale of attention scores; yarn's `mscale_all_dim` is a factor on queries and on keys."""
-    if not isinstance(scaling, YarnRopeScaling) or scaling.mscale_all_dim is None:
-        return None
-    dims = latent.nope_head_dim + latent.rope_head_dim
-    return scaling.magnitude(scaling.mscale_all_dim) ** 2 / math.sqrt(dims)
+def _attention(latent: LatentAttention, positions: RotaryPositions) -> Features:
+    """Return the features of latent attention; yarn's `mscale_all_dim` is a factor on queries and on keys."""
+    scale, scaling = None, positions.frequencies[0].scaling
+    if isinstance(scaling, YarnRopeScaling) and scaling.mscale_all_dim is not None:
+        dims = latent.nope_head_dim + latent.rope_head_dim
+        scale = scaling.magnitude(scaling.mscale_all_dim) ** 2 / math.sqrt(dims)
+    return {
+        "head_dim": latent.value_head_dim,
+        "attention": AttentionConfig(latent=latent),
+        "positions": positions,
+        "scales": Scales(attention=scale),
+    }
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a DeepSeek-V3, or of a V2 if router scores are a softmax."""
-    experts, latent = model.experts, model.latent
+    experts, latent = model.experts, model.attention.latent
     assert experts is not None
     assert latent is not None
+    assert isinstance(model.positions, RotaryPositions)
     routing = experts.routing
     is_v3 = routing.scores == "sigmoid"
     kind, architecture = ("deepseek_v3", "DeepseekV3ForCausalLM") if is_v3 else ("deepseek_v2", "DeepseekV2ForCausalLM")
-    fields = llama.write_shared(model, kind, architecture) | {
-        "attention_bias": model.qkv_bias,
+    fields = llama.write_shared(model, kind, architecture, "attention_bias") | {
         "head_dim": latent.rope_head_dim,
         "q_lora_rank": latent.query_rank,
         "kv_lora_rank": latent.kv_rank,
@@ -154,9 +165,9 @@ def write(model: ModelConfig) -> dict[str, Any]:
         **write_experts(experts),
     }
     if is_v3:
-        return fields | {"rope_interleave": latent.is_interleaved, "num_nextn_predict_layers": 0}
+        return fields | {"rope_interleave": model.positions.is_interleaved, "num_nextn_predict_layers": 0}
     method = "group_limited_greedy" if routing.num_groups > 1 else "greedy"
-    return fields | {"topk_method": method, "mlp_bias": model.mlp_bias}
+    return fields | {"topk_method": method, "mlp_bias": model.biases.mlp}
 
 
 def write_experts(experts: Experts) -> dict[str, Any]:
@@ -204,12 +215,9 @@ def _preset(
         name,
         sizes,
         DEEPSEEK,
-        head_dim=latent.value_head_dim,
-        norm_epsilon=1e-6,
-        rope_scaling=scaling,
-        attention_scale=_attention_scale(latent, scaling),
+        norms=Norms(epsilon=1e-6),
         experts=experts,
-        latent=latent,
+        **_attention(latent, replace(rotary(10_000.0, scaling), is_interleaved=True)),
     )
 
 

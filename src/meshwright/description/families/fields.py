@@ -6,10 +6,10 @@ the family declares it unused (`unused_options`), or its value is null or false.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from meshwright.description.step.layer import Activation
+from meshwright.description.step.layer import Activation, ClampedSwiglu, shortest_cycle
 from meshwright.errors import MeshwrightError
 
 Config = Mapping[str, Any]
@@ -309,9 +309,9 @@ class Fields:
         self._known.update(fields)
 
     def windows(
-        self, num_layers: int, *, every: int = 0, full: tuple[int, ...] = (), is_on: bool = True
-    ) -> dict[str, Any]:
-        """Return the sliding window, and the layers without one: by `layer_types` if present.
+        self, num_layers: int, *, every: int = 0, full: Collection[int] = (), is_on: bool = True
+    ) -> tuple[int | None, ...]:
+        """Return the sliding window of each layer as a cycle, None if it has none: by `layer_types` if present.
 
         Args:
             every: without `layer_types`, every n-th layer has no window.
@@ -323,17 +323,17 @@ class Fields:
         if types is not None and not (isinstance(types, list) and all(isinstance(kind, str) for kind in types)):
             raise self.refusal("layer_types", "it takes a list of names, one a layer")
         if types is None:
-            if full and window:
-                return _full_attention([layer in full for layer in range(num_layers)], window)
-            return _NO_WINDOW | ({"sliding_window": window, "full_attention_every": every} if window else {})
+            layers = range(num_layers)
+            return shortest_cycle(
+                None if layer in full or (every and (layer + 1) % every == 0) else window for layer in layers
+            )
         if len(types) != num_layers:
             raise self.refusal("layer_types", f"num_hidden_layers={num_layers} layers have one name each")
         if window is None and "sliding_attention" in types:
             raise self.refusal("layer_types", "sliding_attention has no sliding_window, or use_sliding_window is off")
         if set(types) - {"full_attention", "sliding_attention"}:
             raise self.refusal("layer_types", "a layer is full_attention or sliding_attention")
-        is_full = [kind == "full_attention" for kind in types]
-        return dict(_NO_WINDOW) if window is None else _full_attention(is_full, window)
+        return shortest_cycle(None if kind == "full_attention" else window for kind in types)
 
     def check_all_known(self) -> None:
         """Raise for an unread field that has an effect (see the top of this file)."""
@@ -361,46 +361,10 @@ class Fields:
         raise MeshwrightError(f"the config.json of {self.name} has {field}={found!r}; it takes a number above 0")
 
 
-_NO_WINDOW: dict[str, Any] = {"sliding_window": None, "full_attention_every": 0, "full_attention_layers": ()}
-"""The features of a model without windows."""
-
-
-def _full_attention(is_full: list[bool], window: int) -> dict[str, Any]:
-    """Return the features of a model with a window in some layers: every n-th has none, or listed ones have none."""
-    if all(is_full):
-        return dict(_NO_WINDOW)
-    every, full = _every_or_listed(is_full)
-    return {"sliding_window": window, "full_attention_every": every, "full_attention_layers": full}
-
-
-def unrotated(layers: Iterable[int], num_layers: int) -> dict[str, Any]:
-    """Return the features of a model some of whose layers have no rotary embedding."""
-    found = set(layers)
-    every, listed_layers = _every_or_listed([layer in found for layer in range(num_layers)])
-    return {"unrotated_every": every, "unrotated_layers": listed_layers}
-
-
-def _every_or_listed(has: list[bool]) -> tuple[int, tuple[int, ...]]:
-    """Return (n, ()) if every n-th layer has something, (0, ()) if none has; else 0 and the layers that have it."""
-    every = has.index(True) + 1 if any(has) else 0
-    if has == [every > 0 and (layer + 1) % every == 0 for layer in range(len(has))]:
-        return every, ()
-    return 0, tuple(layer for layer, own in enumerate(has) if own)
-
-
-def full_layers(features: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the layers of a model that attend to all keys, from the features that `Fields.windows` returns."""
-    every, listed_layers = features["full_attention_every"], features["full_attention_layers"]
-    has_window = features["sliding_window"] is not None
-    return tuple(
-        layer
-        for layer in range(features["num_layers"])
-        if not has_window or layer in listed_layers or (every and (layer + 1) % every == 0)
-    )
-
-
-def activation_name(activation: Activation) -> str:
+def activation_name(activation: Activation | ClampedSwiglu) -> str:
     """Return the usual name of an activation function."""
+    if isinstance(activation, ClampedSwiglu):
+        return "silu"
     return {"gelu_tanh": "gelu_pytorch_tanh"}.get(activation, activation)
 
 

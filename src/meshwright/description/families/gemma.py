@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from meshwright.description.families import llama
 from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields
-from meshwright.description.step.model import Family, ModelConfig
+from meshwright.description.step.model import Family, ModelConfig, Norms, Scales
 
 GEMMA = Family("gemma")
 
-
-def features_of(embed: int) -> Features:
-    """Return the features of all Gemma models that differ from Llama's."""
-    return {
-        "tied_embeddings": True,
-        "activation": "gelu_tanh",
-        "norm_offset": 1.0,
-        "embedding_scale": math.sqrt(embed),
-    }
+NORMS = Norms(offset=1.0, epsilon=1e-6)
 
 
-def read_shared(fields: Fields, *, has_rope: bool = True) -> Features:
-    """Read the fields common to all versions of Gemma; has_rope: as in `llama.read`."""
+def read_shared(fields: Fields, norms: Norms = NORMS, *, has_rope: bool = True) -> Features:
+    """Read the fields common to all versions of Gemma; norms, has_rope: as in `llama.read`."""
     fields.only("use_bidirectional_attention", False)
-    features = llama.read(fields, has_rope=has_rope)
-    return features | features_of(features["embed"]) | {"tied_embeddings": fields.flag("tie_word_embeddings", True)}
+    features = llama.read(fields, norms=norms, has_rope=has_rope)
+    return features | {
+        "scales": Scales(embedding=math.sqrt(features["embed"])),
+        "tied_embeddings": fields.flag("tie_word_embeddings", True),
+    }
 
 
 def read(fields: Fields) -> Features:
@@ -39,13 +35,14 @@ def read(fields: Fields) -> Features:
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a Gemma."""
-    return llama.write_shared(model, "gemma", "GemmaForCausalLM") | {"attention_bias": model.qkv_bias}
+    return llama.write_shared(model, "gemma", "GemmaForCausalLM", "attention_bias")
 
 
 def preset(name: str, sizes: tuple[int, int, int, int, int, int], family: Family = GEMMA, **more: Any) -> ModelConfig:
     """Return a model as `llama.preset` does; heads have 256 dims by default."""
-    given: dict[str, Any] = {"head_dim": 256, "norm_epsilon": 1e-6, **features_of(sizes[1]), **more}
-    return llama.preset(name, sizes, family, **given)
+    given: dict[str, Any] = {"head_dim": 256, "norms": NORMS, "scales": Scales(), **more}
+    given["scales"] = replace(given["scales"], embedding=math.sqrt(sizes[1]))
+    return llama.preset(name, sizes, family, tied_embeddings=True, activation="gelu_tanh", **given)
 
 
 FAMILY = PublishedFamily(

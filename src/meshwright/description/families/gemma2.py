@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from meshwright.description.families import gemma, llama
 from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields
-from meshwright.description.step.model import Family, ModelConfig
+from meshwright.description.step.model import AttentionConfig, Family, ModelConfig, Scales
 
 GEMMA2 = Family("gemma2")
+
+NORMS = replace(gemma.NORMS, place="both")
+_SCALES = Scales(attention_softcap=50.0, logits_softcap=30.0)
 
 NAMES = names_of(
     {
@@ -28,30 +32,30 @@ def read_capped(fields: Fields, *, every: int, has_rope: bool = True) -> Feature
 
     every: every n-th layer attends to all keys, if config.json has no `layer_types`.
     """
-    features = gemma.read_shared(fields, has_rope=has_rope)
+    features = gemma.read_shared(fields, NORMS, has_rope=has_rope)
     queries = fields.positive("query_pre_attn_scalar", float(features["head_dim"]))
     return features | {
-        **fields.windows(features["num_layers"], every=every),
         "activation": fields.activation("hidden_activation", "gelu_pytorch_tanh"),
-        "post_norms": True,
-        "attention_softcap": fields.positive("attn_logit_softcapping", None),
-        "logits_softcap": fields.positive("final_logit_softcapping", None),
-        "attention_scale": None if queries == features["head_dim"] else 1 / math.sqrt(queries),
+        "attention": AttentionConfig(windows=fields.windows(features["num_layers"], every=every)),
+        "scales": replace(
+            features["scales"],
+            attention=None if queries == features["head_dim"] else 1 / math.sqrt(queries),
+            attention_softcap=fields.positive("attn_logit_softcapping", None),
+            logits_softcap=fields.positive("final_logit_softcapping", None),
+        ),
     }
 
 
 def write_capped(model: ModelConfig, kind: str, architecture: str) -> dict[str, Any]:
     """Return the fields of the config.json of Gemma 2 and 3."""
-    fields = llama.write_shared(model, kind, architecture)
-    queries = model.head_dim if model.attention_scale is None else round(model.attention_scale**-2)
+    fields = llama.write_shared(model, kind, architecture, "attention_bias", "sliding_window", "layer_types")
+    scales = model.scales
+    queries = model.head_dim if scales.attention is None else round(scales.attention**-2)
     return fields | {
         "hidden_activation": fields.pop("hidden_act"),
-        "attention_bias": model.qkv_bias,
         "query_pre_attn_scalar": queries,
-        "attn_logit_softcapping": model.attention_softcap,
-        "final_logit_softcapping": model.logits_softcap,
-        "sliding_window": model.sliding_window,
-        "layer_types": llama.layer_types(model),
+        "attn_logit_softcapping": scales.attention_softcap,
+        "final_logit_softcapping": scales.logits_softcap,
     }
 
 
@@ -76,22 +80,18 @@ FAMILY = PublishedFamily(
             llama.TINY,
             GEMMA2,
             head_dim=16,
-            post_norms=True,
-            sliding_window=32,
-            full_attention_every=2,
-            attention_softcap=50.0,
-            logits_softcap=30.0,
+            norms=NORMS,
+            attention=AttentionConfig(windows=(32, None)),
+            scales=_SCALES,
         ),
         # Gemma 2: arXiv:2408.00118, table 1, and the config.json of google/gemma-2-9b.
         gemma.preset(
             "gemma2-9b",
             (42, 3584, 14336, 16, 8, 256_000),
             GEMMA2,
-            post_norms=True,
-            sliding_window=4096,
-            full_attention_every=2,
-            attention_softcap=50.0,
-            logits_softcap=30.0,
+            norms=NORMS,
+            attention=AttentionConfig(windows=(4096, None)),
+            scales=_SCALES,
         ),
     ),
 )

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from meshwright.description.families import gemma, gemma2
 from meshwright.description.families.family import Features, PublishedFamily
 from meshwright.description.families.fields import Fields
-from meshwright.description.families.rope_fields import (
-    longest_sequence,
-    read_rope_by_layer,
-    read_rotary_dims,
-    rope_by_layer,
-)
-from meshwright.description.step.frequencies import LinearRopeScaling
-from meshwright.description.step.model import Family, ModelConfig
+from meshwright.description.families.rope_fields import longest_sequence, read_rotary_by_window, rope_by_layer
+from meshwright.description.step.frequencies import Frequencies, LinearRopeScaling
+from meshwright.description.step.model import AttentionConfig, Family, ModelConfig, RotaryPositions
 
 GEMMA3 = Family("gemma3")
+
+_LOCAL, _GLOBAL = Frequencies(theta=10_000.0), Frequencies(theta=1_000_000.0)
 
 
 def read(fields: Fields) -> Features:
@@ -24,13 +22,9 @@ def read(fields: Fields) -> Features:
     every = fields.whole("sliding_window_pattern", 6)
     fields.unused_options("_sliding_window_pattern")  # transformers writes it and does not read it.
     features = gemma2.read_capped(fields, every=every, has_rope=False)
-    full, local = read_rope_by_layer(fields, theta=1_000_000.0, local_theta=10_000.0)
-    read_rotary_dims(fields, full, features["head_dim"])
     return features | {
-        "qk_norm": True,
-        "rope_theta": full.theta,
-        "rope_scaling": full.scaling,
-        "rope_theta_local": local if features["sliding_window"] else None,
+        "attention": replace(features["attention"], qk_norm="head"),
+        "positions": read_rotary_by_window(fields, features, theta=_GLOBAL.theta, local_theta=_LOCAL.theta),
     }
 
 
@@ -52,25 +46,20 @@ FAMILY = PublishedFamily(
             (6, 128, 384, 8, 8, 256),
             GEMMA3,
             head_dim=16,
-            post_norms=True,
-            qk_norm=True,
-            sliding_window=32,
-            full_attention_every=6,
-            rope_theta=1_000_000.0,
-            rope_theta_local=10_000.0,
-            rope_scaling=LinearRopeScaling(factor=8.0),
+            norms=gemma2.NORMS,
+            attention=AttentionConfig(windows=(32,) * 5 + (None,), qk_norm="head"),
+            positions=RotaryPositions(
+                frequencies=(_LOCAL,) * 5 + (replace(_GLOBAL, scaling=LinearRopeScaling(factor=8.0)),)
+            ),
         ),
         # Gemma 3: arXiv:2503.19786, table 1, and the config.json of google/gemma-3-1b-pt.
         gemma.preset(
             "gemma3-1b",
             (26, 1152, 6912, 4, 1, 262_144),
             GEMMA3,
-            post_norms=True,
-            qk_norm=True,
-            sliding_window=512,
-            full_attention_every=6,
-            rope_theta=1_000_000.0,
-            rope_theta_local=10_000.0,
+            norms=gemma2.NORMS,
+            attention=AttentionConfig(windows=(512,) * 5 + (None,), qk_norm="head"),
+            positions=RotaryPositions(frequencies=(_LOCAL,) * 5 + (_GLOBAL,)),
         ),
     ),
 )

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from meshwright.description.families.family import Features, Published, PublishedFamily
 from meshwright.description.families.fields import Fields
 from meshwright.description.families.llama import TINY, preset
-from meshwright.description.step.model import Family, ModelConfig
+from meshwright.description.step.model import Biases, Family, LearnedPositions, ModelConfig, Norms
 
 GPT2 = Family("gpt2")
 
 BIASED: Features = {
     "gated": False,
     "activation": "gelu_tanh",
-    "norm": "layer",
-    "norm_bias": True,
-    "qkv_bias": True,
-    "output_bias": True,
-    "mlp_bias": True,
+    "norms": Norms(kind="layer", has_bias=True),
+    "biases": Biases(qkv=True, output=True, mlp=True),
 }
 """Features of the GPT families that differ from Llama's."""
 
-_FEATURES: dict[str, Any] = {**BIASED, "tied_embeddings": True, "positions": "learned", "head_dim": 64}
+_FEATURES: dict[str, Any] = {
+    **BIASED,
+    "tied_embeddings": True,
+    "positions": LearnedPositions(rows=1024),
+    "head_dim": 64,
+}
 
 
 def read(fields: Fields) -> Features:
@@ -45,9 +48,8 @@ def read(fields: Fields) -> Features:
         "vocab": fields.whole("vocab_size"),
         "activation": fields.activation("activation_function", "gelu_new"),
         "tied_embeddings": fields.flag("tie_word_embeddings", True),
-        "positions": "learned",
-        "max_positions": fields.whole("n_positions"),
-        "norm_epsilon": fields.positive("layer_norm_epsilon", 1e-5),
+        "positions": LearnedPositions(rows=fields.whole("n_positions")),
+        "norms": replace(BIASED["norms"], epsilon=fields.positive("layer_norm_epsilon", 1e-5)),
     }
 
 
@@ -63,8 +65,8 @@ def write(model: ModelConfig) -> dict[str, Any]:
         "vocab_size": model.vocab,
         "activation_function": "gelu_new" if model.activation == "gelu_tanh" else model.activation,
         "tie_word_embeddings": model.tied_embeddings,
-        "n_positions": model.max_positions,
-        "layer_norm_epsilon": model.norm_epsilon,
+        "n_positions": model.positions.rows if isinstance(model.positions, LearnedPositions) else 0,
+        "layer_norm_epsilon": model.norms.epsilon,
     }
 
 
@@ -98,24 +100,24 @@ FAMILY = PublishedFamily(
     write=write,
     buffers=(r"\.attn\.(masked_)?bias$",),
     presets=(
-        preset("tiny-gpt2", TINY, GPT2, **(_FEATURES | {"head_dim": 16, "max_positions": 256})),
+        preset("tiny-gpt2", TINY, GPT2, **_FEATURES | {"head_dim": 16, "positions": LearnedPositions(rows=256)}),
         # GPT-2: the config.json of openai-community/gpt2 and gpt2-xl.
-        preset("gpt2", (12, 768, 3072, 12, 12, 50_257), GPT2, **_FEATURES, max_positions=1024),
-        preset("gpt2-xl", (48, 1600, 6400, 25, 25, 50_257), GPT2, **_FEATURES, max_positions=1024),
+        preset("gpt2", (12, 768, 3072, 12, 12, 50_257), GPT2, **_FEATURES),
+        preset("gpt2-xl", (48, 1600, 6400, 25, 25, 50_257), GPT2, **_FEATURES),
         # GPT-3: arXiv:2005.14165, table 2.1; GPT-2's vocabulary, padded so that tp can split it (arXiv:2104.04473).
         preset(
             "gpt3-175b",
             (96, 12288, 49152, 96, 96, 51_200),
             GPT2,
-            **(_FEATURES | {"head_dim": 128, "max_positions": 2048}),
+            **_FEATURES | {"head_dim": 128, "positions": LearnedPositions(rows=2048)},
         ),
         # BLOOM: arXiv:2211.05100, table 3, and the config.json of bigscience/bloom.
         preset(
             "bloom-176b",
             (70, 14336, 57344, 112, 112, 250_880),
             Family("bloom"),
-            embedding_norm=True,
-            **(_FEATURES | {"head_dim": 128, "positions": "alibi"}),
+            **_FEATURES
+            | {"head_dim": 128, "positions": "alibi", "norms": replace(BIASED["norms"], after_embedding=True)},
         ),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from meshwright.description.families.family import Features, Published, PublishedFamily
@@ -9,13 +10,14 @@ from meshwright.description.families.fields import Fields, activation_name
 from meshwright.description.families.gpt2 import BIASED
 from meshwright.description.families.llama import preset
 from meshwright.description.families.rope_fields import (
+    frequencies_of,
     longest_sequence,
     read_rope,
     read_rotary_dims,
     rope_parameters,
     rotary_share,
 )
-from meshwright.description.step.model import Family, ModelConfig
+from meshwright.description.step.model import Biases, Family, ModelConfig, Norms, RotaryPositions
 
 GPT_NEOX = Family("gpt_neox")
 
@@ -26,7 +28,7 @@ def read(fields: Fields) -> Features:
     bias = fields.flag("attention_bias", True)
     rope = read_rope(fields, theta_field="rotary_emb_base", partial=0.25, partial_field="rotary_pct")
     # Names that other families have next to the rope parameters are not read.
-    fields.only("rope_theta", rope.theta)
+    fields.only("rope_theta", rope.frequencies.theta)
     fields.only("partial_rotary_factor", rope.partial)
     fields.only("is_decoder", False, True)
     head_dim = fields.head_dim(embed, heads, has_field=False)
@@ -40,20 +42,17 @@ def read(fields: Fields) -> Features:
         "vocab": fields.whole("vocab_size"),
         "activation": fields.activation("hidden_act", "gelu"),
         "tied_embeddings": fields.flag("tie_word_embeddings", False),
-        "qkv_bias": bias,
-        "output_bias": bias,
-        "parallel_blocks": fields.flag("use_parallel_residual", True),
-        "rope_theta": rope.theta,
-        "rope_scaling": rope.scaling,
-        "rotary_dims": read_rotary_dims(fields, rope, head_dim),
-        "norm_epsilon": fields.positive("layer_norm_eps", 1e-5),
+        "biases": Biases(qkv=bias, output=bias, mlp=True),
+        "parallel_blocks": "own norms" if fields.flag("use_parallel_residual", True) else None,
+        "positions": RotaryPositions(frequencies=(rope.frequencies,), dims=read_rotary_dims(fields, rope, head_dim)),
+        "norms": replace(BIASED["norms"], epsilon=fields.positive("layer_norm_eps", 1e-5)),
     }
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a GPT-NeoX."""
     share = rotary_share(model)
-    rope = rope_parameters(model.rope_theta, model.rope_scaling) | share
+    rope = rope_parameters(frequencies_of(model)) | share
     return {
         "architectures": ["GPTNeoXForCausalLM"],
         "model_type": "gpt_neox",
@@ -64,12 +63,12 @@ def write(model: ModelConfig) -> dict[str, Any]:
         "vocab_size": model.vocab,
         "hidden_act": activation_name(model.activation),
         "tie_word_embeddings": model.tied_embeddings,
-        "attention_bias": model.qkv_bias,
-        "use_parallel_residual": model.parallel_blocks,
+        "attention_bias": model.biases.qkv,
+        "use_parallel_residual": model.parallel_blocks is not None,
         "rotary_pct": share["partial_rotary_factor"],
         "rope_parameters": rope,
         **longest_sequence(model),
-        "layer_norm_eps": model.norm_epsilon,
+        "layer_norm_eps": model.norms.epsilon,
     }
 
 
@@ -112,7 +111,10 @@ FAMILY = PublishedFamily(
             "gpt-neox-20b",
             (44, 6144, 24576, 64, 64, 50_432),
             GPT_NEOX,
-            **(BIASED | {"activation": "gelu", "head_dim": 96, "parallel_blocks": True, "rotary_dims": 24}),
+            **BIASED | {"activation": "gelu"},
+            head_dim=96,
+            parallel_blocks="own norms",
+            positions=RotaryPositions(dims=24),
         ),
         # PaLM: arXiv:2204.02311, table 1 and section 2: multi-query, SwiGLU, parallel blocks, tied, no biases.
         preset(
@@ -121,8 +123,8 @@ FAMILY = PublishedFamily(
             Family("palm"),
             head_dim=256,
             tied_embeddings=True,
-            norm="layer",
-            parallel_blocks=True,
+            norms=Norms(kind="layer"),
+            parallel_blocks="own norms",
         ),
     ),
 )

@@ -10,7 +10,7 @@ from meshwright.description.families.family import LLAMA_NAMES, Features, Publis
 from meshwright.description.families.fields import Fields
 from meshwright.description.step.frequencies import YarnRopeScaling
 from meshwright.description.step.layer import ClampedSwiglu
-from meshwright.description.step.model import Experts, Family, ModelConfig
+from meshwright.description.step.model import AttentionConfig, Biases, Experts, Family, ModelConfig, rotary
 
 GPT_OSS = Family("gpt_oss")
 
@@ -31,11 +31,11 @@ def read(fields: Fields) -> Features:
         has_bias=True,
     )
     if fields.value("rope_parameters", None) is None and fields.value("rope_scaling", None) is None:
-        features["rope_scaling"] = _YARN
+        (frequencies,) = features["positions"].frequencies
+        features["positions"] = rotary(frequencies.theta, _YARN)
     return features | {
-        **fields.windows(features["num_layers"], every=2),
-        "attention_sinks": True,
-        "clamped_swiglu": ClampedSwiglu(
+        "attention": AttentionConfig(windows=fields.windows(features["num_layers"], every=2), has_sinks=True),
+        "activation": ClampedSwiglu(
             alpha=fields.positive("swiglu_alpha", 1.702), limit=fields.positive("swiglu_limit", 7.0)
         ),
         "experts": experts,
@@ -45,16 +45,14 @@ def read(fields: Fields) -> Features:
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a gpt-oss."""
     assert model.experts is not None
-    assert model.clamped_swiglu is not None
-    return llama.write_shared(model, "gpt_oss", "GptOssForCausalLM") | {
+    assert isinstance(model.activation, ClampedSwiglu)
+    others = ("attention_bias", "sliding_window", "layer_types")
+    return llama.write_shared(model, "gpt_oss", "GptOssForCausalLM", *others) | {
         "intermediate_size": model.experts.mlp,
         "num_local_experts": model.experts.count,
         "num_experts_per_tok": model.experts.num_active,
-        "attention_bias": model.qkv_bias,
-        "sliding_window": model.sliding_window,
-        "layer_types": llama.layer_types(model),
-        "swiglu_alpha": model.clamped_swiglu.alpha,
-        "swiglu_limit": model.clamped_swiglu.limit,
+        "swiglu_alpha": model.activation.alpha,
+        "swiglu_limit": model.activation.limit,
     }
 
 
@@ -79,15 +77,7 @@ def _names() -> dict[str, Published]:
     return found
 
 
-_FEATURES: dict[str, Any] = {
-    "qkv_bias": True,
-    "output_bias": True,
-    "full_attention_every": 2,
-    "attention_sinks": True,
-    "clamped_swiglu": ClampedSwiglu(),
-    "rope_theta": 150_000.0,
-    "rope_scaling": _YARN,
-}
+_FEATURES: dict[str, Any] = {"biases": Biases(qkv=True, output=True), "activation": ClampedSwiglu()}
 
 FAMILY = PublishedFamily(
     family=GPT_OSS,
@@ -99,9 +89,10 @@ FAMILY = PublishedFamily(
             "tiny-gpt-oss",
             llama.TINY,
             GPT_OSS,
-            **_FEATURES | {"rope_scaling": replace(_YARN, original_max_seq_len=64)},
+            **_FEATURES,
             head_dim=16,
-            sliding_window=32,
+            attention=AttentionConfig(windows=(32, None), has_sinks=True),
+            positions=rotary(150_000.0, replace(_YARN, original_max_seq_len=64)),
             experts=Experts(count=8, num_active=4, mlp=192, has_bias=True),
         ),
         # gpt-oss: arXiv:2508.10925, table 1, and the config.json of openai/gpt-oss-20b.
@@ -111,7 +102,8 @@ FAMILY = PublishedFamily(
             GPT_OSS,
             **_FEATURES,
             head_dim=64,
-            sliding_window=128,
+            attention=AttentionConfig(windows=(128, None), has_sinks=True),
+            positions=rotary(150_000.0, _YARN),
             experts=Experts(count=32, num_active=4, mlp=2880, has_bias=True),
         ),
     ),

@@ -5,29 +5,39 @@ Mistral has a sliding window in every layer; Ministral 3 multiplies queries by a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields, activation_name
 from meshwright.description.families.rope_fields import (
     QUERY_BETA,
+    frequencies_of,
     longest_sequence,
-    read_rope,
-    read_rotary_dims,
+    read_rotary,
     rope_parameters,
+    rotary_share,
 )
-from meshwright.description.step.frequencies import YarnRopeScaling
-from meshwright.description.step.model import Family, ModelConfig
+from meshwright.description.step.layer import of_layers
+from meshwright.description.step.model import AttentionConfig, Biases, Family, ModelConfig, Norms, rotary
 
 LLAMA = Family("llama")
 
+NORMS = Norms()
+
 
 def read(
-    fields: Fields, *, has_rope: bool = True, partial_field: str | None = None, norm_field: str = "rms_norm_eps"
+    fields: Fields,
+    *,
+    norms: Norms = NORMS,
+    has_rope: bool = True,
+    partial_field: str | None = None,
+    norm_field: str = "rms_norm_eps",
 ) -> Features:
     """Read the fields that Llama and the families derived from it share.
 
     Args:
+        norms: the family's norms, without their epsilon.
         has_rope: False if the family reads rotary embedding itself.
         partial_field: as in `read_rope`.
         norm_field: the field of the norms' epsilon.
@@ -45,23 +55,20 @@ def read(
         "vocab": fields.whole("vocab_size"),
         "tied_embeddings": fields.flag("tie_word_embeddings", False),
         "activation": fields.activation("hidden_act", "silu"),
-        "qkv_bias": bias,
-        "output_bias": bias,
-        "mlp_bias": fields.flag("mlp_bias", False),
-        **fields.windows(layers),
-        "norm_epsilon": fields.positive(norm_field, 1e-6),
+        "biases": Biases(qkv=bias, output=bias, mlp=fields.flag("mlp_bias", False)),
+        "attention": AttentionConfig(windows=fields.windows(layers)),
+        "norms": replace(norms, epsilon=fields.positive(norm_field, 1e-6)),
     }
-    if not has_rope:
-        return features
-    rope = read_rope(fields, partial_field=partial_field)
-    rotary_dims = read_rotary_dims(fields, rope, head_dim)
-    return features | {"rope_theta": rope.theta, "rope_scaling": rope.scaling, "rotary_dims": rotary_dims}
+    return (
+        features | {"positions": read_rotary(fields, head_dim, partial_field=partial_field)} if has_rope else features
+    )
 
 
 def read_ministral3(fields: Fields) -> Features:
     """Read Ministral 3: Mistral whose queries are scaled by their position, with a factor among yarn's fields."""
     features = read(fields)
-    if not isinstance(scaling := features["rope_scaling"], YarnRopeScaling) or not scaling.query_beta:
+    (frequencies,) = features["positions"].frequencies
+    if not frequencies.scales_queries:
         field = "rope_scaling" if fields.mapping("rope_scaling") else "rope_parameters"
         raise fields.refusal(field, f"a ministral3 model has rope_type yarn and {QUERY_BETA} there")
     return features
@@ -69,19 +76,29 @@ def read_ministral3(fields: Fields) -> Features:
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json: Mistral's if the model has a window, Ministral 3's if it scales queries, else Llama's."""
-    windows = {"sliding_window": model.sliding_window}
-    if isinstance(model.rope_scaling, YarnRopeScaling) and model.rope_scaling.query_beta:
-        return write_shared(model, "ministral3", "Ministral3ForCausalLM") | windows
-    if model.sliding_window is not None:
-        return write_shared(model, "mistral", "MistralForCausalLM") | windows
-    biases = {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
-    return write_shared(model, "llama", "LlamaForCausalLM") | biases
+    if frequencies_of(model).scales_queries:
+        return write_shared(model, "ministral3", "Ministral3ForCausalLM", "sliding_window")
+    if model.attention.window is not None:
+        return write_shared(model, "mistral", "MistralForCausalLM", "sliding_window")
+    return write_shared(model, "llama", "LlamaForCausalLM", "attention_bias", "mlp_bias")
 
 
 def write_shared(
-    model: ModelConfig, kind: str, architecture: str, *, norm_field: str = "rms_norm_eps"
+    model: ModelConfig, kind: str, architecture: str, *others: str, norm_field: str = "rms_norm_eps"
 ) -> dict[str, Any]:
-    """Return the fields of config.json that Llama and the families derived from it share."""
+    """Return the fields of config.json that Llama and the families derived from it share.
+
+    others: those of `optional` below that the family has too.
+    """
+    frequencies, share = frequencies_of(model), rotary_share(model)
+    optional = {
+        **share,
+        "attention_bias": model.biases.qkv,
+        "mlp_bias": model.biases.mlp,
+        "sliding_window": model.attention.window,
+        "layer_types": layer_types(model),
+        "pad_token_id": None,  # By default a token of a larger vocabulary.
+    }
     return {
         "architectures": [architecture],
         "model_type": kind,
@@ -94,19 +111,18 @@ def write_shared(
         "vocab_size": model.vocab,
         "tie_word_embeddings": model.tied_embeddings,
         "hidden_act": activation_name(model.activation),
-        norm_field: model.norm_epsilon,
-        "rope_theta": model.rope_theta,
-        "rope_parameters": rope_parameters(model.rope_theta, model.rope_scaling),
+        norm_field: model.norms.epsilon,
+        "rope_theta": frequencies.theta,
+        "rope_parameters": rope_parameters(frequencies) | (share if share.keys() & set(others) else {}),
         **longest_sequence(model),
+        **{field: optional[field] for field in others},
     }
 
 
 def layer_types(model: ModelConfig) -> list[str]:
     """Return the kind of attention of each layer, by transformers' name."""
-    every, layers = model.full_attention_every, range(model.num_layers)
-    by_rule = [model.sliding_window is None or (every > 0 and (layer + 1) % every == 0) for layer in layers]
-    is_full = [by_rule[layer] or layer in model.full_attention_layers for layer in layers]
-    return ["full_attention" if full else "sliding_attention" for full in is_full]
+    windows = of_layers(model.attention.windows, range(model.num_layers))
+    return ["full_attention" if window is None else "sliding_attention" for window in windows]
 
 
 def preset(name: str, sizes: tuple[int, int, int, int, int, int], family: Family = LLAMA, **more: Any) -> ModelConfig:
@@ -142,10 +158,10 @@ FAMILY = PublishedFamily(
         preset("llama2-13b", (40, 5120, 13824, 40, 40, 32_000)),
         preset("llama2-70b", (80, 8192, 28672, 64, 8, 32_000)),
         # Llama 3: arXiv:2407.21783, table 3, and the config.json published with the weights.
-        preset("llama3-8b", (32, 4096, 14336, 32, 8, 128_256), rope_theta=500_000.0),
-        preset("llama3-70b", (80, 8192, 28672, 64, 8, 128_256), rope_theta=500_000.0),
-        preset("llama3-405b", (126, 16384, 53248, 128, 8, 128_256), rope_theta=500_000.0),
+        preset("llama3-8b", (32, 4096, 14336, 32, 8, 128_256), positions=rotary(500_000.0)),
+        preset("llama3-70b", (80, 8192, 28672, 64, 8, 128_256), positions=rotary(500_000.0)),
+        preset("llama3-405b", (126, 16384, 53248, 128, 8, 128_256), positions=rotary(500_000.0)),
         # Mistral: arXiv:2310.06825, table 1.
-        preset("mistral-7b", (32, 4096, 14336, 32, 8, 32_000), sliding_window=4096),
+        preset("mistral-7b", (32, 4096, 14336, 32, 8, 32_000), attention=AttentionConfig(windows=(4096,))),
     ),
 )

@@ -10,7 +10,7 @@ from typing import Any
 from meshwright.description.families.registry import PRESETS, model_from_hugging_face
 from meshwright.description.families.wrappers import text_config
 from meshwright.description.step.images import RESNETS
-from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.model import LearnedPositions, ModelConfig
 from meshwright.errors import MeshwrightError, did_you_mean, near_names
 
 SEQ_LENS: Mapping[str, int] = {
@@ -33,7 +33,8 @@ SEQ_LENS: Mapping[str, int] = {
 
 def usual_seq_len(model: ModelConfig) -> int:
     """Return the default sequence length: that of training, all learned positions, or 2048."""
-    return SEQ_LENS.get(model.name) or (model.max_positions if model.positions == "learned" else 2048)
+    positions = model.positions
+    return SEQ_LENS.get(model.name) or (positions.rows if isinstance(positions, LearnedPositions) else 2048)
 
 
 def trained_seq_len(name: str) -> int:

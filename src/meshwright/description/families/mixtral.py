@@ -7,7 +7,7 @@ from typing import Any
 from meshwright.description.families import llama
 from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields
-from meshwright.description.step.model import Experts, Family, ModelConfig
+from meshwright.description.step.model import Experts, Family, ModelConfig, rotary
 
 MIXTRAL = Family("mixtral")
 
@@ -63,7 +63,7 @@ FAMILY = PublishedFamily(
             "mixtral-8x7b",
             (32, 4096, 14336, 32, 8, 32_000),
             MIXTRAL,
-            rope_theta=1_000_000.0,
+            positions=rotary(1_000_000.0),
             experts=Experts(count=8, num_active=2, mlp=14336),
         ),
     ),

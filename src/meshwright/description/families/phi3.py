@@ -15,9 +15,9 @@ from meshwright.description.families.family import (
     names_of,
 )
 from meshwright.description.families.fields import Fields
-from meshwright.description.families.rope_fields import rotary_share
+from meshwright.description.families.rope_fields import frequencies_of
 from meshwright.description.step.frequencies import LongRopeScaling
-from meshwright.description.step.model import Family, ModelConfig
+from meshwright.description.step.model import AttentionConfig, Family, ModelConfig
 
 PHI3 = Family("phi3")
 
@@ -26,25 +26,24 @@ def read(fields: Fields) -> Features:
     """Read Llama's fields, dropout, and longrope's original length, which is a field next to the scaling."""
     fields.unused_options("resid_pdrop", "embd_pdrop", "original_max_position_embeddings")
     features = llama.read(fields, partial_field="partial_rotary_factor")
-    if not isinstance(features["rope_scaling"], LongRopeScaling | None):
+    (frequencies,) = features["positions"].frequencies
+    if not isinstance(frequencies.scaling, LongRopeScaling | None):
         raise fields.refusal(
             "rope_scaling" if fields.value("rope_scaling", None) else "rope_parameters",
             "a phi3 model is known with rope_type 'default' or 'longrope'",
         )
-    if features["rope_scaling"] and features["head_dim"] * features["num_heads"] != features["embed"]:
+    if frequencies.scaling and features["head_dim"] * features["num_heads"] != features["embed"]:
         raise fields.refusal("head_dim", "with longrope heads share hidden_size evenly among num_attention_heads")
     return features
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a Phi-3."""
-    share = rotary_share(model)
-    fields = llama.write_shared(model, "phi3", "Phi3ForCausalLM")
-    fields["rope_parameters"] |= share
-    # The padding token of Hugging Face's config is 32000, which a smaller vocabulary does not have.
-    if isinstance(model.rope_scaling, LongRopeScaling):
-        fields["original_max_position_embeddings"] = model.rope_scaling.original_max_seq_len
-    return fields | share | {"sliding_window": model.sliding_window, "pad_token_id": None}
+    others = ("sliding_window", "partial_rotary_factor", "pad_token_id")
+    fields = llama.write_shared(model, "phi3", "Phi3ForCausalLM", *others)
+    if isinstance(scaling := frequencies_of(model).scaling, LongRopeScaling):
+        fields["original_max_position_embeddings"] = scaling.original_max_seq_len
+    return fields
 
 
 FAMILY = PublishedFamily(
@@ -54,6 +53,12 @@ FAMILY = PublishedFamily(
     write=write,
     presets=(
         # Phi-3: arXiv:2404.14219, section 2, and the config.json of microsoft/Phi-3-mini-4k-instruct.
-        llama.preset("phi3-mini", (32, 3072, 8192, 32, 32, 32_064), PHI3, head_dim=96, sliding_window=2047),
+        llama.preset(
+            "phi3-mini",
+            (32, 3072, 8192, 32, 32, 32_064),
+            PHI3,
+            head_dim=96,
+            attention=AttentionConfig(windows=(2047,)),
+        ),
     ),
 )

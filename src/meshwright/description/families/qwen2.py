@@ -9,7 +9,7 @@ from meshwright.description.families import llama
 from meshwright.description.families.family import EXPERT_NAMES, LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields
 from meshwright.description.step.layer import Routing
-from meshwright.description.step.model import Experts, Family, ModelConfig
+from meshwright.description.step.model import AttentionConfig, Biases, Experts, Family, ModelConfig, Norms, rotary
 
 QWEN2 = Family("qwen2")
 
@@ -17,19 +17,19 @@ QWEN2 = Family("qwen2")
 def read(fields: Fields) -> Features:
     """Read Llama's fields, the window if enabled, and biases of queries, keys and values only."""
     features = llama.read(fields)
-    windows = windows_of(fields, features["num_layers"])
+    attention = AttentionConfig(windows=windows_of(fields, features["num_layers"]))
     fields.only("qkv_bias", True)
-    return features | windows | {"qkv_bias": True, "output_bias": False}
+    return features | {"attention": attention, "biases": Biases(qkv=True)}
 
 
-def windows_of(fields: Fields, num_layers: int) -> Features:
+def windows_of(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
     """Return the window if `use_sliding_window` is true: in layers from `max_window_layers` on."""
     is_on = fields.flag("use_sliding_window", False)
     first = fields.whole("max_window_layers", 0, least=0)
     # If a file names the kind of each layer, transformers ignores max_window_layers.
     if fields.value("layer_types", None) is not None:
         return fields.windows(num_layers, is_on=is_on)
-    return fields.windows(num_layers, full=tuple(range(min(first, num_layers))), is_on=is_on)
+    return fields.windows(num_layers, full=range(first), is_on=is_on)
 
 
 def read_experts(fields: Fields, features: Features) -> Features:
@@ -71,28 +71,25 @@ def read_moe(fields: Fields) -> Features:
     found = read_experts(fields, features)
     shared = fields.whole("shared_expert_intermediate_size", 5632)
     experts = replace(found["experts"], shared_mlp=shared, has_shared_gate=True)
-    full = tuple(layer for layer in range(layers) if layer % 2 or layer >= last)
-    windows = fields.windows(layers, full=full, is_on=is_on)
-    biases = {"qkv_bias": fields.flag("qkv_bias", True), "output_bias": False}
-    return features | windows | biases | found | {"experts": experts}
+    full = [layer for layer in range(layers) if layer % 2 or layer >= last]
+    attention = AttentionConfig(windows=fields.windows(layers, full=full, is_on=is_on))
+    biases = Biases(qkv=fields.flag("qkv_bias", True))
+    return features | found | {"attention": attention, "biases": biases, "experts": experts}
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a Qwen2, with experts or without."""
     if (experts := model.experts) is None:
         return llama.write_shared(model, "qwen2", "Qwen2ForCausalLM") | write_windows(model)
-    fields = llama.write_shared(model, "qwen2_moe", "Qwen2MoeForCausalLM") | write_experts(experts)
-    window = model.sliding_window
-    return (
-        fields
-        | {
-            "qkv_bias": model.qkv_bias,
-            "shared_expert_intermediate_size": experts.shared_mlp,
-            "use_sliding_window": window is not None,
-            "max_window_layers": model.num_layers,
-        }
-        | ({} if window is None else {"sliding_window": window, "layer_types": llama.layer_types(model)})
-    )
+    has_window = model.attention.window is not None
+    others = ("sliding_window", "layer_types") if has_window else ()
+    return llama.write_shared(model, "qwen2_moe", "Qwen2MoeForCausalLM", *others) | {
+        "qkv_bias": model.biases.qkv,
+        "shared_expert_intermediate_size": experts.shared_mlp,
+        "use_sliding_window": has_window,
+        "max_window_layers": model.num_layers,
+        **write_experts(experts),
+    }
 
 
 def write_experts(experts: Experts) -> dict[str, Any]:
@@ -109,11 +106,10 @@ def write_experts(experts: Experts) -> dict[str, Any]:
 
 def write_windows(model: ModelConfig) -> dict[str, Any]:
     """Return the fields of the window, disabled if the model has none."""
-    if model.sliding_window is None:
+    if (window := model.attention.window) is None:
         return {"use_sliding_window": False}
-    windows = {"use_sliding_window": True, "sliding_window": model.sliding_window, "max_window_layers": 0}
-    is_mixed = model.full_attention_every or model.full_attention_layers
-    return windows | ({"layer_types": llama.layer_types(model)} if is_mixed else {})
+    windows = {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 0}
+    return windows | ({"layer_types": llama.layer_types(model)} if None in model.attention.windows else {})
 
 
 _SHARED = "model.layers.{layer}.mlp.shared_expert"
@@ -138,8 +134,8 @@ FAMILY = PublishedFamily(
             llama.TINY,
             QWEN2,
             head_dim=16,
-            qkv_bias=True,
-            norm_epsilon=1e-6,
+            biases=Biases(qkv=True),
+            norms=Norms(epsilon=1e-6),
             experts=Experts(
                 count=8,
                 num_active=4,
@@ -150,6 +146,12 @@ FAMILY = PublishedFamily(
             ),
         ),
         # Qwen2: arXiv:2407.10671, table 1, and the config.json of Qwen/Qwen2-7B.
-        llama.preset("qwen2-7b", (28, 3584, 18944, 28, 4, 152_064), QWEN2, qkv_bias=True, rope_theta=1_000_000.0),
+        llama.preset(
+            "qwen2-7b",
+            (28, 3584, 18944, 28, 4, 152_064),
+            QWEN2,
+            biases=Biases(qkv=True),
+            positions=rotary(1_000_000.0),
+        ),
     ),
 )

@@ -8,7 +8,7 @@ from meshwright.description.families import llama
 from meshwright.description.families.family import EXPERT_NAMES, LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields
 from meshwright.description.families.qwen2 import read_experts, windows_of, write_experts, write_windows
-from meshwright.description.step.model import Experts, Family, ModelConfig
+from meshwright.description.step.model import AttentionConfig, Experts, Family, ModelConfig, Norms, rotary
 
 QWEN3 = Family("qwen3")
 
@@ -16,7 +16,8 @@ QWEN3 = Family("qwen3")
 def read(fields: Fields) -> Features:
     """Read Llama's fields, the window if enabled, and norms of queries and keys."""
     features = llama.read(fields)
-    return features | windows_of(fields, features["num_layers"]) | {"qk_norm": True}
+    windows = windows_of(fields, features["num_layers"])
+    return features | {"attention": AttentionConfig(windows=windows, qk_norm="head")}
 
 
 def read_moe(fields: Fields) -> Features:
@@ -24,18 +25,18 @@ def read_moe(fields: Fields) -> Features:
     features = llama.read(fields)
     fields.unused_options("max_window_layers")
     windows = fields.windows(features["num_layers"], is_on=fields.flag("use_sliding_window", False))
-    return features | windows | {"qk_norm": True} | read_experts(fields, features)
+    attention = AttentionConfig(windows=windows, qk_norm="head")
+    return features | {"attention": attention} | read_experts(fields, features)
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a Qwen3, with experts or without."""
     kind, architecture = ("qwen3_moe", "Qwen3MoeForCausalLM") if model.experts else ("qwen3", "Qwen3ForCausalLM")
-    fields = llama.write_shared(model, kind, architecture) | write_windows(model)
-    fields["attention_bias"] = model.qkv_bias
-    if experts := model.experts:
-        fields |= write_experts(experts)
-    return fields
+    fields = llama.write_shared(model, kind, architecture, "attention_bias") | write_windows(model)
+    return fields | (write_experts(model.experts) if model.experts else {})
 
+
+_FEATURES: dict[str, Any] = {"attention": AttentionConfig(qk_norm="head"), "norms": Norms(epsilon=1e-6)}
 
 FAMILY = PublishedFamily(
     family=QWEN3,
@@ -43,24 +44,22 @@ FAMILY = PublishedFamily(
     names=names_of({**LLAMA_NAMES, **EXPERT_NAMES}),
     write=write,
     presets=(
-        llama.preset("tiny-qwen3", llama.TINY, QWEN3, head_dim=16, qk_norm=True, norm_epsilon=1e-6),
+        llama.preset("tiny-qwen3", llama.TINY, QWEN3, head_dim=16, **_FEATURES),
         # Qwen3: arXiv:2505.09388, table 1, and the config.json of Qwen/Qwen3-8B.
         llama.preset(
             "qwen3-8b",
             (36, 4096, 12288, 32, 8, 151_936),
             QWEN3,
-            qk_norm=True,
-            rope_theta=1_000_000.0,
-            norm_epsilon=1e-6,
+            **_FEATURES,
+            positions=rotary(1_000_000.0),
         ),
         # Qwen3-30B-A3B: arXiv:2505.09388, table 2, and the config.json of Qwen/Qwen3-30B-A3B.
         llama.preset(
             "qwen3-30b-a3b",
             (48, 2048, 6144, 32, 4, 151_936),
             QWEN3,
-            qk_norm=True,
-            rope_theta=1_000_000.0,
-            norm_epsilon=1e-6,
+            **_FEATURES,
+            positions=rotary(1_000_000.0),
             experts=Experts(count=128, num_active=8, mlp=768),
         ),
     ),

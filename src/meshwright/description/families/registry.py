@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from meshwright.description.families import (
@@ -23,6 +23,7 @@ from meshwright.description.families import (
 )
 from meshwright.description.families.family import PublishedFamily
 from meshwright.description.families.fields import Config, Fields
+from meshwright.description.families.former import in_parts
 from meshwright.description.families.quantization import check_quantization
 from meshwright.description.families.variants import (
     cohere2,
@@ -41,7 +42,7 @@ from meshwright.description.families.variants import (
     starcoder2,
 )
 from meshwright.description.families.wrappers import text_config
-from meshwright.description.step.model import Family, Model, ModelConfig
+from meshwright.description.step.model import Family, Model, ModelConfig, differences
 from meshwright.description.step.serving import Serving
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
@@ -66,8 +67,8 @@ _BY_TYPE = {kind: published for published in PUBLISHED for kind in published.rea
 
 
 def model_from_data(data: Any, path: str = "") -> ModelConfig:
-    """Return the model that `dataclasses.asdict` turned into `data`. path: as in `from_data`."""
-    return from_data(ModelConfig, data, path, {Family: _family_from_data})
+    """Return the model that `dataclasses.asdict` turned into `data`, also in earlier versions. path: as there."""
+    return from_data(ModelConfig, in_parts(data, path), path, {Family: _family_from_data})
 
 
 def workload_from_data(data: Any, path: str = "") -> Workload:
@@ -128,9 +129,7 @@ def hugging_face_config(model: ModelConfig) -> dict[str, Any]:
     if read is not None and model.experts and not model.experts.num_dense_layers:
         model = replace(model, mlp=read.mlp)  # No layer has a plain MLP.
     if read != model:
-        names = (
-            [] if read is None else [f.name for f in fields(model) if getattr(read, f.name) != getattr(model, f.name)]
-        )
-        which = f": {names[0]}={getattr(model, names[0])} has no field there" if names else ""
+        wrong = {} if read is None else differences(model, read)
+        which = next((f": {name}={value} has no field there" for name, (value, _) in wrong.items()), "")
         raise MeshwrightError(f"no config.json of Hugging Face describes {model.name}{which}")
     return written

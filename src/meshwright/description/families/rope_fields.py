@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from meshwright.description.families.family import Features
 from meshwright.description.families.fields import Fields, listed
 from meshwright.description.step.frequencies import (
     DynamicRopeScaling,
+    Frequencies,
     LinearRopeScaling,
     Llama3RopeScaling,
     LongRopeScaling,
     RopeScaling,
     YarnRopeScaling,
 )
-from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.layer import of_layers, shortest_cycle
+from meshwright.description.step.model import ModelConfig, RotaryPositions
 from meshwright.errors import MeshwrightError
 
 ORIGINAL = "original_max_position_embeddings"
@@ -39,8 +43,7 @@ SCALING_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 class Rope(NamedTuple):
     """Rotary embedding of a config; partial: fraction of a head's dims that is rotated."""
 
-    theta: float
-    scaling: RopeScaling | None
+    frequencies: Frequencies
     partial: float
 
 
@@ -89,19 +92,38 @@ def read_rope(
         raise MeshwrightError(
             f"the config.json of {fields.name} has rope_scaling of type {kind!r}; {listed(SCALING_FIELDS)} are known"
         )
-    return Rope(theta, _read_scaling(fields, kind, found), partial)
+    return Rope(Frequencies(theta=theta, scaling=_read_scaling(fields, kind, found)), partial)
 
 
-def read_rope_by_layer(fields: Fields, *, theta: float, local_theta: float) -> tuple[Rope, float]:
-    """Read the rotary embedding of layers that attend to all keys, and theta of layers with a window.
+def read_rotary(fields: Fields, head_dim: int, *, partial_field: str | None = None) -> RotaryPositions:
+    """Read the rotary embedding of a model whose layers have the same. partial_field: as in `read_rope`."""
+    rope = read_rope(fields, partial_field=partial_field)
+    return RotaryPositions(frequencies=(rope.frequencies,), dims=read_rotary_dims(fields, rope, head_dim))
 
-    theta, local_theta: defaults.
+
+def read_rotary_by_window(fields: Fields, features: Features, *, theta: float, local_theta: float) -> RotaryPositions:
+    """Read the rotary embedding of a model whose layers with a window have frequencies of their own.
+
+    Args:
+        features: those read so far, with windows.
+        theta, local_theta: defaults of layers without and with a window.
     """
     full = read_rope(fields, "full_attention", theta=theta)
-    local = read_rope(fields, "sliding_attention", theta=local_theta, theta_field="rope_local_base_freq")
+    local = read_rope(fields, "sliding_attention", theta=local_theta, theta_field="rope_local_base_freq").frequencies
     if local.scaling is not None:
         raise fields.refusal("rope_parameters", "frequencies in layers of sliding_attention are known unscaled")
-    return full, local.theta
+    read_rotary_dims(fields, full, features["head_dim"])
+    windows = of_layers(features["attention"].windows, range(features["num_layers"]))
+    return RotaryPositions(
+        frequencies=shortest_cycle(full.frequencies if window is None else local for window in windows)
+    )
+
+
+def rotated_where(positions: RotaryPositions, rotates: Iterable[bool]) -> RotaryPositions:
+    """Return the positions with rotary embedding only in the layers for which `rotates`, of all layers, is true."""
+    (rotated,) = positions.frequencies
+    identity = Frequencies(theta=rotated.theta, is_identity=True)
+    return replace(positions, frequencies=shortest_cycle(rotated if flag else identity for flag in rotates))
 
 
 def read_rotary_dims(fields: Fields, rope: Rope, head_dim: int) -> int:
@@ -116,9 +138,18 @@ def read_rotary_dims(fields: Fields, rope: Rope, head_dim: int) -> int:
     return dims % head_dim
 
 
+def frequencies_of(model: ModelConfig, *, has_window: bool = False) -> Frequencies:
+    """Return the rotary frequencies of layers with or without a window, of others if no such layer is rotated."""
+    positions = model.positions if isinstance(model.positions, RotaryPositions) else RotaryPositions()
+    layers = range(model.num_layers)
+    by_layer = zip(of_layers(positions.frequencies, layers), of_layers(model.attention.windows, layers), strict=True)
+    return min(by_layer, key=lambda layer: (layer[0].is_identity, (layer[1] is not None) != has_window))[0]
+
+
 def rotary_share(model: ModelConfig) -> dict[str, Any]:
     """Return the rotated fraction of a head as a field of a config.json."""
-    return {"partial_rotary_factor": (model.rotary_dims or model.head_dim) / model.head_dim}
+    dims = model.positions.dims if isinstance(model.positions, RotaryPositions) else 0
+    return {"partial_rotary_factor": (dims or model.head_dim) / model.head_dim}
 
 
 def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScaling | None:
@@ -219,11 +250,12 @@ def _original_length(fields: Fields, found: Mapping[str, Any]) -> int:
     return int(length)
 
 
-def rope_parameters(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
+def rope_parameters(frequencies: Frequencies) -> dict[str, Any]:
     """Return `rope_parameters` as transformers 5 writes them."""
-    match scaling:
+    theta = {"rope_theta": frequencies.theta}
+    match scaling := frequencies.scaling:
         case None:
-            return {"rope_type": "default", "rope_theta": theta}
+            return {"rope_type": "default"} | theta
         case LinearRopeScaling():
             own: dict[str, Any] = {"rope_type": "linear"}
         case DynamicRopeScaling():
@@ -240,23 +272,22 @@ def rope_parameters(theta: float, scaling: RopeScaling | None) -> dict[str, Any]
             own = {"rope_type": "longrope", "short_factor": [*long.short_factor], "long_factor": [*long.long_factor]}
             own |= {ORIGINAL: long.original_max_seq_len}
             own |= {} if long.attention_factor is None else {"attention_factor": long.attention_factor}
-    return own | {"rope_theta": theta, "factor": scaling.factor}
+    return own | theta | {"factor": scaling.factor}
 
 
 def rope_by_layer(model: ModelConfig) -> dict[str, Any]:
     """Return `rope_parameters` as a field, for layers that attend to all keys and for layers with a window."""
-    local = model.rope_theta if model.rope_theta_local is None else model.rope_theta_local
     return {
         "rope_parameters": {
-            "full_attention": rope_parameters(model.rope_theta, model.rope_scaling),
-            "sliding_attention": rope_parameters(local, None),
+            "full_attention": rope_parameters(frequencies_of(model)),
+            "sliding_attention": rope_parameters(replace(frequencies_of(model, has_window=True), scaling=None)),
         }
     }
 
 
 def longest_sequence(model: ModelConfig) -> dict[str, Any]:
     """Return `max_position_embeddings` as a field if the rotary scaling determines it, else no fields."""
-    match model.rope_scaling:
+    match frequencies_of(model).scaling:
         case None | LinearRopeScaling():
             return {}
         case DynamicRopeScaling(original_max_seq_len=length):

@@ -6,12 +6,9 @@ Weights of matmuls that add to the residual stream are initialised smaller by sq
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
-from typing import TypeVar
 
-from meshwright.description.step.frequencies import Frequencies
 from meshwright.description.step.layer import (
     HEADS,
     STREAM,
@@ -35,11 +32,19 @@ from meshwright.description.step.layer import (
     SigmoidGate,
     Slice,
     Stack,
+    of_layers,
+    shortest_cycle,
 )
 from meshwright.description.step.lora import with_lora
-from meshwright.description.step.model import Experts, LatentAttention, Model, ModelConfig, ProgramModel
-
-Kind = TypeVar("Kind")
+from meshwright.description.step.model import (
+    Experts,
+    LatentAttention,
+    LearnedPositions,
+    Model,
+    ModelConfig,
+    ProgramModel,
+    RotaryPositions,
+)
 
 
 @cache
@@ -59,13 +64,9 @@ def layers(model: Model) -> tuple[Stack, ...]:
 
 def decoder_layers(model: ModelConfig) -> tuple[Stack, ...]:
     """Return a decoder's stacks: layers with a dense MLP, then layers with experts."""
-    experts = model.experts
-    if experts is None:
-        return (Stack(name="layers", num_layers=model.num_layers, blocks=_blocks(model, None, 0)),)
-    num_dense = experts.num_dense_layers
-    dense = Stack(name="dense_layers", num_layers=num_dense, blocks=_blocks(model, None, 0))
-    sparse = Stack(name="layers", num_layers=model.num_layers - num_dense, blocks=_blocks(model, experts, num_dense))
-    return (dense, sparse) if num_dense else (sparse,)
+    num_dense = model.experts.num_dense_layers if model.experts else 0
+    last = _stack(model, "layers", range(num_dense, model.num_layers), model.experts)
+    return (_stack(model, "dense_layers", range(num_dense), None), last) if num_dense else (last,)
 
 
 def embedding_ops(model: ModelConfig) -> tuple[EndOp, ...]:
@@ -76,14 +77,14 @@ def embedding_ops(model: ModelConfig) -> tuple[EndOp, ...]:
         columns=("embed", model.embed),
         # A tied table is initialised as an unembedding; the first norm undoes the scale.
         init_scale=1 / math.sqrt(model.embed) if model.tied_embeddings else 1.0,
-        multiplier=model.embedding_scale,
+        multiplier=model.scales.embedding,
         is_tied=model.tied_embeddings,
     )
     ops: list[EndOp] = [table]
-    if model.positions == "learned":
-        rows = ("positions", model.max_positions)
+    if isinstance(model.positions, LearnedPositions):
+        rows = ("positions", model.positions.rows)
         ops.append(Lookup(name="positions", rows=rows, columns=("embed", model.embed), is_positional=True))
-    if model.embedding_norm:
+    if model.norms.after_embedding:
         ops.append(_norm(model, "embedding_norm", STREAM, STREAM))
     return tuple(ops)
 
@@ -96,14 +97,14 @@ def logits_ops(model: ModelConfig) -> tuple[EndOp, ...]:
         target="logits",
         inputs=(("embed", model.embed),),
         outputs=(("vocab", model.vocab),),
-        has_bias=model.unembedding_bias,
+        has_bias=model.biases.unembedding,
         is_rounded=False,
         is_tied=model.tied_embeddings,
     )
     return (
         _norm(model, "final_norm", STREAM, "final"),
         unembedding,
-        CrossEntropy(source="logits", softcap=model.logits_softcap, scale=model.logits_scale),
+        CrossEntropy(source="logits", softcap=model.scales.logits_softcap, scale=model.scales.logits),
     )
 
 
@@ -151,21 +152,25 @@ def moe_block(model: ModelConfig, experts: Experts) -> Block:
     return Block(name="mlp", ops=(*ops, _add(model, *added)))
 
 
-def _blocks(model: ModelConfig, experts: Experts | None, first_layer: int) -> tuple[Block, ...]:
-    """Return the blocks of one layer: attention and MLP (or experts), or one block with both in parallel."""
-    attention = _attention_ops(model, first_layer)
+def _stack(model: ModelConfig, name: str, layers: range, experts: Experts | None) -> Stack:
+    """Return a stack of layers with two blocks, attention and MLP (or experts), or one block with both in parallel."""
+    attention = _attention_ops(model, layers)
     if model.parallel_blocks:
-        return (Block(name="block", ops=(*attention, *_mlp_ops(model), _add(model, "attention_added", "mlp_added"))),)
+        both = Block(name="block", ops=(*attention, *_mlp_ops(model), _add(model, "attention_added", "mlp_added")))
+        return Stack(name=name, num_layers=len(layers), blocks=(both,))
     dense = Block(name="mlp", ops=(*_mlp_ops(model), _add(model, "mlp_added")))
     mlp = moe_block(model, experts) if experts else dense
-    return Block(name="attention", ops=(*attention, _add(model, "attention_added"))), mlp
+    first = Block(name="attention", ops=(*attention, _add(model, "attention_added")))
+    return Stack(name=name, num_layers=len(layers), blocks=(first, mlp))
 
 
-def _attention_ops(model: ModelConfig, first_layer: int) -> tuple[LayerOp, ...]:
+def _attention_ops(model: ModelConfig, layers: range) -> tuple[LayerOp, ...]:
     """Return the ops of attention from its norm to `attention_added`, which is added to the residual stream."""
-    norms = (_norm(model, "attention_norm", STREAM, "attention_normed"),) if model.pre_norms else ()
-    stream = "attention_normed" if model.pre_norms else STREAM
-    heads = _latent_heads(model, model.latent, stream) if model.latent else _heads(model, first_layer, stream)
+    has_norm, has_post_norm = model.norms.place != "after", model.norms.place != "before"
+    norms = (_norm(model, "attention_norm", STREAM, "attention_normed"),) if has_norm else ()
+    stream, of_latent = "attention_normed" if has_norm else STREAM, model.attention.latent
+    rotary = _rotary(model, model.positions, layers) if isinstance(model.positions, RotaryPositions) else []
+    heads = _latent_heads(model, of_latent, stream, rotary) if of_latent else _heads(model, stream, rotary)
     latent = LatentKeys(latent="latent", rotary="key_rope", key_weight="key", value_weight="value")
     attention = Attention(
         query="query",
@@ -176,29 +181,29 @@ def _attention_ops(model: ModelConfig, first_layer: int) -> tuple[LayerOp, ...]:
         num_kv_heads=model.num_kv_heads,
         qk_dim=model.query_key_dim,
         value_dim=model.value_dim,
-        windows=tuple(None if is_full else model.sliding_window for is_full in _full_layers(model, first_layer)),
-        softcap=model.attention_softcap,
-        scale=model.attention_scale,
+        windows=shortest_cycle(of_layers(model.attention.windows, layers)),
+        softcap=model.scales.attention_softcap,
+        scale=model.scales.attention,
         has_alibi=model.positions == "alibi",
-        has_sinks=model.attention_sinks,
-        latent=latent if model.latent else None,
+        has_sinks=model.attention.has_sinks,
+        latent=latent if of_latent else None,
     )
     output = Linear(
         name="output",
         source="attention_heads",
-        target="attention_output" if model.post_norms else "attention_added",
+        target="attention_output" if has_post_norm else "attention_added",
         inputs=_head_dims(model, model.value_dim),
         outputs=(("embed", model.embed),),
         init_scale=_adding_scale(model, model.num_heads * model.value_dim),
-        has_bias=model.output_bias,
+        has_bias=model.biases.output,
     )
     ops = (*norms, *heads, attention, output)
-    if not model.post_norms:
+    if not has_post_norm:
         return ops
     return (*ops, _norm(model, "attention_post_norm", "attention_output", "attention_added"))
 
 
-def _heads(model: ModelConfig, first_layer: int, stream: str) -> tuple[LayerOp, ...]:
+def _heads(model: ModelConfig, stream: str, rotary: list[Rotary]) -> tuple[LayerOp, ...]:
     """Return the ops that compute queries, keys and values from the value named `stream`."""
     single: Dims = (("kv_heads", model.num_kv_heads), ("head_dim", model.head_dim))
     dims = {"query": _head_dims(model, model.head_dim), "key": single, "value": single}
@@ -209,38 +214,37 @@ def _heads(model: ModelConfig, first_layer: int, stream: str) -> tuple[LayerOp, 
             target=name,
             inputs=(("embed", model.embed),),
             outputs=outputs,
-            has_bias=model.qkv_bias,
+            has_bias=model.biases.qkv,
             is_fused=name != "query",
         )
         for name, outputs in dims.items()
     ]
     norms: list[LayerOp] = []
-    if model.qk_norm:
-        together = model.qk_norm_over_heads
+    if qk_norm := model.attention.qk_norm:
         norms = [
-            _norm(model, f"{name}_norm", name, name, dims[name] if together else dims[name][-1:])
+            _norm(model, f"{name}_norm", name, name, dims[name] if qk_norm == "all heads" else dims[name][-1:])
             for name in ("query", "key")
         ]
-    rotary = _rotary(model, first_layer) if model.positions == "rotary" else []
-    return *ops, *(rotary + norms if model.qk_norm_after_rotary else norms + rotary)
+    return *ops, *((*rotary, *norms) if qk_norm == "rotated head" else (*norms, *rotary))
 
 
-def _rotary(model: ModelConfig, first_layer: int) -> list[LayerOp]:
+def _rotary(model: ModelConfig, positions: RotaryPositions, layers: range) -> list[Rotary]:
     """Return the rotary embedding of queries and keys: two ops if queries are also scaled by their position."""
-    by_layer = _frequencies(model, first_layer)
     both = Rotary(
         values=("query", "key"),
-        size=model.rotary_dims or model.head_dim,
-        by_layer=by_layer,
-        is_interleaved=model.rotary_interleaved,
+        size=positions.dims or model.head_dim,
+        by_layer=shortest_cycle(of_layers(positions.frequencies, layers)),
+        is_interleaved=positions.is_interleaved,
     )
-    if not any(frequencies.scales_queries for frequencies in by_layer):
+    if not any(frequencies.scales_queries for frequencies in both.by_layer):
         return [both]
-    keys = tuple(frequencies.of_keys for frequencies in by_layer)
+    keys = tuple(frequencies.of_keys for frequencies in both.by_layer)
     return [replace(both, values=("query",)), replace(both, values=("key",), by_layer=keys)]
 
 
-def _latent_heads(model: ModelConfig, latent: LatentAttention, stream: str) -> tuple[LayerOp, ...]:
+def _latent_heads(
+    model: ModelConfig, latent: LatentAttention, stream: str, rotary: list[Rotary]
+) -> tuple[LayerOp, ...]:
     """Return the ops that compute queries, keys and values from latents, which are not split over heads."""
     rank, rope = latent.kv_rank, latent.rope_head_dim
     embed: Dims = (("embed", model.embed),)
@@ -251,7 +255,7 @@ def _latent_heads(model: ModelConfig, latent: LatentAttention, stream: str) -> t
 
     def to_latent(name: str, target: str, size: int) -> Linear:
         outputs: Dims = (("latent", size),)
-        return Linear(name=name, source=stream, target=target, inputs=embed, outputs=outputs, has_bias=model.qkv_bias)
+        return Linear(name=name, source=stream, target=target, inputs=embed, outputs=outputs, has_bias=model.biases.qkv)
 
     def norm(name: str, size: int) -> Norm:
         return replace(_norm(model, f"{name}_norm", name, name, (("latent", size),)), epsilon=latent.norm_epsilon)
@@ -271,15 +275,13 @@ def _latent_heads(model: ModelConfig, latent: LatentAttention, stream: str) -> t
         ]
     else:
         ops.append(from_latent("query", stream, "query", embed, model.query_key_dim))
-    frequencies = (Frequencies(theta=model.rope_theta, scaling=model.rope_scaling),)
-    rotary = Rotary(values=("key_rope",), size=rope, by_layer=frequencies, is_interleaved=latent.is_interleaved)
     narrow: Dims = (("latent_input", rank),)
     return (
         *ops,
         from_latent("key", "latent", "key_nope", narrow, latent.nope_head_dim, is_fused=True),
         from_latent("value", "latent", "value", narrow, latent.value_head_dim, is_fused=True),
-        replace(rotary, values=("query",), start=latent.nope_head_dim),
-        rotary,
+        replace(rotary[0], values=("query",), size=rope, start=latent.nope_head_dim),
+        replace(rotary[-1], values=("key_rope",), size=rope),
         Concat(sources=("key_nope", "key_rope"), target="key"),
     )
 
@@ -287,11 +289,11 @@ def _latent_heads(model: ModelConfig, latent: LatentAttention, stream: str) -> t
 def _mlp_ops(model: ModelConfig) -> tuple[LayerOp, ...]:
     """Return the ops of the MLP from its norm to `mlp_added`, which is added to the residual stream."""
     norms, stream = (), STREAM
-    if model.parallel_blocks and model.shared_norm:
+    if model.parallel_blocks == "shared norm":
         stream = "attention_normed"
-    elif model.pre_norms:
+    elif model.norms.place != "after":
         norms, stream = (_norm(model, "mlp_norm", STREAM, "mlp_normed"),), "mlp_normed"
-    if not model.post_norms:
+    if model.norms.place == "before":
         return *norms, *_mlp(model, "", stream, model.mlp, target="mlp_added")
     return (
         *norms,
@@ -305,7 +307,7 @@ def _mlp(
 ) -> tuple[LayerOp, ...]:
     """Return the ops of an MLP: two matmuls, or three if it is gated, and the activation between them."""
     names, experts = ("gate", "up") if model.gated else ("up",), model.experts
-    has_bias = model.mlp_bias if not num_experts or experts is None else experts.has_bias
+    has_bias = model.biases.mlp if not num_experts or experts is None else experts.has_bias
     opened = [
         Linear(
             name=f"{prefix}{name}",
@@ -323,7 +325,6 @@ def _mlp(
         target=f"{prefix}hidden",
         function=model.activation,
         width=width,
-        clamped=model.clamped_swiglu,
     )
     down = Linear(
         name=f"{prefix}down",
@@ -346,16 +347,16 @@ def _norm(model: ModelConfig, name: str, source: str, target: str, dims: Dims = 
         target=target,
         size=math.prod(size for _, size in dims) if dims else model.embed,
         dims=dims if len(dims) > 1 else (),
-        kind=model.norm,
-        epsilon=model.norm_epsilon,
-        offset=model.norm_offset,
-        has_bias=model.norm_bias,
+        kind=model.norms.kind,
+        epsilon=model.norms.epsilon,
+        offset=model.norms.offset,
+        has_bias=model.norms.has_bias,
     )
 
 
 def _add(model: ModelConfig, *sources: str) -> Add:
     """Return the op that adds values to the residual stream."""
-    return Add(sources=sources, scale=model.residual_scale)
+    return Add(sources=sources, scale=model.scales.residual)
 
 
 def _head_dims(model: ModelConfig, size: int) -> Dims:
@@ -366,42 +367,3 @@ def _head_dims(model: ModelConfig, size: int) -> Dims:
 def _adding_scale(model: ModelConfig, fan_in: int) -> float:
     """Return the initial standard deviation of a weight whose matmul adds to the stream (two per layer)."""
     return 1 / math.sqrt(fan_in * (2 * model.num_layers))
-
-
-def _full_layers(model: ModelConfig, first_layer: int) -> tuple[bool, ...]:
-    """Return whether each layer attends to all keys, as a repeating cycle that starts at layer `first_layer`."""
-    every = model.full_attention_every
-    if model.full_attention_layers:
-        layers = range(first_layer, _stop_layer(model, first_layer))
-        return _cycle(layer in model.full_attention_layers for layer in layers)
-    if not every:
-        return (model.sliding_window is None,)
-    return tuple((first_layer + layer + 1) % every == 0 for layer in range(every))
-
-
-def _stop_layer(model: ModelConfig, first_layer: int) -> int:
-    """Return the index after the last layer of the stack that starts at layer `first_layer`."""
-    num_dense = model.experts.num_dense_layers if model.experts else 0
-    return num_dense if first_layer < num_dense else model.num_layers
-
-
-def _cycle(by_layer: Iterable[Kind]) -> tuple[Kind, ...]:
-    """Return the shortest sequence whose repetition is that of all layers."""
-    every = tuple(by_layer)
-    return next(every[:size] for size in range(1, len(every) + 1) if every[size:] == every[:-size])
-
-
-def _frequencies(model: ModelConfig, first_layer: int) -> tuple[Frequencies, ...]:
-    """Return the rotary frequencies of each layer, as a repeating cycle that starts at layer `first_layer`."""
-    everywhere = Frequencies(theta=model.rope_theta, scaling=model.rope_scaling)
-    by_layer = (everywhere,)
-    if model.rope_theta_local is not None:
-        local = Frequencies(theta=model.rope_theta_local)
-        by_layer = tuple(everywhere if is_full else local for is_full in _full_layers(model, first_layer))
-    if not (model.unrotated_every or model.unrotated_layers):
-        return by_layer
-    none = Frequencies(theta=model.rope_theta, is_identity=True)
-    return _cycle(
-        by_layer[layer % len(by_layer)] if model.rotates(first_layer + layer) else none
-        for layer in range(_stop_layer(model, first_layer) - first_layer)
-    )

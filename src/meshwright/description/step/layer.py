@@ -8,8 +8,9 @@ Parameters, forward pass, flops, communication and memory all follow from these 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from meshwright.description.step.frequencies import Frequencies
 
@@ -18,6 +19,8 @@ STREAM = "stream"
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 NormKind = Literal["rms", "layer"]
+
+T = TypeVar("T")
 
 Dims = tuple[tuple[str, int], ...]
 """Dims as (logical axis, size)."""
@@ -152,9 +155,8 @@ class Gated:
 
     sources: tuple[str, ...]
     target: str
-    function: Activation = "silu"
+    function: Activation | ClampedSwiglu = "silu"
     width: int = 0  # Dims of the result over all devices.
-    clamped: ClampedSwiglu | None = None  # Used instead of `function`.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,3 +345,17 @@ class Program:
     embedding: tuple[EndOp, ...]
     stacks: tuple[Stack, ...]
     logits: tuple[EndOp, ...]
+
+
+def shortest_cycle(by_layer: Iterable[T]) -> tuple[T, ...]:
+    """Return the shortest sequence that, repeated and cut after the last layer, has the value of each layer.
+
+    by_layer: the values of all layers. Those of a cycle do not do, because the repetition may be cut within it.
+    """
+    every = tuple(by_layer)
+    return next(every[:size] for size in range(1, len(every) + 1) if every[size:] == every[:-size])
+
+
+def of_layers(cycle: tuple[T, ...], layers: range) -> tuple[T, ...]:
+    """Return the value of each of these layers, in a cycle that starts at layer 0."""
+    return tuple(cycle[layer % len(cycle)] for layer in layers)

@@ -161,7 +161,7 @@ def _check_rings(model: Model, strategy: Strategy) -> None:
             f"collective_matmul with the latent attention of {model.name} can be planned, but what runs gathers the"
             f" stream for latents at once; use collective_matmul=False"
         )
-    if strategy.collective_matmul and not isinstance(model, ProgramModel) and model.shared_norm:
+    if strategy.collective_matmul and not isinstance(model, ProgramModel) and model.parallel_blocks == "shared norm":
         raise MeshwrightError(
             f"collective_matmul with the parallel blocks of {model.name} can be planned, but what runs gathers the"
             f" stream once for attention and MLP; use collective_matmul=False"

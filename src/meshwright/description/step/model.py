@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, fields, is_dataclass, replace
+from operator import attrgetter
+from typing import Any, Literal, cast
 
-from meshwright.description.step.frequencies import DynamicRopeScaling, LongRopeScaling, RopeScaling, YarnRopeScaling
+from meshwright.description.step.frequencies import (
+    DynamicRopeScaling,
+    Frequencies,
+    LongRopeScaling,
+    RopeScaling,
+    YarnRopeScaling,
+)
 from meshwright.description.step.layer import (
     SOFTMAX_ROUTING,
     Activation,
@@ -26,8 +33,9 @@ SIZES = ("num_layers", "embed", "mlp", "num_heads", "num_kv_heads", "head_dim", 
 """Model fields that must be whole numbers from 1."""
 
 ABOVE_ZERO = (
-    *("rope_theta", "rope_theta_local", "attention_softcap", "logits_softcap", "attention_scale"),
-    *("embedding_scale", "residual_scale", "logits_scale", "norm_epsilon"),
+    "norms.epsilon",
+    *("scales.embedding", "scales.residual", "scales.attention", "scales.attention_softcap"),
+    *("scales.logits", "scales.logits_softcap"),
 )
 """Model fields that must be above 0, or None."""
 
@@ -111,8 +119,76 @@ class LatentAttention:
     nope_head_dim: int  # Dims of a query and a key without rotary positions.
     rope_head_dim: int  # Dims with rotary positions.
     value_head_dim: int
-    is_interleaved: bool = True  # See `step.layer.Rotary`.
     norm_epsilon: float = 1e-6  # Epsilon of the norms of latents.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Biases:
+    """Matmuls that have biases."""
+
+    qkv: bool = False
+    output: bool = False  # Attention's output.
+    mlp: bool = False
+    unembedding: bool = False  # Of an untied unembedding (Phi).
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norms:
+    """The norms of a model: of its blocks, of the final residual stream, and of queries and keys."""
+
+    kind: NormKind = "rms"
+    has_bias: bool = False
+    offset: float = 0.0  # Added to the scale of every norm; 1 if checkpoints store scales minus 1 (Gemma).
+    epsilon: float = 1e-5
+    # Of the residual stream before each block, of each block's output before it is added (OLMo 2), or both (Gemma 2).
+    place: Literal["before", "after", "both"] = "before"
+    after_embedding: bool = False  # (BLOOM)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """What a model's attention has beside queries, keys and values."""
+
+    # Keys a query of each layer attends to, its own included, as a cycle that repeats; None: all before it.
+    windows: tuple[int | None, ...] = (None,)
+    # Norm of queries and keys: of each head (Qwen3), over all heads of a token together (OLMo 2), or of each head after
+    # the rotary embedding (Hunyuan).
+    qk_norm: Literal["head", "all heads", "rotated head"] | None = None
+    has_sinks: bool = False  # Learned logit of each head that takes part in its softmax (gpt-oss).
+    latent: LatentAttention | None = None
+
+    @property
+    def window(self) -> int | None:
+        """The window of the first layer that has one."""
+        return next((window for window in self.windows if window is not None), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryPositions:
+    """Positions by rotary embedding of queries and keys."""
+
+    frequencies: tuple[Frequencies, ...] = (Frequencies(theta=10_000.0),)  # Of each layer, as a cycle that repeats.
+    dims: int = 0  # First dims of a head that are rotated; 0: all. Latent attention has its own (`rope_head_dim`).
+    is_interleaved: bool = False  # Pairs of adjacent dims are rotated (see `step.layer.Rotary`).
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedPositions:
+    """A table with a learned embedding of each position."""
+
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scales:
+    """Factors of values, and softcaps: with a softcap c, x becomes c * tanh(x / c)."""
+
+    embedding: float = 1.0
+    residual: float = 1.0  # Of each block's output as it is added to the residual stream (Granite).
+    attention: float | None = None  # Of attention scores; None: 1 / sqrt(head_dim).
+    attention_softcap: float | None = None
+    logits: float = 1.0  # Before their softcap.
+    logits_softcap: float | None = None
 
 
 @dataclass(frozen=True)
@@ -145,47 +221,16 @@ class ModelConfig:
     family: Family = Family()
     tied_embeddings: bool = False
     gated: bool = True
-    activation: Activation = "silu"
-    norm: NormKind = "rms"
-    norm_bias: bool = False
-    norm_offset: float = 0.0  # Added to the scale of every norm; 1 if checkpoints store scales minus 1 (Gemma).
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    unembedding_bias: bool = False  # Of an untied unembedding (Phi).
-    qk_norm: bool = False  # Norm of each query and key head (Qwen3).
-    qk_norm_over_heads: bool = False  # That norm is over all heads of a token together (OLMo 2).
-    qk_norm_after_rotary: bool = False  # That norm follows the rotary embedding (Hunyuan).
-    pre_norms: bool = True  # Norm of the residual stream before each block.
-    post_norms: bool = False  # Norm of each block's output, before it is added to the residual stream (Gemma 2).
-    embedding_norm: bool = False  # Norm after the embedding (BLOOM).
+    activation: Activation | ClampedSwiglu = "silu"
+    biases: Biases = Biases()
+    norms: Norms = Norms()
+    attention: AttentionConfig = AttentionConfig()
+    positions: RotaryPositions | LearnedPositions | Literal["alibi"] = RotaryPositions()
+    scales: Scales = Scales()
     # Attention and MLP read the same residual stream, so their outputs are summed over devices at once (GPT-J, PaLM).
-    parallel_blocks: bool = False
-    shared_norm: bool = False  # Parallel blocks have one norm for attention and MLP (Command R).
-    positions: Literal["rotary", "learned", "alibi"] = "rotary"
-    max_positions: int = 0  # Rows of the table of learned positions.
-    sliding_window: int | None = None  # Keys a query attends to, its own included; None: all before it.
-    full_attention_every: int = 0  # Every n-th layer attends to all keys; 0: the window is in all layers.
-    full_attention_layers: tuple[int, ...] = ()  # Indices from 0 of layers that attend to all keys, if no n fits.
-    rope_theta: float = 10_000.0
-    # Theta of layers with a window, without scaling; None: as in other layers.
-    rope_theta_local: float | None = None
-    rope_scaling: RopeScaling | None = None
-    rotary_dims: int = 0  # First dims of a head that are rotated; 0: all.
-    rotary_interleaved: bool = False  # Pairs of adjacent dims are rotated (see `step.layer.Rotary`).
-    unrotated_every: int = 0  # Every n-th layer has no rotary embedding (SmolLM3); 0: all have it.
-    unrotated_layers: tuple[int, ...] = ()  # Indices from 0 of layers without rotary embedding, if no n fits.
-    attention_softcap: float | None = None  # Scores become c * tanh(scores / c).
-    logits_softcap: float | None = None  # The same for logits.
-    attention_scale: float | None = None  # Factor of the scores; None: 1 / sqrt(head_dim).
-    embedding_scale: float = 1.0  # Factor of embeddings.
-    residual_scale: float = 1.0  # Factor of each block's output as it is added to the residual stream (Granite).
-    logits_scale: float = 1.0  # Factor of logits, before their softcap.
-    norm_epsilon: float = 1e-5
-    attention_sinks: bool = False  # Learned logit of each head that takes part in its softmax (gpt-oss).
-    clamped_swiglu: ClampedSwiglu | None = None  # Activation of MLPs instead of `activation` (gpt-oss).
+    # Each has its own norm, or both share one (Command R).
+    parallel_blocks: Literal["own norms", "shared norm"] | None = None
     experts: Experts | None = None
-    latent: LatentAttention | None = None
     lora: LoRA | None = None  # Low-rank adapters, the only parameters that train.
     # Features of the Hugging Face model that cannot run here, and do not change a plan.
     planned_only: tuple[str, ...] = ()
@@ -195,20 +240,23 @@ class ModelConfig:
         return hash((self.name, self.num_layers, self.embed))
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        for part in (self, self.biases, self.norms, self.attention, self.scales):
+            check_fields(part)
         for field in SIZES:
-            _check_whole(self, field)
+            _check_whole(self, field, getattr(self, field))
         for field in ABOVE_ZERO:
-            if (value := getattr(self, field)) is not None and value <= 0:
+            if (value := attrgetter(field)(self)) is not None and value <= 0:
                 raise MeshwrightError(f"model {self.name} has {field}={value:g}; it takes a number above 0")
         if self.num_heads % self.num_kv_heads:
             raise MeshwrightError(
                 f"model {self.name} has num_heads={self.num_heads} and num_kv_heads={self.num_kv_heads};"
                 f" heads are shared evenly, so kv heads must divide heads"
             )
+        _check_cycle(self, "attention.windows", self.attention.windows)
+        for window in self.attention.windows:
+            if window is not None:
+                _check_whole(self, "attention.windows", window)
         _check_positions(self)
-        _check_unrotated(self)
-        _check_rope_scaling(self)
         if self.experts and self.experts.num_dense_layers >= self.num_layers:
             raise MeshwrightError(
                 f"model {self.name} has num_dense_layers={self.experts.num_dense_layers} of"
@@ -219,12 +267,13 @@ class ModelConfig:
     @property
     def needs_scores(self) -> bool:
         """Whether attention scores must go through memory: no fused kernel supports a softcap or sinks."""
-        return self.attention_softcap is not None or self.attention_sinks
+        return self.scales.attention_softcap is not None or self.attention.has_sinks
 
-    def rotates(self, layer: int) -> bool:
-        """Whether a layer, counted from 0, has rotary embedding, in a model with rotary positions."""
-        every = self.unrotated_every
-        return layer not in self.unrotated_layers and not (every and (layer + 1) % every == 0)
+    @property
+    def rope_scalings(self) -> tuple[RopeScaling | None, ...]:
+        """How rotary frequencies are scaled in each layer of their cycle; empty without rotary positions."""
+        positions = self.positions
+        return tuple(f.scaling for f in positions.frequencies) if isinstance(positions, RotaryPositions) else ()
 
     @property
     def num_groups(self) -> int:
@@ -239,17 +288,14 @@ class ModelConfig:
     @property
     def query_key_dim(self) -> int:
         """Size of a head's queries and keys."""
-        return self.latent.nope_head_dim + self.latent.rope_head_dim if self.latent else self.head_dim
-
-    @property
-    def rotated_dims(self) -> int:
-        """Number of dims of a head that rotary embedding rotates."""
-        return self.latent.rope_head_dim if self.latent else self.rotary_dims or self.head_dim
+        latent = self.attention.latent
+        return latent.nope_head_dim + latent.rope_head_dim if latent else self.head_dim
 
     @property
     def value_dim(self) -> int:
         """Size of a head's values."""
-        return self.latent.value_head_dim if self.latent else self.head_dim
+        latent = self.attention.latent
+        return latent.value_head_dim if latent else self.head_dim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,78 +351,95 @@ def without_lora(model: Model) -> Model:
     return replace(model, lora=None) if isinstance(model, ModelConfig) else model
 
 
-def _check_whole(model: ModelConfig, field: str) -> None:
+def rotary(theta: float, scaling: RopeScaling | None = None) -> RotaryPositions:
+    """Return rotary positions with the same frequencies in all layers."""
+    return RotaryPositions(frequencies=(Frequencies(theta=theta, scaling=scaling),))
+
+
+def features(model: ModelConfig) -> dict[str, Any]:
+    """Return a model's fields by name, those of its parts as `norms.epsilon`; of a cycle of one layer, that layer's."""
+    return _flat(model, "")
+
+
+def differences(one: ModelConfig, other: ModelConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the values of fields in which two models differ, by name as in `features`."""
+    ours, theirs = features(one), features(other)
+    pairs = {name: (ours.get(name), theirs.get(name)) for name in ours | theirs}
+    return {name: (mine, its) for name, (mine, its) in pairs.items() if mine != its}
+
+
+def _flat(value: Any, name: str) -> dict[str, Any]:
+    """Return the fields of dataclasses within dataclasses by dotted name."""
+    cycle: Any = value
+    if isinstance(cycle, tuple) and len(cast(Any, cycle)) == 1:
+        return _flat(value[0], name)
+    if not is_dataclass(value):
+        return {name: value}
+    found: dict[str, Any] = {}
+    for field in fields(value):
+        found |= _flat(getattr(value, field.name), f"{name}.{field.name}" if name else field.name)
+    return found
+
+
+def _check_whole(model: ModelConfig, field: str, value: int) -> None:
     """Raise if a size of a model is not from 1 to the largest allowed."""
-    if not 1 <= (value := getattr(model, field)) <= largest(field):
+    if not 1 <= value <= largest(field):
         raise MeshwrightError(
             f"model {model.name} has {field}={value!r}; it takes a whole number from 1 to {largest(field):,}"
         )
 
 
+def _check_cycle(model: ModelConfig, field: str, cycle: tuple[Any, ...]) -> None:
+    if not cycle:
+        raise MeshwrightError(
+            f"model {model.name} has {field}=(); it takes one for all layers, or one for each of a cycle of layers"
+        )
+
+
 def _check_positions(model: ModelConfig) -> None:
-    """Raise if a model's options of positions or windows contradict each other."""
-    if model.positions == "rotary":
-        _check_rotated_dims(model)
-    if not 0 <= model.rotary_dims <= model.head_dim:
-        raise MeshwrightError(
-            f"model {model.name} has rotary_dims={model.rotary_dims}; it is from 0 to head_dim={model.head_dim}"
-        )
-    if model.positions == "learned":
-        _check_whole(model, "max_positions")
-    if model.sliding_window is not None:
-        _check_whole(model, "sliding_window")
-    elif model.full_attention_every or model.full_attention_layers or model.rope_theta_local is not None:
-        raise MeshwrightError(
-            f"model {model.name} has layers with a window, and no sliding_window; give one, or leave out"
-            f" full_attention_every, full_attention_layers and rope_theta_local"
-        )
-    if model.full_attention_layers and (
-        model.full_attention_every or not all(0 <= layer < model.num_layers for layer in model.full_attention_layers)
-    ):
-        raise MeshwrightError(
-            f"model {model.name} has full_attention_layers={model.full_attention_layers}; they are layers from 0 to"
-            f" {model.num_layers - 1}, and full_attention_every is left out beside them"
-        )
+    """Raise if a model's positions do not fit its heads."""
+    positions = model.positions
+    if isinstance(positions, RotaryPositions):
+        _check_rotary(model, positions)
+    elif model.attention.latent:
+        raise MeshwrightError(f"model {model.name} has latent attention, whose keys have rotary positions, and no such")
+    elif isinstance(positions, LearnedPositions):
+        check_fields(positions)
+        _check_whole(model, "positions.rows", positions.rows)
 
 
-def _check_unrotated(model: ModelConfig) -> None:
-    """Raise if the layers without rotary embedding are no layers of the model, or the model rotates none."""
-    if not all(0 <= layer < model.num_layers for layer in model.unrotated_layers):
+def _check_rotary(model: ModelConfig, positions: RotaryPositions) -> None:
+    """Raise if frequencies do not fit the dims that they rotate."""
+    check_fields(positions)
+    _check_cycle(model, "positions.frequencies", positions.frequencies)
+    if not 0 <= positions.dims <= model.head_dim:
         raise MeshwrightError(
-            f"model {model.name} has unrotated_layers={model.unrotated_layers}; they are layers from 0 to"
-            f" {model.num_layers - 1}"
+            f"model {model.name} has positions.dims={positions.dims}; it is from 0 to head_dim={model.head_dim}"
         )
-    if (model.unrotated_every or model.unrotated_layers) and (model.positions != "rotary" or model.latent):
-        raise MeshwrightError(
-            f"model {model.name} has layers without rotary embedding, by unrotated_every and unrotated_layers, which"
-            f" differ from others only with positions='rotary' and without latent attention"
-        )
-
-
-def _check_rotated_dims(model: ModelConfig) -> None:
-    """Raise if rotary embedding would rotate an odd number of dims and cannot add one more to pair them."""
-    if model.latent:
-        name, dims, most = "qk_rope_head_dim", model.latent.rope_head_dim, 0
+    if latent := model.attention.latent:
+        field, dims = "qk_rope_head_dim", latent.rope_head_dim
     else:
-        # As in transformers, an odd number of dims rotates one more, with the frequencies of the odd number.
-        name, dims, most = (
-            ("rotary_dims", model.rotary_dims, model.head_dim) if model.rotary_dims else ("head_dim", model.head_dim, 0)
-        )
-    if dims % 2 and (dims >= most or isinstance(model.rope_scaling, YarnRopeScaling | LongRopeScaling)):
-        raise MeshwrightError(f"model {model.name} has {name}={dims}; rotary embedding wants an even one")
-
-
-def _check_rope_scaling(model: ModelConfig) -> None:
-    """Raise if a model's rope scaling does not fit its rotated dims or its theta."""
-    scaling, pairs = model.rope_scaling, model.rotated_dims // 2
-    if isinstance(scaling, LongRopeScaling):
-        for name in ("short_factor", "long_factor"):
-            if (count := len(getattr(scaling, name))) != pairs:
-                raise MeshwrightError(
-                    f"model {model.name} has {count} numbers in its rope scaling's {name}; it takes one for each of the"
-                    f" {pairs} pairs of rotated dims"
-                )
-    if isinstance(scaling, DynamicRopeScaling) and pairs < 2:
-        raise MeshwrightError(f"model {model.name} rotates {2 * pairs} dims of a head; dynamic rope scaling wants 4")
-    if isinstance(scaling, YarnRopeScaling) and model.rope_theta <= 1:
-        raise MeshwrightError(f"model {model.name} has rope_theta={model.rope_theta:g}; yarn wants one above 1")
+        field, dims = ("positions.dims", positions.dims) if positions.dims else ("head_dim", model.head_dim)
+    # As in transformers, an odd number of dims rotates one more, with the frequencies of the odd number.
+    has_one_more = field == "positions.dims" and dims < model.head_dim
+    for frequencies in positions.frequencies:
+        check_fields(frequencies)
+        theta, scaling, pairs = frequencies.theta, frequencies.scaling, dims // 2
+        is_yarn = isinstance(scaling, YarnRopeScaling)
+        if theta <= (1 if is_yarn else 0):
+            raise MeshwrightError(
+                f"model {model.name} has theta={theta:g}; it takes a number above {'1 with yarn' if is_yarn else '0'}"
+            )
+        if dims % 2 and (is_yarn or not has_one_more or isinstance(scaling, LongRopeScaling)):
+            raise MeshwrightError(f"model {model.name} has {field}={dims}; rotary embedding wants an even one")
+        if isinstance(scaling, LongRopeScaling):
+            for name in ("short_factor", "long_factor"):
+                if (count := len(getattr(scaling, name))) != pairs:
+                    raise MeshwrightError(
+                        f"model {model.name} has {count} numbers in its rope scaling's {name}; it takes one for each of"
+                        f" the {pairs} pairs of rotated dims"
+                    )
+        if isinstance(scaling, DynamicRopeScaling) and pairs < 2:
+            raise MeshwrightError(
+                f"model {model.name} rotates {2 * pairs} dims of a head; dynamic rope scaling wants 4"
+            )

@@ -48,10 +48,10 @@ def _padded(model: AnyModel, vocab_parts: int, head_parts: int) -> AnyModel:
     # Less than a vocabulary is added, so that `runtime.arrays.fit` tells padding from copies.
     vocab = model.vocab + (-model.vocab % vocab_parts if model.vocab > vocab_parts else 0)
     kv_heads, heads = model.num_kv_heads, model.num_heads
-    if kv_heads > head_parts and not model.qk_norm_over_heads:
+    if kv_heads > head_parts and model.attention.qk_norm != "all heads":
         kv_heads += -kv_heads % head_parts
         heads = kv_heads * model.num_groups
-    elif not head_parts % kv_heads and not heads % head_parts and model.latent is None:
+    elif not head_parts % kv_heads and not heads % head_parts and model.attention.latent is None:
         kv_heads = head_parts
     if (vocab, kv_heads) == (model.vocab, model.num_kv_heads):
         return model

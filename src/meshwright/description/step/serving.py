@@ -122,7 +122,7 @@ def cache_axes(model: ModelConfig) -> tuple[str, ...]:
 
     With latent attention they include tp, because all heads share one latent.
     """
-    return ("fsdp", "sp", "tp") if model.latent else ("fsdp", "sp")
+    return ("fsdp", "sp", "tp") if model.attention.latent else ("fsdp", "sp")
 
 
 def generation_rules(model: ModelConfig, mesh: MeshShape) -> Rules:

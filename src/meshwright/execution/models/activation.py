@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from meshwright.description.step.layer import Activation, Gated
+from meshwright.description.step.layer import Activation, ClampedSwiglu, Gated
 
 FUNCTIONS: Mapping[Activation, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -21,11 +21,11 @@ FUNCTIONS: Mapping[Activation, Callable[[Array], Array]] = {
 
 
 def activate(op: Gated, *sources: Array) -> Array:
-    """Compute function(gate) * up, or function(source) of a single source; `op.clamped` replaces the formula."""
+    """Compute function(gate) * up, or function(source) of a single source; a clamped SwiGLU has its own formula."""
     first, *rest = sources
-    if op.clamped:
-        limit = op.clamped.limit
+    if isinstance(op.function, ClampedSwiglu):
+        limit = op.function.limit
         gate, up = jnp.minimum(first, limit), jnp.clip(rest[0], -limit, limit)
-        return gate * jax.nn.sigmoid(op.clamped.alpha * gate) * (up + 1)
+        return gate * jax.nn.sigmoid(op.function.alpha * gate) * (up + 1)
     made = FUNCTIONS[op.function](first)
     return made * rest[0] if rest else made

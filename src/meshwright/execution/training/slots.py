@@ -56,7 +56,7 @@ def with_whole_heads(layout: ShardingContext, model: ModelConfig) -> ShardingCon
     axes = layout.rules["kv_heads"]
     if padded(model, layout.mesh, layout.rules).num_kv_heads == model.num_kv_heads:
         return layout
-    is_even = model.latent is None and model.head_dim % layout.mesh.degree(axes) == 0
+    is_even = model.attention.latent is None and model.head_dim % layout.mesh.degree(axes) == 0
     return replace(layout, rules={**layout.rules, "kv_heads": (), "head_dim": axes if is_even else ()})
 
 

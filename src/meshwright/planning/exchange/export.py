@@ -15,7 +15,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.planning.exchange import levanter, maxtext, megatron, torchtitan
 from meshwright.planning.exchange.files import write_values
-from meshwright.planning.exchange.plan_fields import plan_fields
+from meshwright.planning.exchange.plan_fields import THETA, plan_fields
 from meshwright.planning.exchange.reading import read_options
 from meshwright.planning.exchange.tables import OptionTable, load_table
 from meshwright.planning.options import STRATEGY_OPTIONS, WORKLOAD_OPTIONS
@@ -90,7 +90,7 @@ def _values(
     skipped = ("model.", "experts.") if named else ()
     for option, field in table.numbers.items():
         if fields.get(field) is not None and not field.startswith(skipped):
-            values[option] = int(fields[field]) if field == "model.rope_theta" else fields[field]
+            values[option] = int(fields[field]) if field == THETA else fields[field]
     for option, meaning in table.words.items():
         ((field, words),) = meaning.items()
         if field not in fields or (skipped and field.startswith(skipped)):

@@ -6,15 +6,18 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from meshwright.description.families.registry import FAMILIES, PRESETS
-from meshwright.description.step.model import Experts, Model, ModelConfig
+from meshwright.description.families.registry import FAMILIES, PRESETS, model_from_data
+from meshwright.description.step.model import Experts, Model, ModelConfig, features
 from meshwright.description.step.strategy import DEFAULT, XLA, Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape
+from meshwright.support.field_types import nested
 
 SIZES = ("num_layers", "embed", "mlp", "num_heads", "num_kv_heads", "head_dim", "vocab")
 """Fields that a model must have."""
+
+THETA = "model.positions.frequencies.theta"
 
 OVERLAPS = ("overlaps_gradients", "overlaps_weights")
 """Fields of a framework's profile that an option of the framework sets."""
@@ -48,9 +51,8 @@ def plan_fields(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict
     found["gradient_dtype"] = strategy.gradient_dtype or workload.compute_dtype
     found["moment_dtype"] = strategy.moment_dtype or workload.param_dtype
     model = workload.model
-    found |= {f"model.{field.name}": getattr(model, field.name) for field in fields(ModelConfig)}
-    for name in ("model.name", "model.experts"):
-        del found[name]
+    of_model = features(replace(model, lora=None)) | {"lora": model.lora}
+    found |= {f"model.{name}": of for name, of in of_model.items() if not name.startswith(("name", "experts"))}
     if model.experts:
         found |= {f"experts.{field.name}": getattr(model.experts, field.name) for field in fields(Experts)}
     return found
@@ -66,7 +68,9 @@ def model_of(found: Mapping[str, Any], name: str, missing: str) -> Model:
         raise MeshwrightError(f"{', '.join(without)} of the model {'is' if len(without) == 1 else 'are'} {missing}")
     experts = {field.removeprefix("experts."): value for field, value in found.items() if field.startswith("experts.")}
     family = FAMILIES["mixtral" if experts else "llama"]
-    made = ModelConfig(name=name, family=family, **sizes, experts=Experts(**experts) if experts else None)
+    rotary = {"frequencies": [{"theta": sizes.pop("positions.frequencies.theta", 10_000.0)}]}
+    data = nested(sizes) | {"name": name, "positions": rotary, "experts": experts or None}
+    made = replace(model_from_data(data), family=family)
     return next((preset for preset in PRESETS.values() if replace(made, name=preset.name) == preset), made)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.hardware.system import System
-from meshwright.description.step.model import Model, ModelConfig
+from meshwright.description.step.model import Model, ModelConfig, features
 from meshwright.description.step.strategy import Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.planning.exchange import levanter, maxtext, megatron, mesh_dim, torchtitan
-from meshwright.planning.exchange.plan_fields import mesh_of, model_of, strategy_of, workload_of
+from meshwright.planning.exchange.plan_fields import THETA, mesh_of, model_of, strategy_of, workload_of
 from meshwright.planning.exchange.settings import Meaning, Settings, same
 from meshwright.planning.exchange.tables import load_table
 
@@ -107,14 +107,14 @@ def _read_numbers(settings: Settings) -> None:
     if settings.fields.get("experts.count", 0) < 2:
         for field in [field for field in settings.fields if field.startswith("experts.")]:
             del settings.fields[field]
-    for field in ("model.rope_theta", "model.norm_epsilon", "dropout", "z_loss", "experts.balance_weight"):
+    for field in (THETA, "model.norms.epsilon", "dropout", "z_loss", "experts.balance_weight"):
         if field in settings.fields:
             settings.fields[field] = float(settings.fields[field])
 
 
 def _shown(field: str) -> str:
-    """Return the name of a field as a keyword of `meshwright.plan`."""
-    return "dtype" if field == "compute_dtype" else field.rpartition(".")[2]
+    """Return the name of a field for users: of options of `plan`, their keywords."""
+    return "dtype" if field == "compute_dtype" else field.removeprefix("model.").removeprefix("experts.")
 
 
 def _read_words(settings: Settings, name: str) -> None:
@@ -163,7 +163,7 @@ def _read_model(settings: Settings, name: str, model: ModelConfig | None, model_
         if option in settings.left:
             settings.means(option, settings.take(option), f"of the model's structure, which {found.name} has itself")
     for field in sorted(_typed_fields(settings)):
-        size, has = fields[field], getattr(found, field.removeprefix("model."))
+        size, has = fields[field], features(found).get(field.removeprefix("model."))
         if field == "model.num_layers":
             found = replace(found, num_layers=size)
         elif not same(size, has):

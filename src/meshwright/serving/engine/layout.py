@@ -59,7 +59,7 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
     check_runnable(config, mesh)
     if mesh.pp > 1:
         raise MeshwrightError(f"mesh {mesh} has pp={mesh.pp}; a server has no pipeline, use pp=1 and more tp or dp")
-    parts = mesh.degree(split_axes(decode_layout(config, mesh), config.latent is not None))
+    parts = mesh.degree(split_axes(decode_layout(config, mesh), config.attention.latent is not None))
     context = decode_layout(config, mesh, _split(settings.cache_split, parts, model))
     shards = mesh.degree(page_axes(context, config))
     rows = math.ceil((settings.rows or ROWS) / shards)
@@ -91,7 +91,7 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
     )
     least = max(1, LEAST_WIDTH // page)
     widths = sorted({one, *(max(min(one, least), math.ceil(one / 4**n)) for n in range(1, WIDTHS))})
-    dynamic = config.rope_scaling
+    scalings = config.rope_scalings
     layout = EngineLayout(
         context=longest,
         page_size=page,
@@ -106,7 +106,7 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
         num_drafts=settings.num_drafts,
         prefix_cache=settings.prefix_cache,
         switch=switching_length(config),
-        stretched_from=dynamic.original_max_seq_len if isinstance(dynamic, DynamicRopeScaling) else None,
+        stretched_from=next((s.original_max_seq_len for s in scalings if isinstance(s, DynamicRopeScaling)), None),
     )
     return layout, context
 

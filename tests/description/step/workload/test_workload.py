@@ -100,7 +100,7 @@ def test_a_hugging_face_config_is_read(tmp_path):
     for path in (tmp_path, tmp_path / "config.json"):
         model = load_model(str(path))
         assert num_parameters(model) == 1_235_814_400
-        assert model.rope_scaling.factor == 32.0
+        assert model.positions.frequencies[0].scaling.factor == 32.0
         assert model.num_groups == 4
 
 

@@ -7,7 +7,7 @@ import pytest
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.step.legality import check_mesh
-from meshwright.description.step.model import Experts
+from meshwright.description.step.model import AttentionConfig, Experts, Norms
 from meshwright.description.step.rules import RULES
 from meshwright.description.step.strategy import DEFAULT, FrameworkProfile, Strategy
 from meshwright.description.step.workload import Workload
@@ -19,7 +19,7 @@ from meshwright.planning.space import run_attentions
 
 TINY = PRESETS["tiny"]
 MOE = replace(TINY, experts=Experts(count=8, num_active=2, mlp=64))
-TWELVE = replace(TINY, num_heads=12, num_kv_heads=12, qk_norm=True, qk_norm_over_heads=True)
+TWELVE = replace(TINY, num_heads=12, num_kv_heads=12, attention=AttentionConfig(qk_norm="all heads"))
 """A norm takes the mean of all heads, so that none are added."""
 
 RING = Strategy(attention="flash", sp_method="ring")
@@ -216,7 +216,7 @@ VALUES = [
     (lambda: Strategy(num_microbatches="x"), "num_microbatches is 'x'; it is a whole number"),
     (lambda: Strategy(dropout=True), "dropout is True; it is a number"),
     (lambda: Workload(model=TINY, batch=2.5, seq_len=1), "batch is 2.5; it is a whole number"),
-    (lambda: replace(TINY, norm="batch"), "norm is 'batch'; it is one of rms, layer"),
+    (lambda: replace(TINY, norms=Norms(kind="batch")), "kind is 'batch'; it is one of rms, layer"),
     (lambda: MeshShape(dp=2.0), "mesh axis dp=2.0; a degree is a whole number from 1"),
     (lambda: replace(MOE.experts, num_active=9), "9 active of 8 experts; the active are from 1 to all of them"),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from meshwright.description.families import llama
@@ -14,23 +15,24 @@ from meshwright.description.families.family import (
     names_of,
 )
 from meshwright.description.families.fields import Fields
-from meshwright.description.families.rope_fields import rotary_share
-from meshwright.description.step.model import Family, ModelConfig
+from meshwright.description.step.model import Family, ModelConfig, Norms
 
 GLM4 = Family("glm4")
 
 
 def read(fields: Fields) -> Features:
     """Read Llama's fields and the rotated fraction of a head; attention's output has no bias."""
-    features = llama.read(fields, partial_field="partial_rotary_factor")
-    return features | {"output_bias": False, "post_norms": True, "rotary_interleaved": True}
+    features = llama.read(fields, norms=Norms(place="both"), partial_field="partial_rotary_factor")
+    return features | {
+        "biases": replace(features["biases"], output=False),
+        "positions": replace(features["positions"], is_interleaved=True),
+    }
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a GLM-4."""
-    fields = llama.write_shared(model, "glm4", "Glm4ForCausalLM")
-    fields["rope_parameters"] |= rotary_share(model)
-    return fields | rotary_share(model) | {"attention_bias": model.qkv_bias, "pad_token_id": None}
+    others = ("attention_bias", "partial_rotary_factor", "pad_token_id")
+    return llama.write_shared(model, "glm4", "Glm4ForCausalLM", *others)
 
 
 FAMILY = PublishedFamily(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from meshwright.description.families import llama
 from meshwright.description.families.deepseek import SHARED_EXPERT_NAMES, read_experts, sigmoid_routing, write_experts
 from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields
-from meshwright.description.families.rope_fields import rotary_share
-from meshwright.description.step.model import Family, ModelConfig
+from meshwright.description.step.model import AttentionConfig, Family, ModelConfig
 
 GLM4_MOE = Family("glm4_moe")
 
@@ -17,9 +17,10 @@ GLM4_MOE = Family("glm4_moe")
 def read(fields: Fields) -> Features:
     """Read Llama's fields, the rotated fraction of a head and the experts; attention's output has no bias."""
     fields.unused_options("num_nextn_predict_layers", "num_mtp_layers")
-    return llama.read(fields, partial_field="partial_rotary_factor") | {
-        "output_bias": False,
-        "qk_norm": fields.flag("use_qk_norm", False),
+    features = llama.read(fields, partial_field="partial_rotary_factor")
+    return features | {
+        "biases": replace(features["biases"], output=False),
+        "attention": AttentionConfig(qk_norm="head" if fields.flag("use_qk_norm", False) else None),
         "experts": read_experts(fields, sigmoid_routing(fields)),
     }
 
@@ -27,18 +28,12 @@ def read(fields: Fields) -> Features:
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a GLM-4.5."""
     assert model.experts is not None
-    fields = llama.write_shared(model, "glm4_moe", "Glm4MoeForCausalLM")
-    fields["rope_parameters"] |= rotary_share(model)
-    return (
-        fields
-        | rotary_share(model)
-        | write_experts(model.experts)
-        | {
-            "attention_bias": model.qkv_bias,
-            "use_qk_norm": model.qk_norm,
-            "num_nextn_predict_layers": 0,
-        }
-    )
+    others = ("attention_bias", "partial_rotary_factor")
+    return llama.write_shared(model, "glm4_moe", "Glm4MoeForCausalLM", *others) | {
+        **write_experts(model.experts),
+        "use_qk_norm": model.attention.qk_norm is not None,
+        "num_nextn_predict_layers": 0,
+    }
 
 
 FAMILY = PublishedFamily(

@@ -7,19 +7,20 @@ from typing import Any
 from meshwright.description.families import llama
 from meshwright.description.families.family import LLAMA_NAMES, Features, Published, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields
-from meshwright.description.step.model import Experts, Family, ModelConfig
+from meshwright.description.step.model import Experts, Family, ModelConfig, Scales
 
 GRANITE = Family("granite")
 
 
 def read(fields: Fields) -> Features:
     """Read Llama's fields and the factors; logits are divided by theirs."""
-    return llama.read(fields) | {
-        "embedding_scale": fields.positive("embedding_multiplier", 1.0),
-        "attention_scale": fields.positive("attention_multiplier", 1.0),
-        "residual_scale": fields.positive("residual_multiplier", 1.0),
-        "logits_scale": 1 / fields.positive("logits_scaling", 1.0),
-    }
+    scales = Scales(
+        embedding=fields.positive("embedding_multiplier", 1.0),
+        attention=fields.positive("attention_multiplier", 1.0),
+        residual=fields.positive("residual_multiplier", 1.0),
+        logits=1 / fields.positive("logits_scaling", 1.0),
+    )
+    return llama.read(fields) | {"scales": scales}
 
 
 def read_moe(fields: Fields) -> Features:
@@ -40,17 +41,17 @@ def write(model: ModelConfig) -> dict[str, Any]:
             "num_local_experts": experts.count,
             "num_experts_per_tok": experts.num_active,
         }
-    return _write(model, "granite", "GraniteForCausalLM") | {"mlp_bias": model.mlp_bias}
+    return _write(model, "granite", "GraniteForCausalLM") | {"mlp_bias": model.biases.mlp}
 
 
 def _write(model: ModelConfig, kind: str, architecture: str) -> dict[str, Any]:
-    return llama.write_shared(model, kind, architecture) | {
-        "attention_bias": model.qkv_bias,
-        "embedding_multiplier": model.embedding_scale,
-        "attention_multiplier": model.head_dim**-0.5 if model.attention_scale is None else model.attention_scale,
-        "residual_multiplier": model.residual_scale,
+    scales = model.scales
+    return llama.write_shared(model, kind, architecture, "attention_bias") | {
+        "embedding_multiplier": scales.embedding,
+        "attention_multiplier": model.head_dim**-0.5 if scales.attention is None else scales.attention,
+        "residual_multiplier": scales.residual,
         # Twice inverted, 49 would become 49.00000000000001.
-        "logits_scaling": float(f"{1 / model.logits_scale:.12g}"),
+        "logits_scaling": float(f"{1 / scales.logits:.12g}"),
     }
 
 

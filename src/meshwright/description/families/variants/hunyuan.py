@@ -7,7 +7,7 @@ from typing import Any
 from meshwright.description.families import llama
 from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields
-from meshwright.description.step.model import Family, ModelConfig
+from meshwright.description.step.model import AttentionConfig, Family, ModelConfig, rotary
 
 HUNYUAN = Family("hunyuan_v1_dense")
 
@@ -16,7 +16,7 @@ def read(fields: Fields) -> Features:
     """Read Llama's fields, and norms of queries and keys."""
     fields.unused_options("eod_token_id")
     fields.whole("head_dim")  # Not derived in transformers.
-    return _read(fields) | {"qk_norm": True, "qk_norm_after_rotary": True}
+    return _read(fields) | {"attention": AttentionConfig(qk_norm="rotated head")}
 
 
 def _read(fields: Fields) -> Features:
@@ -29,13 +29,12 @@ def _read(fields: Fields) -> Features:
     theta, dims = rope.get("rope_theta", fields.value("rope_theta", 10_000.0)), features["head_dim"]
     if dims == 2:
         raise fields.refusal(name, "with alpha a head has more than 2 dims")
-    return features | {"rope_theta": fields.above_zero("rope_theta", theta) * alpha ** (dims / (dims - 2))}
+    return features | {"positions": rotary(fields.above_zero("rope_theta", theta) * alpha ** (dims / (dims - 2)))}
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a Hunyuan."""
-    fields = llama.write_shared(model, "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM")
-    return fields | {"attention_bias": model.qkv_bias}
+    return llama.write_shared(model, "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", "attention_bias")
 
 
 FAMILY = PublishedFamily(

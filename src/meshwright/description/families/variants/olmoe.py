@@ -8,7 +8,7 @@ from meshwright.description.families import llama
 from meshwright.description.families.family import EXPERT_NAMES, LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields
 from meshwright.description.step.layer import Routing
-from meshwright.description.step.model import Experts, Family, ModelConfig
+from meshwright.description.step.model import AttentionConfig, Experts, Family, ModelConfig
 
 OLMOE = Family("olmoe")
 
@@ -26,19 +26,17 @@ def read(fields: Fields) -> Features:
         mlp=features["mlp"],
         routing=Routing(is_normed=fields.flag("norm_topk_prob", False)),
     )
-    return features | {"qk_norm": True, "qk_norm_over_heads": True, "experts": experts}
+    return features | {"attention": AttentionConfig(qk_norm="all heads"), "experts": experts}
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of an OLMoE."""
     assert model.experts is not None
-    return llama.write_shared(model, "olmoe", "OlmoeForCausalLM") | {
-        "attention_bias": model.qkv_bias,
+    return llama.write_shared(model, "olmoe", "OlmoeForCausalLM", "attention_bias", "pad_token_id") | {
         "intermediate_size": model.experts.mlp,
         "num_experts": model.experts.count,
         "num_experts_per_tok": model.experts.num_active,
         "norm_topk_prob": model.experts.routing.is_normed,
-        "pad_token_id": None,
     }
 
 

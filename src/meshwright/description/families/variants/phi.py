@@ -7,8 +7,7 @@ from typing import Any
 from meshwright.description.families import llama
 from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields
-from meshwright.description.families.rope_fields import rotary_share
-from meshwright.description.step.model import Family, ModelConfig
+from meshwright.description.step.model import AttentionConfig, Biases, Family, ModelConfig, Norms
 
 PHI = Family("phi")
 
@@ -19,24 +18,27 @@ def read(fields: Fields) -> Features:
     """Read Llama's fields, the rotated fraction of a head, and whether queries and keys are normed."""
     fields.only("tie_word_embeddings", False)
     fields.unused_options("resid_pdrop", "embd_pdrop")
-    features = llama.read(fields, partial_field="partial_rotary_factor", norm_field=_EPSILON)
-    if (dims := features["rotary_dims"]) % 2:
+    norms = Norms(kind="layer", has_bias=True)
+    features = llama.read(fields, norms=norms, partial_field="partial_rotary_factor", norm_field=_EPSILON)
+    if (dims := features["positions"].dims) % 2:
         raise fields.refusal(
             "hidden_size", f"a head of its num_attention_heads rotates {dims} dims, not an even number"
         )
-    qk_norm, width = fields.flag("qk_layernorm", False), features["embed"] // features["num_heads"]
-    if qk_norm and features["head_dim"] != width:
+    has_norm, width = fields.flag("qk_layernorm", False), features["embed"] // features["num_heads"]
+    if has_norm and features["head_dim"] != width:
         raise fields.refusal("head_dim", f"with qk_layernorm it is hidden_size / num_attention_heads = {width}")
-    biases = dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias", "unembedding_bias"), True)
-    norms = {"norm": "layer", "norm_bias": True, "qk_norm": qk_norm}
-    return features | biases | norms | {"gated": False, "parallel_blocks": True, "shared_norm": True}
+    return features | {
+        "gated": False,
+        "biases": Biases(qkv=True, output=True, mlp=True, unembedding=True),
+        "attention": AttentionConfig(qk_norm="head" if has_norm else None),
+        "parallel_blocks": "shared norm",
+    }
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a Phi."""
-    fields = llama.write_shared(model, "phi", "PhiForCausalLM", norm_field=_EPSILON)
-    fields["rope_parameters"] |= rotary_share(model)
-    return fields | rotary_share(model) | {"qk_layernorm": model.qk_norm}
+    fields = llama.write_shared(model, "phi", "PhiForCausalLM", "partial_rotary_factor", norm_field=_EPSILON)
+    return fields | {"qk_layernorm": model.attention.qk_norm is not None}
 
 
 _LAYER = "model.layers.{layer}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from meshwright.description.families import llama
@@ -15,16 +16,14 @@ SEED_OSS = Family("seed_oss")
 def read(fields: Fields) -> Features:
     """Read Llama's fields, and the bias of attention's output."""
     fields.unused_options("residual_dropout")
-    return llama.read(fields) | {"output_bias": fields.flag("attention_out_bias", False)}
+    features = llama.read(fields)
+    return features | {"biases": replace(features["biases"], output=fields.flag("attention_out_bias", False))}
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a Seed-OSS."""
-    return llama.write_shared(model, "seed_oss", "SeedOssForCausalLM") | {
-        "attention_bias": model.qkv_bias,
-        "attention_out_bias": model.output_bias,
-        "mlp_bias": model.mlp_bias,
-    }
+    fields = llama.write_shared(model, "seed_oss", "SeedOssForCausalLM", "attention_bias", "mlp_bias")
+    return fields | {"attention_out_bias": model.biases.output}
 
 
 FAMILY = PublishedFamily(family=SEED_OSS, readers={"seed_oss": read}, names=names_of(LLAMA_NAMES), write=write)

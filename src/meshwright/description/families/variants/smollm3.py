@@ -6,8 +6,10 @@ from typing import Any
 
 from meshwright.description.families import llama
 from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
-from meshwright.description.families.fields import Fields, unrotated
-from meshwright.description.step.model import Family, ModelConfig
+from meshwright.description.families.fields import Fields
+from meshwright.description.families.rope_fields import rotated_where
+from meshwright.description.step.layer import of_layers
+from meshwright.description.step.model import AttentionConfig, Family, ModelConfig, RotaryPositions
 
 SMOLLM3 = Family("smollm3")
 
@@ -20,24 +22,22 @@ def read(fields: Fields) -> Features:
         raise fields.refusal(
             "no_rope_layers", f"it takes 1 or 0, without rotary embedding, for each of {layers} layers"
         )
-    is_on, rotated = fields.flag("use_sliding_window", False), tuple(n for n in range(layers) if rotates[n])
-    return (
-        llama.read(fields)
-        | fields.windows(layers, full=rotated, is_on=is_on)
-        | unrotated((layer for layer in range(layers) if not rotates[layer]), layers)
-    )
+    is_on, rotated = fields.flag("use_sliding_window", False), [n for n in range(layers) if rotates[n]]
+    features = llama.read(fields)
+    return features | {
+        "attention": AttentionConfig(windows=fields.windows(layers, full=rotated, is_on=is_on)),
+        "positions": rotated_where(features["positions"], map(bool, rotates[:layers])),
+    }
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a SmolLM3."""
-    return llama.write_shared(model, "smollm3", "SmolLM3ForCausalLM") | {
-        "attention_bias": model.qkv_bias,
-        "mlp_bias": model.mlp_bias,
-        "no_rope_layers": [int(model.rotates(layer)) for layer in range(model.num_layers)],
-        "use_sliding_window": model.sliding_window is not None,
-        "sliding_window": model.sliding_window,
-        "layer_types": llama.layer_types(model),
-        "pad_token_id": None,
+    positions = model.positions if isinstance(model.positions, RotaryPositions) else RotaryPositions()
+    by_layer = of_layers(positions.frequencies, range(model.num_layers))
+    others = ("attention_bias", "mlp_bias", "sliding_window", "layer_types", "pad_token_id")
+    return llama.write_shared(model, "smollm3", "SmolLM3ForCausalLM", *others) | {
+        "no_rope_layers": [int(not frequencies.is_identity) for frequencies in by_layer],
+        "use_sliding_window": model.attention.window is not None,
     }
 
 

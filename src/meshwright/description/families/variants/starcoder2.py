@@ -7,7 +7,7 @@ from typing import Any
 from meshwright.description.families import llama
 from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields
-from meshwright.description.step.model import Family, ModelConfig
+from meshwright.description.step.model import Biases, Family, ModelConfig, Norms
 
 STARCODER2 = Family("starcoder2")
 
@@ -16,20 +16,20 @@ _EPSILON = "norm_epsilon"
 
 def read(fields: Fields) -> Features:
     """Read Llama's fields, and whether matmuls have biases."""
-    biases = dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), fields.flag("use_bias", True))
+    has_bias, norms = fields.flag("use_bias", True), Norms(kind="layer", has_bias=True)
     # Fields of the released models, which transformers does not read; dropout is that of training.
     fields.only("mlp_type", "default")
     fields.only("norm_type", "layer_norm")
     fields.unused_options("residual_dropout", "embedding_dropout")
-    return llama.read(fields, norm_field=_EPSILON) | biases | {"norm": "layer", "norm_bias": True, "gated": False}
+    features = llama.read(fields, norms=norms, norm_field=_EPSILON)
+    return features | {"biases": Biases(qkv=has_bias, output=has_bias, mlp=has_bias), "gated": False}
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a StarCoder2."""
-    return llama.write_shared(model, "starcoder2", "Starcoder2ForCausalLM", norm_field=_EPSILON) | {
-        "use_bias": model.mlp_bias,
-        "sliding_window": model.sliding_window,
-    }
+    kind, architecture = "starcoder2", "Starcoder2ForCausalLM"
+    fields = llama.write_shared(model, kind, architecture, "sliding_window", norm_field=_EPSILON)
+    return fields | {"use_bias": model.biases.mlp}
 
 
 FAMILY = PublishedFamily(

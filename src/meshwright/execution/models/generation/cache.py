@@ -40,7 +40,7 @@ Caches = tuple[Cache, ...]
 
 def abstract_caches(model: ModelConfig, layout: ShardingContext, num_rows: int, length: int, dtype: Any) -> Caches:
     """Return a model's caches for sequences of up to `length` tokens, as shapes and shardings."""
-    latent = model.latent
+    latent = model.attention.latent
     split = layout.mesh.degree(split_axes(layout, latent is not None)) if layout.cache_split == "sequence" else 1
     heads = 1 if latent else padded(model, layout.mesh, layout.rules).num_kv_heads
     sizes = (latent.kv_rank, latent.rope_head_dim) if latent else (model.head_dim, model.head_dim)

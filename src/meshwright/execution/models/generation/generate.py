@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright.description.step.blocks import layers
 from meshwright.description.step.frequencies import LongRopeScaling
 from meshwright.description.step.layer import Attention, Stack
-from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.model import LearnedPositions, ModelConfig
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import Parameter, parameters
 from meshwright.description.step.serve import layers_by_window
@@ -110,7 +110,7 @@ def generate_tokens(
     sampling = [*sampling, *[sampling[0]] * (rows - num_prompts)]
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     parts = prompt_parts(of_prompts)
-    unit = SLOTS * math.lcm(parts, mesh.degree(split_axes(layout, model.latent is not None)))
+    unit = SLOTS * math.lcm(parts, mesh.degree(split_axes(layout, model.attention.latent is not None)))
     length = -(-(int(lengths.max()) + num_tokens) // unit) * unit
     samplers = samplers_of(sampling)
     written = written_before(samplers, prompts, padded(model, mesh, SERVING_RULES).vocab)
@@ -153,14 +153,13 @@ def switching_length(model: ModelConfig) -> int | None:
     The cached keys are rotated with the frequencies of shorter texts, so the text is prefilled again, as transformers
     does for Phi-3.
     """
-    scaling = model.rope_scaling
-    return scaling.original_max_seq_len if isinstance(scaling, LongRopeScaling) else None
+    return next((s.original_max_seq_len for s in model.rope_scalings if isinstance(s, LongRopeScaling)), None)
 
 
 def cache_split(model: ModelConfig, mesh: MeshShape, num_rows: int) -> CacheSplit:
     """Choose how to split the cache: by rows if they divide evenly over all devices, else by slots."""
     layout = decode_layout(model, mesh)
-    parts = mesh.degree(split_axes(layout, model.latent is not None))
+    parts = mesh.degree(split_axes(layout, model.attention.latent is not None))
     is_even = num_rows % (parts * mesh.degree(layout.rules["batch"])) == 0
     return "heads" if parts == 1 else "batch" if is_even else "sequence"
 
@@ -258,12 +257,12 @@ def _prefill(
     sp_method: SequenceMethod,
 ) -> tuple[Array, Caches]:
     """Return the residual stream [rows, s, d] after all layers, and the caches with the prompts written to them."""
-    is_stationary, is_latent = layout.cache_split is not None, model.latent is not None
+    is_stationary, is_latent = layout.cache_split is not None, model.attention.latent is not None
     along = attention_layout(layout, is_latent).axes("sequence") if is_stationary else layout.axes("sequence")
     positions = positions_of({"tokens": tokens}, model, jax.reshard(lengths, layout.spec("batch")), along=along)
-    if model.positions == "learned":
+    if isinstance(model.positions, LearnedPositions):
         # Padding may have positions beyond the last row of the table.
-        positions = positions._replace(numbers=jnp.minimum(positions.numbers, model.max_positions - 1))
+        positions = positions._replace(numbers=jnp.minimum(positions.numbers, model.positions.rows - 1))
     strategy = DEFAULT if model.needs_scores else replace(DEFAULT, attention="flash", sp_method=sp_method)
     x, _ = embed(params, tokens, positions, model, layout, dtype)
     declared: Any = parameters(model)
@@ -297,7 +296,7 @@ def through_cache(
     """
     x, table = embed(params, tokens, PositionInfo(positions, {}), model, layout, dtype)
     # On a device, heads may have fewer rows than the stream.
-    rows = head_rows(layout, model.latent is not None) or None
+    rows = head_rows(layout, model.attention.latent is not None) or None
     ends = None if lengths is None else jax.reshard(lengths, P(rows, None))
     info = positions_in_cache(jax.reshard(positions, P(rows, None)), model, ends)
 

@@ -58,7 +58,7 @@ def abstract_pages(
         page_size: in tokens; the degree that splits the slots must divide it.
         dtype: dtype of keys and values; int8 adds scales.
     """
-    latent, spec = model.latent, cache_spec(layout, model.latent is not None)
+    latent, spec = model.attention.latent, cache_spec(layout, model.attention.latent is not None)
     heads = 1 if latent else padded(model, layout.mesh, layout.rules).num_kv_heads
     sizes = (latent.kv_rank, latent.rope_head_dim) if latent else (model.head_dim, model.head_dim)
     shards = layout.mesh.degree(page_axes(layout, model))
@@ -78,7 +78,7 @@ def abstract_pages(
 
 def page_axes(layout: ShardingContext, model: ModelConfig) -> tuple[str, ...]:
     """Return the mesh axes whose devices have different rows, and therefore separate pages."""
-    return cache_spec(layout, model.latent is not None)[1] or ()
+    return cache_spec(layout, model.attention.latent is not None)[1] or ()
 
 
 def with_tokens_in_pages(cache: PagedCache, new: Cache, layer: Array | int, positions: Array) -> PagedCache:

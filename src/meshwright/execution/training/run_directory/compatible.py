@@ -48,11 +48,12 @@ def read_allowed(text: str | Collection[str] | None) -> frozenset[str]:
 
 def config_differences(config: RunConfig, checkpoint: Mapping[str, Any]) -> list[Difference]:
     """Return the differences in fields that determine the arrays of a checkpoint or their meaning."""
-    before, found = _arrays_of(config_from_data(checkpoint).to_json()), []
-    for path, now in _arrays_of(config.to_json()).items():
-        if now != (then := before.get(path)):
-            found.append(Difference(OF_KIND.get(path.rpartition(".")[2], "model"), path, now, then))
-    return found
+    before, after = (_arrays_of(each.to_json()) for each in (config_from_data(checkpoint), config))
+    return [
+        Difference(OF_KIND.get(path.rpartition(".")[2], "model"), path, after.get(path), before.get(path))
+        for path in after | before
+        if after.get(path) != before.get(path)
+    ]
 
 
 def other_settings(config: RunConfig, checkpoint: Mapping[str, Any]) -> list[str]:
