@@ -320,9 +320,8 @@ class _Reader:
 def _computed(op: Op, states: Sequence[_State]) -> _State:
     """The state of what an op computes, but for constants that it divides by."""
     made = reduce(_join, states, _State())
-    if (
-        op.name in _PRODUCTS
-    ):  # of a device's own data: no ring of sums makes these equal, whatever they are multiplied by
+    if op.name in _PRODUCTS:
+        # What differs because the data differ stays different, whatever it is multiplied by.
         own = states[0].own | states[1].own
         return replace(made, differs=made.differs | own, own=own, may_differ=made.may_differ - own)
     if op.name in _NONLINEAR or (op.name == "mul" and op.operands[0] is op.operands[1]):
