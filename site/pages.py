@@ -44,7 +44,7 @@ LEARN = [
 DO = [
     Page("do/index", ("site/do.md",)),
     *_documents("do", "plan", "verify", "your_own_program", "inspect", "data", "training", "finetune", "preference"),
-    *_documents("do", "launch", "weights", "serving", "python"),
+    *_documents("do", "launch", "weights", "serving", "security", "python"),
     Page("do/hardware", ("docs/hardware.md",)),
 ]
 
