@@ -83,26 +83,25 @@ def attend_to_pages(
 
     Returns arrays [b, s, k, g, ...].
     """
+    from jax.experimental.pallas import triton  # Imported late: 0.1 s that only GPUs need.
+
     batch, length, heads, group, head_dim = query.shape
-    slots, tokens = pages.key.shape[3], table.shape[1] * pages.key.shape[3]
-    rows = max(LEAST_ROWS, 1 << (length * group - 1).bit_length())
-    entries_of_block = BLOCK_TOKENS // slots
-    blocks = math.ceil(table.shape[1] / entries_of_block)
-    splits = min(blocks, max(1, BUSY_PROGRAMS // (batch * heads)))
-    blocks_of_split = math.ceil(blocks / splits)
-    splits = math.ceil(blocks / blocks_of_split)
-    entries = splits * blocks_of_split * entries_of_block
+    slots, tokens, queries = pages.key.shape[3], table.shape[1] * pages.key.shape[3], length * group
+    rows = max(LEAST_ROWS, 1 << (queries - 1).bit_length())
+    work = _divided(table.shape[1], slots, batch * heads)
 
     def padded(x: Array, value: int = 0) -> Array:
         """Pad the rows, which are before the last dim."""
-        return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, rows - length * group), (0, 0)], constant_values=value)
+        return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, rows - queries), (0, 0)], constant_values=value)
 
-    of_heads = jnp.moveaxis(query, 2, 1).reshape(batch, heads, length * group, head_dim)
+    of_heads = jnp.moveaxis(query, 2, 1).reshape(batch, heads, queries, head_dim)
     of_rows = padded(jnp.repeat(positions, group, axis=1)[..., None], -1)[..., 0]
-    table = jnp.pad(table, ((0, 0), (0, entries - table.shape[1])))
-    starts = jnp.stack([first, jnp.broadcast_to(jnp.asarray(layer), first.shape)], axis=1).astype(jnp.int32)
-    starts = jnp.concatenate([starts, jnp.broadcast_to(jnp.asarray(offset, jnp.int32), (batch, 1))], axis=1)
-    starts = jnp.pad(starts, ((0, 0), (0, 1)))  # A size that is a power of 2.
+    numbers = [jnp.broadcast_to(jnp.asarray(one, jnp.int32), batch) for one in (first, layer, offset, 0)]
+    # Slots of all layers and pages one after the other, as they lie in memory.
+    arrays = [array.reshape(-1, head_dim) for array in pages[:2]] + [scale.reshape(-1) for scale in pages.scales or ()]
+    read = sum(array.dtype.itemsize * math.prod(array.shape[1:]) for array in arrays) * batch * heads * tokens
+    written = 4 * batch * heads * work.splits * rows * (head_dim + 2)
+    sizes = ((rows, head_dim), (rows,), (rows,))
 
     def of_row(*sizes: int) -> pl.BlockSpec:
         return pl.BlockSpec((None, *sizes), lambda row, head, split: (row, *(0 for _ in sizes)))
@@ -112,57 +111,67 @@ def attend_to_pages(
             (None, None, None, *sizes), lambda row, head, split: (row, head, split, *(0 for _ in sizes))
         )
 
-    whole = pl.BlockSpec(memory_space=pl.ANY) if is_interpreted else pl.BlockSpec()
-    # Slots of all layers and pages one after the other, as they lie in memory.
-    arrays = [array.reshape(-1, head_dim) for array in pages[:2]] + [scale.reshape(-1) for scale in pages.scales or ()]
-    kernel = partial(
-        _kernel,
-        page_size=page_size,
-        window=window,
-        scoring=scoring,
-        num_pages=pages.key.shape[1],
-        slots=slots,
-        blocks=blocks_of_split,
-        entries=entries_of_block,
-    )
-    options: Any = {"interpret": True} if is_interpreted else {"compiler_params": _triton_options()}
-    elements = math.prod(of_heads.shape[:2]) * head_dim
-    stored = sum(array.dtype.itemsize * math.prod(array.shape[1:]) for array in arrays) * batch * heads * tokens
-    results = 4 * batch * heads * splits * rows * (head_dim + 2)
-    cost = KernelCost(4 * elements * length * group * tokens, stored + results)
+    of_head = pl.BlockSpec((None, None, rows, head_dim), lambda row, head, split: (row, head, 0, 0))
+    options: Any = {"compiler_params": triton.CompilerParams(num_warps=4, num_stages=3)}
     call = pl.pallas_call(
-        kernel,
-        grid=(batch, heads, splits),
-        in_specs=[
-            of_row(4),
-            of_row(rows),
-            of_row(entries),
-            pl.BlockSpec((None, None, rows, head_dim), lambda row, head, split: (row, head, 0, 0)),
-            *(whole for _ in arrays),
-        ],
-        out_specs=[of_split(rows, head_dim), of_split(rows), of_split(rows)],
-        out_shape=[
-            jax.ShapeDtypeStruct((batch, heads, splits, *sizes), jnp.float32)
-            for sizes in ((rows, head_dim), (rows,), (rows,))
-        ],
+        partial(
+            _kernel,
+            page_size=page_size,
+            window=window,
+            scoring=scoring,
+            num_pages=pages.key.shape[1],
+            slots=slots,
+            blocks=work.blocks,
+            entries=work.entries,
+        ),
+        grid=(batch, heads, work.splits),
+        in_specs=[of_row(4), of_row(rows), of_row(work.total), of_head, *(pl.BlockSpec() for _ in arrays)],
+        out_specs=[of_split(*own) for own in sizes],
+        out_shape=[jax.ShapeDtypeStruct((batch, heads, work.splits, *own), jnp.float32) for own in sizes],
         name="paged_attention",
-        **options,
+        **({"interpret": True} if is_interpreted else options),
     )
-    with jax.named_scope(cost.scope):
-        product, sums, largest = call(starts, of_rows, table, padded(of_heads), *arrays)
+    with jax.named_scope(KernelCost(4 * query.size * tokens, read + written).scope):
+        product, sums, largest = call(
+            jnp.stack(numbers, axis=1),
+            of_rows,
+            jnp.pad(table, ((0, 0), (0, work.total - table.shape[1]))),
+            padded(of_heads),
+            *arrays,
+        )
     most = jnp.max(largest, axis=2, keepdims=True)
     weights = jnp.exp(largest - most)
 
     def by_token(x: Array) -> Array:
         """[b, k, rows, ...] as [b, s, k, g, ...]."""
-        own = x[:, :, : length * group]
-        return jnp.moveaxis(own.reshape(batch, heads, length, group, *x.shape[3:]), 1, 2)
+        return jnp.moveaxis(x[:, :, :queries].reshape(batch, heads, length, group, *x.shape[3:]), 1, 2)
 
     return Partial(
         by_token(jnp.sum(product * weights[..., None], axis=2)),
         by_token(jnp.sum(sums * weights, axis=2)),
         by_token(most[:, :, 0]),
     )
+
+
+class _Work(NamedTuple):
+    """How the pages of a row are divided: `splits` programs read `blocks` blocks of `entries` pages each."""
+
+    splits: int
+    blocks: int
+    entries: int
+
+    @property
+    def total(self) -> int:
+        """The pages of all programs, of which the last are padding."""
+        return self.splits * self.blocks * self.entries
+
+
+def _divided(pages: int, slots: int, groups: int) -> _Work:
+    """Divide `pages` pages of `slots` tokens over enough programs of the grid, for each of `groups` rows and heads."""
+    entries = BLOCK_TOKENS // slots
+    blocks = math.ceil(pages / entries)
+    of_split = math.ceil(blocks / min(blocks, max(1, BUSY_PROGRAMS // groups)))
+    return _Work(math.ceil(blocks / of_split), of_split, entries)
 
 
 def _kernel(
@@ -226,12 +235,6 @@ def _kernel(
     left = newest // page_size + 1 - first - split * blocks * entries
     read = jnp.clip((left + entries - 1) // entries, 0, blocks)
     product[...], sums[...], largest[...] = lax.fori_loop(0, read, block, empty)
-
-
-def _triton_options() -> Any:
-    from jax.experimental.pallas import triton
-
-    return triton.CompilerParams(num_warps=4, num_stages=3)
 
 
 def _is_power(size: int) -> bool:

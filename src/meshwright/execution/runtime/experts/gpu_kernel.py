@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 LEAST_ROWS, MOST_ROWS = 16, 64
 """Rows of a block: Triton's smallest matmul, and the largest that is still bound by reading its weights."""
@@ -31,6 +30,8 @@ def multiply_blocks(rows: Array, weights: Array, expert: Array, is_needed: Array
 
     Blocks that are not needed are left undefined. options: of `pallas_call`.
     """
+    from jax.experimental.pallas import triton  # Imported late: 0.1 s that only GPUs need.
+
     (count, size, inner), columns = rows.shape, weights.shape[2]
     height, steps, tiles = max(LEAST_ROWS, 1 << (size - 1).bit_length()), -(-inner // INNER), -(-columns // COLUMNS)
 
