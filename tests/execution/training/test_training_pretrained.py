@@ -107,6 +107,6 @@ def test_weights_of_another_model_are_refused(folder, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
-    with pytest.raises(MeshwrightError, match=r"norm_epsilon is 0\.001, and 1e-06 in its config\.json"):
+    with pytest.raises(MeshwrightError, match=r"norms\.epsilon is 0\.001, and 1e-06 in its config\.json"):
         train(folder, tmp_path / "run", "fsdp=8", what=other, weights=folder / "llama")
     assert not (tmp_path / "run").exists()

@@ -10,6 +10,7 @@ from jax.sharding import AxisType
 
 import meshwright
 from meshwright.proof.inspection import lower
+from meshwright.proof.inspection.jaxprs import replicas
 
 MESH = jax.make_mesh((8,), ("dp",), axis_types=(AxisType.Auto,))
 
@@ -24,6 +25,20 @@ def ids(function, *args):
 
 
 X = planted.array(MESH, (64, 64), "dp")
+
+
+def test_a_loop_that_scales_its_carry_is_read_in_a_few_iterations(monkeypatch):
+    """The numbers that a value was divided by would have no end, in powers of 0.9 or of 2."""
+    runs = []
+    run = replicas._Reader.run
+    monkeypatch.setattr(replicas._Reader, "run", lambda self, *args: runs.append(1) or run(self, *args))
+
+    def decayed(x):
+        step = lambda carry, _: (0.9 * carry + 2 * carry + carry / 4, None)  # noqa: E731
+        return jax.lax.psum(jax.lax.scan(step, x, length=3)[0], "dp")
+
+    assert ids(mapped(decayed, out_specs=P()), X) == []
+    assert len(runs) < 20
 
 
 def test_a_sum_of_equal_values_that_is_divided_later_is_a_mean():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshwright.description.families.load import load_model
 from meshwright.description.families.registry import PRESETS
-from meshwright.description.step.model import Model
+from meshwright.description.step.model import Model, ModelConfig, differences
 from meshwright.errors import MeshwrightError
 from meshwright.execution.text.tokenizer import FILES, Tokenizer, read_tokenizer
 from meshwright.execution.training.run_directory.run import RunConfig
@@ -75,12 +75,15 @@ def check_same_model(model: Model, weights: Path) -> None:
     Names and adapters are not compared.
     """
     published = load_model(str(weights))
-    for field in fields(published):
-        theirs, ours = getattr(published, field.name), getattr(model, field.name, None)
-        if field.name not in ("name", "lora") and theirs != ours:
-            raise MeshwrightError(
-                f"{model.name} is not the model of {weights}: {field.name} is {ours}, and {theirs} in its config.json"
-            )
+    if not isinstance(model, ModelConfig):
+        raise MeshwrightError(
+            f"{model.name} is not the model of {weights}: it is written as ops, without a config.json"
+        )
+    own = replace(model, name=published.name, lora=published.lora)
+    for field, (ours, theirs) in differences(own, published).items():
+        raise MeshwrightError(
+            f"{model.name} is not the model of {weights}: {field} is {ours}, and {theirs} in its config.json"
+        )
 
 
 def run_tokenizer(config: RunConfig, directory: Path | None = None) -> Tokenizer | None:

@@ -31,6 +31,9 @@ _NONLINEAR = frozenset(
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 
+_LEAST_DIVISOR = 1.5
+"""Divisors below the fewest devices of a mean, 2, are not tracked: their products in a loop would not end."""
+
 _Axes = frozenset[str]
 _NONE: _Axes = frozenset()
 
@@ -139,6 +142,8 @@ class _Reader:
                 self.divided.add(one)
         if means := {one for one in state.summed if _is_near(by, one)}:
             return replace(state, summed=state.summed - means)
+        if by < _LEAST_DIVISOR:
+            return state
         both = {one * by for one in state.divided if one * by <= self._degree(tuple(self.degrees))}
         return replace(state, divided=state.divided | both | {by})
 
