@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import statistics
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+from gpu_rows import Row, here, measured_apart
 
 ROWS = (
     "llama3-8b 1x2048", "llama3-8b 16x2048", "llama3-8b 64x2048", "llama3-8b 128x2048", "llama3-8b 16x16384",
@@ -39,19 +40,9 @@ def main() -> None:
         for case in KERNELS:
             print(*case, f"{kernel_error(*case):.1e}")
         return
-    spawn = multiprocessing.get_context("spawn")
-    found: list[dict[str, Any]] = []
+    found: list[Row] = []
     print(f"{'':26}{'predicted':>12}{'waited for':>12}{'dispatched':>12}  p/m   of HBM    tokens/s")
-    for name in args.rows:
-        mine, theirs = spawn.Pipe(duplex=False)
-        child = spawn.Process(target=send, args=(name, args.steps, args.on, theirs))
-        child.start()
-        theirs.close()
-        try:
-            row = mine.recv()
-        except EOFError:
-            row = {"row": name, "error": "its process ended"}
-        child.join()
+    for row in measured_apart(args.rows, measure, args.steps, args.on):
         print(line(row), flush=True)
         found.append(row)
         if args.json:
@@ -115,7 +106,7 @@ def kernel_error(
     return float(jnp.max(jnp.abs(by_kernel(query, pages) - wanted)) / jnp.max(jnp.abs(wanted)))
 
 
-def line(row: dict[str, Any]) -> str:
+def line(row: Row) -> str:
     """A row in words."""
     if "error" in row:
         return f"{row['row']:26}{row['error']}"
@@ -123,23 +114,13 @@ def line(row: dict[str, Any]) -> str:
     return f"{row['row']:26}{times}{row['ratio']:6.2f}{row['hbm_share']:8.0%}{row['tokens_per_second']:12,.0f}"
 
 
-def send(name: str, steps: int, on: str | None, to: Any) -> None:
-    """Send the row of one model."""
-    try:
-        row = measure(name, steps, on)
-    except Exception as error:  # A row that fails is told, and ends no other.
-        row = {"row": name, "error": f"{type(error).__name__}: {str(error)[:2000]}"}
-    to.send(row)
-
-
-def measure(name: str, steps: int, on: str | None) -> dict[str, Any]:
-    """A row of one model."""
+def measure(name: str, steps: int, on: str | None) -> list[Row]:
+    """The row of one model."""
     import jax
     import jax.numpy as jnp
     import numpy as np
 
     from meshwright.description.families.registry import PRESETS
-    from meshwright.description.hardware.load import chip_names
     from meshwright.description.hardware.system import parse_system
     from meshwright.description.step.serve import table_entries
     from meshwright.description.step.serving import Serving, ServingLayout
@@ -149,8 +130,7 @@ def measure(name: str, steps: int, on: str | None) -> dict[str, Any]:
     from meshwright.serving.engine.lowered import lower_engine_step
     from meshwright.serving.engine.programs import FROM_LAST, Columns, Shape
 
-    kind = jax.devices()[0].device_kind.lower()
-    system = parse_system((on or next(chip for chip in chip_names() if chip.split("-")[0] in kind)) + ":1")
+    system = parse_system(f"{on}:1") if on else here()
     title, size = name.split()
     title, _, layers = title.partition(":")
     model = PRESETS[title]
@@ -201,7 +181,7 @@ def measure(name: str, steps: int, on: str | None) -> dict[str, Any]:
     dispatched = (time.perf_counter() - began) / steps
     seconds, memory = statistics.median(times[2:]), plan.predicted.memory_bytes
     read = memory["weights"] + memory["cache"]
-    return {
+    row = {
         "row": name,
         "device": jax.devices()[0].device_kind,
         "predicted_seconds": plan.seconds,
@@ -214,6 +194,7 @@ def measure(name: str, steps: int, on: str | None) -> dict[str, Any]:
         "breakdown_seconds": dict(plan.predicted.breakdown_seconds),
         "memory_measured": (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
     }
+    return [row]
 
 
 if __name__ == "__main__":

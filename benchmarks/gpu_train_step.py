@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import statistics
 import time
 from pathlib import Path
 from typing import Any
+
+from gpu_rows import Row, here, measured_apart
 
 ROWS = {
     "llama3-8b": {"num_layers": 4, "batch": 8, "seq_len": 2048},
@@ -42,26 +43,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--trace", type=Path, help="a folder for a trace of one more step of each model")
     args = parser.parse_args()
-    spawn = multiprocessing.get_context("spawn")
-    found: list[dict[str, Any]] = []
-    for name in (*args.rows, "products"):
-        mine, theirs = spawn.Pipe(duplex=False)
-        child = spawn.Process(target=measure, args=(name, args.steps, args.trace, theirs))
-        child.start()
-        theirs.close()
-        try:
-            rows = mine.recv()
-        except EOFError:
-            rows = [{"row": name, "error": "its process ended"}]
-        child.join()
-        for row in rows:
-            print(line(row), flush=True)
-        found += rows
+    found: list[Row] = []
+    for row in measured_apart((*args.rows, "products"), measure, args.steps, args.trace):
+        print(line(row), flush=True)
+        found.append(row)
         if args.json:
             args.json.write_text(json.dumps(found, indent=2) + "\n")
 
 
-def line(row: dict[str, Any]) -> str:
+def line(row: Row) -> str:
     """A row in words: predicted | measured, their ratio, and a step's memory, predicted | compiled | measured."""
     if "error" in row:
         return f"{row['row']:32}{row['error']}"
@@ -71,27 +61,12 @@ def line(row: dict[str, Any]) -> str:
     return text + "".join(f"{size / 1e9:8.1f} GB" for size in sizes if size is not None)
 
 
-def measure(name: str, steps: int, trace: Path | None, to: Any) -> None:
-    """Send the rows of one model, or of products alone."""
-    try:
-        rows = products() if name == "products" else [train(name, steps, trace)]
-    except Exception as error:  # A row that fails is told, and ends no other.
-        rows = [{"row": name, "error": f"{type(error).__name__}: {str(error)[:2000]}"}]
-    to.send(rows)
+def measure(name: str, steps: int, trace: Path | None) -> list[Row]:
+    """The rows of one model, or of products alone."""
+    return products() if name == "products" else [train(name, steps, trace)]
 
 
-def here() -> Any:
-    """One GPU of the kind that is here."""
-    import jax
-
-    from meshwright.description.hardware.load import chip_names
-    from meshwright.description.hardware.system import parse_system
-
-    kind = jax.devices()[0].device_kind.lower()
-    return parse_system(next(chip for chip in chip_names() if chip.split("-")[0] in kind) + ":1")
-
-
-def train(name: str, steps: int, trace: Path | None = None) -> dict[str, Any]:
+def train(name: str, steps: int, trace: Path | None = None) -> Row:
     """A row of one model."""
     import jax
     import numpy as np
@@ -146,7 +121,7 @@ def train(name: str, steps: int, trace: Path | None = None) -> dict[str, Any]:
     }
 
 
-def products() -> list[dict[str, Any]]:
+def products() -> list[Row]:
     """Rows of products alone."""
     import jax
     import jax.numpy as jnp

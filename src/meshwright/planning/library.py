@@ -179,8 +179,7 @@ def plan(
         if isinstance(model, Workload):
             raise MeshwrightError("a Workload is training; with serve give its model")
         _refuse(named.keys() - {"mesh"}, f"with serve={serve!r}")
-        own = given({"on": on, **options}, ("cache", *ServingOptions.__annotations__))
-        return best_serving_plan(model, serve, _only(own, SERVING_OPTIONS), mesh=mesh, cache=own.get("cache"))
+        return plan_server(model, serve, {"on": on, "mesh": mesh, **options})
     said = given({"on": on, **options}, ("on", *SearchOptions.__annotations__))
     if isinstance(model, str | Path) and (kept := _kept_plan(model, named | said)) is not None:
         return kept
@@ -230,6 +229,17 @@ def plan(
     return replace(
         found, training_run=training_run(found.predicted, system.num_chips, read_count("tokens", tokens), cost)
     )
+
+
+def plan_server(model: str | Path | ModelConfig, phase: ServingPhase, options: Mapping[str, Any]) -> ServingPlan:
+    """Return the best plan to serve a model. options: those of `ServingOptions`, mesh and cache.
+
+    Raises:
+        MeshwrightError: an option is unknown or wrong, or nothing is legal.
+    """
+    said = given(options, (*SERVING_OPTIONS, "mesh", "cache"))
+    own = _only(said, SERVING_OPTIONS)
+    return best_serving_plan(model, phase, own, mesh=said.get("mesh"), cache=said.get("cache"))
 
 
 def plan_systems(

@@ -69,7 +69,7 @@ def element(module: Module, instruction: Instruction, index: int) -> Instruction
             instruction = module.root(_inside(instruction))
         elif instruction.opcode == "while" and _is_loop_invariant(module, instruction, index):
             instruction = module.operand(instruction)
-        elif instruction.opcode == "parameter" and (caller := _only_caller(module, instruction)) is not None:
+        elif instruction.opcode == "parameter" and (caller := only_caller(module, instruction)) is not None:
             hands_on = caller.opcode == "while" and _is_loop_invariant(module, caller, index)
             if not hands_on and caller.opcode not in INLINE:
                 return None
@@ -88,7 +88,7 @@ def forwarded_from(module: Module, instruction: Instruction, through: frozenset[
     if instruction.opcode in INLINE and instruction.shape.dtype != "tuple":
         return module.root(_inside(instruction))
     if instruction.opcode == "parameter":
-        caller = _only_caller(module, instruction)
+        caller = only_caller(module, instruction)
         if caller is not None and caller.opcode in INLINE and instruction.index < len(caller.operands):
             return module.operand(caller, instruction.index)
     return _joined_slices(module, instruction)
@@ -142,7 +142,7 @@ def _is_loop_invariant(module: Module, loop: Instruction, index: int) -> bool:
     )
 
 
-def _only_caller(module: Module, parameter: Instruction) -> Instruction | None:
+def only_caller(module: Module, parameter: Instruction) -> Instruction | None:
     """Return the single instruction that calls a parameter's computation; None if there are several or none."""
     callers = module.callers[parameter.computation]
     return callers[0] if len(callers) == 1 else None

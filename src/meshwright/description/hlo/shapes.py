@@ -35,6 +35,11 @@ class Shape:
         return (self.size * dtype_bits(self.dtype) + 7) // 8
 
     @property
+    def minor_to_major(self) -> tuple[int, ...]:
+        """The dims of an array in the order of its layout, the one with adjacent elements first."""
+        return tuple(int(dim) for dim in self.layout.partition(":")[0].split(",") if dim)
+
+    @property
     def padded_bytes(self) -> int:
         """Bytes with dims padded to the first tile of the layout (TPU).
 
@@ -45,7 +50,7 @@ class Shape:
         found = _TILE.search(self.layout)
         if found is None:
             return self.bytes
-        order = [int(dim) for dim in self.layout.partition(":")[0].split(",") if dim]
+        order = self.minor_to_major
         tile = [int(size) for size in found[1].split(",")]
         # From the major dim to the minor one; an array with fewer dims than the tile gets leading dims of 1.
         dims = [1] * (len(tile) - len(order)) + [self.dims[dim] for dim in reversed(order)]

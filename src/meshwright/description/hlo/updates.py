@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from meshwright.description.hlo.dataflow import INLINE, VIEWS
+from meshwright.description.hlo.dataflow import INLINE, VIEWS, only_caller
 from meshwright.description.hlo.module import Instruction, Module
 
 _FORWARDS = frozenset(VIEWS | {"convert", "reduce-precision", "all-gather", "all-reduce", "dynamic-slice"})
@@ -178,10 +178,10 @@ class Updates:
                 continue
             seen.add((held.computation, held.name))
             if held.opcode == "parameter":
-                callers = self.module.callers[held.computation]
-                if len(callers) != 1 or callers[0].opcode not in INLINE:
+                caller = only_caller(self.module, held)
+                if caller is None or caller.opcode not in INLINE:
                     return False
-                waiting.append(self.module.operand(callers[0], held.index))
+                waiting.append(self.module.operand(caller, held.index))
             waiting += self.module.operands(held)
         return True
 

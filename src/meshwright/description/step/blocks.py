@@ -166,7 +166,7 @@ def _stack(model: ModelConfig, name: str, layers: range, experts: Experts | None
 
 def _attention_ops(model: ModelConfig, layers: range) -> tuple[LayerOp, ...]:
     """Return the ops of attention from its norm to `attention_added`, which is added to the residual stream."""
-    has_norm, has_post_norm = model.norms.place != "after", model.norms.place != "before"
+    has_norm, has_post_norm = model.norms.is_before, model.norms.is_after
     norms = (_norm(model, "attention_norm", STREAM, "attention_normed"),) if has_norm else ()
     stream, of_latent = "attention_normed" if has_norm else STREAM, model.attention.latent
     rotary = _rotary(model, model.positions, layers) if isinstance(model.positions, RotaryPositions) else []
@@ -291,9 +291,9 @@ def _mlp_ops(model: ModelConfig) -> tuple[LayerOp, ...]:
     norms, stream = (), STREAM
     if model.parallel_blocks == "shared norm":
         stream = "attention_normed"
-    elif model.norms.place != "after":
+    elif model.norms.is_before:
         norms, stream = (_norm(model, "mlp_norm", STREAM, "mlp_normed"),), "mlp_normed"
-    if model.norms.place == "before":
+    if not model.norms.is_after:
         return *norms, *_mlp(model, "", stream, model.mlp, target="mlp_added")
     return (
         *norms,

@@ -144,6 +144,16 @@ class Norms:
     place: Literal["before", "after", "both"] = "before"
     after_embedding: bool = False  # (BLOOM)
 
+    @property
+    def is_before(self) -> bool:
+        """Whether the residual stream has a norm before each block."""
+        return self.place != "after"
+
+    @property
+    def is_after(self) -> bool:
+        """Whether each block's output has a norm before it is added."""
+        return self.place != "before"
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig:

@@ -46,7 +46,8 @@ def with_axis_type(mesh: Mesh, kind: AxisType) -> Mesh:
 def mesh_platform() -> str:
     """Return the platform of the current mesh's devices: `cpu`, `gpu` or `tpu`; without a mesh, JAX's default."""
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return device.platform if device is not None else jax.default_backend()
+    platform = device.platform if device is not None else jax.default_backend()
+    return "gpu" if platform == "cuda" else platform  # JAX's name of GPUs that are only described.
 
 
 def mesh_over_slices(degrees: Mapping[str, int], devices: Sequence[Any], num_slices: int) -> Mesh:

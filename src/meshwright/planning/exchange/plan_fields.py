@@ -68,7 +68,7 @@ def model_of(found: Mapping[str, Any], name: str, missing: str) -> Model:
         raise MeshwrightError(f"{', '.join(without)} of the model {'is' if len(without) == 1 else 'are'} {missing}")
     experts = {field.removeprefix("experts."): value for field, value in found.items() if field.startswith("experts.")}
     family = FAMILIES["mixtral" if experts else "llama"]
-    rotary = {"frequencies": [{"theta": sizes.pop("positions.frequencies.theta", 10_000.0)}]}
+    rotary = {"frequencies": [{"theta": sizes.pop(THETA.removeprefix("model."), 10_000.0)}]}
     data = nested(sizes) | {"name": name, "positions": rotary, "experts": experts or None}
     made = replace(model_from_data(data), family=family)
     return next((preset for preset in PRESETS.values() if replace(made, name=preset.name) == preset), made)

@@ -27,6 +27,7 @@ from meshwright.proof.compiler.worker import error_text
 from meshwright.proof.inspection.advice import DEVICES_ABSENT, advice
 from meshwright.proof.inspection.jaxprs.read import read_mistakes
 from meshwright.proof.inspection.meshes import Call, for_target, function_name, only_mesh
+from meshwright.support.replaced import replaced
 
 LOWER_NAMED = "meshwright.proof.inspection.lower:lower_named"
 
@@ -184,18 +185,14 @@ def _traced_by(lower: Any, args: Any, kwargs: Any) -> Any:
 
     JAX's method is replaced meanwhile, since there is no public way from a `Lowered` to its jaxpr.
     """
-    traced: list[Traced] = []
-    before = Traced.lower
+    traced, before = list[Traced](), Traced.lower
 
     def lower_and_keep(self: Traced, *given: Any, **options: Any) -> Lowered:
         traced.append(self)
         return before(self, *given, **options)
 
-    Traced.lower = lower_and_keep  # type: ignore[method-assign]
-    try:
+    with replaced(Traced, "lower", lower_and_keep):
         lowered = stage_of(lower(*args, **kwargs))
-    finally:
-        Traced.lower = before  # type: ignore[method-assign]
     return traced[0] if len(traced) == 1 else lowered
 
 
@@ -244,13 +241,15 @@ def _lowering_for(platform: str | None) -> Iterator[None]:
     dispatch = getattr(inspect.unwrap(jax.pure_callback), "__globals__", {}).get("dispatch")
     refused = getattr(dispatch, "prim_requires_devices_during_lowering", set())
     callbacks = {one for one in refused if one.name in ("pure_callback", "io_callback")}
-    Traced.lower, mlir.ModuleContext.get_backend = lower_for_platform, get_backend_if_any  # type: ignore[method-assign]
     refused -= callbacks
     try:
-        yield
+        with (
+            replaced(Traced, "lower", lower_for_platform),
+            replaced(mlir.ModuleContext, "get_backend", get_backend_if_any),
+        ):
+            yield
     finally:
         refused |= callbacks
-        Traced.lower, mlir.ModuleContext.get_backend = lower, get_backend  # type: ignore[method-assign]
 
 
 def _in_a_line(text: str) -> str:

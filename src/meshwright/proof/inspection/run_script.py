@@ -25,6 +25,7 @@ from meshwright.errors import MeshwrightError, did_you_mean, near_names
 from meshwright.proof.compiler.worker import error_text
 from meshwright.proof.inspection.meshes import Call
 from meshwright.proof.inspection.script import Script
+from meshwright.support.replaced import replaced
 from meshwright.units import show_flops
 
 T = TypeVar("T")
@@ -129,9 +130,9 @@ class _Recorder(Generic[T]):
         self.is_recording = True
         with ExitStack() as stack:
             for name in ("jit", "pmap"):
-                stack.enter_context(_replaced(jax, name, self._recorded(getattr(jax, name))))
+                stack.enter_context(replaced(jax, name, self._recorded(getattr(jax, name))))
             # Scripts for several hosts call it first; here one process represents all of them.
-            stack.enter_context(_replaced(jax.distributed, "initialize", lambda *_, **__: None))
+            stack.enter_context(replaced(jax.distributed, "initialize", lambda *_, **__: None))
             yield
         self.is_recording = False
 
@@ -312,26 +313,11 @@ def _inner_jaxprs(eqn: Any) -> Iterator[Any]:
 @contextmanager
 def _running(main: ModuleType, script: Script) -> Iterator[None]:
     """Run a script as `python FILE ARGUMENTS…` does: as module `__main__`, with its directory first in `sys.path`."""
-    replaced = (
-        (sys, "argv", [str(script.file), *script.words]),
-        (sys, "path", [str(script.file.parent.resolve()), *sys.path]),
-    )
     own = sys.modules["__main__"]
     with ExitStack() as stack:
-        for owner, name, value in replaced:
-            stack.enter_context(_replaced(owner, name, value))
+        stack.enter_context(replaced(sys, "argv", [str(script.file), *script.words]))
+        stack.enter_context(replaced(sys, "path", [str(script.file.parent.resolve()), *sys.path]))
         stack.callback(sys.modules.__setitem__, "__main__", own)
         sys.modules["__main__"] = main
         stack.enter_context(jax.set_mesh(jax.sharding.get_mesh()))  # restores it if the script sets another
         yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute inside the context."""
-    own = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, own)

@@ -16,10 +16,9 @@ from meshwright.execution.training.watch.profile import find_profile
 from meshwright.options.keywords import PlanOptions, ServingOptions
 from meshwright.options.values import MeshLike, given
 from meshwright.planning.files import is_run_directory
-from meshwright.planning.library import PlanLike, plan_to_run
+from meshwright.planning.library import PlanLike, plan_server, plan_to_run
 from meshwright.planning.plan import Plan
 from meshwright.planning.serving.plan import ServingPlan, is_serving_plan_file, read_serving_plan
-from meshwright.planning.serving.search import best_serving_plan
 from meshwright.proof.compiler.targets import Effort
 from meshwright.proof.verification.plans import Verification, verify_plan
 from meshwright.proof.verification.serving import ServingVerification, verify_serving
@@ -86,12 +85,10 @@ def _is_serving_file(what: Any) -> bool:
 
 def _serving_plan(what: Any, serve: ServingPhase | None, options: Mapping[str, Any]) -> ServingPlan:
     """Return the serving plan to verify: an object, a file, or the best plan for a model."""
-    layout = ("mesh", "cache")
-    said = given(options, (*ServingOptions.__annotations__, *layout))
     if not isinstance(what, ServingPlan) and not _is_serving_file(what):
         assert serve is not None
-        own = {name: value for name, value in said.items() if name not in layout}
-        return best_serving_plan(what, serve, own, mesh=said.get("mesh"), cache=said.get("cache"))
+        return plan_server(what, serve, options)
+    said = given(options, (*ServingOptions.__annotations__, "mesh", "cache"))
     plan = what if isinstance(what, ServingPlan) else read_serving_plan(Path(what))
     if said or serve not in (None, plan.serving.phase):
         name = next(iter(said), "serve")

@@ -84,12 +84,9 @@ def write_and_attend(
     rows = layout.axes("batch") + (layout.axes("embed") if layout.cache_split == "batch" else ())
     between = P(rows or None, None, heads, group, None)
     of_heads = P(there[2], there[3])
-    heads_output = jax.shard_map(
-        local,
-        in_specs=(there, P(stored[0], None), of_heads, *specs),
-        out_specs=result,
-        check_vma=not has_kernel,
-    )(
+    specs = (there, P(stored[0], None), of_heads, *specs)
+    attend = jax.shard_map(local, in_specs=specs, out_specs=result, check_vma=not has_kernel)
+    heads_output = attend(
         jax.reshard(jax.reshard(query, between), there),
         jax.reshard(positions, P(stored[0], None)),
         None if sinks is None else jax.reshard(sinks.astype(jnp.float32), of_heads),
@@ -234,4 +231,4 @@ def _has_kernel(query: Array, pages: Pages) -> bool:
     """Return whether attention of queries [b, s, k, g, h] over pages has a kernel on the current mesh's devices."""
     sharding: Any = jax.typeof(pages.key).sharding
     slots = sharding.shard_shape(pages.key.shape)[3]
-    return mesh_platform() in ("gpu", "cuda") and fits_kernel(query.shape[1] * query.shape[3], pages, slots)
+    return mesh_platform() == "gpu" and fits_kernel(query.shape[1] * query.shape[3], pages, slots)

@@ -19,12 +19,7 @@ from jax.experimental import pallas as pl
 from meshwright.description.hlo.kernel_cost import KernelCost
 from meshwright.execution.models.attention import Scoring
 from meshwright.execution.models.generation.paged_cache import Pages
-
-LEAST_ROWS = 16
-"""Rows of the smallest matmul of Triton."""
-
-MOST_ROWS = 64
-"""Most queries that share keys; more of them are a chunk of a prompt, which is bound by its matmuls."""
+from meshwright.execution.runtime.triton_rows import MOST_ROWS, padded_rows
 
 BLOCK_TOKENS = 64
 """Tokens that a program of the grid reads at once."""
@@ -50,6 +45,7 @@ class Partial(NamedTuple):
 def fits_kernel(queries: int, pages: Pages, slots: int) -> bool:
     """Return whether the kernel takes so many queries of a kv head, and pages with so many slots on each device.
 
+    More queries are a chunk of a prompt, which is bound by its matmuls.
     Triton's arrays have sizes that are powers of 2. Pallas computes places of arrays of up to 4 GiB in 32 bits (JAX
     0.10.2 to 0.12), which are too few for more than 2^31 values of a byte.
     """
@@ -83,11 +79,9 @@ def attend_to_pages(
 
     Returns arrays [b, s, k, g, ...].
     """
-    from jax.experimental.pallas import triton  # Imported late: 0.1 s that only GPUs need.
-
     batch, length, heads, group, head_dim = query.shape
     slots, tokens, queries = pages.key.shape[3], table.shape[1] * pages.key.shape[3], length * group
-    rows = max(LEAST_ROWS, 1 << (queries - 1).bit_length())
+    rows = padded_rows(queries)
     work = _divided(table.shape[1], slots, batch * heads)
 
     def padded(x: Array, value: int = 0) -> Array:
@@ -101,36 +95,17 @@ def attend_to_pages(
     arrays = [array.reshape(-1, head_dim) for array in pages[:2]] + [scale.reshape(-1) for scale in pages.scales or ()]
     read = sum(array.dtype.itemsize * math.prod(array.shape[1:]) for array in arrays) * batch * heads * tokens
     written = 4 * batch * heads * work.splits * rows * (head_dim + 2)
-    sizes = ((rows, head_dim), (rows,), (rows,))
-
-    def of_row(*sizes: int) -> pl.BlockSpec:
-        return pl.BlockSpec((None, *sizes), lambda row, head, split: (row, *(0 for _ in sizes)))
-
-    def of_split(*sizes: int) -> pl.BlockSpec:
-        return pl.BlockSpec(
-            (None, None, None, *sizes), lambda row, head, split: (row, head, split, *(0 for _ in sizes))
-        )
-
-    of_head = pl.BlockSpec((None, None, rows, head_dim), lambda row, head, split: (row, head, 0, 0))
-    options: Any = {"compiler_params": triton.CompilerParams(num_warps=4, num_stages=3)}
-    call = pl.pallas_call(
-        partial(
-            _kernel,
-            page_size=page_size,
-            window=window,
-            scoring=scoring,
-            num_pages=pages.key.shape[1],
-            slots=slots,
-            blocks=work.blocks,
-            entries=work.entries,
-        ),
-        grid=(batch, heads, work.splits),
-        in_specs=[of_row(4), of_row(rows), of_row(work.total), of_head, *(pl.BlockSpec() for _ in arrays)],
-        out_specs=[of_split(*own) for own in sizes],
-        out_shape=[jax.ShapeDtypeStruct((batch, heads, work.splits, *own), jnp.float32) for own in sizes],
-        name="paged_attention",
-        **({"interpret": True} if is_interpreted else options),
+    kernel = partial(
+        _kernel,
+        page_size=page_size,
+        window=window,
+        scoring=scoring,
+        num_pages=pages.key.shape[1],
+        slots=slots,
+        blocks=work.blocks,
+        entries=work.entries,
     )
+    call = _on_grid(kernel, (batch, heads), work, (rows, head_dim), len(arrays), is_interpreted=is_interpreted)
     with jax.named_scope(KernelCost(4 * query.size * tokens, read + written).scope):
         product, sums, largest = call(
             jnp.stack(numbers, axis=1),
@@ -172,6 +147,46 @@ def _divided(pages: int, slots: int, groups: int) -> _Work:
     blocks = math.ceil(pages / entries)
     of_split = math.ceil(blocks / min(blocks, max(1, BUSY_PROGRAMS // groups)))
     return _Work(math.ceil(blocks / of_split), of_split, entries)
+
+
+def _on_grid(
+    kernel: Any,
+    grid: tuple[int, int],
+    work: _Work,
+    sizes: tuple[int, int],
+    num_arrays: int,
+    *,
+    is_interpreted: bool,
+) -> Any:
+    """Return the call of a kernel on a grid of rows, kv heads and splits.
+
+    Args:
+        sizes: queries of a row and head, and dims of a head.
+        num_arrays: of the cache, which each program reads where it needs them.
+    """
+    from jax.experimental.pallas import triton  # Imported late: 0.1 s that only GPUs need.
+
+    def of_row(*sizes: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, *sizes), lambda row, head, split: (row, *(0 for _ in sizes)))
+
+    def of_split(*sizes: int) -> pl.BlockSpec:
+        return pl.BlockSpec(
+            (None, None, None, *sizes), lambda row, head, split: (row, head, split, *(0 for _ in sizes))
+        )
+
+    rows, _ = sizes
+    results, of_triton = (sizes, (rows,), (rows,)), triton.CompilerParams(num_warps=4, num_stages=3)
+    options: Any = {"interpret": True} if is_interpreted else {"compiler_params": of_triton}
+    of_head = pl.BlockSpec((None, None, *sizes), lambda row, head, split: (row, head, 0, 0))
+    return pl.pallas_call(
+        kernel,
+        grid=(*grid, work.splits),
+        in_specs=[of_row(4), of_row(rows), of_row(work.total), of_head, *(pl.BlockSpec() for _ in range(num_arrays))],
+        out_specs=[of_split(*own) for own in results],
+        out_shape=[jax.ShapeDtypeStruct((*grid, work.splits, *own), jnp.float32) for own in results],
+        name="paged_attention",
+        **options,
+    )
 
 
 def _kernel(

@@ -39,7 +39,7 @@ def for_server_products(params: Mapping[str, Any], model: ModelConfig) -> Any:
     """
     if mesh_platform() == "tpu":
         return _in_tpu_layout(params, model)
-    return _apart(params) if mesh_platform() in ("gpu", "cuda") else params
+    return _apart(params) if mesh_platform() == "gpu" else params
 
 
 def _apart(params: Mapping[str, Any]) -> Any:

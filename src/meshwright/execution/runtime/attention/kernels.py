@@ -47,7 +47,7 @@ def select_kernel_for_chunks(length: int) -> Kernel:
 
 def _check_cudnn(platform: str, query: Array, segments: Segments | None, mask: Mask) -> None:
     reasons = {
-        f"devices are of kind {platform}, not NVIDIA GPUs": platform not in ("gpu", "cuda"),
+        f"devices are of kind {platform}, not NVIDIA GPUs": platform != "gpu",
         f"queries are {query.dtype}, not in half precision": query.dtype not in (jnp.bfloat16, jnp.float16),
         "rows hold several documents": segments is not None and segments.ids is not None,
         f"a window of {mask.window} reaches to both sides": not mask.causal and mask.window is not None,

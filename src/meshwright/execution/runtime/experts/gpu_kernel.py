@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-LEAST_ROWS, MOST_ROWS = 16, 64
-"""Rows of a block: Triton's smallest matmul, and the largest that is still bound by reading its weights."""
+from meshwright.execution.runtime.triton_rows import MOST_ROWS, padded_rows
 
 INNER, COLUMNS = 64, 128
 """The tile of a weight that is read at once: 3.7 of 4.8 TB/s on an H200, the most of ten that were tried."""
@@ -33,7 +32,7 @@ def multiply_blocks(rows: Array, weights: Array, expert: Array, is_needed: Array
     from jax.experimental.pallas import triton  # Imported late: 0.1 s that only GPUs need.
 
     (count, size, inner), columns = rows.shape, weights.shape[2]
-    height, steps, tiles = max(LEAST_ROWS, 1 << (size - 1).bit_length()), -(-inner // INNER), -(-columns // COLUMNS)
+    height, steps, tiles = padded_rows(size), -(-inner // INNER), -(-columns // COLUMNS)
 
     def kernel(expert: Any, is_needed: Any, rows: Any, weights: Any, result: Any) -> None:
         number, to = expert[...], pl.program_id(1) * COLUMNS + jnp.arange(COLUMNS)

@@ -32,7 +32,7 @@ def grouped_matmul(rows: Array, weights: Array, sizes: Array | None, dtype: Any)
     if sizes is None:
         return jnp.einsum("esd,edf->esf", rows, weights, preferred_element_type=dtype)
     _, size = expert_blocks(rows.shape[0], sizes.shape[0])
-    if mesh_platform() in ("gpu", "cuda") and fits_kernel(size, weights):
+    if mesh_platform() == "gpu" and fits_kernel(size, weights):
         return _multiply_by_kernel(rows, weights, sizes, dtype)
     in_groups = partial(lax.ragged_dot, preferred_element_type=dtype)
     return lax.platform_dependent(

@@ -95,8 +95,7 @@ def _updated(context: ProgramContext) -> Iterator[tuple[Argument, Result, Shape]
 
 def _order(shape: Shape) -> str:
     """The dims of an array from minor to major; of those with one element any order is the same."""
-    order = (dim for dim in shape.layout.partition(":")[0].split(",") if dim)
-    return ",".join(dim for dim in order if shape.dims[int(dim)] > 1)
+    return ",".join(str(dim) for dim in shape.minor_to_major if shape.dims[dim] > 1)
 
 
 def _is_resharded(argument: Argument, result: Result) -> bool:

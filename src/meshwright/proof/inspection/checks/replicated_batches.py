@@ -105,7 +105,7 @@ def whole_tables(context: ProgramContext) -> Iterator[Finding]:
         shape = argument.instruction.shape
         if argument.spec is None or shape.bytes < _LEAST_BYTES:
             continue
-        if number in context.updated or number in context.differentiated & context.updated:
+        if number in context.updated:
             continue
         axes = tuple(axis for axis in cut_axes(context, argument.instruction) if axis not in argument.spec.axes)
         is_table = shape.dtype[:1] in ("p", "s", "u") or shape.dims[-1:] == shape.dims[-2:-1]
