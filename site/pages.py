@@ -12,6 +12,7 @@ from meshwright.lessons.lesson import lessons
 
 LESSONS = [lesson.file for lesson in lessons()]
 FRAMEWORKS = [one.anchor for one in sections_of("docs/frameworks.md") if one.level == 3]
+ERRORS = [one.anchor for one in sections_of("docs/troubleshooting.md") if one.level in (2, 3)]
 FINDINGS = [one.anchor for one in sections_of("docs/findings.md") if one.level == 3]
 
 
@@ -54,7 +55,9 @@ LOOK_UP = [
     *command_pages("look-up/commands"),
     Page("look-up/findings/index", ("docs/findings.md",)),
     *(Page(f"look-up/findings/{name}", (f"docs/findings.md#{name}",)) for name in FINDINGS),
-    *_documents("look-up", "troubleshooting", "notation"),
+    Page("look-up/errors/index", ("docs/troubleshooting.md",)),
+    *(Page(f"look-up/errors/{name}", (f"docs/troubleshooting.md#{name}",)) for name in ERRORS),
+    *_documents("look-up", "notation"),
     Page("look-up/api/index", title="The Python API", text=api_table()),
     *api_pages("look-up/api"),
     Page("look-up/chips/index", ("site/chips.md",)),

@@ -101,6 +101,14 @@ def test_every_document_has_a_place_on_the_site(monkeypatch):
     assert missing == set()
 
 
+def test_every_exception_that_reaches_a_caller_is_among_the_errors():
+    sources = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    named = set(re.findall(r"^class ([A-Z]\w+Error)\((?:MeshwrightError|ValueError)\)", sources, re.MULTILINE))
+    headings = re.findall(r"^### (.*)", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
+    # The reading of data catches it, and counts it or raises a MeshwrightError with the record's place.
+    assert named - {"BadRecordError"} == {word for line in headings for word in line.split() if word.endswith("Error")}
+
+
 @pytest.mark.matrix
 def test_nothing_is_loaded_from_another_host(site, pages):
     foreign = [(name, load) for name, page in pages.items() for load in page.loads if urlsplit(load).netloc]

@@ -1,6 +1,7 @@
 """`meshwright verify` as people type it."""
 
 import json
+import re
 
 import pytest
 
@@ -67,7 +68,25 @@ def test_verify_lays_a_run_beside_its_own_plan_and_refuses_another(tmp_path, cap
     assert "is a run of another workload" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_verify_compiles_each_value_of_a_sweep_and_says_why_one_has_no_plan(capsys):
+    words = ["verify", "tiny", "--on", "cpu:8", "--mesh", "fsdp=-1", "--batch", "8", "--seq-len", "64"]
+    assert main([*words, "--sweep", "2,3"]) == 0
+    printed = capsys.readouterr().out
+    (row,) = (line for line in printed.splitlines() if "cpu:2" in line)
+    assert row.split()[:3] == ["2", "cpu:2", "fsdp=2"]
+    assert re.search(r"([\d.]+ \wB) \| \1 ", row)  # The bytes of its collectives, predicted and compiled.
+    assert "chips=3: batch 8 is not a multiple of dp*fsdp" in " ".join(printed.split())
+    assert main([*words, "--sweep", "chips=2", "--json"]) == 0
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    assert (point["value"], point["hardware"]) == (2, "cpu:2")
+    assert point["predicted"]["flops"] == point["compiled"]["flops"]
+
+
 MISTAKES = [
+    (["verify", "tiny", "--batch", "8", "--sweep", "chips=2"], ["--sweep is of a model on --on CHIPS"]),
+    ([*TINY, "--sweep", "batch=8,16"], ["--batch has no effect with --sweep"]),
+    ([*TINY, "--sweep", "chips=8", "--html", "page.html"], ["--html has no effect with --sweep"]),
     ([*TINY, "--html", "/no/such/place/page.html"], ["no directory /no/such/place"]),
     ([*TINY, "--run", "/no/such/run"], ["no run in '/no/such/run'"]),
 ]

@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from meshwright.description.hardware.fabric import lay_mesh
 from meshwright.errors import MeshwrightError
 from meshwright.execution.training.run_directory.run import Row, RunConfig, read_config, read_json_lines, read_metrics
 from meshwright.execution.training.run_record import measured, measured_steps
@@ -19,10 +20,10 @@ from meshwright.execution.training.watch.log import read_compiled
 from meshwright.execution.training.watch.profile import Profile, find_profile
 from meshwright.pictures.curves import RUN_COLOURS, curves
 from meshwright.pictures.document import Section, html_table, legend, render
-from meshwright.pictures.rows import PROFILE_COLUMNS, profile_rows
+from meshwright.pictures.rows import BANDWIDTH_COLUMNS, PROFILE_COLUMNS, bandwidth_rows, imbalance, profile_rows
 from meshwright.pictures.sections import BarSegment, draw_bars, memory_section
 from meshwright.proof.program_plans.fit.config import FitConfig, read_fit_config
-from meshwright.proof.verification.profiles import compare_profile
+from meshwright.proof.verification.profiles import AxisBandwidth, axis_bandwidths, compare_profile
 from meshwright.record import Record
 from meshwright.support.files import check_output, write_file
 from meshwright.units import show_bytes, show_estimate, show_percent, show_rate, show_seconds
@@ -55,6 +56,8 @@ class Run:
     """Memory of a device that a program can use; None for simulated devices."""
     measured: Record
     profile: Profile | None
+    bandwidths: Sequence[AxisBandwidth]
+    """The achieved bandwidth of the profile's collectives, by mesh axes."""
     charts: Sequence[Chart]
     next_step: str
     """The next command, to learn more about the step, as HTML."""
@@ -116,6 +119,7 @@ def _read_run(directory: Path, name: str) -> Run:
 def _of_train(directory: Path, config: RunConfig, rows: Sequence[Row]) -> dict[str, Any]:
     """Return the fields of a run of a declared model that its config determines."""
     profile, plan, workload = find_profile(directory, config), config.plan, config.workload
+    placed = lay_mesh(plan.system, config.mesh.layout)
     shape = f"{workload.batch} × {workload.seq_len} tokens a step, {workload.compute_dtype}"
     tasks = dict.fromkeys(name for row in rows for name in row.get("eval_tasks", {}))
     verify = escape(f"meshwright verify {directory}")
@@ -126,6 +130,7 @@ def _of_train(directory: Path, config: RunConfig, rows: Sequence[Row]) -> dict[s
         "usable_bytes": plan.system.usable_bytes if plan.system.chip.kind != "cpu" else None,
         "measured": measured(config, rows, profile),
         "profile": profile[0],
+        "bandwidths": axis_bandwidths(plan.predicted, profile[0], placed) if profile[0] else (),
         "charts": [
             *_CHARTS,
             *(Chart(f"Accuracy of {name}", ("eval_tasks", name, "acc"), show_percent) for name in tasks),
@@ -150,6 +155,7 @@ def _of_fit(config: FitConfig, rows: Sequence[Row]) -> dict[str, Any]:
         "usable_bytes": config.usable_bytes,
         "measured": measured_steps(here, config.mesh, config.hardware),
         "profile": None,
+        "bandwidths": (),
         "charts": [*(Chart(name, (name,), _plain) for name in config.metrics), _INPUT],
         "next_step": "`mw.inspect(step, state, batch)` compiles the step and names its collectives.",
     }
@@ -339,7 +345,8 @@ def _quantities(run: Run) -> str:
     first, last = run.profile.steps
     said = f"Collectives of steps {first} to {last}: bytes a device and step, then what a step spends in them."
     table = html_table(PROFILE_COLUMNS, profile_rows(compare_profile(planned, run.profile)), text=(0, 1, 2))
-    return f"{body}<p>{said}</p>{table}"
+    rates = html_table(BANDWIDTH_COLUMNS, bandwidth_rows(run.bandwidths), text=(0, 1))
+    return f"{body}<p>{said}</p>{table}<p>What a device sends in a step, and its rate while it sends.</p>{rates}"
 
 
 _AXES = {
@@ -371,14 +378,7 @@ def _devices(run: Run) -> str:
         drawn[f"device {name}"] = [
             BarSegment(seconds, part, f"{part}: {show_seconds(seconds)}") for part, seconds in parts.items() if seconds
         ]
-    busy = [use["busy_seconds"] for use in run.profile.devices.values()]
-    mean = sum(busy) / len(busy)
-    first, last = run.profile.steps
-    said = (
-        f"A step of {first} to {last}. The busiest device works {show_percent(max(busy) / mean - 1)} longer than the"
-        " mean. In a collective a device waits for the slowest too."
-    )
-    return draw_bars(drawn, None) + f"<p>{escape(said)}</p>"
+    return draw_bars(drawn, None) + f"<p>{escape(imbalance(run.profile))}</p>"
 
 
 def _tasks(rows: Sequence[Row]) -> str:

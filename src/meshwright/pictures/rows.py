@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.record import Collective, merge
-from meshwright.units import show_bytes, show_seconds
+from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 if TYPE_CHECKING:
+    from meshwright.execution.training.watch.profile import Profile
     from meshwright.proof.inspection.finding import Finding
     from meshwright.proof.inspection.inspection import Inspection
     from meshwright.proof.simulate.buffers import Buffer
-    from meshwright.proof.verification.profiles import ProfileRow
+    from meshwright.proof.verification.profiles import AxisBandwidth, ProfileRow
 
 _MOST_BUFFERS = 20
 _LONGEST_PATH = 40
@@ -123,3 +124,39 @@ def profile_rows(found: Sequence[ProfileRow]) -> list[tuple[str, ...]]:
         )
         for row in found
     ]
+
+
+BANDWIDTH_COLUMNS = ("over", "links", "sent", "predicted", "measured", "links at full rate")
+"""Columns of `bandwidth_rows`: bytes that a device sends per step, and rates while it sends."""
+
+
+def bandwidth_rows(found: Sequence[AxisBandwidth]) -> list[tuple[str, ...]]:
+    """Return the bandwidth of the collectives over each combination of mesh axes as rows of text."""
+
+    def rate(bytes_per_second: float | None) -> str:
+        return "–" if bytes_per_second is None else show_rate(bytes_per_second, "B/s")
+
+    return [
+        (
+            "*".join(one.axes),
+            one.links,
+            show_bytes(one.sent_bytes),
+            *map(rate, (one.predicted, one.measured, one.links_rate)),
+        )
+        for one in found
+    ]
+
+
+def imbalance(profile: Profile) -> str:
+    """Return a sentence on how evenly the devices of a profile work; '' if it has no devices."""
+    busy = [use["busy_seconds"] for use in profile.devices.values()]
+    mean = sum(busy) / len(busy) if busy else 0.0
+    if not mean:
+        return ""
+    first, last = profile.steps
+    waits = min(use["busy_seconds"] / use["step_seconds"] for use in profile.devices.values())
+    return (
+        f"In steps {first} to {last} the busiest device works {show_percent(max(busy) / mean - 1)} longer than the"
+        f" mean, and every device at least {show_percent(waits)} of the time. In a collective a device waits for the"
+        " slowest too."
+    )

@@ -47,7 +47,7 @@ class Point:
 
 
 def read_sweep(text: str) -> Sweep:
-    """Parse a sweep: `chips=64..1024` doubles from 64; `batch=96,192,256` lists its values.
+    """Parse a sweep: `chips=64..1024` doubles from 64; `batch=96,192,256` lists its values; numbers alone are chips.
 
     Raises:
         MeshwrightError: the quantity is unknown, or values are missing, below 1 or given twice.
@@ -55,7 +55,7 @@ def read_sweep(text: str) -> Sweep:
     >>> read_sweep("chips=64..256").values
     (64, 128, 256)
     """
-    key, _, said = text.partition("=")
+    key, _, said = (text if "=" in text else f"chips={text}").partition("=")
     key = key.strip().replace("-", "_")
     if key not in KEYS or not said:
         raise MeshwrightError(f"sweep {text!r} is not {', '.join(KEYS)} and values, as chips=64..1024 or batch=96,192")

@@ -13,6 +13,8 @@ import pytest
 
 import meshwright as mw
 from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.system import parse_system
 from meshwright.description.hlo.parser import parse_hlo
 from meshwright.description.step.strategy import Strategy
 from meshwright.description.step.workload import Workload
@@ -21,16 +23,24 @@ from meshwright.execution.training.library import train
 from meshwright.execution.training.loop import run_steps
 from meshwright.execution.training.run_directory.run import RunConfig
 from meshwright.execution.training.update.optimizer import Optimizer
-from meshwright.execution.training.watch.profile import Profiler, by_device, join_traces, parse_profile, read_profile
+from meshwright.execution.training.watch.profile import (
+    Profile,
+    Profiler,
+    by_device,
+    join_traces,
+    parse_profile,
+    read_profile,
+)
 from meshwright.execution.training.watch.trace import DeviceTrace, measured_step
 from meshwright.execution.training.watching import WatchConfig
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.comm_volume import dropless_padding_collectives
+from meshwright.planning.cost.rates.collective import collective_seconds
 from meshwright.planning.plan import make_plan
 from meshwright.proof.verification.comparison import compare, in_plans_terms
 from meshwright.proof.verification.library import plan_and_measured
-from meshwright.proof.verification.profiles import compare_profile
-from meshwright.record import Collective, Record, record_from_json
+from meshwright.proof.verification.profiles import axis_bandwidths, compare_profile
+from meshwright.record import Collective, Record, record_from_json, wire_bytes
 
 WORKLOAD = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=2), batch=8, seq_len=32, compute_dtype="f32"
@@ -67,6 +77,37 @@ def test_measured_collectives_are_the_compiled_ones_in_bytes_and_counts(run):
     rows = compare_profile(plan.predicted, profile)
     assert {row.phase for row in rows} == {"forward", "recompute", "backward", "update"}
     assert all(row.planned.bytes == row.compiled.bytes == row.measured.bytes for row in rows)
+
+
+@pytest.mark.slow
+def test_the_rate_of_an_axis_is_what_a_device_sends_by_the_time_in_its_collectives(run):
+    profile = read_profile(run[0])
+    plan = make_plan(CONFIG.workload, CONFIG.mesh, CONFIG.system, CONFIG.strategy)
+    found = {
+        one.axes: one for one in axis_bandwidths(plan.predicted, profile, lay_mesh(CONFIG.system, CONFIG.mesh.layout))
+    }
+    moves = in_plans_terms(profile.measured).collectives
+    assert found.keys() == {move.axes for move in moves}
+    sent = sum(wire_bytes(move.kind, move.bytes, 2) for move in moves if move.axes == ("tp",))
+    tp = found["tp",]
+    assert tp.sent_bytes == sent
+    assert tp.measured == pytest.approx(sent / sum(move.seconds for move in moves if move.axes == ("tp",)))
+    assert tp.predicted > 0
+    assert tp.links_rate is None  # Simulated devices have no links.
+
+
+def test_the_rate_of_an_axis_stands_beside_that_of_its_links():
+    system = parse_system("v5e:2x2")
+    mesh = {"fsdp": 4}
+    gather = Collective(kind="all-gather", axes=("fsdp",), phase="forward", bytes=4 << 20, seconds=1e-3)
+    record = Record(origin="measured", mesh=mesh, hardware="v5e:2x2", collectives=(gather,))
+    profile = Profile(steps=(1, 2), compiled=record, measured=record, devices={})
+    (found,) = axis_bandwidths(replace(record, collectives=()), profile, lay_mesh(system, mesh))
+    assert found.sent_bytes == 3 << 20
+    assert found.measured == pytest.approx((3 << 20) / 1e-3)
+    assert found.predicted is None
+    placement = lay_mesh(system, mesh).placement("fsdp")
+    assert found.links_rate == pytest.approx((3 << 20) / collective_seconds("all-gather", 4 << 20, placement).seconds)
 
 
 MESHES = [

@@ -15,12 +15,13 @@ from meshwright.cli.loading import byte_bar
 from meshwright.cli.train.args import Args
 from meshwright.cli.train.screen import TrainScreen
 from meshwright.cli.waiting import waiting
+from meshwright.description.hardware.fabric import lay_mesh
 from meshwright.execution.processes.host import FAILED
 from meshwright.execution.processes.member import leave_at_once, report_end_to_others
 from meshwright.execution.processes.options import processes_of
-from meshwright.pictures.rows import PROFILE_COLUMNS, profile_rows
+from meshwright.pictures.rows import BANDWIDTH_COLUMNS, PROFILE_COLUMNS, bandwidth_rows, imbalance, profile_rows
 from meshwright.pictures.tables import console, headline, promise, show, speed, table
-from meshwright.pictures.text import next_line
+from meshwright.pictures.text import folded, next_line
 from meshwright.record import Record
 
 if TYPE_CHECKING:
@@ -161,13 +162,18 @@ def _show_profile(config: RunConfig, directory: Path, planned: Record) -> None:
 
     if config.watching.profile is None or (profile := find_profile(directory, config)[0]) is None:
         return
-    from meshwright.proof.verification.profiles import compare_profile
+    from meshwright.proof.verification.profiles import axis_bandwidths, compare_profile
 
     rows = profile_rows(compare_profile(planned, profile))
     first, last = profile.steps
     print()
     show(console(), f"profile of steps {first} to {last}: bytes a device and step, then seconds")
     show(console(), table(PROFILE_COLUMNS, rows, left=(0, 1, 2)))
+    print()
+    show(console(), "what a device sends in a step, and its rate while it sends")
+    rates = axis_bandwidths(planned, profile, lay_mesh(config.system, config.mesh.layout))
+    show(console(), table(BANDWIDTH_COLUMNS, bandwidth_rows(rates), left=(0, 1)))
+    print(folded(imbalance(profile)))
     for note in profile.measured.notes:
         show(console(), f"note: {note}")
     show(console(), f"traces: {directory / 'profile'} (xprof), and its .trace.json.gz for ui.perfetto.dev")

@@ -16,6 +16,7 @@ from meshwright.cli.verify.serving import ServeArgs, verify_served, verify_servi
 from meshwright.cli.verify.tolerance import exit_code, read_tolerance
 from meshwright.cli.waiting import waiting
 from meshwright.cli.words.spell import spelled
+from meshwright.errors import MeshwrightError
 from meshwright.options.declare import Json, Mesh, given_options, option, positional
 from meshwright.options.plan import StrategyArgs, WorkloadArgs
 from meshwright.pictures.screens.verification import print_verification, verification_data
@@ -24,6 +25,7 @@ from meshwright.planning.files import is_run_directory
 from meshwright.planning.library import plan_to_run
 from meshwright.planning.plan import Plan
 from meshwright.planning.serving.plan import is_serving_plan_file, read_serving_plan
+from meshwright.planning.sweep import Sweep, read_sweep
 from meshwright.support.files import check_output, write_file
 
 EXAMPLES = (
@@ -31,6 +33,7 @@ EXAMPLES = (
     "meshwright verify llama3-8b --num-layers 2 --on v5e:4x4 --mesh 1,4,4,1 --batch 16",
     "meshwright verify plan.yaml --run runs/tiny",
     "meshwright verify runs/tiny",
+    "meshwright verify tiny --on cpu:8 --mesh fsdp=-1 --batch 16 --sweep 1,2,4,8",
     "meshwright verify llama3-8b --serve decode --on v5e:4x4",
     "meshwright verify llama3-8b --serve prefill --on v5e:4x4 --batch 16",
     "meshwright verify llama3-8b --serve prefill --chunk 256 --on v5e:4x4",
@@ -47,6 +50,8 @@ class CompareArgs:
     """Also compare with measurements of a run of the same step."""
     effort: Annotated[Literal["fast", "default"], option("fast|default")] = "fast"
     """Effort of the TPU compiler: fast gives counts and bytes, default also the final schedule. Default: fast."""
+    sweep: Annotated[str | None, option("KEY=VALUES")] = None
+    """Verify the step for values of one key: chips=1,2,4,8 (also 1,2,4,8), batch=16,32 or seq-len=1k..8k."""
     tolerance: Annotated[float | None, option("SHARE")] = None
     """Exit with 1 if a difference exceeds this fraction of the prediction, as 0.1."""
     html: Annotated[Path | None, option("FILE", "-o")] = None
@@ -88,6 +93,8 @@ def run(args: Args | ServeArgs) -> int:
     if is_serving_plan_file(args.model):
         return verify_serving_plan(args, read_serving_plan(Path(args.model)), args.compare)
     compare = args.compare
+    if compare.sweep is not None:
+        return _swept(args, read_sweep(compare.sweep))
     if compare.html is not None:
         check_output(compare.html)
     options = given_options(args.workload, args.strategy) | {"mesh": compare.mesh}
@@ -115,6 +122,19 @@ def run(args: Args | ServeArgs) -> int:
         print_verification(found)
         print(_next(args, plan))
     return exit_code(found.rows, tolerance)
+
+
+def _swept(args: Args, sweep: Sweep) -> int:
+    """Verify the step of each value of a sweep; return 1 if a difference exceeds the tolerance."""
+    from meshwright.cli.verify.sweep import verify_sweep
+
+    options = given_options(args.workload, args.strategy, without=sweep.replaced) | {"mesh": args.compare.mesh}
+    if options.get("on") is None:
+        raise MeshwrightError(f"--sweep is of a model on --on CHIPS; {args.model} sets its hardware itself")
+    tolerance, effort, as_json = read_tolerance(args.compare.tolerance), args.compare.effort, args.compare.json
+    check_all_read(args, "with --sweep")
+    found = verify_sweep(args.model, sweep, options, effort=effort, as_json=as_json)
+    return exit_code((row for one in found for row in one.rows), tolerance)
 
 
 def _next(args: Args, plan: Plan) -> str:
