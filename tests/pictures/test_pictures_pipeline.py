@@ -34,6 +34,7 @@ ALTERNATING = """\
   work: m / (m + p - 1) = 4 / (4 + 2 - 1) = 80.0% of all time; the bubble is the other 20.0%
   the same bubble is (p - 1) / m = 25.0% of the time of work
   a device keeps the inputs of at most 2 of 4 for backward; GPipe, which takes as long, of all
+  of 3 inputs that wait for stage 0's backward, stage 1 stores 1
 
   1F1B as published: 4 microbatches, 2 stages
 

@@ -23,13 +23,14 @@ WRONG = "bold red"
 
 def console(*, stderr: bool = False) -> Console:
     """Return the console for tables: the terminal, or plain text of `WIDTH` columns."""
+    # Without `force_jupyter`, rich displays each printed item in a notebook as an output of its own.
     if stderr:
-        return Console(highlight=False, stderr=True)
+        return Console(highlight=False, stderr=True, force_jupyter=False)
     width = terminal_columns() or WIDTH
     # Stored text (`str` of an answer, a notebook's HTML) has no colours, although Jupyter supports them.
     if isinstance(sys.stdout, io.StringIO) and not sys.stdout.isatty():
-        return Console(highlight=False, width=width, force_terminal=False, color_system=None)
-    return Console(highlight=False, width=width)
+        return Console(highlight=False, width=width, force_terminal=False, color_system=None, force_jupyter=False)
+    return Console(highlight=False, width=width, force_jupyter=False)
 
 
 _WRONG = r"DOES NOT FIT|TOO LATE|NOT AS INFERRED"

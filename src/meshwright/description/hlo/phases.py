@@ -145,7 +145,15 @@ def describe(
     names = split_op_name(speaker.op_name)
     if len(names) != number or not instruction.op_name:
         names = names[:1] * number
-    return tuple(Description(name, speaker.source, is_recomputed) for name in names)
+    sources = [speaker.source] * number
+    if number == len(instruction.operands) > 1:
+        # Of combined instructions XLA keeps the source of one.
+        makers = [describing_instruction(module, operand) for operand in module.operands(instruction)]
+        sources = [
+            maker.source if name in split_op_name(maker.op_name) else speaker.source
+            for name, maker in zip(names, makers, strict=True)
+        ]
+    return tuple(Description(name, source, is_recomputed) for name, source in zip(names, sources, strict=True))
 
 
 def _maker_in_loop(module: Module, instruction: Instruction) -> Instruction:

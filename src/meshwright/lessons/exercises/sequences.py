@@ -101,7 +101,7 @@ EXERCISES: Mapping[str, Exercise] = {
     "bytes-to-experts": Number(
         question=(
             f"Experts lie on {EXPERT_DEVICES} devices. Each device has {TOKENS} tokens of width {WIDTH} in bf16; each"
-            f" token goes to {CHOSEN} experts, evenly spread. How many bytes does a device send with one all-to-all?"
+            f" token goes to {CHOSEN} experts, evenly spread. How many bytes leave a device in one all-to-all?"
         ),
         unit="B",
         answer=_sent,

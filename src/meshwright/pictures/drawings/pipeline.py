@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ def pipeline_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch
         notes=(
             f"time to the right; F0 is microbatch 0 forward, B0 its backward, which takes twice as long{letters}",
             *_bubble_notes(schedule),
-            _kept_note(schedule),
+            *_kept_notes(schedule),
         ),
     )
 
@@ -155,10 +155,13 @@ def _bubble_notes(schedule: Schedule) -> tuple[str, ...]:
     )
 
 
-def _kept_note(schedule: Schedule) -> str:
-    """Return a note on the number of inputs that a device keeps, compared with GPipe, which keeps all."""
-    kept = f"a device keeps the inputs of at most {schedule.most_kept} of {schedule.units} for backward"
-    return kept if schedule.kind == "gpipe" else f"{kept}; GPipe, which takes as long, of all"
+def _kept_notes(schedule: Schedule) -> Iterator[str]:
+    """Yield notes on the number of inputs that a device keeps, compared with GPipe, which keeps all."""
+    most, waiting = schedule.most_kept, min(schedule.units, schedule.age(0, 0) + 1)
+    kept = f"a device keeps the inputs of at most {most} of {schedule.units} for backward"
+    yield kept if schedule.kind == "gpipe" else f"{kept}; GPipe, which takes as long, of all"
+    if schedule.is_balanced and waiting > most:
+        yield f"of {waiting} inputs that wait for stage 0's backward, stage {schedule.stages - 1} stores {waiting - most}"
 
 
 def _check_size(schedule: Schedule) -> None:

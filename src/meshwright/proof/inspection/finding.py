@@ -122,8 +122,8 @@ def num_elements(array: str) -> int:
 
 
 def joined(axes: tuple[str, ...]) -> str:
-    """Return mesh axes as text: `fsdp*tp`."""
-    return "*".join(axes)
+    """Return mesh axes as text: `fsdp*tp`; a collective's device groups may match none."""
+    return "*".join(axes) or "groups that are no mesh axes"
 
 
 def _plain(value: Any) -> Any:

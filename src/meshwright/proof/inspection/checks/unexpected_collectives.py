@@ -10,6 +10,7 @@ from meshwright.description.hlo.dataflow import VIEWS, uses
 from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.phases import scope_of, split_op_name
 from meshwright.proof.inspection.checks.random_bits import RANDOM
+from meshwright.proof.inspection.checks.redundant_compute import RedundantCompute
 from meshwright.proof.inspection.context import CompiledCollective, ProgramContext, Result
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.proof.inspection.slices import ELEMENTWISE
@@ -105,6 +106,11 @@ class UnexpectedCollective(Finding):
         """Whether mismatched shardings cause it."""
         return self.because not in (UnexpectedBecause.NOT_EXPECTED, UnexpectedBecause.NEEDS_WHOLE)
 
+    def explains(self, other: Finding) -> bool:
+        """Whether the other finding is the work that every device then does for the whole batch."""
+        is_of_batch = self.because == UnexpectedBecause.GATHERS_BATCH
+        return is_of_batch and isinstance(other, RedundantCompute) and other.axis in self.axes
+
     def _sentences(self) -> tuple[str, str]:
         primitive, axes = self.primitive, joined(self.axes)
         because, fix = {
@@ -117,8 +123,8 @@ class UnexpectedCollective(Finding):
                 "give the operands of this op shardings that fit each other, or reshard it where that is cheapest",
             ),
             UnexpectedBecause.NEEDS_WHOLE: (
-                f"{primitive} needs whole lines of its array, so the partitioner gathers what is split",
-                f"do {primitive} in shard_map, with a dim split that it does not run along",
+                f"the partitioner does not split {primitive} here, so it gathers what is split",
+                f"split a dim along which {primitive} does not run, and call it in shard_map",
             ),
             UnexpectedBecause.REARRANGES: (
                 f"{primitive} changes the dim that is split, so the data must follow",
