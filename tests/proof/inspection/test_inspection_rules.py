@@ -2,8 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-import pytest
 import planted
+import pytest
 from jax import P
 from jax.sharding import AxisType
 

@@ -161,7 +161,8 @@ def _kept_notes(schedule: Schedule) -> Iterator[str]:
     kept = f"a device keeps the inputs of at most {most} of {schedule.units} for backward"
     yield kept if schedule.kind == "gpipe" else f"{kept}; GPipe, which takes as long, of all"
     if schedule.is_balanced and waiting > most:
-        yield f"of {waiting} inputs that wait for stage 0's backward, stage {schedule.stages - 1} stores {waiting - most}"
+        last, lent = schedule.stages - 1, waiting - most
+        yield f"of {waiting} inputs that wait for stage 0's backward, stage {last} stores {lent}"
 
 
 def _check_size(schedule: Schedule) -> None:
