@@ -67,7 +67,8 @@ EXERCISES: Mapping[str, Exercise] = {
     "seconds-of-a-step": Number(
         question=(
             f"Llama 3 8B trains on {CHIPS} chips v5p with {SEQUENCES} sequences of {LENGTH} tokens a step, at an MFU of"
-            f" {MFU:.0%}. Count 6 flops for each of all its parameters and each token, and no scores. How long is a step?"
+            f" {MFU:.0%}. Count 6 flops for each of all its parameters and each token, and no scores. How long is a"
+            " step?"
         ),
         unit="s",
         answer=lambda: _seconds(6),
