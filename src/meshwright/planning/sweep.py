@@ -55,7 +55,7 @@ def read_sweep(text: str) -> Sweep:
     >>> read_sweep("chips=64..256").values
     (64, 128, 256)
     """
-    key, _, said = (text if "=" in text else f"chips={text}").partition("=")
+    key, _, said = (f"chips={text}" if text[:1].isdecimal() else text).partition("=")
     key = key.strip().replace("-", "_")
     if key not in KEYS or not said:
         raise MeshwrightError(f"sweep {text!r} is not {', '.join(KEYS)} and values, as chips=64..1024 or batch=96,192")

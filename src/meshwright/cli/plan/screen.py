@@ -14,7 +14,7 @@ from meshwright.description.step.model import LearnedPositions, ModelConfig
 from meshwright.pictures.tables import collective_table, console, show, speed, table
 from meshwright.pictures.text import folded, next_line, reasons, terms
 from meshwright.planning.evidence.runs import EVIDENCE_COLUMNS, evidence_rows, nearest_runs, step_range
-from meshwright.planning.plan import Plan
+from meshwright.planning.plan import Plan, make_plan
 from meshwright.planning.search import Ranking
 from meshwright.planning.ties import RATIO_ERROR
 from meshwright.planning.why.fixes import ways_to_fit
@@ -176,7 +176,9 @@ def _print_fixes(best: Plan) -> None:
         extra = f"{'+' if fix.extra_seconds >= 0 else '-'}{show_seconds(abs(fix.extra_seconds))}"
         changes = ", ".join(map(str, fix.changes))
         takes = f"step {show_seconds(fix.step_seconds)} ({extra})"
-        print(folded(f"to fit: {changes}: {show_bytes(fix.peak_bytes)}, {takes}"))
+        planned = make_plan(fix.workload, fix.mesh, best.system, fix.strategy)
+        untrained = "; train cannot run it" if planned.planned_only else ""
+        print(folded(f"to fit: {changes}: {show_bytes(fix.peak_bytes)}, {takes}{untrained}"))
     if not fixes:
         more = chips_that_fit(best)
         found = f"{more.hardware} is, with {more.mesh}, {plan_speed(more)}" if more else "nor is 64x the chips"

@@ -30,7 +30,8 @@ class Args:
     schedule: Annotated[Kind, option("gpipe|1f1b")] = "1f1b"
     """gpipe runs all microbatches forward and then backward; 1f1b goes backward as soon as it can. Default: 1f1b."""
     virtual_stages: Annotated[int, option("N")] = 1
-    """Chunks of layers in each stage; several make the schedule interleaved. Default: 1."""
+    """Chunks of layers in each stage; several make the schedule interleaved, for which microbatches are a multiple of
+    stages. Default: 1."""
     layers: Annotated[int | None, option("N")] = None
     """Number of layers of the model, to label stages with their layers."""
     svg: Annotated[Path | None, option("FILE", "-o")] = None

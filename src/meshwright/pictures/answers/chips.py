@@ -114,6 +114,7 @@ def _parts(chip: Chip) -> Iterator[tuple[str, str, dict[str, str]]]:
             "as sold": show_bytes(chip.hbm_bytes),
             "physical": show_bytes(chip.physical_bytes),
             "kept by the runtime": show_bytes(chip.runtime_bytes),
+            "left for programs": show_bytes(chip.usable_bytes),
             "bandwidth": show_rate(chip.hbm_bytes_per_second, "B/s"),
         },
     )

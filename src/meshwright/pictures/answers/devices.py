@@ -84,13 +84,9 @@ class Devices(Answer):
             peak, memory = self.system.peak(), self.system.hbm_bytes
             bandwidth = show_rate(self.system.hbm_bytes_per_second, "B/s")
             print()
-            shared = ", its share of this machine," if self.platform == "cpu" else ""
-            print(
-                folded(
-                    f"plans expect of each device{shared} {show_rate(peak, 'flop/s')} in bf16, and"
-                    f" {show_bytes(memory)} of memory at {bandwidth}"
-                )
-            )
+            each = "simulated device, whatever this machine has," if self.platform == "cpu" else "device"
+            says = f"{show_rate(peak, 'flop/s')} in bf16, and {show_bytes(memory)} of memory at {bandwidth}"
+            print(folded(f"plans expect of each {each} {says}"))
 
 
 def devices() -> Devices:

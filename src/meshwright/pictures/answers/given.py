@@ -70,7 +70,8 @@ def read_setting(
         from meshwright.execution.runtime.machine import this_machine
 
         system = this_machine(used if degrees and not missing else None)
-        notes.append(f"on is left out: {system}, the devices of this machine")
+        devices = "simulated devices" if system.chip.kind == "cpu" else "the devices of this machine"
+        notes.append(f"on is left out: {system}, {devices}")
     else:
         system = read_system(on)
     whole = dict(degrees)

@@ -142,6 +142,8 @@ class Matmul(DrawnAnswer):
                     " overlap; a matmul that needs the result of a collective can overlap it only in chunks"
                 )
             )
+        if any("{U_" in line for row in rows for line in row):
+            print(folded("{U_X}: partial sums, which the devices along X have yet to add up"))
         for note in (f"elements are {self.dtype} (--dtype)", *self.notes):
             print(folded(note))
         print()

@@ -32,7 +32,7 @@ from meshwright.proof.inspection.checks.unexpected_collectives import unexpected
 from meshwright.proof.inspection.checks.unsharding_constraints import unsharding_constraints
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding
-from meshwright.units import show_seconds
+from meshwright.units import show_degrees, show_seconds
 
 Check = Callable[[ProgramContext], Iterator[Finding]]
 
@@ -104,7 +104,11 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
         for found in told
         if 0 < (found.cost_seconds or 0.0) < least and not (found.is_wrong or found.is_share_of_work)
     ]
-    return tuple(found for found in told if found not in small), (*_unknown(context), *_notes(small, least))
+    return tuple(found for found in told if found not in small), (
+        *_unknown(context),
+        *_of_text(context),
+        *_notes(small, least),
+    )
 
 
 def _without_consequences(found: list[Finding]) -> list[Finding]:
@@ -152,6 +156,20 @@ def _unknown(context: ProgramContext) -> Iterator[str]:
             " cannot be found in it; inspect the function, what .compile() returns, or a file of XLA's dump with the"
             " others beside it (XLA_FLAGS=--xla_dump_to=DIRECTORY)"
         )
+
+
+def _of_text(context: ProgramContext) -> Iterator[str]:
+    """Yield notes on HLO text: a mesh that it was not compiled for, and times that are unknown without hardware."""
+    if context.program is not None or not context.collectives:
+        return
+    strange = sum(not move.collective.axes for move in context.collectives)
+    if 2 * strange > len(context.collectives):
+        yield (
+            f"the device groups of {strange} of {len(context.collectives)} collectives match no axes of"
+            f" {show_degrees(context.mesh)}: give the mesh that the program was compiled for, its axes in that order"
+        )
+    if context.system is None:
+        yield "no times, and no findings that need them: --on CHIPS (on=…) gives the hardware"
 
 
 def _notes(small: list[Finding], least: float) -> Iterator[str]:
