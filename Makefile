@@ -9,7 +9,7 @@ PYTHON := $(shell for python in python3.13 python3.12 python3.11; do \
 endif
 BIN := .venv/bin
 
-.PHONY: demo test matrix exhaustive quick lint format hooks lock docs site outputs references exports clean
+.PHONY: demo test matrix exhaustive quick lint format hooks lock sbom audit docs site outputs references exports clean
 
 demo: .venv/installed
 	$(BIN)/meshwright demo
@@ -55,6 +55,15 @@ lock:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	touch $@
 
+# The packages of the lock with their licences, as CycloneDX.
+sbom: .venv/installed
+	mkdir -p build
+	$(BIN)/python .ci/sbom.py -o build/sbom.json
+
+# Known vulnerabilities of the packages in the lock; a line says so where the advisories cannot be reached.
+audit: .venv/installed
+	$(BIN)/python .ci/sbom.py --audit
+
 # The site, build/site/html/index.html: the documents, the lessons with their outputs, and pages made from the code.
 docs: site
 
@@ -89,4 +98,4 @@ exports: .venv/installed
 	cat tests/references/adapters.txt
 
 clean:
-	rm -rf .venv .venv-references
+	rm -rf .venv .venv-references .venv-audit
