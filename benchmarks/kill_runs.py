@@ -34,12 +34,12 @@ from meshwright.execution.runtime.mesh import build_mesh
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.loop import run_steps
 from meshwright.execution.training.run_directory.checkpoint import Checkpoints
-from meshwright.execution.training.run_directory.checksums import find_damage
 from meshwright.execution.training.run_directory.run import RunConfig, read_metrics
 from meshwright.execution.training.run_directory.saving import Saving
 from meshwright.execution.training.step import abstract_state
 from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
+from meshwright.support.checksums import find_damage
 
 STEPS = 200
 CONFIG = RunConfig(

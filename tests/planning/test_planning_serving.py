@@ -188,6 +188,28 @@ def test_a_plan_keeps_the_file_of_its_chip_and_its_headroom(tmp_path):
     assert read_serving_plan(tmp_path / "serve.yaml").system == system
 
 
+def test_a_plan_whose_prediction_is_cut_or_edited_is_predicted_again_and_says_so(tmp_path):
+    """A file that was cut in its prediction, or had another number there, was taken as it was."""
+    plan = make_serving_plan(replace(LLAMA, batch=8), ServingLayout(MeshShape(tp=4)), V5E)
+    path = tmp_path / "serve.yaml"
+    write_serving_plan(plan, path)
+    text = path.read_text()
+    for other in (
+        text[: text.index("breakdown_seconds")],
+        text.replace("step_seconds: 0.", "step_seconds: 1."),
+    ):
+        path.write_text(other)
+        found = read_serving_plan(path)
+        assert found.predicted.notes[0].startswith(f"predicted again: {path} was edited, or written by another version")
+        assert replace(found.predicted, notes=plan.predicted.notes) == plan.predicted
+    path.write_text(text[: text.index("predicted:")])
+    with pytest.raises(MeshwrightError, match="is not a whole serving plan: predicted is missing"):
+        read_serving_plan(path)
+    path.write_text(text + "prediction: 1\n")
+    with pytest.raises(MeshwrightError, match="is not a whole serving plan: prediction is not a known field"):
+        read_serving_plan(path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

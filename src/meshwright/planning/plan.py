@@ -254,26 +254,32 @@ def plan_from_data(data: Any, *, name: str) -> Plan:
         read = from_data(Plan, fields, readers={Workload: workload_from_data, Strategy: strategy_from_data})
         system = read.system
         made = make_plan(read.workload, read_mesh(read.mesh, system.num_devices), system, read.strategy)
-        _check_predicted(read)
+        check_predicted(read.predicted, read.mesh)
     except MeshwrightError as error:
         raise MeshwrightError(f"{name} is not a whole plan: {error}") from None
-    # Predict again: the file's other fields may have been edited, or written by another version.
-    if replace(made.predicted, notes=()) == replace(read.predicted, notes=()):
+    return replace(made, predicted=predicted_again(made.predicted, read.predicted, name=name))
+
+
+def predicted_again(made: Record, read: Record, *, name: str) -> Record:
+    """Return the new prediction of a plan that was read, with a note if that of its file differs.
+
+    The file's other fields may have been edited or cut off, or written by another version.
+    """
+    if replace(made, notes=()) == replace(read, notes=()):
         return made
-    said = f"predicted again: {name} was edited, or written by another version, and has {read.predicted}"
-    return replace(made, predicted=replace(made.predicted, notes=(said, *made.predicted.notes)))
+    note = f"predicted again: {name} was edited, or written by another version, and has {read}"
+    return replace(made, notes=(note, *made.notes))
 
 
-def _check_predicted(plan: Plan) -> None:
+def check_predicted(found: Record, mesh: MeshShape) -> None:
     """Raise if the prediction in a file is impossible or belongs to another mesh than the plan's."""
-    found = plan.predicted
     if found.step_seconds is None or found.step_seconds <= 0:
         raise MeshwrightError(f"predicted.step_seconds is {found.step_seconds}; it is a number above 0")
     if found.fits is None:
         raise MeshwrightError("predicted.fits is None; it is True or False")
-    if found.mesh != plan.mesh.degrees:
+    if found.mesh != mesh.degrees:
         raise MeshwrightError(
-            f"predicted.mesh is {show_degrees(found.mesh)}; it is the plan's, {show_degrees(plan.mesh.degrees)}"
+            f"predicted.mesh is {show_degrees(found.mesh)}; it is the plan's, {show_degrees(mesh.degrees)}"
         )
 
 

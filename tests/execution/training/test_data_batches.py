@@ -248,11 +248,12 @@ def test_the_index_of_rows_is_made_once_and_a_damaged_one_is_one_line(lines, tmp
             np.testing.assert_array_equal(array, first[name])
         with pytest.raises(TypeError):
             make(replace(config, held_out=0.3))
-    for path in (tmp_path / "cache").glob("meshwright/tokens/*/tokens"):
-        path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(
-        MeshwrightError, match=r"meshwright/tokens/\w+ is damaged .*; delete it, and the run makes it anew"
-    ):
+    found = r"meshwright/tokens/\w+ is damaged: documents is not what was written; delete it, and the run makes it anew"
+    for path in (tmp_path / "cache").glob("meshwright/tokens/*/documents"):
+        data = bytearray(path.read_bytes())
+        data[0] ^= 1  # Another document, which the run would read without a word.
+        path.write_bytes(data)
+    with pytest.raises(MeshwrightError, match=found):
         make(config)
 
 

@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import random
 import subprocess
 import sys
 import tracemalloc
@@ -18,7 +19,7 @@ from meshwright.execution.data import records as records_module
 from meshwright.execution.data import tokenizing
 from meshwright.execution.data.encoding import find_encoder
 from meshwright.execution.data.sources import find_files, find_source, parse_sources
-from meshwright.execution.data.store import PreferencePairs, TokenStore
+from meshwright.execution.data.store import PreferencePairs, TokenStore, open_store
 from meshwright.execution.data.template import parse_fields
 from meshwright.execution.data.tokenizing import Tokenizing, tokenize
 from meshwright.execution.text.chat import chat_examples
@@ -496,10 +497,36 @@ def test_a_damaged_store_is_one_line(tmp_path):
     np.save(tokens, np.zeros(5, np.uint8))
     with pytest.raises(MeshwrightError, match=r"has 5 tokens, and store.json"):
         TokenStore(tmp_path / "out").read(0)
+    tokens.write_bytes(data.replace(b"'fortran", b"'(ortran"))
+    with pytest.raises(MeshwrightError, match=r"000000.tokens.npy is damaged"):
+        TokenStore(tmp_path / "out").read(0)
     info = tmp_path / "out" / "store.json"
     info.write_text(info.read_text().replace('"format": 1', '"format": 2'))
     with pytest.raises(MeshwrightError, match="has format 2, and this version reads 1"):
         TokenStore(tmp_path / "out")
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_a_flipped_bit_of_a_store_is_found(tmp_path, masks, monkeypatch):
+    """Runs trained on changed tokens, or ended in a traceback, as `benchmarks/faults.py` found."""
+    monkeypatch.setattr("meshwright.execution.data.records.UNIT_BYTES", 64)
+    fields = "[text],text" if masks else "text"
+    records = [{"text": f"{number} is a number"} for number in range(9)]
+    documents(write_lines(tmp_path / "a.jsonl", records), tmp_path / "out", fields=fields)
+    files = sorted((tmp_path / "out").glob("*.npy"))
+    open_store(tmp_path / "out")
+    rng = random.Random(0)
+    for path in files:
+        data = path.read_bytes()
+        for _ in range(8):
+            flipped = bytearray(data)
+            flipped[rng.randrange(128, len(data))] ^= 1 << rng.randrange(8)
+            path.write_bytes(flipped)
+            with pytest.raises(MeshwrightError, match=r"is damaged: |is not that of its store.json"):
+                open_store(tmp_path / "out")
+        path.write_bytes(data)
+    assert any("loss" in path.name for path in files) is masks
+    open_store(tmp_path / "out")
 
 
 @pytest.mark.parametrize(

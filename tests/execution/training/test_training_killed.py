@@ -53,13 +53,13 @@ def kill(words, run):
     assert process.returncode == -signal.SIGKILL
 
 
-def last_state(run):
+def last_state(run, steps=STEPS):
     """Parameters and moments after the last step, by their paths."""
     config = read_config(run)
     mesh, layout = build_mesh(config.mesh), ShardingContext(config.mesh, rules_of(config.strategy))
     with jax.set_mesh(mesh):
         wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
-        state = Checkpoints(run).restore(STEPS, wanted)
+        state = Checkpoints(run).restore(steps, wanted)
     return {jax.tree_util.keystr(path): np.asarray(array) for path, array in jax.tree.leaves_with_path(state)}
 
 

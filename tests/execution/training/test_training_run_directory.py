@@ -22,7 +22,6 @@ from meshwright.errors import MeshwrightError, TemporaryError
 from meshwright.execution.training.data.config import DataConfig
 from meshwright.execution.training.loop import run_steps
 from meshwright.execution.training.run_directory.checkpoint import Checkpoints
-from meshwright.execution.training.run_directory.checksums import find_damage, write_checksums
 from meshwright.execution.training.run_directory.compatible import config_differences
 from meshwright.execution.training.run_directory.lock import RunLock
 from meshwright.execution.training.run_directory.resume import resumed_run
@@ -39,6 +38,7 @@ from meshwright.execution.training.settings import get_setting, with_settings
 from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.options.keywords import PlanOptions, TrainOptions
 from meshwright.options.training import SETTINGS
+from meshwright.support.checksums import find_damage, write_checksums
 
 CONFIG = replace(tiny_run.CONFIG, saving=Saving(every=2))
 
@@ -437,6 +437,16 @@ def test_damaged_lines_of_metrics_are_left_out_with_a_note(tmp_path):
     assert "metrics.jsonl: 2 damaged lines are left out; the file as it was is" in notes[0]
     repair_lines(tmp_path, notes.append)
     assert len(notes) == 1
+
+
+@pytest.mark.parametrize("name", ["sources", "eval_tasks", "bad_data"])
+@pytest.mark.parametrize("value", [[], 1.0, {"a": 1}, {"a": {"tokdns": "x"}}])
+def test_figures_by_source_or_task_that_are_none_are_damaged_lines(name, value, tmp_path):
+    """A flipped bit in such a name ended `meshwright report` with a traceback."""
+    row = {"step": 0, "mesh": "fsdp=8", "hardware": "cpu:8", "step_seconds": 1.0, "memory_peak_bytes": None}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row | {name: value}) + "\n")
+    with pytest.raises(MeshwrightError, match=f"line 1: this is not a line of metrics: {name} is"):
+        read_metrics(tmp_path)
 
 
 @pytest.mark.parametrize(("content", "line"), [(None, "is missing"), ('{"steps": ', "is not the config of a run")])

@@ -18,7 +18,7 @@ from meshwright.execution.data.bad_data import BadData, BadRecordError, Rule
 from meshwright.execution.data.document import Document
 from meshwright.execution.data.encoding import Encoder
 from meshwright.execution.data.records import Range, read_records
-from meshwright.execution.data.store import Shard, loss_file, tokens_file
+from meshwright.execution.data.store import BLOCK, Shard, loss_file, tokens_file
 from meshwright.support.files import write_error, write_file
 
 
@@ -62,8 +62,8 @@ def make_shard(unit: Unit, encoder: Encoder, rule: Rule, directory: Path) -> Sha
         for document in (document for part in unit.ranges for document in _documents(part, encoder, bad)):
             if document.loss is not None and not has_loss:
                 has_loss = True
-                for start in range(0, tokens.count, _BLOCK):  # For earlier documents, which have loss everywhere.
-                    loss.append(np.ones(min(_BLOCK, tokens.count - start), bool))
+                for start in range(0, tokens.count, BLOCK):  # For earlier documents, which have loss everywhere.
+                    loss.append(np.ones(min(BLOCK, tokens.count - start), bool))
             tokens.append(document.tokens)
             if has_loss:
                 loss.append(np.ones(len(document.tokens), bool) if document.loss is None else document.loss)
@@ -72,8 +72,8 @@ def make_shard(unit: Unit, encoder: Encoder, rule: Rule, directory: Path) -> Sha
             largest = max(largest, int(document.tokens.max()))
     if has_loss:
         masks = np.load(loss_path, mmap_mode="r")
-        for start in range(0, len(masks), _BLOCK):
-            checksum.update(np.ascontiguousarray(masks[start : start + _BLOCK]).data)
+        for start in range(0, len(masks), BLOCK):
+            checksum.update(np.ascontiguousarray(masks[start : start + BLOCK]).data)
     else:
         loss_path.unlink()
     checksum.update(sizes)
@@ -89,9 +89,6 @@ def make_shard(unit: Unit, encoder: Encoder, rule: Rule, directory: Path) -> Sha
     )
     write_file(directory / shard_info_file(unit.number), json.dumps(asdict(shard)))
     return shard
-
-
-_BLOCK = 1 << 24
 
 
 class _ArrayFile:

@@ -9,10 +9,13 @@ loss_counts.npy           int64 [documents]: tokens with loss; only if some toke
 
 from __future__ import annotations
 
+import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 
@@ -25,10 +28,20 @@ FORMAT = 1
 
 STORE = "store.json"
 
+CHECKED_TOKENS = 1 << 30
+"""Stores of more tokens are opened without reading them for their checksums: a second on a few cores."""
+
+BLOCK = 1 << 24
+"""Tokens that are read at once for a checksum."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Some of a store's documents, stored one after another. checksum: sha256 of their tokens and loss masks."""
+    """Some of a store's documents, stored one after another.
+
+    checksum: sha256 of their tokens as uint32, their loss masks if there are any, and, for each document, the number
+    of its tokens and of those with loss, as int64.
+    """
 
     documents: int
     tokens: int
@@ -120,6 +133,32 @@ class TokenStore:
         """The predicted tokens of each document that have loss [documents]; None if all but the first do."""
         return self._counts
 
+    def check(self) -> None:
+        """Raise if tokens, loss masks or offsets are not what was written. Nothing is read of a large store."""
+        if self.info.tokens > CHECKED_TOKENS:
+            return
+        with ThreadPoolExecutor() as pool:
+            for number, checksum in enumerate(pool.map(self._checksum, range(len(self.info.shards)))):
+                if checksum != self.info.shards[number].checksum:
+                    raise MeshwrightError(
+                        f"{self.directory} is damaged: shard {number} is not what was written; tokenise anew, or delete"
+                        " it if it is in the cache"
+                    )
+
+    def _checksum(self, number: int) -> str:
+        """Return the checksum of a shard as it is on disk."""
+        shard, checksum = self.info.shards[number], hashlib.sha256()
+        parts = {tokens_file(number): np.uint32} | ({loss_file(number): np.bool_} if shard.has_loss else {})
+        for name, dtype in parts.items():
+            values = self._part(self.directory / name, shard.tokens)
+            for start in range(0, shard.tokens, BLOCK):
+                checksum.update(values[start : start + BLOCK].astype(dtype).data)
+        first = sum(one.documents for one in self.info.shards[:number])
+        lengths = np.diff(self.offsets[first : first + shard.documents + 1])
+        counts = np.maximum(lengths - 1, 0) if self._counts is None else self._counts[first : first + shard.documents]
+        checksum.update(np.stack([lengths, counts], axis=1).astype(np.int64).tobytes())
+        return checksum.hexdigest()
+
     def read(self, document: int, start: int = 0, stop: int | None = None) -> Document:
         """Read tokens `start` to `stop` of a document, or to its end."""
         first, last = int(self.offsets[document]), int(self.offsets[document + 1])
@@ -131,6 +170,13 @@ class TokenStore:
         if not shard.has_loss:
             return Document(tokens)
         return Document(tokens, np.array(self._part(self.directory / loss_file(number), shard.tokens)[span]))
+
+
+def open_store(directory: Path) -> TokenStore:
+    """Open the store in a directory whose checksums are right. Raises if it is damaged."""
+    store = TokenStore(directory)
+    store.check()
+    return store
 
 
 def read_info(directory: Path) -> StoreInfo:
@@ -165,13 +211,17 @@ def _map_shard(path: Path, count: int) -> np.ndarray:
 
 
 def _map_array(path: Path) -> np.ndarray:
-    """Memory-map the array in a file."""
+    """Memory-map the array of integers or booleans [count] in a file."""
     try:
-        return np.load(path, mmap_mode="r")
+        found = np.load(path, mmap_mode="r")
+        if found.ndim != 1 or found.dtype.kind not in "biu":
+            raise ValueError(f"it has the shape {found.shape} and dtype {found.dtype}")
+        return found
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError as error:  # The file is too short, or not a NumPy file.
-        raise MeshwrightError(f"{path} is damaged: {error}; tokenise anew") from None
+    # The file is too short, or not a NumPy file: NumPy reads its header as Python.
+    except (ValueError, TypeError, SyntaxError, TokenError, OverflowError) as error:
+        raise MeshwrightError(f"{path} is damaged: {str(error).splitlines()[0]}; tokenise anew") from None
 
 
 class PreferencePairs:

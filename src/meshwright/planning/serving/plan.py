@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from meshwright.planning.cost.rates.borrowed import borrowed_notes
 from meshwright.planning.cost.serving_bytes import serving_memory
 from meshwright.planning.cost.serving_seconds import ServingStep, serving_flops, serving_step
 from meshwright.planning.files import has_fields, read_data, write_data
-from meshwright.planning.plan import is_plan_file
+from meshwright.planning.plan import check_predicted, is_plan_file, predicted_again
 from meshwright.record import Record, merge
 from meshwright.support.field_types import from_data
 from meshwright.support.notebook import card
@@ -195,18 +195,21 @@ def serving_plan_to_data(plan: ServingPlan) -> dict[str, Any]:
 
 
 def serving_plan_from_data(data: Any, *, name: str) -> ServingPlan:
-    """Return the plan that `serving_plan_to_data` wrote; `name` is its name in errors."""
+    """Return the plan that `serving_plan_to_data` wrote, with a new prediction. name: its name in errors."""
     if not has_fields(data) or data.get("meshwright_serving_plan") is not FORMAT:
         training = " but a plan to train" if has_fields(data) and "meshwright_plan" in data else ""
         raise MeshwrightError(
             f"{name} is not a serving plan of format {FORMAT}{training};"
             f" `meshwright plan … --serve decode -o {shlex.quote(name)}` writes one"
         )
+    own = {field: value for field, value in data.items() if field != "meshwright_serving_plan"}
     try:
-        own = {field.name: data[field.name] for field in fields(ServingPlan) if field.name in data}
-        return from_data(ServingPlan, own, readers={Serving: serving_from_data})
+        read = from_data(ServingPlan, own, readers={Serving: serving_from_data})
+        check_predicted(read.predicted, read.mesh)
+        made = make_serving_plan(read.serving, read.layout, read.system)
     except MeshwrightError as error:
         raise MeshwrightError(f"{name} is not a whole serving plan: {error}") from None
+    return replace(made, predicted=predicted_again(made.predicted, read.predicted, name=name))
 
 
 def write_serving_plan(plan: ServingPlan, path: Path) -> None:

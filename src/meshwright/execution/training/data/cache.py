@@ -9,7 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from meshwright.errors import MeshwrightError
+from meshwright.support.checksums import find_damage, write_checksums
 from meshwright.support.files import user_cache, write_error
+
+CHECKED_BYTES = 4 << 30
+"""Larger directories are not read for their checksums: two seconds on a core for each."""
 
 
 def cache_directory() -> Path:
@@ -35,7 +40,8 @@ def cached_directory(key: str, make: Callable[[Path], None]) -> Path:
     """Return the directory of a key, filled by `make` if it does not exist; a directory that exists is complete.
 
     Raises:
-        MeshwrightError: the directory cannot be written.
+        MeshwrightError: the directory cannot be written, or its files are not what was written; of large ones only the
+            names are compared.
     """
     with locked_directory(key) as directory:
         if not directory.is_dir():
@@ -44,9 +50,14 @@ def cached_directory(key: str, make: Callable[[Path], None]) -> Path:
             try:
                 partial.mkdir()
                 make(partial)
+                write_checksums(partial)
                 partial.rename(directory)
             except OSError as error:
                 raise write_error(directory, error) from None
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
+        elif sum(path.stat().st_size for path in directory.iterdir()) <= CHECKED_BYTES and (
+            damage := find_damage(directory)
+        ):
+            raise MeshwrightError(f"{directory} is damaged: {damage}; delete it, and the run makes it anew")
         return directory

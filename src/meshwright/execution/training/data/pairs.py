@@ -22,7 +22,7 @@ from meshwright.execution.data.document import Document, Pair
 from meshwright.execution.data.encoding import find_encoder
 from meshwright.execution.data.records import ranges, read_records
 from meshwright.execution.data.sources import FileSource, find_source
-from meshwright.execution.data.store import PreferencePairs, TokenStore
+from meshwright.execution.data.store import PreferencePairs, open_store
 from meshwright.execution.text.tokenizer import Tokenizer
 from meshwright.execution.training.data.cache import cache_directory
 from meshwright.execution.training.data.config import DataConfig
@@ -181,7 +181,7 @@ def _pairs(sources: Sequence[str], tokenizer: Tokenizer | None, vocab: int, bad:
         if isinstance(source, FileSource):
             yield from _of_files(source, tokenizer, vocab, bad)
             continue
-        store = PreferencePairs(TokenStore(source.directory))
+        store = PreferencePairs(open_store(source.directory))
         if (largest := max(shard.largest for shard in store.store.info.shards)) >= vocab:
             raise MeshwrightError(f"{name} has token {largest}, which is outside the vocabulary of {vocab:,}")
         yield from (store[number] for number in range(len(store)))

@@ -15,7 +15,7 @@ from meshwright.execution.data.bad_data import describe_bad
 from meshwright.execution.data.document import Dataset
 from meshwright.execution.data.records import UNIT_BYTES
 from meshwright.execution.data.sources import FileSource, StoreSource, parse_sources
-from meshwright.execution.data.store import TokenStore
+from meshwright.execution.data.store import TokenStore, open_store
 from meshwright.execution.data.template import parse_templates
 from meshwright.execution.text.chat import chat_template
 from meshwright.execution.text.tokenizer import Tokenizer, byte_tokenizer
@@ -149,7 +149,7 @@ def _without_fields(source: FileSource | StoreSource) -> str:
 
 def _open_store(source: StoreSource, workload: Workload, tokenizer: Tokenizer | None) -> _Opened:
     """Open a store made by `meshwright tokenize`; raise if its tokens are of another tokenizer."""
-    store = TokenStore(source.directory)
+    store = open_store(source.directory)
     info = store.info
     if info.form == "pairs":
         raise MeshwrightError(f"{source.name} holds pairs of answers, which --objective dpo learns from")
@@ -188,7 +188,7 @@ def _open_files(
         yield lambda num_bytes: None
 
     directory, info = cached_store(source, config, workload, tokenizer, note_of_large)
-    return _Opened(source.name, TokenStore(directory), info.bad, info.fingerprint)
+    return _Opened(source.name, open_store(directory), info.bad, info.fingerprint)
 
 
 def fingerprint(tokenizer: Tokenizer | None) -> str:
@@ -226,7 +226,7 @@ def _rows(source: _Opened, seq_len: int, part: HashSplit, rows: RowKind, seed: i
     return DocumentRows(source.name, source.dataset, seq_len, index, is_packed=is_packed)
 
 
-INDEX_FORMAT = 1
+INDEX_FORMAT = 2
 """Version of the row indices in the cache."""
 
 

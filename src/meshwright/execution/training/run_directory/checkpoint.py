@@ -32,9 +32,9 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
 from meshwright.errors import MeshwrightError, TemporaryError
-from meshwright.execution.training.run_directory.checksums import find_damage, has_checksums, write_checksums
 from meshwright.execution.training.run_directory.saving import Saving
 from meshwright.execution.training.step import State
+from meshwright.support.checksums import find_damage, has_checksums, write_checksums
 from meshwright.support.files import write_error
 from meshwright.units import show_bytes
 

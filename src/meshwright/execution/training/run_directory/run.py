@@ -288,6 +288,13 @@ def _no_line(line: bytes) -> str:
 _MEASURED = {"step", "mesh", "hardware", "step_seconds", "memory_peak_bytes"}
 """Fields that every row has."""
 
+_BY_NAME: dict[str, tuple[str, ...]] = {
+    "sources": ("tokens",),
+    "eval_tasks": ("questions", "acc", "acc_stderr", "acc_norm", "acc_norm_stderr"),
+    "bad_data": (),
+}
+"""Fields with an object of numbers for each source or task, and the numbers that each has."""
+
 
 def _row_problem(row: Row) -> str:
     """Return the reason why a row is invalid, a missing field or a value of the wrong type; '' if it is valid."""
@@ -296,6 +303,17 @@ def _row_problem(row: Row) -> str:
     for name, value in row.items():
         if isinstance(value, str) is not (wants_text := name in ("mesh", "hardware")):
             return f"{name} is {repr(value)[:40]}; it is {'a text' if wants_text else 'a number'}"
+    for name, fields in _BY_NAME.items():
+        figures = row.get(name, {})
+        if not isinstance(figures, dict) or not all(_has_numbers(one, fields) for one in figures.values()):
+            return f"{name} is {repr(figures)[:40]}; it has an object of numbers for each name"
     if not isinstance(seconds := row["step_seconds"], int | float) or seconds <= 0:
         return f"step_seconds is {repr(seconds)[:40]}; it is a number above 0"
     return ""
+
+
+def _has_numbers(figures: object, fields: tuple[str, ...]) -> bool:
+    """Whether a value is an object of numbers that has some fields."""
+    if not isinstance(figures, dict) or not figures.keys() >= set(fields):
+        return False
+    return all(isinstance(value, int | float) for value in figures.values())
