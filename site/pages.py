@@ -45,7 +45,7 @@ LEARN = [
 DO = [
     Page("do/index", ("site/do.md",)),
     *_documents("do", "plan", "verify", "your_own_program", "inspect", "data", "training", "finetune", "preference"),
-    *_documents("do", "launch", "weights", "serving", "security", "python"),
+    *_documents("do", "long_context", "launch", "reliability", "weights", "serving", "security", "python"),
     Page("do/hardware", ("docs/hardware.md",)),
 ]
 

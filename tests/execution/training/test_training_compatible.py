@@ -166,12 +166,13 @@ def test_tokenizers_are_compared_by_their_files_and_old_checkpoints_say_nothing(
 
 def test_settings_edited_in_config_json_are_said(run):
     data = json.loads((run / "config.json").read_text())
-    data["workload"]["batch"], data["seed"] = 16, 3
+    data["workload"]["batch"], data["seed"], data["strategy"]["dropout"] = 16, 3, 0.1
     (run / "config.json").write_text(json.dumps(data))
     notes = go_on(read_config(run), run, steps=3)
     assert notes == [
         "workload.batch is 16, and was 8 when the checkpoint was written",
         "seed is 3, and was 0 when the checkpoint was written",
+        "strategy.dropout is 0.1, and was 0.0 when the checkpoint was written",
     ]
 
 

@@ -1,6 +1,6 @@
 """A run that is killed with kill -9 and started again is the run that was not, to the bit.
 
-`benchmarks/kill_runs.py` kills one 50 times at random moments.
+`benchmarks/faults.py` kills runs of every kind at random moments.
 """
 
 import signal
@@ -17,7 +17,9 @@ from meshwright.description.step.rules import rules_of
 from meshwright.execution.runtime.mesh import build_mesh
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.run_directory.checkpoint import Checkpoints
+from meshwright.execution.training.run_directory.frozen import abstract_parts
 from meshwright.execution.training.run_directory.run import read_config, read_metrics
+from meshwright.execution.training.slots import in_order
 from meshwright.execution.training.step import abstract_state
 
 STEPS, KILLED_AFTER = 100, 40
@@ -54,12 +56,13 @@ def kill(words, run):
 
 
 def last_state(run, steps=STEPS):
-    """Parameters and moments after the last step, by their paths."""
+    """What the checkpoint after the last step holds, by its paths: parameters and moments, layers in their order."""
     config = read_config(run)
     mesh, layout = build_mesh(config.mesh), ShardingContext(config.mesh, rules_of(config.strategy))
+    saved = in_order(layout, config.workload.config, config.strategy)
     with jax.set_mesh(mesh):
-        wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
-        state = Checkpoints(run).restore(steps, wanted)
+        wanted = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
+        state = Checkpoints(run).restore(steps, abstract_parts(config, wanted, mesh))
     return {jax.tree_util.keystr(path): np.asarray(array) for path, array in jax.tree.leaves_with_path(state)}
 
 

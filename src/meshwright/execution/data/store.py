@@ -220,7 +220,7 @@ def _map_array(path: Path) -> np.ndarray:
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror or error}") from None
     # The file is too short, or not a NumPy file: NumPy reads its header as Python.
-    except (ValueError, TypeError, SyntaxError, TokenError, OverflowError) as error:
+    except (ValueError, TypeError, SyntaxError, TokenError, OverflowError, EOFError) as error:
         raise MeshwrightError(f"{path} is damaged: {str(error).splitlines()[0]}; tokenise anew") from None
 
 

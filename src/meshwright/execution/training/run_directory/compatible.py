@@ -15,7 +15,11 @@ ALLOWED = ("data", "dtype", "optimizer", "tokenizer")
 OF_KIND = {"param_dtype": "dtype", "moment_dtype": "dtype", "master_weights": "dtype", "optimizer": "optimizer"}
 """Options that determine the arrays of a checkpoint but may differ if their kind of difference is allowed."""
 
-_NOTED = ("workload.batch", "workload.seq_len", "seed", "optimizer.")
+_NOTED = (
+    "workload.batch", "workload.seq_len", "workload.compute_dtype", "workload.objective", "workload.z_loss", "seed",
+    "data.", "optimizer.", "preference.", "strategy.dropout", "strategy.gradient_dtype", "strategy.matmul_dtype",
+    "strategy.on_bad_step",
+)  # fmt: skip
 """Config fields that do not affect arrays, but change how the run continues."""
 
 

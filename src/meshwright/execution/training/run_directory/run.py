@@ -272,7 +272,7 @@ def _read_line(line: bytes, fields: Set[str]) -> dict[str, Any] | None:
     """Return the object on a line; None if it is not one with these fields."""
     try:
         data = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(data, dict) or not data.keys() >= fields:
         return None
