@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,15 @@ class Recipe:
         """The command line, without the run directory."""
         mesh = mesh or self.mesh
         devices = np.prod([int(part.split("=")[1]) for part in mesh.split(",")])
-        words = ["train", *self.words(_data(root, self.words)), "--on", f"cpu:{devices}", "--mesh", mesh, "--batch"]
+        words = [
+            "train",
+            *self.words(data_folder(root, self.words)),
+            "--on",
+            f"cpu:{devices}",
+            "--mesh",
+            mesh,
+            "--batch",
+        ]
         return [*words, "8", "--seq-len", "32", "--steps", str(STEPS), *self.options]
 
 
@@ -61,54 +70,24 @@ def _moe_chats(directory: Path) -> list[str]:
 
 def _lora(directory: Path) -> list[str]:
     """Adapters of a model that was trained and exported."""
-    words, base = chats(directory), directory / "base"
-    shutil.rmtree(base, ignore_errors=True)
-    shutil.rmtree(directory / "exported", ignore_errors=True)
-    for command in (
-        [
-            "train",
-            *words,
-            "--on",
-            "cpu:1",
-            "--mesh",
-            "dp=1",
-            "--batch",
-            "8",
-            "--seq-len",
-            "32",
-            "--steps",
-            "2",
-            "-o",
-            base,
-        ],
-        ["export", base, directory / "exported"],
-    ):
+    words, base, exported = chats(directory), directory / "base", directory / "exported"
+    for folder in (base, exported):
+        shutil.rmtree(folder, ignore_errors=True)
+    made = ["train", *words, "--on", "cpu:1", "--mesh", "dp=1", "--batch", "8", "--seq-len", "32", "--steps", "2"]
+    for command in ([*made, "-o", base], ["export", base, exported]):
         done = Command(command, directory / "log")
         assert done.wait() == 0, done.text
-    return [str(directory / "exported"), *words[2:], "--lora-rank", "4", "--learning-rate", "0.01"]
+    return [str(exported), *words[2:], "--lora-rank", "4", "--learning-rate", "0.01"]
 
 
-_MADE: dict[Callable[[Path], list[str]], list[str]] = {}
-
-
-def _data(root: Path, words: Callable[[Path], list[str]]) -> Path:
-    """The folder of some data, made once a campaign."""
+def data_folder(root: Path, words: Callable[[Path], list[str]]) -> Path:
+    """The folder in a campaign's of the data that a function writes."""
     folder = root / words.__name__
     folder.mkdir(exist_ok=True)
     return folder
 
 
-def _once(words: Callable[[Path], list[str]]) -> Callable[[Path], list[str]]:
-    def made(directory: Path) -> list[str]:
-        if made not in _MADE:
-            _MADE[made] = words(directory)
-        return _MADE[made]
-
-    made.__name__ = words.__name__
-    return made
-
-
-TEXT, CHATS, MOE, MOE_CHATS, LORA = map(_once, (text, chats, _moe, _moe_chats, _lora))
+TEXT, CHATS, MOE, MOE_CHATS, LORA = map(cache, (text, chats, _moe, _moe_chats, _lora))
 DENSE = ("fsdp=8", "fsdp=4", "dp=2,tp=2", "fsdp=2,sp=2,tp=2", "pp=2,fsdp=2")
 EXPERTS = ("fsdp=8", "ep=4", "ep=2,fsdp=2", "pp=2,ep=2", "ep=4,tp=2")
 RECIPES = (

@@ -139,8 +139,9 @@ class Load:
 
     async def hostile(self, http: httpx.AsyncClient, rng: random.Random) -> None:
         """Send a body that is none, or a valid one with flipped bits or cut."""
+        request: dict[str, Any]
         if rng.random() < 0.3:
-            request = dict(rng.choice(MALFORMED))
+            request = rng.choice(MALFORMED)
         elif rng.random() < 0.3:
             request = {"content": rng.choice([body for body, status in HOSTILE.values() if status == 400])}
         else:

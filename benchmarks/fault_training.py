@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fault_runs import EVERY, LOSES, MESHES, PLAIN, RECIPES, SAME, STEPS, Recipe, Run, compare, unbroken
+from fault_runs import EVERY, LOSES, MESHES, PLAIN, RECIPES, SAME, STEPS, Recipe, Run, compare, data_folder, unbroken
 from fault_trials import Command, Trial, damage, error_lines, is_plain
 from test_training_processes import child_of
 
@@ -187,7 +187,7 @@ def _values_of(data: bytes) -> object:
 def damaged_data(run: Run) -> None:
     """A file of the data, or of the caches that are made from it, is changed between two starts."""
     rng = run.trial.rng
-    folder = run.trial.root / run.recipe.words.__name__
+    folder = data_folder(run.trial.root, run.recipe.words)
     own, cache = run.trial.folder / "data", run.trial.folder / "cache"
     shutil.copytree(folder, own)
     before = [lambda: os.environ.update(XDG_CACHE_HOME=str(cache))]
