@@ -116,6 +116,32 @@ def test_a_plan_of_before_the_fields_were_renamed_is_read():
     assert plan_from_data(data, name="plan.yaml") == plan
 
 
+def test_any_number_in_a_plan_is_taken_or_refused_in_a_line():
+    """A flipped bit made a rate 0, by which the prediction was divided; so were widths of 0, and factors of 1e300."""
+    workload = replace(TINY, model=PRESETS["tiny-deepseek"])
+    plan = plan_to_data(make_plan(workload, MeshShape(fsdp=8), parse_system("cpu:8")))
+    refused, given = {}, json.loads(json.dumps(plan))
+
+    def numbers(data, path=()):
+        for name, value in data.items():
+            if isinstance(value, dict):
+                yield from numbers(value, (*path, name))
+            elif value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+                yield data, name, (*path, name)
+
+    for place, name, path in [*numbers({"workload": given["workload"], "strategy": given["strategy"]})]:
+        value = place[name]
+        for other in (0, -1, 1e300):
+            place[name] = other
+            try:
+                plan_from_data(given, name="plan.yaml")
+            except MeshwrightError as error:
+                refused[path[-1], other] = str(error)
+        place[name] = value
+    assert {("attention_rate", 0), ("host_seconds", -1), ("kv_rank", 0), ("capacity_factor", 1e300)} <= refused.keys()
+    assert not any("\n" in line for line in refused.values())
+
+
 @pytest.mark.parametrize("text", ["", "a: [", "a: 1", "meshwright_plan: 1\nworkload: {}", "meshwright_plan: 99"])
 def test_a_file_that_is_no_plan_is_told(text, tmp_path):
     (tmp_path / "plan.yaml").write_text(text)

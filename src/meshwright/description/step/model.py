@@ -45,6 +45,10 @@ def largest(field: str) -> int:
     return {"num_layers": 10**4, "seq_len": 10**8, "prompt_len": 10**8, "output_len": 10**8}.get(field, 10**9)
 
 
+MAX_CAPACITY_FACTOR = 10_000
+"""With the number of experts as the factor no token is dropped; more only takes memory."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experts:
     """A mixture of experts instead of the MLP: `num_active` of `count` MLPs of width `mlp` process each token."""
@@ -70,10 +74,10 @@ class Experts:
             raise MeshwrightError(
                 f"{self.num_active} active of {self.count} experts; the active are from 1 to all of them"
             )
-        if self.capacity_factor is not None and self.capacity_factor <= 0:
+        if self.capacity_factor is not None and not 0 < self.capacity_factor <= MAX_CAPACITY_FACTOR:
             raise MeshwrightError(
-                f"experts have capacity_factor={self.capacity_factor:g}; it is above 0, or None where no token is"
-                f" dropped"
+                f"experts have capacity_factor={self.capacity_factor:g}; it is above 0 and at most"
+                f" {MAX_CAPACITY_FACTOR:,}, or None where no token is dropped"
             )
         if self.balance_weight < 0:
             raise MeshwrightError(f"experts have balance_weight={self.balance_weight:g}; it is from 0")
@@ -120,6 +124,11 @@ class LatentAttention:
     rope_head_dim: int  # Dims with rotary positions.
     value_head_dim: int
     norm_epsilon: float = 1e-6  # Epsilon of the norms of latents.
+
+    def __post_init__(self) -> None:
+        for field in ("query_rank", "kv_rank", "nope_head_dim", "rope_head_dim", "value_head_dim"):
+            if (value := getattr(self, field)) is not None and value < 1:
+                raise MeshwrightError(f"attention has {field}={value}; it takes a whole number from 1")
 
 
 @dataclass(frozen=True, kw_only=True)

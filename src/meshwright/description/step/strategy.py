@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -55,6 +56,13 @@ class FrameworkProfile:
     host_seconds: float = 0.0  # Seconds of each step in which no device works: logging, data, the optimizer's loop.
     # Seconds that a collective over tp takes to start, for each device of its group, besides the links' latency.
     tp_start_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.attention_rate < math.inf:
+            raise MeshwrightError(f"attention_rate is {self.attention_rate}; it is a number above 0")
+        for field in ("memory_bytes", "host_seconds", "tp_start_seconds"):
+            if not 0 <= (value := getattr(self, field)) < math.inf:
+                raise MeshwrightError(f"{field} is {value}; it is a number from 0")
 
     def __str__(self) -> str:
         """Return the framework's name, or the fields that differ from XLA: `flat_buffers=True`."""

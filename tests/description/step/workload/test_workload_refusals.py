@@ -221,7 +221,7 @@ VALUES = [
     (lambda: replace(MOE.experts, num_active=9), "9 active of 8 experts; the active are from 1 to all of them"),
     (
         lambda: replace(MOE.experts, capacity_factor=0.0),
-        "experts have capacity_factor=0; it is above 0, or None where no token is dropped",
+        "experts have capacity_factor=0; it is above 0 and at most 10,000, or None where no token is dropped",
     ),
     (
         lambda: replace(MOE, experts=replace(MOE.experts, num_dense_layers=2)),
