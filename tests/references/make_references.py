@@ -98,6 +98,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": SIZES,
     "qwen3_moe": SIZES
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
+    "qwen3_next": SIZES
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
+    | {"linear_num_key_heads": 8, "linear_num_value_heads": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 12}
+    | {"head_dim": 16, "num_hidden_layers": 8},
     "gemma": SIZES | {"tie_word_embeddings": True},
     "gemma2": WINDOWED | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0, "tie_word_embeddings": True},
     "gemma3_text": WINDOWED
@@ -169,9 +173,12 @@ FP8, BLOCK = "deepseek_v3_fp8", 8
 MXFP4 = "gpt_oss_mxfp4"
 """A golden whose experts' weights are in MXFP4."""
 
-WITH_GRADIENTS = ("llama", "gemma2", "gpt2", "ministral3")
+WITH_GRADIENTS = ("llama", "gemma2", "gpt2", "ministral3", "qwen3_next")
 SHARDED = ("mixtral",)
 LENGTHS = (5, 17, 12, 1, 9, 20, 3, 25)
+LENGTHS_OF = {"qwen3_next": (5, 64, 12, 70, 1, 2, 33, 150)}
+"""Tokens of each row: the delta rule works in chunks of 64."""
+
 NUM_NEW = 8
 FOLDER = Path(__file__).parent
 
@@ -199,7 +206,7 @@ def make(name: str, changes: dict[str, Any]) -> None:
     folder = FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder, max_shard_size="200KB" if name in SHARDED else "1GB")
-    golden = computed(model, gradients=name in WITH_GRADIENTS)
+    golden = computed(model, gradients=name in WITH_GRADIENTS, lengths=LENGTHS_OF.get(name, LENGTHS))
     np.savez_compressed(folder / "golden.npz", **golden)
     spread = float(golden["logits"].max() - golden["logits"].min())
     print(f"{name:<14}{sum(p.numel() for p in model.parameters()):>9,} parameters, logits over {spread:.1f}")
@@ -261,9 +268,12 @@ def pack(name: str, folder: Path) -> None:
 def draw(model: torch.nn.Module) -> None:
     """Draw every parameter: matrices as large as keeps a product's size, vectors around their mean."""
     with torch.no_grad():
-        for number, (_, parameter) in enumerate(sorted(model.named_parameters())):
+        for number, (name, parameter) in enumerate(sorted(model.named_parameters())):
             noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
-            if parameter.dim() == 1:
+            if name.endswith("A_log"):
+                # Some heads forget at once, others keep their state over several chunks.
+                parameter.copy_(2 * noise - 3)
+            elif parameter.dim() == 1:
                 parameter.add_(0.3 * noise)
             else:
                 parameter.copy_(noise * parameter.shape[-1] ** -0.5)
@@ -277,15 +287,15 @@ def draw_buffers(model: torch.nn.Module) -> None:
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=torch.Generator().manual_seed(1000 + number)))
 
 
-def computed(model: Any, *, gradients: bool) -> dict[str, np.ndarray]:
+def computed(model: Any, *, gradients: bool, lengths: tuple[int, ...] = LENGTHS) -> dict[str, np.ndarray]:
     """Logits of each row alone, what follows it greedily, and the gradients of the longest row's mean loss."""
     vocab = model.config.vocab_size
     # Frequencies that grow with the text are kept for what a cache holds.
     has_cache = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type") == "dynamic"
-    tokens = np.random.default_rng(0).integers(0, vocab, (len(LENGTHS), max(LENGTHS)))
+    tokens = np.random.default_rng(0).integers(0, vocab, (len(lengths), max(lengths)))
     logits = np.zeros((*tokens.shape, vocab), np.float32)
-    continuations = np.zeros((len(LENGTHS), NUM_NEW), np.int64)
-    for row, length in enumerate(LENGTHS):
+    continuations = np.zeros((len(lengths), NUM_NEW), np.int64)
+    for row, length in enumerate(lengths):
         own = torch.tensor(tokens[row : row + 1, :length])
         with torch.no_grad():
             # A short text first: transformers keeps frequencies that grew with the row before.
@@ -297,7 +307,7 @@ def computed(model: Any, *, gradients: bool) -> dict[str, np.ndarray]:
                 chosen, cache = result.logits[:, -1:].argmax(-1), result.past_key_values
                 continuations[row, step] = int(chosen)
                 given = chosen if has_cache else torch.cat([given, chosen], dim=1)
-    found = {"tokens": tokens, "lengths": np.array(LENGTHS), "logits": logits, "continuations": continuations}
+    found = {"tokens": tokens, "lengths": np.array(lengths), "logits": logits, "continuations": continuations}
     if gradients:
         own = torch.tensor(tokens[-1:])
         scores = model(own).logits[0, :-1]

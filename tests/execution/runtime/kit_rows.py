@@ -21,6 +21,7 @@ from meshwright.description.step.model import (
     Experts,
     LatentAttention,
     LearnedPositions,
+    LinearAttention,
     ModelConfig,
     Norms,
     RotaryPositions,
@@ -406,6 +407,21 @@ SCALED = replace(
 )
 """With Granite's factors, Hunyuan's norms and Nemotron's activation."""
 
+DELTA = replace(
+    DENSE,
+    name="delta",
+    attention=AttentionConfig(
+        qk_norm="head",
+        has_output_gate=True,
+        linear=LinearAttention(num_heads=8, num_value_heads=16, key_dim=8, value_dim=12, layers=(True, False)),
+    ),
+)
+"""With the gated delta rule in every second layer, and attention whose output has a gate in the others."""
+
+QWEN3_NEXT = narrow(
+    "tiny-qwen3-next", experts=replace(PRESETS["tiny-qwen3-next"].experts, mlp=32, shared_mlp=32)
+)
+
 FAMILIES = [
     Row(MISTRAL, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(MINISTRAL3, MeshShape(fsdp=2, sp=2, tp=2)),
@@ -456,6 +472,12 @@ FAMILIES = [
     Row(COHERE2, MeshShape(tp=2, pp=2), ALTERNATING),
     Row(SCALED, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(SMOLLM3, MeshShape(fsdp=2, pp=2), fused("gather", num_microbatches=4)),
+    Row(DELTA, MeshShape(fsdp=2, tp=2), core=True),
+    Row(DELTA, MeshShape(dp=2, fsdp=2, tp=2), parts(2), "none"),
+    Row(DELTA, MeshShape(dp=2, tp=4), WHOLE_STREAM, "attention"),
+    Row(DELTA, MeshShape(fsdp=2, tp=2), fused("gather", dropout=0.2), "matmuls"),
+    Row(DELTA, MeshShape(dp=2, fsdp=2, tp=2), packed=True),
+    Row(QWEN3_NEXT, MeshShape(ep=2, fsdp=2, tp=2)),
 ]
 """Families with other ops than Llama's."""
 

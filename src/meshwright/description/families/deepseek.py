@@ -245,8 +245,8 @@ FAMILY = PublishedFamily(
         }
     )
     | {
-        "layers.key": Published(f"{_ATTENTION}.kv_b_proj.weight", is_transposed=True, part=(0, 2), by_head=True),
-        "layers.value": Published(f"{_ATTENTION}.kv_b_proj.weight", is_transposed=True, part=(1, 2), by_head=True),
+        "layers.key": Published(f"{_ATTENTION}.kv_b_proj.weight", is_transposed=True, part=(0, 2), by_head=1),
+        "layers.value": Published(f"{_ATTENTION}.kv_b_proj.weight", is_transposed=True, part=(1, 2), by_head=1),
     },
     write=write,
     buffers=(r"^model\.layers\.61\.",),  # The multi-token prediction module.

@@ -29,15 +29,18 @@ class Published:
     Attributes:
         is_transposed: whether it is stored [out, in], as in PyTorch's Linear; ours is [in, out].
         part: (index, count) if the tensor holds several of our parameters along its output.
-        by_head, is_interleaved: whether the parts alternate head by head (GPT-NeoX) or column by column (gpt-oss); by
-            default they follow one another (GPT-2).
+        by_head: number of its first output dims over which the parts alternate: 1 head by head (GPT-NeoX), 2 if heads
+            are grouped; 0 if parts follow one another (GPT-2).
+        is_interleaved: whether the parts alternate column by column (gpt-oss).
+        is_convolution: whether it is a convolution of each channel [channels, 1, taps].
     """
 
     name: str
     is_transposed: bool = False
     part: tuple[int, int] = (0, 1)
-    by_head: bool = False
+    by_head: int = 0
     is_interleaved: bool = False
+    is_convolution: bool = False
 
 
 Names = Mapping[str, Published]

@@ -94,8 +94,8 @@ def _names() -> dict[str, Published]:
     for index, ours in enumerate(("query", "key", "value")):
         path = "gpt_neox.layers.{layer}.attention.query_key_value"
         part = (index, 3)
-        found[f"layers.{ours}"] = Published(f"{path}.weight", is_transposed=True, part=part, by_head=True)
-        found[f"layers.{ours}_bias"] = Published(f"{path}.bias", part=part, by_head=True)
+        found[f"layers.{ours}"] = Published(f"{path}.weight", is_transposed=True, part=part, by_head=1)
+        found[f"layers.{ours}_bias"] = Published(f"{path}.bias", part=part, by_head=1)
     return found
 
 

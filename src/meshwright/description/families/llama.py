@@ -31,6 +31,7 @@ def read(
     *,
     norms: Norms = NORMS,
     has_rope: bool = True,
+    has_windows: bool = True,
     partial_field: str | None = None,
     norm_field: str = "rms_norm_eps",
 ) -> Features:
@@ -38,7 +39,7 @@ def read(
 
     Args:
         norms: the family's norms, without their epsilon.
-        has_rope: False if the family reads rotary embedding itself.
+        has_rope, has_windows: False if the family reads rotary embedding or the kinds of its layers itself.
         partial_field: as in `read_rope`.
         norm_field: the field of the norms' epsilon.
     """
@@ -56,7 +57,7 @@ def read(
         "tied_embeddings": fields.flag("tie_word_embeddings", False),
         "activation": fields.activation("hidden_act", "silu"),
         "biases": Biases(qkv=bias, output=bias, mlp=fields.flag("mlp_bias", False)),
-        "attention": AttentionConfig(windows=fields.windows(layers)),
+        "attention": AttentionConfig(windows=fields.windows(layers) if has_windows else (None,)),
         "norms": replace(norms, epsilon=fields.positive(norm_field, 1e-6)),
     }
     return (

@@ -114,19 +114,17 @@ def write_windows(model: ModelConfig) -> dict[str, Any]:
 
 _SHARED = "model.layers.{layer}.mlp.shared_expert"
 
+SHARED_EXPERT_NAMES = {
+    "layers.shared_expert_gate": f"{_SHARED}_gate.weight",
+    "layers.shared_gate": f"{_SHARED}.gate_proj.weight",
+    "layers.shared_up": f"{_SHARED}.up_proj.weight",
+    "layers.shared_down": f"{_SHARED}.down_proj.weight",
+}
+
 FAMILY = PublishedFamily(
     family=QWEN2,
     readers={"qwen2": read, "qwen2_moe": read_moe},
-    names=names_of(
-        {
-            **LLAMA_NAMES,
-            **EXPERT_NAMES,
-            "layers.shared_expert_gate": "model.layers.{layer}.mlp.shared_expert_gate.weight",
-            "layers.shared_gate": f"{_SHARED}.gate_proj.weight",
-            "layers.shared_up": f"{_SHARED}.up_proj.weight",
-            "layers.shared_down": f"{_SHARED}.down_proj.weight",
-        }
-    ),
+    names=names_of({**LLAMA_NAMES, **EXPERT_NAMES, **SHARED_EXPERT_NAMES}),
     write=write,
     presets=(
         llama.preset(

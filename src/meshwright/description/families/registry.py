@@ -20,6 +20,7 @@ from meshwright.description.families import (
     phi3,
     qwen2,
     qwen3,
+    qwen3_next,
 )
 from meshwright.description.families.family import PublishedFamily
 from meshwright.description.families.fields import Config, Fields
@@ -51,7 +52,7 @@ from meshwright.support.field_types import from_data, not_a_choice
 PUBLISHED: tuple[PublishedFamily, ...] = tuple(
     module.FAMILY
     for module in (
-        *(llama, mixtral, qwen2, qwen3, gemma, gemma2, gemma3, phi3, olmo2),
+        *(llama, mixtral, qwen2, qwen3, qwen3_next, gemma, gemma2, gemma3, phi3, olmo2),
         *(gpt2, gpt_neox, gpt_oss, deepseek),
         *(smollm3, granite, seed_oss, ernie4_5, glm4, hunyuan, exaone4, starcoder2, cohere2, nemotron),
         *(olmoe, glm4_moe, dots1, phi),

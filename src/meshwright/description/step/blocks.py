@@ -11,6 +11,7 @@ from functools import cache
 
 from meshwright.description.step.layer import (
     HEADS,
+    LINEAR_HEADS,
     STREAM,
     Add,
     Attention,
@@ -22,6 +23,7 @@ from meshwright.description.step.layer import (
     Dispatch,
     EndOp,
     Gated,
+    GatedDelta,
     LatentKeys,
     LayerOp,
     Linear,
@@ -65,8 +67,8 @@ def layers(model: Model) -> tuple[Stack, ...]:
 def decoder_layers(model: ModelConfig) -> tuple[Stack, ...]:
     """Return a decoder's stacks: layers with a dense MLP, then layers with experts."""
     num_dense = model.experts.num_dense_layers if model.experts else 0
-    last = _stack(model, "layers", range(num_dense, model.num_layers), model.experts)
-    return (_stack(model, "dense_layers", range(num_dense), None), last) if num_dense else (last,)
+    last = _stacks(model, "layers", range(num_dense, model.num_layers), model.experts)
+    return (*_stacks(model, "dense_layers", range(num_dense), None), *last) if num_dense else last
 
 
 def embedding_ops(model: ModelConfig) -> tuple[EndOp, ...]:
@@ -152,16 +154,77 @@ def moe_block(model: ModelConfig, experts: Experts) -> Block:
     return Block(name="mlp", ops=(*ops, _add(model, *added)))
 
 
-def _stack(model: ModelConfig, name: str, layers: range, experts: Experts | None) -> Stack:
-    """Return a stack of layers with two blocks, attention and MLP (or experts), or one block with both in parallel."""
-    attention = _attention_ops(model, layers)
+def _stacks(model: ModelConfig, name: str, layers: range, experts: Experts | None) -> tuple[Stack, ...]:
+    """Return a stack of layers, or if they are of several kinds in cycles, one for each layer of a cycle."""
+    linear = model.attention.linear
+    every = of_layers(linear.layers, layers) if linear else (False,)
+    kinds = shortest_cycle(every)
+    if len(layers) % len(kinds):
+        kinds = every  # One cycle of all layers.
+    stacks: list[Stack] = []
+    for place, is_linear in enumerate(kinds):
+        own = layers[place :: len(kinds)]
+        blocks = _blocks(model, own, experts, is_linear=is_linear)
+        label = name if len(kinds) == 1 else f"{name}_{place}"
+        stacks.append(Stack(name=label, num_layers=len(own), blocks=blocks, is_alternating=place > 0))
+    return tuple(stacks)
+
+
+def _blocks(model: ModelConfig, layers: range, experts: Experts | None, *, is_linear: bool) -> tuple[Block, ...]:
+    """Return the blocks of layers of one kind: attention and MLP (or experts), or one block with both in parallel."""
+    attention = _linear_attention_ops(model) if is_linear else _attention_ops(model, layers)
     if model.parallel_blocks:
         both = Block(name="block", ops=(*attention, *_mlp_ops(model), _add(model, "attention_added", "mlp_added")))
-        return Stack(name=name, num_layers=len(layers), blocks=(both,))
+        return (both,)
     dense = Block(name="mlp", ops=(*_mlp_ops(model), _add(model, "mlp_added")))
     mlp = moe_block(model, experts) if experts else dense
-    first = Block(name="attention", ops=(*attention, _add(model, "attention_added")))
-    return Stack(name=name, num_layers=len(layers), blocks=(first, mlp))
+    return Block(name="attention", ops=(*attention, _add(model, "attention_added"))), mlp
+
+
+def _linear_attention_ops(model: ModelConfig) -> tuple[LayerOp, ...]:
+    """Return the ops of linear attention from its norm to `attention_added`, which is added to the residual stream."""
+    linear = model.attention.linear
+    assert linear is not None
+    heads, group = (LINEAR_HEADS, linear.num_heads), ("group", linear.num_value_heads // linear.num_heads)
+    keys: Dims = (heads, ("head_dim", linear.key_dim))
+    values: Dims = (heads, group, ("head_dim", linear.value_dim))
+    outputs: dict[str, Dims] = {"query": keys, "key": keys, "value": values, "gate": values}
+    outputs |= {"rate": (heads, group), "decay": (heads, group)}
+    projections = [
+        Linear(
+            name=f"linear_{name}",
+            source="attention_normed",
+            target=f"linear_{name}",
+            inputs=(("embed", model.embed),),
+            outputs=dims,
+        )
+        for name, dims in outputs.items()
+    ]
+    delta = GatedDelta(
+        query="linear_query",
+        key="linear_key",
+        value="linear_value",
+        decay="linear_decay",
+        rate="linear_rate",
+        target="linear_heads",
+        num_heads=linear.num_heads,
+        group=group[1],
+        key_dim=linear.key_dim,
+        value_dim=linear.value_dim,
+        taps=linear.taps,
+    )
+    # Its scale is stored as it is, also in families that store the scales of other norms minus 1.
+    head_norm = replace(_norm(model, "linear_norm", "linear_heads", "linear_normed", values[-1:]), offset=0.0)
+    output = Linear(
+        name="linear_output",
+        source="linear_gated",
+        target="attention_added",
+        inputs=values,
+        outputs=(("embed", model.embed),),
+        init_scale=_adding_scale(model, linear.num_value_heads * linear.value_dim),
+    )
+    gated = Gated(sources=("linear_gate", "linear_normed"), target="linear_gated")
+    return _norm(model, "attention_norm", STREAM, "attention_normed"), *projections, delta, head_norm, gated, output
 
 
 def _attention_ops(model: ModelConfig, layers: range) -> tuple[LayerOp, ...]:
@@ -188,16 +251,19 @@ def _attention_ops(model: ModelConfig, layers: range) -> tuple[LayerOp, ...]:
         has_sinks=model.attention.has_sinks,
         latent=latent if of_latent else None,
     )
+    gates: tuple[LayerOp, ...] = ()
+    if model.attention.has_output_gate:
+        gates = (SigmoidGate(source="attention_heads", by="query_gate", target="attention_gated"),)
     output = Linear(
         name="output",
-        source="attention_heads",
+        source="attention_gated" if gates else "attention_heads",
         target="attention_output" if has_post_norm else "attention_added",
         inputs=_head_dims(model, model.value_dim),
         outputs=(("embed", model.embed),),
         init_scale=_adding_scale(model, model.num_heads * model.value_dim),
         has_bias=model.biases.output,
     )
-    ops = (*norms, *heads, attention, output)
+    ops = (*norms, *heads, attention, *gates, output)
     if not has_post_norm:
         return ops
     return (*ops, _norm(model, "attention_post_norm", "attention_output", "attention_added"))
@@ -206,7 +272,9 @@ def _attention_ops(model: ModelConfig, layers: range) -> tuple[LayerOp, ...]:
 def _heads(model: ModelConfig, stream: str, rotary: list[Rotary]) -> tuple[LayerOp, ...]:
     """Return the ops that compute queries, keys and values from the value named `stream`."""
     single: Dims = (("kv_heads", model.num_kv_heads), ("head_dim", model.head_dim))
-    dims = {"query": _head_dims(model, model.head_dim), "key": single, "value": single}
+    of_queries = _head_dims(model, model.head_dim)
+    gate = {"query_gate": of_queries} if model.attention.has_output_gate else {}
+    dims = {"query": of_queries, **gate, "key": single, "value": single}
     ops: list[LayerOp] = [
         Linear(
             name=name,
@@ -215,7 +283,7 @@ def _heads(model: ModelConfig, stream: str, rotary: list[Rotary]) -> tuple[Layer
             inputs=(("embed", model.embed),),
             outputs=outputs,
             has_bias=model.biases.qkv,
-            is_fused=name != "query",
+            is_fused=name in ("key", "value"),
         )
         for name, outputs in dims.items()
     ]

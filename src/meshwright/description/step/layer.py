@@ -30,6 +30,16 @@ HEADS = ("kv_heads", "group", "head_dim")
 """
 
 
+LINEAR_HEADS = "linear_heads"
+"""Logical axis of the query and key heads of linear attention, which are neither padded nor copied."""
+
+DELTA_CHUNK = 64
+"""Tokens of a chunk of the gated delta rule: sequences are padded to whole chunks."""
+
+LEAST_DELTA_MATMUL = 16
+"""Size from which blocks of a chunk's triangular system are multiplied by matmuls when it is inverted."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Norm:
     """RMSNorm or LayerNorm of `source` over its last dim, of `size` elements; its scale is the parameter `name`."""
@@ -142,6 +152,40 @@ class Attention:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GatedDelta:
+    """The gated delta rule (arXiv:2412.06464): linear attention with a state [key_dim, value_dim] for each value head.
+
+    For each token the state S is decayed by exp(g) and corrected towards the token's value v at its key k, with rate b:
+    S = exp(g) S, then S += k (b (v - S^T k))^T. The output is S^T q. Queries, keys and values first pass a causal
+    convolution of each channel over `taps` tokens and a SiLU; queries and keys are normalised to unit length, and
+    queries scaled by 1 / sqrt(key_dim). g = -exp(decay_log) * softplus(decay + decay_bias) and b = sigmoid(rate).
+
+    Its parameters are `conv_query`, `conv_key` [taps, heads, key_dim], `conv_value` [taps, heads, group, value_dim],
+    `decay_log` and `decay_bias` [heads, group].
+    """
+
+    query: str  # [batch, sequence, heads, key_dim], like keys.
+    key: str
+    value: str  # [batch, sequence, heads, group, value_dim]
+    decay: str  # [batch, sequence, heads, group], like rates.
+    rate: str
+    target: str  # As values.
+    num_heads: int  # Of queries and keys.
+    group: int  # Value heads that share a query and key head.
+    key_dim: int
+    value_dim: int
+    taps: int
+
+    @property
+    def convolved(self) -> tuple[tuple[str, str, Dims], ...]:
+        """The values that are convolved: (parameter, value, dims of the value's channels)."""
+        heads, group = (LINEAR_HEADS, self.num_heads), ("group", self.group)
+        keys: Dims = (heads, ("head_dim", self.key_dim))
+        values: Dims = (heads, group, ("head_dim", self.value_dim))
+        return ("conv_query", self.query, keys), ("conv_key", self.key, keys), ("conv_value", self.value, values)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClampedSwiglu:
     """gate * sigmoid(alpha * gate) * (up + 1), with gate <= limit and |up| <= limit (gpt-oss, arXiv:2508.10925)."""
 
@@ -205,7 +249,7 @@ class Combine:
 
 @dataclass(frozen=True, kw_only=True)
 class SigmoidGate:
-    """Multiply `source` [batch, sequence, embed] by the sigmoid of each token's logit `by` [batch, sequence, 1]."""
+    """Multiply `source` by the sigmoid of `by`: of the same shape, or one logit of each token [batch, sequence, 1]."""
 
     source: str
     by: str
@@ -239,7 +283,9 @@ class Concat:
     target: str
 
 
-LayerOp = Norm | Linear | Rotary | Attention | Gated | Dispatch | Combine | SigmoidGate | Add | Slice | Concat
+LayerOp = (
+    Norm | Linear | Rotary | Attention | GatedDelta | Gated | Dispatch | Combine | SigmoidGate | Add | Slice | Concat
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,6 +355,9 @@ class Stack:
     name: str
     num_layers: int
     blocks: tuple[Block, ...]
+    # Whether its layers alternate with those of the stacks before it: one layer of each in turn, in as many cycles as
+    # each has layers. The first of such stacks is not marked.
+    is_alternating: bool = False
 
     @property
     def ops(self) -> tuple[LayerOp, ...]:
@@ -345,6 +394,17 @@ class Program:
     embedding: tuple[EndOp, ...]
     stacks: tuple[Stack, ...]
     logits: tuple[EndOp, ...]
+
+
+def alternating(stacks: Iterable[Stack]) -> tuple[tuple[Stack, ...], ...]:
+    """Return the stacks in groups, one after the other; the layers of a group's stacks alternate."""
+    groups: list[tuple[Stack, ...]] = []
+    for stack in stacks:
+        if stack.is_alternating:
+            groups[-1] = (*groups[-1], stack)
+        else:
+            groups.append((stack,))
+    return tuple(groups)
 
 
 def shortest_cycle(by_layer: Iterable[T]) -> tuple[T, ...]:

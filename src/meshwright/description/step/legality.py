@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from meshwright.description.step.blocks import program
 from meshwright.description.step.layer import Lookup
-from meshwright.description.step.model import Model, ProgramModel
+from meshwright.description.step.model import Model, ModelConfig, ProgramModel
 from meshwright.description.step.padding import check_padding, is_padded, padded
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.precision import check_precision
@@ -34,6 +34,7 @@ def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> Non
             f"mesh {mesh} has pp={mesh.pp} stages for the {workload.model.num_layers} layers of"
             f" {workload.model.name}, so that some would split nothing; use pp in 1 to {workload.model.num_layers}"
         )
+    _check_linear_attention(workload.model, mesh)
     if workload.objective == "dpo" and mesh.pp > 1:
         raise MeshwrightError(
             f"mesh {mesh} has pp={mesh.pp}; the loss of dpo is of pairs of whole sequences, which no pipeline has yet:"
@@ -59,9 +60,32 @@ def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tup
         dims = zip(parameter.axes, parameter.shape, strict=True)
         found.update((size, rules[name]) for name, size in dims if not is_padded(workload.model, name))
     found.update((1, (axis,)) for axis in AXES if axis not in _used_axes(workload.model, rules))
-    if workload.objective == "dpo":
+    if workload.objective == "dpo" or has_linear_attention(workload.model):
         found.add((1, ("pp",)))
+    if has_linear_attention(workload.model):
+        found.add((1, ("sp",)))
     return frozenset((size, axes) for size, axes in found if axes)
+
+
+def has_linear_attention(model: Model) -> bool:
+    """Whether layers of a model have linear attention."""
+    return isinstance(model, ModelConfig) and model.attention.linear is not None
+
+
+def _check_linear_attention(model: Model, mesh: MeshShape) -> None:
+    """Raise an error if a mesh splits a model with linear attention along the sequence or into stages."""
+    if not has_linear_attention(model):
+        return
+    if mesh.sp > 1:
+        raise MeshwrightError(
+            f"mesh {mesh} has sp={mesh.sp}; the linear attention of {model.name} carries a state from token to token,"
+            f" which no sp passes on yet: use sp=1 and more fsdp or tp"
+        )
+    if mesh.pp > 1:
+        raise MeshwrightError(
+            f"mesh {mesh} has pp={mesh.pp}; the layers of {model.name} are of several kinds, which no pipeline has yet:"
+            f" use pp=1 and more fsdp, tp or ep"
+        )
 
 
 def _used_axes(model: Model, rules: Rules) -> set[str]:

@@ -132,6 +132,33 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LinearAttention:
+    """Layers with the gated delta rule instead of attention (Gated DeltaNet, arXiv:2412.06464; Qwen3-Next)."""
+
+    num_heads: int  # Heads of queries and keys.
+    num_value_heads: int  # Evenly shared among the heads of queries and keys.
+    key_dim: int  # Dims of a query and a key.
+    value_dim: int
+    taps: int = 4  # Tokens that the convolution of queries, keys and values covers.
+    # Whether each layer has it instead of attention, as a cycle that repeats.
+    layers: tuple[bool, ...] = (True, True, True, False)
+
+    def __post_init__(self) -> None:
+        for field in ("num_heads", "num_value_heads", "key_dim", "value_dim", "taps"):
+            if (value := getattr(self, field)) < 1:
+                raise MeshwrightError(f"linear attention has {field}={value}; it takes a whole number from 1")
+        if self.num_value_heads % self.num_heads:
+            raise MeshwrightError(
+                f"linear attention has num_value_heads={self.num_value_heads} and num_heads={self.num_heads}; value"
+                f" heads are shared evenly, so heads must divide them"
+            )
+        if all(self.layers) or not any(self.layers):
+            raise MeshwrightError(
+                f"linear attention has layers={self.layers!r}; a cycle has layers with it and layers with attention"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Biases:
     """Matmuls that have biases."""
 
@@ -174,7 +201,9 @@ class AttentionConfig:
     # the rotary embedding (Hunyuan).
     qk_norm: Literal["head", "all heads", "rotated head"] | None = None
     has_sinks: bool = False  # Learned logit of each head that takes part in its softmax (gpt-oss).
+    has_output_gate: bool = False  # Whether a sigmoid gate scales each dim of the heads' outputs (Qwen3-Next).
     latent: LatentAttention | None = None
+    linear: LinearAttention | None = None
 
     @property
     def window(self) -> int | None:

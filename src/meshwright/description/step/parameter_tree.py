@@ -9,7 +9,19 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal, TypeVar, Union
 
 from meshwright.description.step.blocks import program
-from meshwright.description.step.layer import HEADS, Attention, Dispatch, EndOp, LayerOp, Linear, Lookup, Norm
+from meshwright.description.step.layer import (
+    HEADS,
+    LINEAR_HEADS,
+    Attention,
+    Dims,
+    Dispatch,
+    EndOp,
+    GatedDelta,
+    LayerOp,
+    Linear,
+    Lookup,
+    Norm,
+)
 from meshwright.description.step.model import Model
 
 if TYPE_CHECKING:
@@ -25,6 +37,9 @@ CHOICE_BIAS = "choice_bias"
 
 SINKS = "sinks"
 """Name of the parameter with attention sinks: logits that take a share of each head's softmax (`Attention`)."""
+
+DECAY_LOG, DECAY_BIAS = "decay_log", "decay_bias"
+"""Names of the parameters that give the decay of linear attention (`GatedDelta`)."""
 
 LORA_A, LORA_B = "_lora_a", "_lora_b"
 """Suffixes of the names of a low-rank branch's two weights (`LowRank`)."""
@@ -44,8 +59,9 @@ class Parameter:
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]  # Logical axis of each dim.
-    # Initial values: ones, normal with standard deviation `scale`, or uniform in [-scale, scale].
-    init: Literal["ones", "normal", "uniform"] = "normal"
+    # Initial values: ones, normal with standard deviation `scale`, uniform in [-scale, scale], or the logarithm of a
+    # number that is uniform in (0, scale].
+    init: Literal["ones", "normal", "uniform", "log uniform"] = "normal"
     scale: float = 1.0
     # Operand of a matmul, table of rows to look up, or vector added to or multiplied with activations.
     role: Role = "product"
@@ -76,6 +92,7 @@ def parameters(model: Model) -> Tree[Parameter]:
     """Return the declaration of every parameter of `model`, stacked over the layers of a stack.
 
     In a MoE model, dense layers are under `dense_layers` and MoE layers under `layers`; else all are under `layers`.
+    Of layers of several kinds in a cycle, those of each place in the cycle are under `layers_0`, `layers_1` and so on.
     """
     tree: dict[str, Parameter | dict[str, Parameter]] = {}
     ops = program(model)
@@ -110,12 +127,25 @@ def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
         case Attention() if op.has_sinks:
             shape = (op.num_kv_heads, op.num_heads // op.num_kv_heads)
             return {SINKS: Parameter(shape=shape, axes=HEADS[:2], scale=0.0, role="vector")}
+        case GatedDelta():
+            found = {name: _channels(op.taps, dims) for name, _, dims in op.convolved}
+            heads, group = (op.num_heads, op.group), (LINEAR_HEADS, "group")
+            # Decays and their bias start as in Mamba-2 (arXiv:2405.21060).
+            decay = Parameter(shape=heads, axes=group, init="log uniform", scale=16.0, role="vector")
+            return found | {DECAY_LOG: decay, DECAY_BIAS: replace(decay, init="ones")}
         case Lookup():
             (rows, num_rows), (columns, num_columns) = op.rows, op.columns
             shape, role = (num_rows, num_columns), "product" if op.is_tied else "table"
             return {op.name: Parameter(shape=shape, axes=(rows, columns), scale=op.init_scale, role=role)}
         case _:
             return {}
+
+
+def _channels(taps: int, dims: Dims) -> Parameter:
+    """Declare the weights of a convolution of each channel: an elementwise product for each tap."""
+    axes, shape = zip(*dims, strict=True)
+    scale = 1 / math.sqrt(taps)
+    return Parameter(shape=(taps, *shape), axes=("taps", *axes), scale=scale, role="vector", num_inputs=1)
 
 
 def _weight(op: Linear) -> dict[str, Parameter]:

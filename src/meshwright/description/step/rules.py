@@ -24,6 +24,8 @@ RULES: Rules = {
     "kv_heads": ("tp",),
     "group": (),
     "head_dim": (),
+    "linear_heads": ("tp",),
+    "taps": (),
     "mlp": ("tp",),
     "vocab": ("tp",),
     "expert": ("ep",),

@@ -36,6 +36,7 @@ from meshwright.description.step.layer import (
     Dispatch,
     EndOp,
     Gated,
+    GatedDelta,
     Linear,
     Lookup,
     Norm,
@@ -46,6 +47,7 @@ from meshwright.description.step.layer import (
 from meshwright.description.step.layer import Block as LayerBlock
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.passes.nodes import Layout, moves_between
+from meshwright.description.step.passes.shard_delta import delta_matmuls
 from meshwright.description.step.serving import SERVING_RULES, TENSOR_AXES, CacheSplit
 
 LOGITS, EMBEDDING = Region("logits"), Region("embedding")
@@ -127,10 +129,17 @@ class _BlockWalk:
                     rows = self._shared(Array("squares", self.layout.tokens)).dims
                     of_heads = Array("squares", rows, self.tensor, width="float32")
                     yield from self._move(f"{op.name} squares", (of_heads, _reduced(of_heads)))
+                case SigmoidGate() if self.part is Block.ATTENTION:
+                    yield from self._reduced_inputs("attention gate", op.by)
                 case SigmoidGate():
                     self.arrays[op.target] = self.arrays[op.source]
                 case Attention():
                     yield from self._attention(op)
+                case GatedDelta():
+                    yield from self._gated_delta(op)
+                case Gated() if self.part is Block.ATTENTION:
+                    yield from self._reduced_inputs("attention gate", op.sources[0])
+                    self.arrays[op.target] = _reduced(self.arrays[op.sources[0]])
                 case Gated():
                     yield from self._gated(op)
                 case Dispatch() | Combine() if self.layout.axes("expert"):
@@ -275,6 +284,33 @@ class _BlockWalk:
             name=op.target, phase="forward", region=self.region, query=queries, key=held[0], value=held[-1],
             output=output, num_heads=heads, qk_dim=score, value_dim=value, windows=op.windows, cache=held,
         )  # fmt: skip
+
+    def _reduced_inputs(self, name: str, *values: str) -> Iterator[Op]:
+        """Yield the all-reduce over fsdp of matmul results that a device needs for all tokens and rows of its heads."""
+        yield from self._move(name, *((self.arrays[each], _reduced(self.arrays[each])) for each in values))
+
+    def _gated_delta(self, op: GatedDelta) -> Iterator[Op]:
+        """Yield linear attention: each device has the states of its heads, for all rows of its group."""
+        yield from self._reduced_inputs("linear attention", op.query, op.key, op.value, op.rate, op.decay)
+        values = _reduced(self.arrays[op.value])
+        batch, _, heads, group, _ = values.dims
+        self.live += [self.arrays[name] for name in (op.query, op.key, op.value)]
+        memory = (batch, heads, group, Dim("H", op.key_dim), Dim("V", op.value_dim))
+        tails = (
+            Array(name, (batch, Dim("T", op.taps - 1), *self.arrays[value].dims[2:])) for name, value, _ in op.convolved
+        )
+        yield self._pass("state", Array("states", memory, width="float32"), *tails)
+        yield self._pass("convolution", *(self.arrays[value] for _, value, _ in op.convolved))
+        if self.is_prefill:
+            yield self._pass("delta", values)
+            for work in delta_matmuls(op, f"{self.region.name}.{op.target}", values):
+                if work.passes == "backward":
+                    continue
+                yield Matmul(
+                    name=work.name, target=op.target, phase="forward", region=self.region, block=self.part,
+                    role="result", rows=work.rows, inner=work.inner, columns=work.columns, source=work.source,
+                    right=work.right,
+                )  # fmt: skip
 
     def _to_cache(self, query: Array, output: Array, across: tuple[str, ...]) -> Iterator[Op]:
         """Yield the sends of queries to the devices with the cache, and of results back.

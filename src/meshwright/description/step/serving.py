@@ -139,11 +139,21 @@ def generation_rules(model: ModelConfig, mesh: MeshShape) -> Rules:
     return SERVING_RULES
 
 
+def check_linear_serving(model: ModelConfig, mesh: MeshShape) -> None:
+    """Raise an error if sp would split the heads of a model with linear attention."""
+    if mesh.sp > 1 and model.attention.linear is not None:
+        raise MeshwrightError(
+            f"mesh {mesh} has sp={mesh.sp}, over which the linear attention of {model.name} is not split; use sp=1 and"
+            f" more tp or fsdp"
+        )
+
+
 def check_serving(serving: Serving, layout: ServingLayout) -> None:
     """Raise an error if a mesh cannot split the workload, or if an axis or the cache's split has no effect."""
     mesh, model = layout.mesh, serving.model
     if mesh.pp > 1:
         raise MeshwrightError(f"mesh {mesh} has pp={mesh.pp}; a server has no pipeline, use pp=1 and more tp or dp")
+    check_linear_serving(model, mesh)
     if mesh.ep > 1 and model.experts is None:
         raise MeshwrightError(f"mesh {mesh} has ep={mesh.ep}, but {model.name} has no experts; use ep=1")
     for path, parameter in leaves(parameters(padded(model, mesh, SERVING_RULES))):

@@ -200,6 +200,7 @@ class _Builder:
         self.sums_once = mesh.pp > 1 and not strategy.profile.spmd_pipeline
         self.tables: set[str] = set()
         self.has_gradient = False
+        self.sums_load = False
 
     def stack(self, stack: Stack, layout: Layout, remat: Remat, *, is_whole: bool) -> Iterator[Op]:
         """Yield the ops of one layer of a stack: forward, recompute, backward, and its weights' collectives.
@@ -265,6 +266,9 @@ class _Builder:
             phases: tuple[Phase, ...] = work.phases if self.has_gradient else ("forward",)
             region, array = node.region, work.array
             if work.name == IMBALANCE and not self.is_spmd_pipeline:
+                if self.sums_load:
+                    continue  # One sum for the layers of all stacks.
+                self.sums_load = True
                 phases = ("forward",)
                 region = Region("logits")
                 array = replace(array, dims=(Dim("M", None), *array.dims))

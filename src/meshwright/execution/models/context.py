@@ -15,6 +15,7 @@ from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.execution.models.dropout import DropoutRng
 from meshwright.execution.models.generation.cache import Cache
+from meshwright.execution.models.generation.delta_state import DeltaCache
 from meshwright.execution.models.generation.paged_cache import PagedCache
 from meshwright.execution.models.rotary import AllTables, rotary_tables
 from meshwright.execution.runtime.attention.segments import Segments
@@ -47,7 +48,8 @@ class LayerContext:
     """The inputs of one layer besides weights and residual stream.
 
     layer: its number in its stack, needed if layers of the stack differ. cache: in generation, past keys and values of
-    all layers with this layer's window; cache_layer: the layer's index in it.
+    all layers with this layer's window, or states of all layers with linear attention; cache_layer: the layer's index
+    in it.
     """
 
     positions: PositionInfo
@@ -55,7 +57,7 @@ class LayerContext:
     strategy: Strategy = DEFAULT
     rng: DropoutRng | None = None
     layer: Array | int | None = None
-    cache: Cache | PagedCache | None = None
+    cache: Cache | PagedCache | DeltaCache | None = None
     cache_layer: Array | int = 0
 
 

@@ -5,6 +5,7 @@ Dims: b batch, s sequence, t keys, d embed, f mlp, k kv heads, g query heads per
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from meshwright.description.step import blocks
-from meshwright.description.step.layer import Stack
+from meshwright.description.step.layer import Stack, alternating
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.workload import Remat
@@ -27,7 +28,10 @@ from meshwright.execution.runtime.experts.routing import ExpertLoad
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
 STACKS = ("dense_layers", "layers")
-"""The stacks of layers in order; dropout keys depend on their index. Most models have no initial dense layers."""
+"""The stacks of layers in order; dropout keys depend on their index. Most models have no initial dense layers.
+
+Stacks whose layers alternate have the index of the first.
+"""
 
 
 def loss_and_load(
@@ -94,15 +98,15 @@ def stream_and_load(
     batch = with_key_segments(batch, layout, strategy)
     positions, load = positions_of(batch, model), None
     x, table = embed(params, batch["tokens"], positions, model, layout, dtype)
-    for stack in blocks.layers(model):
-        own = rng and rng.fold_in(STACKS.index(stack.name))
-        x, load = layers(stack, params[stack.name], x, positions, layout, remat, strategy, own)
+    for stacks in alternating(blocks.layers(model)):
+        own = rng and rng.fold_in(STACKS.index(stacks[0].name.removesuffix("_0")))
+        x, load = layers(stacks, params, x, positions, layout, remat, strategy, own)
     return x, table, load
 
 
 def layers(
-    stack: Stack,
-    weights: Weights,
+    stacks: tuple[Stack, ...],
+    params: Weights,
     x: Array,
     positions: PositionInfo,
     layout: ShardingContext,
@@ -110,15 +114,34 @@ def layers(
     strategy: Strategy,
     rng: DropoutRng | None = None,
 ) -> tuple[Array, ExpertLoad | None]:
-    """Return the residual stream [b, s, d] after the layers of a stack, and the load of their experts, if any."""
+    """Return the residual stream [b, s, d] after the layers of a stack, and the load of their experts, if any.
 
-    def layer(x: Array, own: tuple[Weights, Array | None]) -> tuple[Array, Array | None]:
+    stacks: one, or several whose layers alternate (`step.layer.alternating`).
+    """
+
+    def layer_of(stack: Stack, place: int) -> Callable[..., tuple[Array, Array | None]]:
+        def layer(x: Array, own: tuple[Weights, Array | None]) -> tuple[Array, Array | None]:
+            weights, number = own
+            here = None
+            if rng is not None and number is not None:
+                here = rng.fold_in(number if len(stacks) == 1 else number * len(stacks) + place)
+            context = LayerContext(positions=positions, layout=layout, strategy=strategy, rng=here, layer=number)
+            result = run_layer(stack, checkpoint_name(x, LAYER_INPUT), weights, context)
+            return result.stream, result.load
+
+        return rematerialized(layer, remat)
+
+    one_of_each = [layer_of(stack, place) for place, stack in enumerate(stacks)]
+
+    def cycle(x: Array, own: tuple[list[Weights], Array | None]) -> tuple[Array, list[Array]]:
         weights, number = own
-        here = None if rng is None or number is None else rng.fold_in(number)
-        context = LayerContext(positions=positions, layout=layout, strategy=strategy, rng=here, layer=number)
-        result = run_layer(stack, checkpoint_name(x, LAYER_INPUT), weights, context)
-        return result.stream, result.load
+        loads = list[Array]()
+        for layer, its in zip(one_of_each, weights, strict=True):
+            x, load = layer(x, (its, number))
+            loads += [] if load is None else [load]
+        return x, loads
 
-    numbers = jnp.arange(stack.num_layers) if rng is not None or stack.period > 1 else None
-    x, loads = jax.lax.scan(rematerialized(layer, remat), x, (weights, numbers))
-    return x, None if loads is None else load_of_layers(loads)
+    has_numbers = rng is not None or any(stack.period > 1 for stack in stacks)
+    numbers = jnp.arange(stacks[0].num_layers) if has_numbers else None
+    x, loads = jax.lax.scan(cycle, x, ([params[stack.name] for stack in stacks], numbers))
+    return x, load_of_layers(loads) if loads else None

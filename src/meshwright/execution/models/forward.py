@@ -12,6 +12,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from meshwright.description.step.blocks import layers as stacks_of
+from meshwright.description.step.layer import alternating
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.rules import RULES
 from meshwright.description.step.strategy import DEFAULT
@@ -91,6 +92,6 @@ def _scores(
     """Return the logits of tokens that are on the mesh, sharded over it."""
     positions = positions_of({"tokens": tokens}, model, lengths)
     x, table = embed(params, tokens, positions, model, layout, dtype)
-    for stack in stacks_of(model):
-        x, _ = layers(stack, params[stack.name], x, positions, layout, "none", DEFAULT)
+    for stacks in alternating(stacks_of(model)):
+        x, _ = layers(stacks, params, x, positions, layout, "none", DEFAULT)
     return logits(params, x, table, model, layout)

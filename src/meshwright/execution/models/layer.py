@@ -28,6 +28,7 @@ from meshwright.description.step.layer import (
     Concat,
     Dispatch,
     Gated,
+    GatedDelta,
     LayerOp,
     Linear,
     Norm,
@@ -42,6 +43,7 @@ from meshwright.execution.models.attention_layer import attention_layer
 from meshwright.execution.models.context import LayerContext, Weights
 from meshwright.execution.models.dropout import ATTENTION, MLP, dropout
 from meshwright.execution.models.generation.cache import Cache
+from meshwright.execution.models.generation.delta_state import DeltaCache
 from meshwright.execution.models.generation.paged_cache import PagedCache
 from meshwright.execution.models.generation.stationary import (
     WEIGHTS,
@@ -60,6 +62,7 @@ from meshwright.execution.models.linear import (
     router_logits,
     row_parallel_linear,
 )
+from meshwright.execution.models.linear_attention import linear_attention
 from meshwright.execution.models.moe import MoeOps, moe_layer
 from meshwright.execution.models.norm import norm
 from meshwright.execution.models.remat import INTERMEDIATE, PRODUCT
@@ -73,7 +76,7 @@ class LayerResult(NamedTuple):
     """
 
     stream: Array
-    cache: Cache | PagedCache | None
+    cache: Cache | PagedCache | DeltaCache | None
     load: Array | None
 
 
@@ -92,7 +95,7 @@ class _Run:
     partial: dict[str, Array | None] = field(default_factory=dict)
     branches: dict[str, Array] = field(default_factory=dict)
     whole: dict[str, Array] = field(default_factory=dict)
-    cache: Cache | PagedCache | None = None
+    cache: Cache | PagedCache | DeltaCache | None = None
     load: Array | None = None
 
 
@@ -164,6 +167,9 @@ def _run_stationary(run: _Run, block: Block, *ops: Linear) -> None:
             run.values[op.target] = _with_bias(layout.place(made, *RESIDUAL), bias, is_split=True)
         elif op.outputs[0][0] == "mlp":
             run.values[op.target] = _with_bias(scatter_hidden(made, layout), bias, is_split=True)
+        elif op.target not in _attention_inputs(block):
+            # Each device has all rows and tokens of its heads.
+            run.values[op.target] = _with_bias(layout.place(made, "batch", "sequence", *dict(op.outputs)), bias)
         else:
             is_latent, is_prompt = latent_of(block) is not None, run.context.cache is None
             summed = sum_of_heads(made, op, layout, is_latent=is_latent, is_prompt=is_prompt)
@@ -191,6 +197,10 @@ def _run_attention(run: _Run, _: Block, op: Attention) -> None:
         new = Cache(run.values[op.key], run.values[op.value])
         run.values[op.target] = attention_layer(query[:, :, :, None], new, None, op, run.context)[0]
         run.cache = latents
+
+
+def _run_gated_delta(run: _Run, _: Block, op: GatedDelta) -> None:
+    run.values[op.target], run.cache = linear_attention(run.values, run.weights, op, run.context)
 
 
 def _run_slice(run: _Run, _: Block, op: Slice) -> None:
@@ -262,6 +272,7 @@ LOWERINGS: Mapping[type, Callable[..., None]] = {
     Linear: _run_linear,
     Rotary: _run_rotary,
     Attention: _run_attention,
+    GatedDelta: _run_gated_delta,
     Slice: _run_slice,
     Concat: _run_concat,
     Gated: _run_gated,
@@ -303,6 +314,15 @@ def _summed_together(block: Block) -> frozenset[str]:
     products = {op.target for op in block.ops if isinstance(op, Linear)}
     adds = (op.sources for op in block.ops if isinstance(op, Add))
     return frozenset(name for names in adds if len(names) > 1 and products.issuperset(names) for name in names)
+
+
+@lru_cache(maxsize=256)
+def _attention_inputs(block: Block) -> frozenset[str]:
+    """Return the matmul results that attention or its latents read."""
+    gates = {op.by for op in block.ops if isinstance(op, SigmoidGate)}
+    if any(isinstance(op, GatedDelta) for op in block.ops):
+        return frozenset()
+    return frozenset(op.target for op in block.ops if isinstance(op, Linear)) - gates
 
 
 def _bias(run: _Run, op: Linear) -> Array | None:

@@ -5,7 +5,7 @@ Dims: t tokens of a device, e experts, d embed, f width of an expert.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -127,9 +127,16 @@ def _expert_axes(layout: ShardingContext, tokens: tuple[str, ...]) -> ExpertAxes
     return ExpertAxes(ep, tp, tp if set(tp) <= set(tokens) else ())
 
 
-def load_of_layers(loads: Array) -> ExpertLoad:
-    """Return the load of every layer [layers, e] over all devices from `moe_layer`'s [layers, devices, 3, e]."""
-    return ExpertLoad(*jnp.moveaxis(jnp.sum(loads, axis=1), 1, 0))
+def load_of_layers(loads: Sequence[Array]) -> ExpertLoad:
+    """Return the load of every layer [layers, e] over all devices from `moe_layer`'s [layers, devices, 3, e].
+
+    loads: one array for each layer of a cycle, stacked over the cycles.
+    """
+    if len(loads) == 1:
+        sums = jnp.sum(loads[0], axis=1)
+    else:
+        sums = jnp.sum(jnp.stack(loads, axis=1), axis=2).reshape(-1, *loads[0].shape[2:])
+    return ExpertLoad(*jnp.moveaxis(sums, 1, 0))
 
 
 def _moe_on_device(

@@ -96,4 +96,7 @@ def _draw(path: str, parameter: Parameter, key: Array, dtype: Any) -> Array:
     own = jax.random.fold_in(key, zlib.crc32(path.encode()))
     if parameter.init == "uniform":
         return jax.random.uniform(own, parameter.shape, dtype, -parameter.scale, parameter.scale)
+    if parameter.init == "log uniform":
+        # Kept away from 0, so that no logarithm is minus infinity.
+        return jnp.log(jax.random.uniform(own, parameter.shape, dtype, 1e-2, parameter.scale))
     return parameter.scale * jax.random.normal(own, parameter.shape, dtype)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshwright.description.families.family import Published, PublishedFamily
 from meshwright.description.families.registry import PUBLISHED
 from meshwright.description.step.blocks import program
-from meshwright.description.step.layer import Linear, Lookup
+from meshwright.description.step.layer import Linear, Lookup, alternating
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.parameter_tree import Parameter, leaves, parameters
 from meshwright.errors import MeshwrightError
@@ -30,7 +30,7 @@ class Place:
         parameter: the declaration, of shape [layers, experts, *inputs, *outputs] without dims it does not have.
         published: the tensor's name with {layer} and {expert}, and how the tensor holds the parameter.
         num_inputs: number of dims that its matmul sums over; 0 for a vector.
-        first_layer: number of the stack's first layer.
+        first_layer, every: number of the parameter's first layer, and the distance to its next one.
         before, width: number of outputs of other parameters before it in a tensor, and of all outputs; per head if
           parameters alternate by head.
     """
@@ -39,6 +39,7 @@ class Place:
     published: Published
     num_inputs: int
     first_layer: int
+    every: int
     before: int
     width: int
 
@@ -64,17 +65,24 @@ class Place:
         return self.parameter.shape[len(self.stacked) + len(self.experts) + self.num_inputs :]
 
     @property
+    def heads(self) -> int:
+        """The number of heads by which parameters alternate in a tensor; 1 if they do not."""
+        return math.prod(self.outputs[: self.published.by_head])
+
+    @property
     def tensor_shape(self) -> tuple[int, ...]:
         """The shape of each tensor that holds the parameter."""
-        columns = self.outputs[0] * self.width if self.published.by_head else self.width
+        columns = self.heads * self.width
         if not self.inputs:
             return *self.experts, columns
         rows = math.prod(self.inputs)
+        if self.published.is_convolution:
+            return columns, 1, rows
         return *self.experts, *((columns, rows) if self.published.is_transposed else (rows, columns))
 
     def name(self, *numbers: int) -> str:
         """Return the name of the tensor of a layer and expert, numbered as in the parameter."""
-        layer = numbers[0] + self.first_layer if numbers else 0
+        layer = numbers[0] * self.every + self.first_layer if numbers else 0
         return self.published.name.format(layer=layer, expert=numbers[-1] if numbers else 0)
 
     def names(self) -> Iterator[tuple[tuple[int, ...], str]]:
@@ -84,11 +92,12 @@ class Place:
 
     def view(self, tensor: np.ndarray) -> np.ndarray:
         """View a checkpoint's tensor (`tensor_shape`) as the parameter [*experts, *inputs, *outputs], not copied."""
+        if self.published.is_convolution:
+            tensor = tensor[:, 0]
         outputs_last = np.swapaxes(tensor, -1, -2) if self.published.is_transposed and self.inputs else tensor
-        columns = math.prod(self.outputs)
+        columns = math.prod(self.outputs) // self.heads
         if self.published.by_head:
-            outputs_last = outputs_last.reshape(*outputs_last.shape[:-1], self.outputs[0], self.width, copy=False)
-            columns //= self.outputs[0]
+            outputs_last = outputs_last.reshape(*outputs_last.shape[:-1], self.heads, self.width, copy=False)
         if self.published.is_interleaved:
             index, count = self.published.part
             part = outputs_last[..., index::count]
@@ -109,15 +118,16 @@ def places(model: ModelConfig) -> dict[str, Place]:
     # The number of dims that a parameter's matmul sums over, by the parameter's name; vectors have none.
     num_inputs = {op.name: len(op.inputs) for op in every if isinstance(op, Linear) and not op.is_tied}
     num_inputs |= {op.name: 1 for op in every if isinstance(op, Lookup)}
-    first_layer, start = {}, 0
-    for stack in ops.stacks:
-        first_layer[stack.name] = start
-        start += stack.num_layers
+    first_layer, start = dict[str, tuple[int, int]](), 0
+    for group in alternating(ops.stacks):
+        first_layer |= {stack.name: (start + place, len(group)) for place, stack in enumerate(group)}
+        start += sum(stack.num_layers for stack in group)
     found: dict[str, Place] = {}
     for path, parameter in leaves(parameters(model)):
         stack, _, name = path.rpartition(".")
         published = names[f"layers.{name}" if stack else name]
-        found[path] = Place(parameter, published, num_inputs.get(name, 0), first_layer.get(stack, 0), 0, 0)
+        inputs = num_inputs.get(name, parameter.num_inputs)
+        found[path] = Place(parameter, published, inputs, *first_layer.get(stack, (0, 1)), 0, 0)
     return {path: _within_tensor(path, place, found) for path, place in found.items()}
 
 
@@ -126,8 +136,7 @@ def _within_tensor(path: str, place: Place, found: Mapping[str, Place]) -> Place
     stack = path.rpartition(".")[0]
 
     def columns(other: Place) -> int:
-        size = math.prod(other.outputs)
-        return size // place.outputs[0] if place.published.by_head else size
+        return math.prod(other.outputs) // place.heads
 
     together = [
         other
@@ -135,9 +144,7 @@ def _within_tensor(path: str, place: Place, found: Mapping[str, Place]) -> Place
         if name.rpartition(".")[0] == stack and other.published.name == place.published.name
     ]
     before = sum(columns(other) for other in together if other.published.part < place.published.part)
-    return Place(
-        place.parameter, place.published, place.num_inputs, place.first_layer, before, sum(map(columns, together))
-    )
+    return replace(place, before=before, width=sum(map(columns, together)))
 
 
 def published_family(model: ModelConfig) -> PublishedFamily:

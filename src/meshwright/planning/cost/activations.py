@@ -12,7 +12,7 @@ from functools import cached_property
 
 from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.step.blocks import program
-from meshwright.description.step.ir import Array, ForwardOps, Step
+from meshwright.description.step.ir import Array, Block, ForwardOps, Step
 from meshwright.description.step.layer import Lookup
 from meshwright.description.step.passes.pipeline import LOGITS, is_spmd_pipeline
 from meshwright.description.step.passes.rematerialize import keeps_read
@@ -67,7 +67,7 @@ class Activations:
             case "offload":
                 elements = 0.0
             case "matmuls":
-                elements = stream + heads + self.first_products
+                elements = stream + heads + self.gates + self.first_products
             case "alternate":
                 # The layer's input; the outputs of its query, value, gate and last MLP matmuls; the output of
                 # attention.
@@ -84,7 +84,8 @@ class Activations:
                 }
                 elements = self.stream + sum(sizes[name] for name in self.strategy.profile.saved_values)
             case _:
-                elements = stream + 2 * self.inputs + self.queries + self.mixed + self.seen + self.first_products
+                elements = stream + 2 * self.inputs + self.queries + self.mixed + self.seen
+                elements += self.gates + self.first_products
         return self.narrow * elements + self._kept_scores
 
     @property
@@ -97,7 +98,15 @@ class Activations:
         """Bytes of activations, saved or recomputed, that one layer's backward reads."""
         return (
             self.narrow
-            * (2 * self.stream + 2 * self.inputs + self.queries + self.mixed + self.seen + 1.5 * self.first_products)
+            * (
+                2 * self.stream
+                + 2 * self.inputs
+                + self.queries
+                + self.mixed
+                + self.seen
+                + self.gates
+                + 1.5 * self.first_products
+            )
             + 4 * self.scores
         )
 
@@ -117,7 +126,7 @@ class Activations:
         heads = 2 * self.queries + 2 * self.mixed + 2 * self.seen
         stream = 4 * self.stream + (0.0 if on_tpu else 4 * self.inputs)
         recomputed = 0.0 if self.workload.remat == "matmuls" else self.width
-        return scores + self.narrow * (stream + heads + recomputed + self.first_products)
+        return scores + self.narrow * (stream + heads + 2 * self.gates + recomputed + self.first_products) + self._delta
 
     @property
     def in_mlp(self) -> float:
@@ -204,6 +213,24 @@ class Activations:
         """Elements of the output of attention, before its projection."""
         return sum(self._size(op.output) for op in self.ops.attention)
 
+    @cached_property
+    def gates(self) -> float:
+        """Elements of attention's output gates, and of the queries, keys, values and gates of linear attention."""
+        return sum(
+            self._size(array)
+            for op in self.ops.elementwise
+            if op.kind == "convolution" or (op.kind == "gated" and op.block is Block.ATTENTION)
+            for array in op.arrays
+        )
+
+    @property
+    def _delta(self) -> float:
+        """Bytes live in the backward pass of the gated delta rule: float32 values between its matmuls, and gradients.
+
+        Per element of the values: those of its pass over memory (`elementwise.OF_DELTA`), and the states of all chunks.
+        """
+        return 64 * sum(self._size(array) for op in self.ops.elementwise if op.kind == "delta" for array in op.arrays)
+
     @property
     def keys(self) -> float:
         """Elements of the keys and values of the device's own tokens."""
@@ -250,7 +277,7 @@ class Activations:
         return [
             (self._size(op.arrays[0]) * self._padding(op.arrays[0]), 2 if op.kind == "gated" else 1)
             for op in self.ops.elementwise
-            if op.kind in ("gated", "activation")
+            if op.kind in ("gated", "activation") and op.block is Block.MLP
         ]
 
     def _padding(self, array: Array) -> float:

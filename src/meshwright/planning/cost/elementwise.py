@@ -85,6 +85,18 @@ OF_EXPERTS = {
 }
 """Passes over the rows of experts, in the order of routing."""
 
+OF_DELTA = {
+    # Each channel of queries, keys and values is read and written in float32 by one kernel; backward reads the input
+    # and the gradient, and writes the input's.
+    "convolution": Pass(6, 10),
+    # Between the matmuls of a chunk, per element of the values in float32: corrected values and keys, queries, keys
+    # and outputs are written and read, and the scores of half as many elements three times. Backward does it twice.
+    "delta": Pass(52, 104),
+    # A server's step reads the float32 state of every row and writes it.
+    "state": Pass(8, 0),
+}
+"""Passes of the gated delta rule, fused."""
+
 DROPOUT = {
     # The mask has one byte: an existing kernel writes it forward; a backward kernel reads it and writes a gradient.
     "residual": Pass(1, 5, 0, 1),
@@ -132,7 +144,8 @@ def pass_of(kind: str, *, fuses: bool) -> Pass:
         return DROPOUT["low_rank"]
     if kind in ("norm", "layer_norm"):
         return FUSED["norm"] if fuses else ONE_BY_ONE["layer" if kind == "layer_norm" else "rms"]
-    return OF_IMAGES.get(kind) or OF_EXPERTS.get(kind) or (FUSED if fuses else ONE_BY_ONE)[kind]
+    of_some = OF_IMAGES | OF_EXPERTS | OF_DELTA
+    return of_some.get(kind) or (FUSED if fuses else ONE_BY_ONE)[kind]
 
 
 def softmax_passes(*, fuses: bool, dropout: bool) -> Iterator[Pass]:

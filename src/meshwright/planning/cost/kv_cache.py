@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.description.hardware.dtypes import dtype_bytes
-from meshwright.description.step.ir import AttentionOp, Extents, Step
+from meshwright.description.step.ir import AttentionOp, Extents, Step, Width
 from meshwright.description.step.serve import ServeStep, kept_tokens, model_step, paged_tokens, serve_step
 from meshwright.description.step.serving import Serving, ServingLayout, cache_axes
 
@@ -30,13 +30,24 @@ def sequence_cache_bytes(serving: Serving) -> float:
 
 
 def device_cache_bytes(serving: Serving, layout: ServingLayout, batch: int) -> float:
-    """Return the cache bytes on the fullest device, in whole pages, with all sequences at full length."""
+    """Return the cache bytes on the fullest device, in whole pages, with all sequences at full length, and states."""
     return paged_cache_bytes(serve_step(serving, layout, batch), serving)
 
 
 def paged_cache_bytes(step: ServeStep, serving: Serving) -> float:
     """Return `device_cache_bytes` of a step that is already built."""
-    return _cache_bytes(step, serving, sequences=step.extents.sizes["Q"], tokens=step.paged_tokens)
+    pages = _cache_bytes(step, serving, sequences=step.extents.sizes["Q"], tokens=step.paged_tokens)
+    return pages + state_bytes(step, serving)
+
+
+def state_bytes(step: Step, serving: Serving) -> float:
+    """Return the bytes of the states of linear attention on a device: of every row, whatever its length."""
+    widths: dict[Width, float] = {"compute": dtype_bytes(serving.activation_dtype), "float32": 4}
+    return sum(
+        step.repeats[op.region.name].mean * sum(widths[array.width] * step.extents.local(array) for array in op.arrays)
+        for op in step.ops.elementwise
+        if op.kind == "state"
+    )
 
 
 def read_cache_bytes(serving: Serving, layout: ServingLayout, batch: int) -> float:

@@ -12,7 +12,7 @@ from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.hardware.system import System
 from meshwright.description.step.blocks import program
 from meshwright.description.step.ir import Block, Matmul
-from meshwright.description.step.layer import CrossEntropy, Stack
+from meshwright.description.step.layer import CrossEntropy, Stack, alternating
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.passes.pipeline import (
@@ -178,6 +178,18 @@ class _Step:
         repeats = self.activations.step.repeats
         return sum(repeats[stack.name].once for stack in self.stacks)
 
+    @cached_property
+    def _kinds(self) -> tuple[tuple[Activations, int], ...]:
+        """The activations of a layer of each kind, if layers of several kinds alternate, and how many a device has.
+
+        Else those of the last stack, for all layers.
+        """
+        group = alternating(self.stacks)[-1]
+        if len(group) == 1:
+            return ((self.activations, self.layers),)
+        repeats = self.activations.step.repeats
+        return tuple((replace(self.activations, stack=stack.name), repeats[stack.name].once) for stack in group)
+
     @property
     def is_spmd_pipeline(self) -> bool:
         """Whether there are pipeline stages that run in lockstep, as one SPMD program."""
@@ -275,8 +287,9 @@ class _Step:
 
     def _attention(self) -> dict[str, float]:
         """Return memory in the backward pass of a layer's attention."""
+        on_tpu = self.kind == "tpu"
         return self._in_layer() | {
-            "working": self.activations.in_attention(on_tpu=self.kind == "tpu") + self._arriving(),
+            "working": max(own.in_attention(on_tpu=on_tpu) for own, _ in self._kinds) + self._arriving(),
             "gathered": self._gathered(self._weights(_makes_heads)) + self._prefetched(),
         }
 
@@ -374,7 +387,7 @@ class _Step:
             is_kept = self.strategy.schedule == "gpipe"
             inputs = self.strategy.num_microbatches * self.activations.narrow * self.activations.stream
             return layers + is_kept * inputs
-        return self.layers * in_flight(self.mesh, self.strategy, last=last) * self.activations.kept
+        return in_flight(self.mesh, self.strategy, last=last) * sum(own.kept * count for own, count in self._kinds)
 
     def _arriving(self) -> float:
         """Return the bytes of offloaded inputs being copied from the host: of this layer and the next."""
@@ -400,10 +413,15 @@ class _Step:
         return self.activations.narrow * elements
 
     def _weights(self, is_one: Callable[[Matmul], bool]) -> float:
-        """Return the elements, per device, of the weights in a layer of each stack that `is_one` selects."""
+        """Return the elements, per device, of the weights in a layer of each stack that `is_one` selects.
+
+        Of stacks whose layers alternate only the largest counts: one layer's weights are live at a time.
+        """
         regions = self.activations.step.ops.forward
-        stacks = program(self.workload.model).stacks
-        return sum(self._elements(tuple(filter(is_one, regions[stack.name].matmuls))) for stack in stacks)
+        return sum(
+            max(self._elements(tuple(filter(is_one, regions[stack.name].matmuls))) for stack in group)
+            for group in alternating(program(self.workload.model).stacks)
+        )
 
     def _elements(self, ops: Iterable[Matmul]) -> float:
         """Return the elements of the weights of some matmuls on one device."""

@@ -13,9 +13,10 @@ from jax.experimental import multihost_utils
 from meshwright.description.step.frequencies import DynamicRopeScaling
 from meshwright.description.step.legality import check_runnable, learned_positions
 from meshwright.description.step.serve import layers_by_window, pages_read
-from meshwright.description.step.serving import CacheSplit
+from meshwright.description.step.serving import CacheSplit, check_linear_serving
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.cache import split_axes
+from meshwright.execution.models.generation.delta_state import abstract_state
 from meshwright.execution.models.generation.generate import decode_layout, switching_length
 from meshwright.execution.models.generation.paged_cache import abstract_pages, page_axes
 from meshwright.execution.models.inference.loaded import LoadedModel
@@ -57,6 +58,12 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
     """
     config, mesh = model.config, model.mesh_shape
     check_runnable(config, mesh)
+    check_linear_serving(config, mesh)
+    if settings.num_drafts and config.attention.linear is not None:
+        raise MeshwrightError(
+            f"num_drafts is {settings.num_drafts}; the state of {config.name}'s linear attention cannot go back before"
+            f" a draft that was wrong: use num_drafts 0"
+        )
     if mesh.pp > 1:
         raise MeshwrightError(f"mesh {mesh} has pp={mesh.pp}; a server has no pipeline, use pp=1 and more tp or dp")
     parts = mesh.degree(split_axes(decode_layout(config, mesh), config.attention.latent is not None))
@@ -74,7 +81,7 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
     wanted = rows * one
     if settings.cache_tokens is not None:
         wanted = math.ceil(settings.cache_tokens / page / shards)
-    fits = _affordable_pages(model, context, settings, one, of_window)
+    fits = _affordable_pages(model, context, settings, one, of_window, rows * shards)
     if settings.cache_tokens is not None and fits < wanted:
         raise MeshwrightError(
             f"cache_tokens is {settings.cache_tokens}; there is memory for {fits * page * shards} beside the parameters"
@@ -104,7 +111,8 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
         chunks=chunks,
         chunk_overhead=_ridge(model) * mesh.degree(context.rules["batch"]) / shards,
         num_drafts=settings.num_drafts,
-        prefix_cache=settings.prefix_cache,
+        # A prefix in pages has no state of linear attention.
+        prefix_cache=settings.prefix_cache and config.attention.linear is None,
         switch=switching_length(config),
         stretched_from=next((s.original_max_seq_len for s in scalings if isinstance(s, DynamicRopeScaling)), None),
     )
@@ -164,12 +172,20 @@ def _affordable_pages(
     settings: EngineSettings,
     one: int,
     of_window: tuple[int, ...],
+    num_rows: int,
 ) -> int:
-    """Return how many pages for layers without a window fit in the memory of a group of devices."""
+    """Return how many pages for layers without a window fit in the memory of a group of devices.
+
+    num_rows: of all groups; each has a state of linear attention, if the model has any.
+    """
     with jax.set_mesh(model.mesh):
+        state = abstract_state(model.config, context, num_rows, DTYPES[model.dtype])
         single = abstract_pages(
             model.config, context, (1,) * len(of_window), settings.page_size, stored_dtype(model, settings)
         )
+    state_bytes = sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)
+    )
     # Layers with a window have fewer pages than those without.
     page_bytes = sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize * own / one
@@ -181,7 +197,7 @@ def _affordable_pages(
         free = SHARE_OF_FREE * (stats["bytes_limit"] - stats["bytes_in_use"])
     else:
         free = SIMULATED_BYTES / jax.device_count()
-    fits = int(free / page_bytes)
+    fits = int(max(0.0, free - state_bytes) / page_bytes)
     if jax.process_count() > 1:
         # All processes have the same number of pages: the number that fits on the fullest device.
         fits = int(multihost_utils.process_allgather(np.int32(min(fits, 2**31 - 1))).min())

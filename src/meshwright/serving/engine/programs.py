@@ -21,6 +21,7 @@ from meshwright.description.step.layer import Norm
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.serving import CacheSplit
 from meshwright.execution.models.ends import logits
+from meshwright.execution.models.generation.delta_state import DeltaCache
 from meshwright.execution.models.generation.generate import decode_layout, through_cache
 from meshwright.execution.models.generation.paged_cache import PagedCache, Pages
 from meshwright.execution.models.generation.sampling import Samplers, Written, choose, likeliest_of, with_chosen
@@ -28,6 +29,9 @@ from meshwright.execution.models.norm import norm
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape
 from meshwright.serving.engine.request import MOST_LOGPROBS
+
+CacheArrays = tuple[Any, ...]
+"""The `Pages` of each window, and after them the `DeltaState` of linear attention, if the model has any."""
 
 WORD = 32
 """Tokens per mask word; the first token is the lowest bit."""
@@ -106,7 +110,7 @@ def greedy_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape
     layout = decode_layout(model, mesh, split)
 
     def step(
-        params: Any, pages: tuple[Pages, ...], last: Array, numbers: Array, drafts: Array | None
+        params: Any, pages: CacheArrays, last: Array, numbers: Array, drafts: Array | None
     ) -> tuple[Any, Array, Array]:
         read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype, drafts=drafts)
         seed = jnp.zeros(shape.rows, jnp.uint32)
@@ -133,7 +137,7 @@ def sampling_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, sha
 
     def step(
         params: Any,
-        pages: tuple[Pages, ...],
+        pages: CacheArrays,
         last: Array,
         numbers: Array,
         drafts: Array | None,
@@ -163,7 +167,7 @@ def scoring_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shap
     layout = decode_layout(model, mesh, split)
 
     def step(
-        params: Any, pages: tuple[Pages, ...], last: Array, numbers: Array, targets: Array
+        params: Any, pages: CacheArrays, last: Array, numbers: Array, targets: Array
     ) -> tuple[Any, Logprobs, Array]:
         read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype, is_whole=True)
         scores = logits(params, x, table, model, layout)
@@ -227,7 +231,7 @@ class _Read(NamedTuple):
 
 def _through(
     params: Any,
-    pages: tuple[Pages, ...],
+    pages: CacheArrays,
     last: Array,
     numbers: Array,
     model: ModelConfig,
@@ -237,7 +241,7 @@ def _through(
     *,
     drafts: Array | None = None,
     is_whole: bool = False,
-) -> tuple[_Read, Array, Array, tuple[Pages, ...]]:
+) -> tuple[_Read, Array, Array, CacheArrays]:
     """Run a step's tokens; return its numbers, the residual stream, the embedding table, and the updated pages.
 
     The stream is limited to the tokens after which one is chosen, unless is_whole.
@@ -275,7 +279,7 @@ def newest_first(tokens: Array, last: Array, own: Array, layout: ShardingContext
 
 def through_pages(
     params: Any,
-    pages: tuple[Pages, ...],
+    pages: CacheArrays,
     tokens: Array,
     own: Array,
     tables: Sequence[tuple[int, slice]],
@@ -283,7 +287,7 @@ def through_pages(
     layout: ShardingContext,
     dtype: Any,
     place: int = 0,
-) -> tuple[Array, Array, tuple[Pages, ...]]:
+) -> tuple[Array, Array, CacheArrays]:
     """Run tokens [rows, s], the step's from `place` on; return the residual stream, the table and the updated pages.
 
     own: the numbers of the step, split by rows. tables: for each of the pages, the columns of its page table.
@@ -292,21 +296,23 @@ def through_pages(
     places = place + jnp.arange(tokens.shape[1])[None]
     # Padding gets the last token's position, so that its softmax is not empty.
     positions = start + jnp.minimum(places, jnp.maximum(count - 1, 0))
-    caches = tuple(
+    caches: list[Any] = [
         PagedCache(each, own[:, entries], own[:, first], places < count)
-        for each, (first, entries) in zip(pages, tables, strict=True)
-    )
+        for each, (first, entries) in zip(pages[: len(tables)], tables, strict=True)
+    ]
+    # After the pages come the states of linear attention, if any.
+    caches += [DeltaCache(each, own[:, Columns.row], start[:, 0], count[:, 0]) for each in pages[len(tables) :]]
     x, table, caches = through_cache(
         params,
         tokens,
         positions,
-        caches,
+        tuple(caches),
         model,
         layout,
         dtype,
         lengths=jnp.maximum(positions + 1, own[:, Columns.prefill_length, None]),
     )
-    return x, table, tuple(cache.pages for cache in caches)
+    return x, table, tuple(cache.state if isinstance(cache, DeltaCache) else cache.pages for cache in caches)
 
 
 def _choose_each(scores: Array, read: _Read, state: RowState, mask: Array) -> tuple[Array, Written]:

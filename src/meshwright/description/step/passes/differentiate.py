@@ -77,7 +77,8 @@ def _forward(node: Node, phase: Phase) -> Iterator[Op]:
     for work in node.work:
         match work:
             case Product():
-                yield _matmul(node, work, phase, "result")
+                if work.passes != "backward":
+                    yield _matmul(node, work, phase, "result")
             case Move():
                 yield from _moved(work, work.before, work.after, work.name, node.region, phase)
             case Core():
@@ -102,6 +103,8 @@ def backward_ops(node: Node, *, has_input_gradient: bool = True) -> tuple[Op, ..
 
 def _backward(node: Node, has_input_gradient: bool) -> Iterator[Op]:
     for work in node.work:
+        if isinstance(work, Product) and work.passes == "forward":
+            continue
         if isinstance(work, Product):
             # With one column, compilers make it an elementwise multiplication.
             if has_input_gradient and math.prod(dim.size or 0 for dim in work.columns) != 1:

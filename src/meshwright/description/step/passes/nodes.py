@@ -26,6 +26,8 @@ LETTERS = {
     "kv_heads": "K",
     "group": "G",
     "head_dim": "H",
+    "linear_heads": "K",
+    "taps": "T",
     "mlp": "F",
     "vocab": "V",
     "expert": "E",
@@ -112,7 +114,10 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """A matmul with a weight, or with the value named `right`. image: as in `Matmul`."""
+    """A matmul with a weight, or with the value named `right`. image: as in `Matmul`.
+
+    passes: whether only the forward pass has it, or only backward, as two gradients of a value computed otherwise.
+    """
 
     name: str
     rows: tuple[Dim, ...]
@@ -126,6 +131,7 @@ class Product:
     weight: Weight | None = None
     right: str = ""
     image: Array | None = None
+    passes: Literal["both", "forward", "backward"] = "both"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

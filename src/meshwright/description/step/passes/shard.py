@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from meshwright.description.step.ir import Array, Block, Dim, Operand, Pass, Region, Width, axes_of
 from meshwright.description.step.layer import (
+    LINEAR_HEADS,
     STREAM,
     Add,
     Attention,
@@ -20,6 +21,7 @@ from meshwright.description.step.layer import (
     Dims,
     Dispatch,
     Gated,
+    GatedDelta,
     Linear,
     LowRank,
     Norm,
@@ -29,7 +31,7 @@ from meshwright.description.step.layer import (
     Stack,
 )
 from meshwright.description.step.layer import Block as LayerBlock
-from meshwright.description.step.parameter_tree import LORA_A, LORA_B, RANK, SINKS
+from meshwright.description.step.parameter_tree import DECAY_BIAS, DECAY_LOG, LORA_A, LORA_B, RANK, SINKS
 from meshwright.description.step.passes.nodes import (
     IMBALANCE,
     Core,
@@ -46,6 +48,7 @@ from meshwright.description.step.passes.nodes import (
     Work,
     outermost_first,
 )
+from meshwright.description.step.passes.shard_delta import delta_matmuls
 from meshwright.description.step.passes.shard_experts import combine_moves, dispatch_moves, routing_of_tokens
 from meshwright.record import Kind
 
@@ -91,6 +94,8 @@ class _BlockSharder:
                     yield from self._rotary(op)
                 case Attention():
                     yield from self._attention(op)
+                case GatedDelta():
+                    yield from self._gated_delta(op)
                 case Gated():
                     yield from self._gated(op)
                 case Dispatch():
@@ -351,6 +356,24 @@ class _BlockSharder:
         yield self._node(
             core, branch, branch, *work, reads=names, writes=op.target, saved=(*names, op.target), tag=Tag.READ
         )
+
+    def _gated_delta(self, op: GatedDelta) -> Iterator[Node]:
+        """Yield linear attention: each device has whole sequences of its rows and heads, so nothing is communicated."""
+        source, decay = self.arrays[op.value], self.arrays[op.decay]
+        self.arrays[op.target] = replace(source, name=op.target)
+        work: list[Work] = []
+        for name, value, dims in op.convolved:
+            array = self.arrays[value]
+            work += [
+                PassOver(kind="convolution", arrays=(array,)),
+                self._vector(name, (("taps", op.taps), *dims), array),
+            ]
+        heads = ((LINEAR_HEADS, op.num_heads), ("group", op.group))
+        work += [self._vector(name, heads, decay) for name in (DECAY_LOG, DECAY_BIAS)]
+        work += delta_matmuls(op, f"{self.stack}.{op.target}", source)
+        work.append(PassOver(kind="delta", arrays=(source,)))
+        reads = (op.query, op.key, op.value, op.decay, op.rate)
+        yield self._node(*work, reads=reads, writes=op.target, saved=reads)
 
     def _ring(self, key: Array, value: Array) -> Iterator[Work]:
         """Yield the ring sends over sp of keys, values and positions in both passes, and of gradients in float32.

@@ -21,12 +21,17 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.description.step.blocks import layers
 from meshwright.description.step.frequencies import LongRopeScaling
-from meshwright.description.step.layer import Attention, Stack
+from meshwright.description.step.layer import Attention, Stack, alternating
 from meshwright.description.step.model import LearnedPositions, ModelConfig
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import Parameter, parameters
 from meshwright.description.step.serve import layers_by_window
-from meshwright.description.step.serving import SERVING_RULES, CacheSplit, generation_rules
+from meshwright.description.step.serving import (
+    SERVING_RULES,
+    CacheSplit,
+    check_linear_serving,
+    generation_rules,
+)
 from meshwright.description.step.strategy import DEFAULT, SequenceMethod
 from meshwright.execution.models.context import LayerContext, PositionInfo, positions_in_cache, positions_of
 from meshwright.execution.models.ends import embed, logits, table_in_use
@@ -38,6 +43,7 @@ from meshwright.execution.models.generation.cache import (
     split_axes,
     with_prompts,
 )
+from meshwright.execution.models.generation.delta_state import DeltaCache, DeltaState, abstract_state
 from meshwright.execution.models.generation.sampling import (
     Samplers,
     Sampling,
@@ -102,6 +108,10 @@ def generate_tokens(
         sampling: how the tokens of each row are chosen.
         sp_method: how keys reach queries in prefill; models with a softcap or sinks always gather keys.
     """
+    if model.attention.linear is not None:
+        # Its state is carried along whole sequences, which sp does not split.
+        sp_method = "gather"
+    check_linear_serving(model, mesh)
     num_prompts, split = len(prompts), cache_split(model, mesh, len(prompts))
     layout, of_prompts = decode_layout(model, mesh, split), prompt_layout(model, mesh, split, sp_method)
     # Padding rows repeat the first prompt; they are not returned.
@@ -205,7 +215,8 @@ def programs(
 ) -> Programs:
     """Return the programs for rows of up to `length` tokens; JAX compiles prefill for each padded length of prompts."""
     layout, of_prompts = decode_layout(model, mesh, split), prompt_layout(model, mesh, split, sp_method)
-    empty = abstract_caches(model, layout, rows, length, dtype)
+    state = abstract_state(model, layout, rows, dtype)
+    empty: Any = (*abstract_caches(model, layout, rows, length, dtype), *(() if state is None else (state,)))
 
     def choice(
         params: Any, x: Array, table: Array, samplers: Samplers, written: Written, number: Array
@@ -267,15 +278,24 @@ def _prefill(
     x, _ = embed(params, tokens, positions, model, layout, dtype)
     declared: Any = parameters(model)
 
-    def layer(stack: Stack, x: Array, weights: Any, cache: Cache, cache_layer: Array | int) -> tuple[Array, Cache]:
+    def layer(
+        stack: Stack, x: Array, weights: Any, cache: Cache | DeltaState, cache_layer: Array | int
+    ) -> tuple[Array, Cache | DeltaState]:
         if not is_stationary:
-            weights = {
-                name: jax.reshard(array, layout.spec(*declared[stack.name][name].axes[1:]))
-                for name, array in weights.items()
-            }
-        result = run_layer(stack, x, weights, LayerContext(positions=positions, layout=layout, strategy=strategy))
+            weights = jax.tree.map(
+                lambda parameter, array: jax.reshard(array, layout.spec(*parameter.axes[1:])),
+                declared[stack.name],
+                weights,
+            )
+        context = LayerContext(positions=positions, layout=layout, strategy=strategy)
+        if isinstance(cache, DeltaState):
+            return _through_states(stack, x, weights, replace(context, cache=rows(cache), cache_layer=cache_layer))
+        result = run_layer(stack, x, weights, context)
         assert isinstance(result.cache, Cache), "a layer without attention"
         return result.stream, with_prompts(cache, result.cache, cache_layer, lengths)
+
+    def rows(state: DeltaState) -> DeltaCache:
+        return DeltaCache(state, jnp.arange(tokens.shape[0]), jnp.zeros_like(lengths), lengths)
 
     return _through_layers(layer, params, x, caches, model)
 
@@ -292,7 +312,8 @@ def through_cache(
 ) -> tuple[Array, Array, Any]:
     """Return the residual stream [rows, s, d] of tokens at positions [rows, s], the embeddings, and the updated caches.
 
-    caches: `Caches` if s is 1, or one `PagedCache` for each window. lengths: see `positions_in_cache`.
+    caches: `Caches` if s is 1, or one `PagedCache` for each window, and the `DeltaCache` of linear attention, if any.
+    lengths: see `positions_in_cache`.
     """
     x, table = embed(params, tokens, PositionInfo(positions, {}), model, layout, dtype)
     # On a device, heads may have fewer rows than the stream.
@@ -302,12 +323,23 @@ def through_cache(
 
     def layer(stack: Stack, x: Array, weights: Any, cache: Any, cache_layer: Array | int) -> tuple[Array, Any]:
         context = LayerContext(positions=info, layout=layout, cache=cache, cache_layer=cache_layer)
+        if isinstance(cache, DeltaState):
+            own = positions[:, 0]
+            one = DeltaCache(cache, jnp.arange(positions.shape[0]), own, jnp.ones_like(own))
+            return _through_states(stack, x, weights, replace(context, cache=one))
         result = run_layer(stack, x, weights, context)
         assert result.cache is not None, "a layer without attention"
         return result.stream, result.cache
 
     x, caches = _through_layers(layer, params, x, caches, model)
     return x, table, caches
+
+
+def _through_states(stack: Stack, x: Array, weights: Any, context: LayerContext) -> tuple[Array, DeltaState]:
+    """Run a layer with linear attention; return the stream and the states of all layers."""
+    result = run_layer(stack, x, weights, context)
+    assert isinstance(result.cache, DeltaCache), "a layer without linear attention"
+    return result.stream, result.cache.state
 
 
 def _through_layers(
@@ -323,18 +355,20 @@ def _through_layers(
     layer: (stack of one layer, stream, weights, cache of its window, index in that cache) -> stream and cache.
     """
     windows = list(layers_by_window(model))
-    before = [0] * len(windows)
+    before = [0] * len(caches)
     """For each cache, the number of its layers in earlier stacks."""
-    for stack in layers(model):
-        members = [stack.layer(number) for number in range(min(stack.period, stack.num_layers))]
-        caches_of = [windows.index(_window(member)) for member in members]
+    for stacks in alternating(layers(model)):
+        period, count = math.lcm(*(stack.period for stack in stacks)), stacks[0].num_layers
+        members = [stack.layer(number) for number in range(min(period, count)) for stack in stacks]
+        # States of linear attention are the last of the caches.
+        caches_of = [windows.index(_window(member)) if _attends(member) else len(windows) for member in members]
         first = list(before)
 
         def cycle(
             carry: tuple[Array, tuple[Any, ...]],
             number: Array | int,
             count: int,
-            stack: Stack = stack,
+            stacks: tuple[Stack, ...] = stacks,
             members: list[Stack] = members,
             caches_of: list[int] = caches_of,
             first: list[int] = first,
@@ -342,28 +376,35 @@ def _through_layers(
             """Run the first `count` layers of a cycle."""
             x, caches = carry
             for place, (member, own) in enumerate(zip(members[:count], caches_of, strict=False)):
-                index = number * len(members) + place
+                turn, own_stack = divmod(place, len(stacks))
+                index = number * (len(members) // len(stacks)) + turn
                 with jax.named_scope(WEIGHTS):
-                    weights = layer_weights(params[stack.name], index, x.dtype)
+                    weights = layer_weights(params[stacks[own_stack].name], index, x.dtype)
                 cache_layer = first[own] + number * caches_of.count(own) + caches_of[:place].count(own)
                 x, cache = layer(member, x, weights, caches[own], cache_layer)
                 caches = (*caches[:own], cache, *caches[own + 1 :])
             return x, caches
 
-        cycles, rest = divmod(stack.num_layers, stack.period)
-        if isinstance(params[stack.name], tuple):
+        cycles, rest = divmod(count, period)
+        each, last = period * len(stacks), rest * len(stacks)
+        if isinstance(params[stacks[0].name], tuple):
             for number in range(cycles):
-                x, caches = cycle((x, caches), number, stack.period)
+                x, caches = cycle((x, caches), number, each)
         elif cycles:
             (x, caches), _ = jax.lax.scan(
-                lambda carry, number, cycle=cycle, count=stack.period: (cycle(carry, number, count), None),
+                lambda carry, number, cycle=cycle, count=each: (cycle(carry, number, count), None),
                 (x, caches),
                 jnp.arange(cycles),
             )
-        x, caches = cycle((x, caches), cycles, rest)
+        x, caches = cycle((x, caches), cycles, last)
         for place, own in enumerate(caches_of):
-            before[own] += cycles + (place < rest)
+            before[own] += cycles + (place < last)
     return x, caches
+
+
+def _attends(stack: Stack) -> bool:
+    """Whether a stack of one layer has attention, and not linear attention."""
+    return any(isinstance(op, Attention) for op in stack.ops)
 
 
 def _window(stack: Stack) -> int | None:

@@ -1,0 +1,149 @@
+"""Linear attention of one layer: the gated delta rule after causal convolutions, of whole rows or after a state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.step.layer import LINEAR_HEADS, GatedDelta
+from meshwright.description.step.parameter_tree import DECAY_BIAS, DECAY_LOG
+from meshwright.execution.models.context import LayerContext
+from meshwright.execution.models.generation.delta_state import DeltaCache, DeltaState
+from meshwright.execution.runtime.attention.delta import (
+    DeltaInputs,
+    causal_convolution,
+    chunked_delta_rule,
+    delta_rule_step,
+    unit_length,
+)
+from meshwright.execution.runtime.shards import match_varying, on_shards
+
+
+def linear_attention(
+    values: Mapping[str, Array], weights: Mapping[str, Any], op: GatedDelta, context: LayerContext
+) -> tuple[Array, DeltaCache | None]:
+    """Return the output of linear attention [b, s, heads, group, value_dim], and the cache with its state, if any.
+
+    Each device has whole sequences of its rows and heads, so nothing is communicated.
+
+    Args:
+        values: the op's inputs by name.
+        weights: the layer's parameters.
+    """
+    layout, cache = context.layout, context.cache
+    assert cache is None or isinstance(cache, DeltaCache)
+    inputs = [values[name] for name in (op.query, op.key, op.value, op.rate, op.decay)]
+    names = ("batch", "sequence", LINEAR_HEADS, "group", "head_dim")
+    of_keys, of_values, of_heads = (layout.spec(*own) for own in ((*names[:3], names[4]), names, names[:4]))
+    parameters = {name: weights[name] for name in (*(each for each, _, _ in op.convolved), DECAY_LOG, DECAY_BIAS)}
+    channels = {name: layout.spec("taps", *(axis for axis, _ in dims)) for name, _, dims in op.convolved}
+    own_specs = channels | dict.fromkeys((DECAY_LOG, DECAY_BIAS), layout.spec(LINEAR_HEADS, "group"))
+    specs = ([of_keys, of_keys, of_values, of_heads, of_heads], own_specs)
+    tokens, rows = layout.spec("batch", "sequence"), layout.spec("batch")
+    if cache is None:
+        segments = context.positions.segments
+        ids = None if segments is None or segments.ids is None else segments.ids
+        local = partial(_whole_rows, op=op, axes=layout.axes("batch"))
+        run = on_shards(local, layout, in_specs=(*specs, tokens), out_specs=of_values)
+        return run(inputs, parameters, ids), None
+    stored = jax.tree.map(lambda array: jax.typeof(array).sharding.spec, cache.state)
+    local = partial(_after_state, op=op, axes=layout.axes("batch"))
+    in_specs = (*specs, stored, P(), rows, rows, rows)
+    out, state = jax.shard_map(local, in_specs=in_specs, out_specs=(of_values, stored))(
+        *(inputs, parameters, cache.state, jnp.asarray(context.cache_layer)),
+        *(jax.reshard(array, rows) for array in (cache.row, cache.start, cache.count)),
+    )
+    return out, cache._replace(state=state)
+
+
+def _whole_rows(
+    inputs: list[Array], weights: dict[str, Array], ids: Array | None, *, op: GatedDelta, axes: tuple[str, ...]
+) -> Array:
+    """Run whole sequences on one device; axes: those that split the rows, over which weights' gradients are summed."""
+    weights = {name: _per_token(weight, axes) for name, weight in weights.items()}
+    rows, taps = inputs[0].shape[0], op.taps
+    before = [jnp.zeros((rows, taps - 1, *x.shape[2:]), jnp.float32) for x in inputs[:3]]
+    given = _inputs(inputs, weights, before, ids, op)
+    state = jnp.zeros((rows, *given.value.shape[2:4], op.key_dim, op.value_dim), jnp.float32)
+    (state,) = match_varying(state, axes=jax.typeof(given.value).manual_axis_type.varying)
+    out, _ = chunked_delta_rule(*given, state, ids)
+    return out.astype(inputs[0].dtype)
+
+
+def _after_state(
+    inputs: list[Array],
+    weights: dict[str, Array],
+    stored: DeltaState,
+    layer: Array,
+    row: Array,
+    start: Array,
+    count: Array,
+    *,
+    op: GatedDelta,
+    axes: tuple[str, ...],
+) -> tuple[Array, DeltaState]:
+    """Run the next tokens of rows on one device, and write the states after them.
+
+    Args:
+        stored: states of all layers and rows; `layer` is this layer's index.
+        row: number of each row in the states, over all devices; other rows' states are unchanged, and a number past
+            the last row writes none.
+        start: position of each row's first token; at 0 a row starts from an empty state, whatever is stored.
+        count: number of each row's tokens; tokens after these are padding, and change no state.
+        op, axes: as in `_whole_rows`.
+    """
+    length, num_rows = inputs[0].shape[1], stored.memory.shape[1]
+    at = row - (lax.axis_index(axes) * num_rows if axes else 0)
+
+    def before(array: Array) -> Array:
+        own = array.at[layer, at].get(mode="clip").astype(jnp.float32)
+        return jnp.where((start > 0).reshape(-1, *(1,) * (own.ndim - 1)), own, 0)
+
+    tails, memory = [before(array) for array in stored[:3]], before(stored.memory)
+    given = _inputs(inputs, weights, tails, None, op)
+    is_token = (jnp.arange(length)[None] < count[:, None])[:, :, None, None]
+    given = given._replace(decay=jnp.where(is_token, given.decay, 0), rate=jnp.where(is_token, given.rate, 0))
+    if length == 1:
+        out, memory = delta_rule_step(*DeltaInputs(*(x[:, 0] for x in given)), memory)
+        out = out[:, None]
+    else:
+        out, memory = chunked_delta_rule(*given, memory)
+    # The last values before the tokens' end: of the row's tokens, or of those before them.
+    places = count[:, None] + jnp.arange(op.taps - 1)[None]
+    ends = []
+    for tail, x in zip(tails, inputs[:3], strict=True):
+        longer = jnp.concatenate([tail, x.astype(jnp.float32)], axis=1)
+        ends.append(jnp.take_along_axis(longer, places.reshape(*places.shape, *(1,) * (x.ndim - 2)), axis=1))
+    new = DeltaState(ends[0], ends[1], ends[2], memory)
+    at = jnp.where(at < 0, num_rows, at)  # Negative indices would count from the end.
+    return out.astype(inputs[0].dtype), jax.tree.map(
+        lambda array, own: array.at[layer, at].set(own.astype(array.dtype), mode="drop"), stored, new
+    )
+
+
+def _inputs(
+    inputs: list[Array], weights: Mapping[str, Array], before: list[Array], ids: Array | None, op: GatedDelta
+) -> DeltaInputs:
+    """Return the inputs of the delta rule in float32, from those of an op."""
+    wide = [x.astype(jnp.float32) for x in inputs]
+    query, key, value = (
+        jax.nn.silu(causal_convolution(x, weights[name].astype(jnp.float32), tail, ids))
+        for (name, _, _), x, tail in zip(op.convolved, wide[:3], before, strict=True)
+    )
+    query, key = unit_length(query) / math.sqrt(op.key_dim), unit_length(key)
+    rate = jax.nn.sigmoid(wide[3])
+    bias, log = (weights[name].astype(jnp.float32)[None, None] for name in (DECAY_BIAS, DECAY_LOG))
+    return DeltaInputs(query, key, value, -jnp.exp(log) * jax.nn.softplus(wide[4] + bias), rate)
+
+
+def _per_token(weight: Array, axes: tuple[str, ...]) -> Array:
+    """Return a parameter that every token multiplies; its gradient is summed once, over the axes that split tokens."""
+    (own,) = match_varying(weight.astype(jnp.float32), axes=axes)
+    return own

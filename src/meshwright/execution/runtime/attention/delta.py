@@ -1,0 +1,194 @@
+"""The gated delta rule on one device (arXiv:2412.06464): in chunks of tokens, or one token after a state.
+
+Dims: b batch, s sequence, n chunks, c tokens of a chunk, k heads of queries and keys, g value heads that share one,
+d dims of a key, v dims of a value. All of it is computed in float32.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from meshwright.description.step.layer import DELTA_CHUNK, LEAST_DELTA_MATMUL
+
+EPSILON = 1e-6
+"""Added to the squared length of queries and keys."""
+
+
+class DeltaInputs(NamedTuple):
+    """Queries and keys [b, s, k, d] of unit length, queries also scaled, values [b, s, k, g, v], and gates [b, s, k, g].
+
+    decay: logarithm of the state's decay at each token, at most 0. rate: of the correction, from 0 to 1.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    decay: Array
+    rate: Array
+
+
+def unit_length(x: Array) -> Array:
+    """Return x [..., d] divided by its length along the last dim."""
+    return x * lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPSILON)
+
+
+def causal_convolution(x: Array, weights: Array, before: Array, ids: Array | None) -> Array:
+    """Convolve each channel of x [b, s, ...] with the token's own and the taps - 1 values before it.
+
+    Args:
+        x: the values, in float32.
+        weights: [taps, ...]; the last tap is the token's own.
+        before: values of the tokens before x [b, taps - 1, ...].
+        ids: document of each token [b, s]: values of other documents count as zeros; None if all are of one.
+    """
+    taps, length = weights.shape[0], x.shape[1]
+    longer = jnp.concatenate([before, x], axis=1)
+    shifted = jnp.stack([longer[:, tap : tap + length] for tap in range(taps)])
+    if ids is not None:
+        ids_before = jnp.pad(ids, ((0, 0), (taps - 1, 0)), constant_values=-1)
+        same = jnp.stack([ids_before[:, tap : tap + length] == ids for tap in range(taps)])
+        shifted = jnp.where(same.reshape(*same.shape, *(1,) * (x.ndim - 2)), shifted, 0)
+    return jnp.sum(shifted * weights[:, None, None], axis=0)
+
+
+def chunked_delta_rule(
+    query: Array,
+    key: Array,
+    value: Array,
+    decay: Array,
+    rate: Array,
+    state: Array,
+    ids: Array | None = None,
+) -> tuple[Array, Array]:
+    """Return the outputs of all tokens [b, s, k, g, v], and the state after them [b, k, g, d, v].
+
+    Within a chunk the corrections of all tokens follow from one triangular system (the UT transform, section 3.3);
+    chunks follow one another in a scan. `step.passes.shard` plans its matmuls.
+
+    Args:
+        query, key, value, decay, rate: see `DeltaInputs`.
+        state: the state before the first token [b, k, g, d, v].
+        ids: document of each token [b, s], each starting from an empty state; None if all are of one. With documents
+            the state before the first token belongs to the first one.
+    """
+    length = query.shape[1]
+    query, key, value, decay, rate = (_in_chunks(x) for x in (query, key, value, decay, rate))
+    size = query.shape[2]
+    query, key = (jnp.moveaxis(x, 2, 3) for x in (query, key))  # [b, n, k, c, d]
+    value, decay, rate = (jnp.moveaxis(x, 2, 4) for x in (value, decay, rate))  # [b, n, k, g, c, ...]
+    total = jnp.cumsum(decay, axis=-1)
+    visible, reads, writes, keeps = _documents(ids, size, total.shape[1])
+    weight = jnp.exp(jnp.where(visible, total[..., :, None] - total[..., None, :], -jnp.inf))
+    of_keys = jnp.einsum("bnkcd,bnked->bnkce", key, key)[:, :, :, None]
+    of_queries = jnp.einsum("bnkcd,bnked->bnkce", query, key)[:, :, :, None] * weight
+    inverse = unit_lower_inverse(of_keys * weight * rate[..., None])
+    from_state = jnp.exp(total) * reads
+    to_end = jnp.exp(total[..., -1:] - total) * writes
+    new_values = jnp.einsum("bnkgce,bnkgev->bnkgcv", inverse, value * rate[..., None])
+    read_keys = jnp.einsum("bnkgce,bnkged->bnkgcd", inverse, key[:, :, :, None] * (rate * from_state)[..., None])
+    of_chunks = (
+        new_values,
+        read_keys,
+        query[:, :, :, None] * from_state[..., None],
+        key[:, :, :, None] * to_end[..., None],
+        of_queries,
+        jnp.exp(total[..., -1]) * keeps,
+    )
+
+    def chunk(state: Array, own: tuple[Array, ...]) -> tuple[Array, Array]:
+        new_values, read_keys, queries, keys, of_queries, kept = own
+        new = new_values - jnp.einsum("bkgcd,bkgdv->bkgcv", read_keys, state)
+        out = jnp.einsum("bkgcd,bkgdv->bkgcv", queries, state) + jnp.einsum("bkgce,bkgev->bkgcv", of_queries, new)
+        return state * kept[..., None, None] + jnp.einsum("bkgcd,bkgcv->bkgdv", keys, new), out
+
+    state, out = lax.scan(chunk, state, jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), of_chunks))
+    out = jnp.moveaxis(out, (0, 4), (1, 2))  # [b, n, c, k, g, v]
+    return out.reshape(out.shape[0], -1, *out.shape[3:])[:, :length], state
+
+
+def delta_rule_step(
+    query: Array, key: Array, value: Array, decay: Array, rate: Array, state: Array
+) -> tuple[Array, Array]:
+    """Return the output of one token of each row [b, k, g, v], and the state after it; arguments without the dim s.
+
+    Products with the state are elementwise: each reads the whole state for a single vector.
+    """
+    state = state * jnp.exp(decay)[..., None, None]
+    key, query = key[:, :, None, :, None], query[:, :, None, :, None]
+    error = (value - jnp.sum(state * key, axis=-2)) * rate[..., None]
+    state = state + key * error[..., None, :]
+    return jnp.sum(state * query, axis=-2), state
+
+
+@jax.custom_vjp
+def unit_lower_inverse(lower: Array) -> Array:
+    """Return the inverse of I + the strictly lower triangle of `lower` [..., c, c]; c is a power of two.
+
+    Blocks on the diagonal are inverted in pairs, from single elements up: [[A, 0], [B, D]] has the inverse
+    [[A', 0], [-D' B A', D']]. Unlike powers of the triangle, whose elements may grow to binomials of c and cancel, this
+    is as stable as substitution. Blocks below `LEAST_DELTA_MATMUL` are multiplied elementwise. The gradient of a matrix
+    M with inverse T is -T' dT T', in two matmuls.
+    """
+    *lead, size, _ = lower.shape
+    inverse = jnp.ones((*lead, size, 1, 1), lower.dtype) + 0 * lower[..., :1, None]
+    width = 1
+    while width < size:
+        count = size // (2 * width)
+        blocks = lower.reshape(*lead, count, 2, width, count, 2, width)
+        # The lower left block of each pair: rows of its second half, columns of its first.
+        below = jnp.stack([blocks[..., pair, 1, :, pair, 0, :] for pair in range(count)], axis=-3)
+        pairs = inverse.reshape(*lead, count, 2, width, width)
+        first, second = pairs[..., 0, :, :], pairs[..., 1, :, :]
+        corner = -_product(_product(second, below), first)
+        top = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+        inverse = jnp.concatenate([top, jnp.concatenate([corner, second], axis=-1)], axis=-2)
+        width *= 2
+    return inverse[..., 0, :, :]
+
+
+def _inverse_forward(lower: Array) -> tuple[Array, Array]:
+    inverse = unit_lower_inverse(lower)
+    return inverse, inverse
+
+
+def _inverse_backward(inverse: Array, gradient: Array) -> tuple[Array]:
+    transposed = jnp.swapaxes(inverse, -1, -2)
+    return (-jnp.tril(transposed @ gradient @ transposed, -1),)
+
+
+unit_lower_inverse.defvjp(_inverse_forward, _inverse_backward)
+
+
+def _product(left: Array, right: Array) -> Array:
+    """Multiply small square matrices [..., m, m]."""
+    if left.shape[-1] >= LEAST_DELTA_MATMUL:
+        return left @ right
+    return jnp.sum(left[..., :, :, None] * right[..., None, :, :], axis=-2)
+
+
+def _in_chunks(x: Array) -> Array:
+    """Pad x [b, s, ...] with zeros to whole chunks [b, n, c, ...]; with rate and decay 0, padding changes no state."""
+    padded = jnp.pad(x, ((0, 0), (0, -x.shape[1] % DELTA_CHUNK), *((0, 0),) * (x.ndim - 2)))
+    return padded.reshape(x.shape[0], -1, DELTA_CHUNK, *x.shape[2:])
+
+
+def _documents(ids: Array | None, size: int, count: int) -> tuple[Array, Array, Array, Array]:
+    """Return where tokens of one document meet, as factors that broadcast to [b, n, k, g, ...].
+
+    Between two tokens of a chunk, key before query [c, c] (boolean); between a token and the state before its chunk
+    [c], a token and the state after it [c], and both states.
+    """
+    causal = jnp.tril(jnp.ones((size, size), bool))[None, None, None, None]
+    if ids is None:
+        one = jnp.ones((1, count, 1, 1), jnp.float32)
+        return causal, one[..., None], one[..., None], one
+    padded = jnp.pad(ids, ((0, 0), (0, -ids.shape[1] % size)), mode="edge").reshape(ids.shape[0], count, size)
+    last = padded[:, :, -1]
+    before = jnp.concatenate([padded[:, :1, 0], last[:, :-1]], axis=1)
+    visible = causal & (padded[:, :, :, None] == padded[:, :, None])[:, :, None, None]
+    reads, writes = ((padded == end[..., None]).astype(jnp.float32)[:, :, None, None] for end in (before, last))
+    return visible, reads, writes, (before == last).astype(jnp.float32)[:, :, None, None]
