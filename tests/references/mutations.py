@@ -46,6 +46,11 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "qk_nope_head_dim": (4,),
     "qk_rope_head_dim": (4,),
     "v_head_dim": (8,),
+    # Linear attention.
+    "linear_num_key_heads": (4, 3),
+    "linear_num_value_heads": (8, 24),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), (8,)),
+    "linear_conv_kernel_dim": (2, 1),
     # Routers.
     "n_group": (1, 2, None),
     "topk_group": (1, 3, None),
@@ -191,6 +196,14 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"rope_parameters": {**MINISTRAL3, "original_max_position_embeddings": 16}},
         {"rope_parameters": {**MINISTRAL3, "rope_type": "default"}},
         {"sliding_window": 6},
+    ),
+    # As Qwen/Qwen3-Next-80B-A3B-Instruct has it, and other layers of each kind.
+    "qwen3_next": (
+        {"full_attention_interval": 4},
+        {"full_attention_interval": 2},
+        *({"full_attention_interval": every, "layer_types": ABSENT} for every in (2, 3, 4)),
+        {"layer_types": ["linear_attention", "full_attention"] * 4},
+        {"layer_types": ["full_attention"] + ["linear_attention"] * 7},
     ),
     # As openai/gpt-oss-20b has them.
     "gpt_oss": ({"experts_per_token": 3}, {"initial_context_length": 8}, {"swiglu_limit": 7.0}),

@@ -49,7 +49,7 @@ def cases():
     for family, mesh in sorted({*alone, *zip(FAMILIES, itertools.cycle(MESHES[1:]), strict=False), *CORE}):
         marks = () if (family, mesh) in CORE else (pytest.mark.matrix,)
         yield pytest.param(family, mesh, marks=marks, id=f"{family}-{mesh}")
-    for family in ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"):
+    for family in ("qwen3_next", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"):
         yield pytest.param(family, "ep=2,fsdp=4", marks=pytest.mark.matrix, id=f"{family}-ep")
 
 

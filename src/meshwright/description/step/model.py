@@ -305,6 +305,11 @@ class ModelConfig:
             if window is not None:
                 _check_whole(self, "attention.windows", window)
         _check_positions(self)
+        if self.attention.linear and (self.attention.window or self.attention.latent):
+            raise MeshwrightError(
+                f"model {self.name} has linear attention, and windows or latent attention in its other layers; they"
+                f" attend to all keys and values"
+            )
         if self.experts and self.experts.num_dense_layers >= self.num_layers:
             raise MeshwrightError(
                 f"model {self.name} has num_dense_layers={self.experts.num_dense_layers} of"

@@ -5,7 +5,7 @@ Its symbols (sizes in `Extents`):
 - `B`: sequences. `S`: tokens of each in a step. `P`: parts of the vocab.
 - `A`: experts of a device that receive tokens. `R`: rows of each. `C`: devices of ep that receive a token.
 - `Q`: sequences whose cache a device has, wholly or in part. `T`: tokens that it reads of each.
-- `Z`: `S` in whole chunks of the gated delta rule.
+- `Z`, `Y`: tokens in chunks of the gated delta rule (`passes.shard_delta`).
 - `keys`: keys that a query attends to; no array has this dim.
 """
 
@@ -21,7 +21,7 @@ from meshwright.description.step.ir import Array, Extents, Repeat, Step
 from meshwright.description.step.layer import Attention, Dispatch, Program
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
-from meshwright.description.step.passes.shard_delta import PADDED_TOKENS, padded_tokens
+from meshwright.description.step.passes.shard_delta import chunk_sizes
 from meshwright.description.step.serve_ops import EMBEDDING, LOGITS, serving_ops
 from meshwright.description.step.serving import SERVING_RULES, Serving, ServingLayout, cache_axes
 from meshwright.mesh import MeshShape
@@ -74,7 +74,7 @@ def _one_sequence(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, D
     kept = min(kept_tokens(serving), math.ceil(paged)) if parts > 1 else kept_tokens(serving)
     sizes = {
         "S": serving.step_length,
-        PADDED_TOKENS: padded_tokens(serving.step_length),
+        **chunk_sizes(serving.step_length, has_state=True),
         "P": mesh.degree(SERVING_RULES["vocab"]),
         "T": kept,
         # Pages are read whole; keys outside a query's window are masked.
@@ -97,7 +97,7 @@ def model_step(serving: Serving, batch: int) -> Step:
     """
     found, length = program(serving.model), serving.step_length
     sizes: dict[str, float] = {"B": batch, "S": length, "keys": keys_of_query(serving)}
-    sizes[PADDED_TOKENS] = padded_tokens(length)
+    sizes |= chunk_sizes(length, has_state=True)
     if dispatch := _dispatch(found):
         sizes |= {"A": dispatch.num_experts, "R": batch * length * dispatch.num_active / dispatch.num_experts}
     ops, _ = serving_ops(serving.model, False, "heads", frozenset[str]())

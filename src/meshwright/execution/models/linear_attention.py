@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -21,7 +20,6 @@ from meshwright.execution.runtime.attention.delta import (
     causal_convolution,
     chunked_delta_rule,
     delta_rule_step,
-    unit_length,
 )
 from meshwright.execution.runtime.shards import match_varying, on_shards
 
@@ -71,9 +69,7 @@ def _whole_rows(
     rows, taps = inputs[0].shape[0], op.taps
     before = [jnp.zeros((rows, taps - 1, *x.shape[2:]), jnp.float32) for x in inputs[:3]]
     given = _inputs(inputs, weights, before, ids, op)
-    state = jnp.zeros((rows, *given.value.shape[2:4], op.key_dim, op.value_dim), jnp.float32)
-    (state,) = match_varying(state, axes=jax.typeof(given.value).manual_axis_type.varying)
-    out, _ = chunked_delta_rule(*given, state, ids)
+    out, _ = chunked_delta_rule(*given, ids=ids)
     return out.astype(inputs[0].dtype)
 
 
@@ -114,7 +110,9 @@ def _after_state(
         out, memory = delta_rule_step(*DeltaInputs(*(x[:, 0] for x in given)), memory)
         out = out[:, None]
     else:
-        out, memory = chunked_delta_rule(*given, memory)
+        out, after = chunked_delta_rule(*given, memory)
+        assert after is not None
+        memory = after
     # The last values before the tokens' end: of the row's tokens, or of those before them.
     places = count[:, None] + jnp.arange(op.taps - 1)[None]
     ends = []
@@ -137,7 +135,6 @@ def _inputs(
         jax.nn.silu(causal_convolution(x, weights[name].astype(jnp.float32), tail, ids))
         for (name, _, _), x, tail in zip(op.convolved, wide[:3], before, strict=True)
     )
-    query, key = unit_length(query) / math.sqrt(op.key_dim), unit_length(key)
     rate = jax.nn.sigmoid(wide[3])
     bias, log = (weights[name].astype(jnp.float32)[None, None] for name in (DECAY_BIAS, DECAY_LOG))
     return DeltaInputs(query, key, value, -jnp.exp(log) * jax.nn.softplus(wide[4] + bias), rate)

@@ -279,6 +279,8 @@ class OpTimer:
         """Return the seconds of a matmul; for experts, as if all had equally many rows."""
         local = self.extents.local_dims
         rows, inner, columns, count = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
+        if not rows:  # Of a state that a sequence of a single chunk does not have.
+            return 0.0
         rounded = (self.strategy.matmul_dtype if op.is_rounded else None) or self.dtype
         # A ring has a step per shard of tp; on a torus each step sends and multiplies the two halves of a shard
         # separately.

@@ -114,6 +114,7 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
         # A prefix in pages has no state of linear attention.
         prefix_cache=settings.prefix_cache and config.attention.linear is None,
         switch=switching_length(config),
+        has_state=config.attention.linear is not None,
         stretched_from=next((s.original_max_seq_len for s in scalings if isinstance(s, DynamicRopeScaling)), None),
     )
     return layout, context

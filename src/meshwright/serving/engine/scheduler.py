@@ -280,7 +280,9 @@ class Scheduler:
             self.counters.prompt_tokens += len(part.tokens)
             if part.sequence.is_scored and part.sequence.computed == len(part.sequence.request.prompt):
                 # Scoring chooses no token: decoding the prompt's last token again chooses the first one.
-                part.sequence.is_scored, part.sequence.computed = False, part.sequence.computed - 1
+                # A state of linear attention cannot go back by a token: it is computed again.
+                again = 0 if self.layout.has_state else part.sequence.computed - 1
+                part.sequence.is_scored, part.sequence.computed = False, again
             self._cache_prefix(part.sequence)
             self._free_out_of_window(part.sequence)
         self._was_scored = is_scored

@@ -75,6 +75,7 @@ class EngineLayout:
         switch: length from which all rotary frequencies of a text change (LongRoPE); None for other models.
         stretched_from: length from which the rotary frequencies depend on the prompt's length (dynamic scaling); None
             for other models.
+        has_state: whether rows have a state of linear attention, which has no earlier tokens' states in it.
     """
 
     context: int
@@ -91,6 +92,7 @@ class EngineLayout:
     prefix_cache: bool = True
     switch: int | None = None
     stretched_from: int | None = None
+    has_state: bool = False
 
     def entries(self, width: int, length: int) -> tuple[int, ...]:
         """Return each window's page-table entries in a step of `length` tokens a row, for texts of `width` pages."""

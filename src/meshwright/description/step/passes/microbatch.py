@@ -9,7 +9,7 @@ from meshwright.description.step.ir import Block, Elementwise, Extents, Region
 from meshwright.description.step.layer import DotProduct
 from meshwright.description.step.passes.muon import matrix_counts
 from meshwright.description.step.passes.nodes import Weight
-from meshwright.description.step.passes.shard_delta import PADDED_TOKENS, padded_tokens
+from meshwright.description.step.passes.shard_delta import chunk_sizes
 from meshwright.description.step.rules import token_axes
 from meshwright.description.step.strategy import Strategy
 from meshwright.description.step.token_routing import routed_tokens, sent_tokens
@@ -20,8 +20,8 @@ from meshwright.mesh import MeshShape
 def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Extents:
     """Return the sizes of a step's symbols, for one microbatch.
 
-    B, S: sequences, and tokens per sequence, over all devices. Z: S in whole chunks of the gated delta rule. I: B times S, the rows of a contrastive batch. loss:
-    numbers summed by the loss. With experts, per device:
+    B, S: sequences, and tokens per sequence, over all devices. Z, Y: see `passes.shard_delta`. I: B times S, the rows
+    of a contrastive batch. loss: numbers summed by the loss. With experts, per device:
 
     - C: copies of tokens sent to experts. CT: the same for all devices of its tp group.
     - R: rows of an expert at even load.
@@ -33,7 +33,7 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
     """
     parts = strategy.num_microbatches
     sizes: dict[str, float] = {"B": workload.sequences / parts, "S": workload.seq_len}
-    sizes[PADDED_TOKENS] = padded_tokens(workload.seq_len)
+    sizes |= chunk_sizes(workload.seq_len, has_state=False)
     if any(isinstance(op, DotProduct) for op in program(workload.model).logits):
         sizes["I"] = workload.tokens / parts
     # If each stage runs its own program, the last stage first sums the losses of all microbatches.

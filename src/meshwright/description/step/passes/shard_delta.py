@@ -1,6 +1,6 @@
 """The matmuls of the gated delta rule in chunks (`execution.runtime.attention.delta`), as products of two values.
 
-Their rows are the tokens, padded to whole chunks (the symbol `Z`), of each head.
+Their rows are the tokens of each head, padded to whole chunks.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ from meshwright.description.step.ir import Array, Dim
 from meshwright.description.step.layer import DELTA_CHUNK, LEAST_DELTA_MATMUL, GatedDelta
 from meshwright.description.step.passes.nodes import Product
 
-PADDED_TOKENS = "Z"
-"""Symbol of a sequence's tokens, padded to whole chunks of the gated delta rule."""
+TOKENS, AFTER_STATE = "Z", "Y"
+"""Symbols of a sequence's tokens, padded to whole chunks, and of those that read or write a state."""
 
 
-def padded_tokens(length: int) -> int:
-    """Return the tokens of a sequence, padded to whole chunks."""
-    return -(-length // DELTA_CHUNK) * DELTA_CHUNK
+def chunk_sizes(length: int, *, has_state: bool) -> dict[str, float]:
+    """Return the values of the symbols for sequences of `length` tokens.
+
+    has_state: whether a state comes before them; without, a single chunk has none.
+    """
+    padded = -(-length // DELTA_CHUNK) * DELTA_CHUNK
+    return {TOKENS: padded, AFTER_STATE: padded if has_state or padded > DELTA_CHUNK else 0}
 
 
 def delta_matmuls(op: GatedDelta, name: str, values: Array) -> list[Product]:
@@ -29,8 +33,8 @@ def delta_matmuls(op: GatedDelta, name: str, values: Array) -> list[Product]:
         values: its values [batch, sequence, heads, group, value_dim], with their sharding.
     """
     batch, _, heads, group, _ = values.dims
-    tokens = (batch, Dim(PADDED_TOKENS, None), heads)
-    rows = (*tokens, group)
+    tokens = (batch, Dim(TOKENS, None), heads)
+    rows, stateful = (*tokens, group), (batch, Dim(AFTER_STATE, None), heads, group)
     key, value, chunk = Dim("H", op.key_dim), Dim("V", op.value_dim), Dim("C", DELTA_CHUNK)
 
     def product(rows: tuple[Dim, ...], inner: Dim, columns: Dim, left: str, right: str) -> Product:
@@ -51,9 +55,9 @@ def delta_matmuls(op: GatedDelta, name: str, values: Array) -> list[Product]:
         *found,
         replace(inverse, passes="backward"),
         product(rows, chunk, value, "inverses", "values of the chunk"),
-        product(rows, chunk, key, "inverses", "keys of the chunk"),
-        product(rows, key, value, "corrected keys", "states"),
-        product(rows, key, value, "queries", "states"),
         product(rows, chunk, value, "scores", "corrections"),
-        product(rows, key, value, "keys", "corrections"),
+        product(stateful, chunk, key, "inverses", "keys of the chunk"),
+        product(stateful, key, value, "corrected keys", "states"),
+        product(stateful, key, value, "queries", "states"),
+        product(stateful, key, value, "keys", "corrections"),
     ]

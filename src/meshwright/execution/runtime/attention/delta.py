@@ -6,6 +6,7 @@ d dims of a key, v dims of a value. All of it is computed in float32.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -13,13 +14,14 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from meshwright.description.step.layer import DELTA_CHUNK, LEAST_DELTA_MATMUL
+from meshwright.execution.runtime.shards import match_varying
 
 EPSILON = 1e-6
 """Added to the squared length of queries and keys."""
 
 
 class DeltaInputs(NamedTuple):
-    """Queries and keys [b, s, k, d] of unit length, queries also scaled, values [b, s, k, g, v], and gates [b, s, k, g].
+    """Queries and keys [b, s, k, d], values [b, s, k, g, v], and gates [b, s, k, g].
 
     decay: logarithm of the state's decay at each token, at most 0. rate: of the correction, from 0 to 1.
     """
@@ -31,9 +33,10 @@ class DeltaInputs(NamedTuple):
     rate: Array
 
 
-def unit_length(x: Array) -> Array:
-    """Return x [..., d] divided by its length along the last dim."""
-    return x * lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPSILON)
+def _normalised(query: Array, key: Array) -> tuple[Array, Array]:
+    """Return queries and keys [..., d] of unit length, queries also scaled by 1 / sqrt(d)."""
+    query, key = (x * lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPSILON) for x in (query, key))
+    return query / math.sqrt(query.shape[-1]), key
 
 
 def causal_convolution(x: Array, weights: Array, before: Array, ids: Array | None) -> Array:
@@ -61,34 +64,45 @@ def chunked_delta_rule(
     value: Array,
     decay: Array,
     rate: Array,
-    state: Array,
+    state: Array | None = None,
     ids: Array | None = None,
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array | None]:
     """Return the outputs of all tokens [b, s, k, g, v], and the state after them [b, k, g, d, v].
+
+    A single chunk without a state before it needs no states, and returns None.
 
     Within a chunk the corrections of all tokens follow from one triangular system (the UT transform, section 3.3);
     chunks follow one another in a scan. `step.passes.shard` plans its matmuls.
 
     Args:
         query, key, value, decay, rate: see `DeltaInputs`.
-        state: the state before the first token [b, k, g, d, v].
+        state: the state before the first token [b, k, g, d, v]; None if it is empty.
         ids: document of each token [b, s], each starting from an empty state; None if all are of one. With documents
             the state before the first token belongs to the first one.
     """
     length = query.shape[1]
     query, key, value, decay, rate = (_in_chunks(x) for x in (query, key, value, decay, rate))
     size = query.shape[2]
-    query, key = (jnp.moveaxis(x, 2, 3) for x in (query, key))  # [b, n, k, c, d]
+    # After the padding: a compiled matmul of padded operands would count as one of the rows before it.
+    query, key = (jnp.moveaxis(x, 2, 3) for x in _normalised(query, key))  # [b, n, k, c, d]
     value, decay, rate = (jnp.moveaxis(x, 2, 4) for x in (value, decay, rate))  # [b, n, k, g, c, ...]
     total = jnp.cumsum(decay, axis=-1)
     visible, reads, writes, keeps = _documents(ids, size, total.shape[1])
-    weight = jnp.exp(jnp.where(visible, total[..., :, None] - total[..., None, :], -jnp.inf))
+    # Summed for each pair: in differences of the totals, long sums would cancel.
+    after = jnp.tril(jnp.ones((size, size), bool), -1)
+    between = jnp.cumsum(jnp.where(after, decay[..., None], 0), axis=-2)
+    weight = jnp.exp(jnp.where(visible, between, -jnp.inf))
     of_keys = jnp.einsum("bnkcd,bnked->bnkce", key, key)[:, :, :, None]
     of_queries = jnp.einsum("bnkcd,bnked->bnkce", query, key)[:, :, :, None] * weight
     inverse = unit_lower_inverse(of_keys * weight * rate[..., None])
-    from_state = jnp.exp(total) * reads
-    to_end = jnp.exp(total[..., -1:] - total) * writes
     new_values = jnp.einsum("bnkgce,bnkgev->bnkgcv", inverse, value * rate[..., None])
+    if state is None and total.shape[1] == 1:
+        return _in_rows(jnp.einsum("bnkgce,bnkgev->bnkgcv", of_queries, new_values), length), None
+    if state is None:
+        shape = (*value.shape[:1], *value.shape[2:4], query.shape[-1], value.shape[-1])
+        (state,) = match_varying(jnp.zeros(shape), axes=jax.typeof(value).manual_axis_type.varying)
+    from_state = jnp.exp(total) * reads
+    to_end = jnp.exp(between[..., -1, :]) * writes
     read_keys = jnp.einsum("bnkgce,bnkged->bnkgcd", inverse, key[:, :, :, None] * (rate * from_state)[..., None])
     of_chunks = (
         new_values,
@@ -106,8 +120,7 @@ def chunked_delta_rule(
         return state * kept[..., None, None] + jnp.einsum("bkgcd,bkgcv->bkgdv", keys, new), out
 
     state, out = lax.scan(chunk, state, jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), of_chunks))
-    out = jnp.moveaxis(out, (0, 4), (1, 2))  # [b, n, c, k, g, v]
-    return out.reshape(out.shape[0], -1, *out.shape[3:])[:, :length], state
+    return _in_rows(jnp.moveaxis(out, 0, 1), length), state
 
 
 def delta_rule_step(
@@ -118,7 +131,7 @@ def delta_rule_step(
     Products with the state are elementwise: each reads the whole state for a single vector.
     """
     state = state * jnp.exp(decay)[..., None, None]
-    key, query = key[:, :, None, :, None], query[:, :, None, :, None]
+    query, key = (x[:, :, None, :, None] for x in _normalised(query, key))
     error = (value - jnp.sum(state * key, axis=-2)) * rate[..., None]
     state = state + key * error[..., None, :]
     return jnp.sum(state * query, axis=-2), state
@@ -168,6 +181,12 @@ def _product(left: Array, right: Array) -> Array:
     if left.shape[-1] >= LEAST_DELTA_MATMUL:
         return left @ right
     return jnp.sum(left[..., :, :, None] * right[..., None, :, :], axis=-2)
+
+
+def _in_rows(x: Array, length: int) -> Array:
+    """Return the first `length` tokens of chunks [b, n, k, g, c, v] as rows [b, s, k, g, v]."""
+    x = jnp.moveaxis(x, 4, 2)
+    return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length]
 
 
 def _in_chunks(x: Array) -> Array:
