@@ -155,6 +155,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24},
     "glm4_moe": SIZES | {**EXPERTS, "attention_bias": True, "use_qk_norm": True},
     "dots1": SIZES | {**EXPERTS, "norm_topk_prob": True, "sliding_window": 6, "max_window_layers": 2},
+    "minimax_m2": SIZES
+    | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24}
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5}},
     "granitemoe": SIZES
     | {"embedding_multiplier": 12.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5, "logits_scaling": 3.0}
     | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24},

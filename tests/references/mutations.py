@@ -197,6 +197,19 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"rope_parameters": {**MINISTRAL3, "rope_type": "default"}},
         {"sliding_window": 6},
     ),
+    # As MiniMaxAI/MiniMax-M2 has them.
+    "minimax_m2": (
+        *({"rotary_dim": dims} for dims in (4, 12)),
+        {"rotary_dim": 8, "rope_parameters": ABSENT},
+        {"rotary_dim": 8, "partial_rotary_factor": 0.5, "rope_parameters": ABSENT},
+        {"num_experts": 6},
+        {"num_experts": 6, "num_local_experts": ABSENT},
+        {"scoring_func": "softmax"},
+        {"use_routing_bias": False},
+        {"qk_norm_type": "per_head"},
+        {"use_mtp": True, "num_mtp_modules": 3, "mtp_transformer_layers": 1},
+        {"attn_type_list": [1, 1, 1, 1], "layernorm_mlp_beta": 1.0, "mlp_intermediate_size": 8192},
+    ),
     # As Qwen/Qwen3-Next-80B-A3B-Instruct has it, and other layers of each kind.
     "qwen3_next": (
         {"full_attention_interval": 4},

@@ -413,12 +413,20 @@ DELTA = replace(
     attention=AttentionConfig(
         qk_norm="head",
         has_output_gate=True,
-        linear=LinearAttention(num_heads=8, num_value_heads=16, key_dim=16, value_dim=8, layers=(True, False)),
+        # Wide keys are nearly orthogonal: triangular systems of others amplify the rounding that rows compare.
+        linear=LinearAttention(num_heads=8, num_value_heads=16, key_dim=32, value_dim=8, layers=(True, False)),
     ),
 )
 """With the gated delta rule in every second layer, and attention whose output has a gate in the others."""
 
-QWEN3_NEXT = narrow("tiny-qwen3-next", experts=replace(PRESETS["tiny-qwen3-next"].experts, mlp=32, shared_mlp=32))
+QWEN3_NEXT = narrow(
+    "tiny-qwen3-next",
+    attention=replace(
+        PRESETS["tiny-qwen3-next"].attention,
+        linear=LinearAttention(num_heads=8, num_value_heads=16, key_dim=32, value_dim=8),
+    ),
+    experts=replace(PRESETS["tiny-qwen3-next"].experts, mlp=32, shared_mlp=32),
+)
 
 FAMILIES = [
     Row(MISTRAL, MeshShape(fsdp=2, sp=2, tp=2)),

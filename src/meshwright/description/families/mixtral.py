@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from meshwright.description.families import llama
@@ -34,18 +35,18 @@ def write(model: ModelConfig) -> dict[str, Any]:
 
 _EXPERTS = "model.layers.{layer}.block_sparse_moe.experts.{expert}"
 
+EXPERT_NAMES: Mapping[str, str] = {
+    "layers.router": "model.layers.{layer}.block_sparse_moe.gate.weight",
+    "layers.expert_gate": f"{_EXPERTS}.w1.weight",
+    "layers.expert_up": f"{_EXPERTS}.w3.weight",
+    "layers.expert_down": f"{_EXPERTS}.w2.weight",
+}
+"""Names of expert weights, which MiniMax-M2 shares."""
+
 FAMILY = PublishedFamily(
     family=MIXTRAL,
     readers={"mixtral": read},
-    names=names_of(
-        {
-            **LLAMA_NAMES,
-            "layers.router": "model.layers.{layer}.block_sparse_moe.gate.weight",
-            "layers.expert_gate": f"{_EXPERTS}.w1.weight",
-            "layers.expert_up": f"{_EXPERTS}.w3.weight",
-            "layers.expert_down": f"{_EXPERTS}.w2.weight",
-        }
-    ),
+    names=names_of({**LLAMA_NAMES, **EXPERT_NAMES}),
     write=write,
     presets=(
         # 2 of 8 experts for a token; the second model also has a shared MLP for every token and a dense first layer,
