@@ -49,8 +49,8 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     # Linear attention.
     "linear_num_key_heads": (4, 3),
     "linear_num_value_heads": (8, 24),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), (8,)),
-    "linear_conv_kernel_dim": (2, 1),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), (24,)),
+    "linear_conv_kernel_dim": (3, 1),
     # Routers.
     "n_group": (1, 2, None),
     "topk_group": (1, 3, None),

@@ -40,14 +40,16 @@ def empty():
 
 def by_token(inputs, state, ids=None):
     """The rule one token after the other; a document's first token starts from an empty state."""
-    outputs = []
-    for place in range(inputs.query.shape[1]):
-        if ids is not None and place:
-            same = (ids[:, place] == ids[:, place - 1]).astype(jnp.float32)
-            state = state * same[:, None, None, None, None]
-        out, state = delta_rule_step(*(x[:, place] for x in inputs), state)
-        outputs.append(out)
-    return jnp.stack(outputs, axis=1), state
+    same = jnp.ones(inputs.query.shape[:2]) if ids is None else jnp.diff(ids, axis=1, prepend=ids[:, :1]) == 0
+
+    def token(state, own):
+        own, kept = own
+        out, state = delta_rule_step(*own, jnp.where(kept[:, None, None, None, None], state, 0))
+        return state, out
+
+    by_place = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (inputs, same.astype(bool)))
+    state, outputs = jax.lax.scan(token, state, by_place)
+    return jnp.moveaxis(outputs, 0, 1), state
 
 
 def assert_close(found, wanted, tolerance=2e-6):

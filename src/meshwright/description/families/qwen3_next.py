@@ -41,9 +41,12 @@ def read(fields: Fields) -> Features:
     features = llama.read(fields, norms=NORMS, has_windows=False, partial_field="partial_rotary_factor")
     # The convolutions have the same activation; they are known with this one.
     fields.only("hidden_act", "silu", "swish")
+    heads, value_heads = fields.whole("linear_num_key_heads"), fields.whole("linear_num_value_heads")
+    if value_heads % heads:
+        raise fields.refusal("linear_num_key_heads", f"linear_num_value_heads={value_heads} are shared among them")
     linear = LinearAttention(
-        num_heads=fields.whole("linear_num_key_heads"),
-        num_value_heads=fields.whole("linear_num_value_heads"),
+        num_heads=heads,
+        num_value_heads=value_heads,
         key_dim=fields.whole("linear_key_head_dim"),
         value_dim=fields.whole("linear_value_head_dim"),
         taps=fields.whole("linear_conv_kernel_dim"),

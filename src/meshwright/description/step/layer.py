@@ -36,9 +36,6 @@ LINEAR_HEADS = "linear_heads"
 DELTA_CHUNK = 64
 """Tokens of a chunk of the gated delta rule: sequences are padded to whole chunks."""
 
-LEAST_DELTA_MATMUL = 16
-"""Size from which blocks of a chunk's triangular system are multiplied by matmuls when it is inverted."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:

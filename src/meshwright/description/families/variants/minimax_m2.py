@@ -1,4 +1,4 @@
-"""MiniMax-M2: Mixtral's experts chosen by sigmoids with a bias, and norms over all query heads and over all key heads."""
+"""MiniMax-M2: Mixtral's experts, chosen by sigmoids with a bias, and one norm over all heads together."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def read(fields: Fields) -> Features:
     # transformers reads the two names as one field.
     count = fields.whole("num_local_experts", None) or fields.whole("num_experts")
     fields.only("num_experts", count)
-    experts = Experts(
-        count=count, num_active=fields.whole("num_experts_per_tok"), mlp=features["mlp"], routing=ROUTING
-    )
+    experts = Experts(count=count, num_active=fields.whole("num_experts_per_tok"), mlp=features["mlp"], routing=ROUTING)
     return features | {
         "attention": AttentionConfig(qk_norm="all heads"),
         "positions": RotaryPositions(

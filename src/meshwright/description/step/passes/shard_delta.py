@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.description.step.ir import Array, Dim
-from meshwright.description.step.layer import DELTA_CHUNK, LEAST_DELTA_MATMUL, GatedDelta
+from meshwright.description.step.layer import DELTA_CHUNK, GatedDelta
 from meshwright.description.step.passes.nodes import Product
 
 TOKENS, AFTER_STATE = "Z", "Y"
@@ -44,13 +44,9 @@ def delta_matmuls(op: GatedDelta, name: str, values: Array) -> list[Product]:
         product(tokens, key, chunk, "keys", "keys of the chunk"),
         product(tokens, key, chunk, "queries", "keys of the chunk"),
     ]
-    width = LEAST_DELTA_MATMUL
-    while width < DELTA_CHUNK:
-        # Two products of each pair of blocks, each with half of the rows.
-        blocks = product(rows, Dim("I", width), Dim("J", width), "blocks", "inverses of blocks")
-        found.append(replace(blocks, passes="forward"))
-        width *= 2
     inverse = product(rows, chunk, Dim("J", DELTA_CHUNK), "systems", "inverses")
+    # Two for each doubling of the blocks that are inverted, from 2 on.
+    found += [replace(inverse, passes="forward")] * (2 * (DELTA_CHUNK.bit_length() - 2))
     return [
         *found,
         replace(inverse, passes="backward"),

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
-from meshwright.description.step.layer import DELTA_CHUNK, LEAST_DELTA_MATMUL
+from meshwright.description.step.layer import DELTA_CHUNK
 from meshwright.execution.runtime.shards import match_varying
 
 EPSILON = 1e-6
@@ -142,25 +143,25 @@ def unit_lower_inverse(lower: Array) -> Array:
     """Return the inverse of I + the strictly lower triangle of `lower` [..., c, c]; c is a power of two.
 
     Blocks on the diagonal are inverted in pairs, from single elements up: [[A, 0], [B, D]] has the inverse
-    [[A', 0], [-D' B A', D']]. Unlike powers of the triangle, whose elements may grow to binomials of c and cancel, this
-    is as stable as substitution. Blocks below `LEAST_DELTA_MATMUL` are multiplied elementwise. The gradient of a matrix
-    M with inverse T is -T' dT T', in two matmuls.
+    [[A', 0], [-D' B A', D']]. With all inverted blocks in one matrix T, and all blocks B in one, that is T - T B T, in
+    whole matrices, which TPUs store without padding. Unlike powers of the triangle, whose elements may grow to
+    binomials of c and cancel, this is as stable as substitution. The gradient of a matrix with inverse T is -T' dT T'.
     """
-    *lead, size, _ = lower.shape
-    inverse = jnp.ones((*lead, size, 1, 1), lower.dtype) + 0 * lower[..., :1, None]
-    width = 1
+    size = lower.shape[-1]
+    row, column = np.indices((size, size)).reshape(2, *(1,) * (lower.ndim - 2), size, size)
+
+    def below(width: int) -> Array:
+        """Return the lower left blocks of the pairs of blocks of this width on the diagonal."""
+        is_below = (row // width % 2 == 1) & (row // width - 1 == column // width)
+        return jnp.where(is_below, lower, 0)
+
+    # Blocks of single elements have the inverse 1, and no products.
+    inverse = (row == column).astype(lower.dtype) - below(1)
+    width = 2
     while width < size:
-        count = size // (2 * width)
-        blocks = lower.reshape(*lead, count, 2, width, count, 2, width)
-        # The lower left block of each pair: rows of its second half, columns of its first.
-        below = jnp.stack([blocks[..., pair, 1, :, pair, 0, :] for pair in range(count)], axis=-3)
-        pairs = inverse.reshape(*lead, count, 2, width, width)
-        first, second = pairs[..., 0, :, :], pairs[..., 1, :, :]
-        corner = -_product(_product(second, below), first)
-        top = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
-        inverse = jnp.concatenate([top, jnp.concatenate([corner, second], axis=-1)], axis=-2)
+        inverse = inverse - _product(inverse, _product(below(width), inverse))
         width *= 2
-    return inverse[..., 0, :, :]
+    return inverse
 
 
 def _inverse_forward(lower: Array) -> tuple[Array, Array]:
@@ -170,17 +171,15 @@ def _inverse_forward(lower: Array) -> tuple[Array, Array]:
 
 def _inverse_backward(inverse: Array, gradient: Array) -> tuple[Array]:
     transposed = jnp.swapaxes(inverse, -1, -2)
-    return (-jnp.tril(transposed @ gradient @ transposed, -1),)
+    return (-jnp.tril(_product(_product(transposed, gradient), transposed), -1),)
 
 
 unit_lower_inverse.defvjp(_inverse_forward, _inverse_backward)
 
 
 def _product(left: Array, right: Array) -> Array:
-    """Multiply small square matrices [..., m, m]."""
-    if left.shape[-1] >= LEAST_DELTA_MATMUL:
-        return left @ right
-    return jnp.sum(left[..., :, :, None] * right[..., None, :, :], axis=-2)
+    """Multiply matrices of a triangular system, on TPUs in three passes of bf16, because their errors add up."""
+    return jnp.matmul(left, right, precision=lax.Precision.HIGH)
 
 
 def _in_rows(x: Array, length: int) -> Array:
