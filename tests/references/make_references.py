@@ -100,7 +100,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
     "qwen3_next": SIZES
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
-    | {"linear_num_key_heads": 8, "linear_num_value_heads": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 12}
+    | {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 16}
     | {"head_dim": 16, "num_hidden_layers": 8},
     "gemma": SIZES | {"tie_word_embeddings": True},
     "gemma2": WINDOWED | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0, "tie_word_embeddings": True},

@@ -47,8 +47,8 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "qk_rope_head_dim": (4,),
     "v_head_dim": (8,),
     # Linear attention.
-    "linear_num_key_heads": (4, 3),
-    "linear_num_value_heads": (8, 24),
+    "linear_num_key_heads": (2, 3),
+    "linear_num_value_heads": (4, 12),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), (24,)),
     "linear_conv_kernel_dim": (3, 1),
     # Routers.

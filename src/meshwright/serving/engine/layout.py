@@ -16,7 +16,7 @@ from meshwright.description.step.serve import layers_by_window, pages_read
 from meshwright.description.step.serving import CacheSplit, check_linear_serving
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.cache import split_axes
-from meshwright.execution.models.generation.delta_state import abstract_state
+from meshwright.execution.models.generation.delta_state import abstract_states
 from meshwright.execution.models.generation.generate import decode_layout, switching_length
 from meshwright.execution.models.generation.paged_cache import abstract_pages, page_axes
 from meshwright.execution.models.inference.loaded import LoadedModel
@@ -180,12 +180,12 @@ def _affordable_pages(
     num_rows: of all groups; each has a state of linear attention, if the model has any.
     """
     with jax.set_mesh(model.mesh):
-        state = abstract_state(model.config, context, num_rows, DTYPES[model.dtype])
+        states = abstract_states(model.config, context, num_rows, DTYPES[model.dtype])
         single = abstract_pages(
             model.config, context, (1,) * len(of_window), settings.page_size, stored_dtype(model, settings)
         )
     state_bytes = sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(states)
     )
     # Layers with a window have fewer pages than those without.
     page_bytes = sum(

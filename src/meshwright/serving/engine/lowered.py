@@ -16,6 +16,7 @@ from meshwright.description.step.parameter_tree import parameters
 from meshwright.description.step.serve import page_parts, table_entries
 from meshwright.description.step.serving import SERVING_RULES, CacheSplit, Serving, ServingLayout, check_serving
 from meshwright.errors import MeshwrightError
+from meshwright.execution.models.generation.delta_state import abstract_states
 from meshwright.execution.models.generation.generate import decode_layout
 from meshwright.execution.models.generation.paged_cache import abstract_pages, page_axes
 from meshwright.execution.models.generation.serving_step import check_served, dtype_of
@@ -45,6 +46,7 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
     with jax.set_mesh(mesh):
         stored = jnp.int8 if read.kv_dtype == "int8" else dtype
         pages: Any = abstract_pages(model, context, counts, read.page_size * parts, stored)
+        pages = (*pages, *abstract_states(model, context, read.batch, dtype))
         params = abstract(
             parameters(padded(model, shape, SERVING_RULES)), mesh, context, dtype_of("weight_dtype", weight_dtype)
         )

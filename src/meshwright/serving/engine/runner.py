@@ -25,7 +25,7 @@ from meshwright.description.step.padding import padded
 from meshwright.description.step.serve import layers_by_window
 from meshwright.description.step.serving import SERVING_RULES
 from meshwright.errors import MeshwrightError
-from meshwright.execution.models.generation.delta_state import abstract_state
+from meshwright.execution.models.generation.delta_state import abstract_states
 from meshwright.execution.models.generation.generate import decode_layout, placed_params
 from meshwright.execution.models.generation.paged_cache import Pages, abstract_pages, page_axes
 from meshwright.execution.models.generation.sampling import GREEDY, Sampling, Written
@@ -178,8 +178,8 @@ class Runner:
         """
         layout, vocab = self._layout, self._vocab
         pages = abstract_pages(self._config, self._context, layout.pages, layout.page_size, dtype)
-        state = abstract_state(self._config, self._context, self._rows, self._dtype)
-        wanted: list[Any] = [(*pages, *(() if state is None else (state,))), ()]
+        states = abstract_states(self._config, self._context, self._rows, self._dtype)
+        wanted: list[Any] = [(*pages, *states), ()]
         if (draft := self._draft) is not None:
             counts = (layout.pages[draft.group],) * len(layers_by_window(draft.config))
             wanted[1] = abstract_pages(draft.config, draft.context, counts, layout.page_size, draft.dtype)

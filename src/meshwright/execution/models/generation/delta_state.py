@@ -42,14 +42,14 @@ def num_linear_layers(model: ModelConfig) -> int:
     return sum(stack.num_layers * sum(isinstance(op, GatedDelta) for op in stack.ops) for stack in layers(model))
 
 
-def abstract_state(model: ModelConfig, layout: ShardingContext, num_rows: int, dtype: Any) -> DeltaState | None:
-    """Return the states of a model as shapes and shardings; None if it has no linear attention.
+def abstract_states(model: ModelConfig, layout: ShardingContext, num_rows: int, dtype: Any) -> tuple[DeltaState, ...]:
+    """Return the states of a model as shapes and shardings: one for all its layers, none without linear attention.
 
     dtype: dtype of the convolutions' last inputs.
     """
     op = next((op for stack in layers(model) for op in stack.ops if isinstance(op, GatedDelta)), None)
     if op is None:
-        return None
+        return ()
     lead = (num_linear_layers(model), num_rows)
 
     def array(sizes: tuple[int, ...], dtype: Any, *names: str) -> Any:
@@ -61,4 +61,4 @@ def abstract_state(model: ModelConfig, layout: ShardingContext, num_rows: int, d
         for _, _, dims in op.convolved
     )
     memory = (op.num_heads, op.group, op.key_dim, op.value_dim)
-    return DeltaState(query, key, value, array(memory, jnp.float32, LINEAR_HEADS, "group", "head_dim", "head_dim"))
+    return (DeltaState(query, key, value, array(memory, jnp.float32, LINEAR_HEADS, "group", "head_dim", "head_dim")),)

@@ -43,7 +43,7 @@ from meshwright.execution.models.generation.cache import (
     split_axes,
     with_prompts,
 )
-from meshwright.execution.models.generation.delta_state import DeltaCache, DeltaState, abstract_state
+from meshwright.execution.models.generation.delta_state import DeltaCache, DeltaState, abstract_states
 from meshwright.execution.models.generation.sampling import (
     Samplers,
     Sampling,
@@ -215,8 +215,8 @@ def programs(
 ) -> Programs:
     """Return the programs for rows of up to `length` tokens; JAX compiles prefill for each padded length of prompts."""
     layout, of_prompts = decode_layout(model, mesh, split), prompt_layout(model, mesh, split, sp_method)
-    state = abstract_state(model, layout, rows, dtype)
-    empty: Any = (*abstract_caches(model, layout, rows, length, dtype), *(() if state is None else (state,)))
+    caches = abstract_caches(model, layout, rows, length, dtype)
+    empty: Any = (*caches, *abstract_states(model, layout, rows, dtype))
 
     def choice(
         params: Any, x: Array, table: Array, samplers: Samplers, written: Written, number: Array
