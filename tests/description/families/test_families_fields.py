@@ -187,7 +187,8 @@ def test_every_parameter_of_a_preset_has_a_published_name(published):
     """But for presets that borrow a family."""
     for model in published.presets:
         if model.family == published.family and not model.name.startswith("tiny"):
-            paths = {path.replace("dense_layers", "layers") for path, _ in leaves(parameters(model))}
+            split = (path.rpartition(".") for path, _ in leaves(parameters(model)))
+            paths = {f"layers.{name}" if stack else name for stack, _, name in split}
             assert paths <= set(published.names)
 
 
