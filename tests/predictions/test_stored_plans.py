@@ -27,6 +27,8 @@ LATER = {"phi3-mini", "tiny-qwen3", "tiny-gemma2", "tiny-gemma3", "tiny-gpt2", "
     "gpt-oss-20b",
     "tiny-olmo2",
     "olmo2-7b",
+    "tiny-qwen3-next",
+    "qwen3-next-80b-a3b",
 }
 """Presets that came after the records were written."""
 

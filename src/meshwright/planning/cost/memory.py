@@ -387,7 +387,8 @@ class _Step:
             is_kept = self.strategy.schedule == "gpipe"
             inputs = self.strategy.num_microbatches * self.activations.narrow * self.activations.stream
             return layers + is_kept * inputs
-        return in_flight(self.mesh, self.strategy, last=last) * sum(own.kept * count for own, count in self._kinds)
+        flight = in_flight(self.mesh, self.strategy, last=last)
+        return sum(count * flight * own.kept for own, count in self._kinds)
 
     def _arriving(self) -> float:
         """Return the bytes of offloaded inputs being copied from the host: of this layer and the next."""
