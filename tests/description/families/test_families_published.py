@@ -48,6 +48,11 @@ def test_a_config_without_a_size_names_it_whatever_the_family(name):
         model_from_hugging_face({key: value for key, value in config.items() if key != "vocab_size"}, name=name)
 
 
+def test_an_unknown_kind_is_answered_with_the_nearest_name():
+    with pytest.raises(MeshwrightError, match="model_type 'llama4_text'; the nearest name is 'llama'; those read are"):
+        model_from_hugging_face({"model_type": "llama4_text"}, name="scout")
+
+
 def test_experts_that_are_more_than_there_are_are_refused():
     config, _ = CONFIGS["mistralai/Mixtral-8x7B-v0.1"]
     with pytest.raises(MeshwrightError, match="9 active of 8 experts"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -109,8 +110,11 @@ def model_from_hugging_face(data: Config, *, name: str) -> ModelConfig:
     data = text_config(data, name=name)
     kind = str(data["model_type"])
     if kind not in _BY_TYPE:
+        names = {each.removesuffix("_text"): each for each in _BY_TYPE}
+        close = difflib.get_close_matches(kind.removesuffix("_text"), names, n=1)
+        nearest = "".join(f"the nearest name is {names[each]!r}; " for each in close)
         raise MeshwrightError(
-            f"the config.json of {name} has model_type {kind!r}; those read are {', '.join(_BY_TYPE)}"
+            f"the config.json of {name} has model_type {kind!r}; {nearest}those read are {', '.join(_BY_TYPE)}"
         )
     published, config = _BY_TYPE[kind], Fields(data, name=name, family=kind)
     features: dict[str, Any] = published.readers[kind](config)
