@@ -32,6 +32,7 @@ RULES: Rules = {
     "router": (),
     "positions": (),
     "rank": (),
+    "adapter": (),
     # Activations. Between blocks the residual stream is split over tp along the sequence (sequence parallelism).
     "batch": ("dp", "fsdp", "ep"),
     "sequence": ("sp",),

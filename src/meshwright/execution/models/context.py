@@ -47,7 +47,8 @@ class LayerContext:
     """The inputs of one layer besides weights and residual stream.
 
     layer: its number in its stack, needed if layers of the stack differ. cache: in generation, past keys and values of
-    all layers with this layer's window; cache_layer: the layer's index in it.
+    all layers with this layer's window; cache_layer: the layer's index in it. slots: in a server with adapter slots,
+    the slot of each row [b], from 1; 0 for none.
     """
 
     positions: PositionInfo
@@ -57,6 +58,7 @@ class LayerContext:
     layer: Array | int | None = None
     cache: Cache | PagedCache | None = None
     cache_layer: Array | int = 0
+    slots: Array | None = None
 
 
 def positions_of(

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.description.families.registry import serving_from_data
 from meshwright.description.step.padding import padded
-from meshwright.description.step.parameter_tree import parameters
+from meshwright.description.step.parameter_tree import is_adapter, map_leaves, parameters
 from meshwright.description.step.serve import page_parts, table_entries
 from meshwright.description.step.serving import SERVING_RULES, CacheSplit, Serving, ServingLayout, check_serving
 from meshwright.errors import MeshwrightError
@@ -45,8 +45,11 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
     with jax.set_mesh(mesh):
         stored = jnp.int8 if read.kv_dtype == "int8" else dtype
         pages: Any = abstract_pages(model, context, counts, read.page_size * parts, stored)
-        params = abstract(
-            parameters(padded(model, shape, SERVING_RULES)), mesh, context, dtype_of("weight_dtype", weight_dtype)
+        stored_in = dtype_of("weight_dtype", weight_dtype)
+        declared = parameters(padded(model, shape, SERVING_RULES))
+        params = map_leaves(
+            lambda path, leaf: leaf.update(dtype=dtype) if is_adapter(path) else leaf,
+            abstract(declared, mesh, context, stored_in),
         )
         if read.weight_dtype == "int8":
             params = jax.eval_shape(lambda own: in_int8(own, model), params)

@@ -35,6 +35,7 @@ LETTERS = {
     "positions": "P",
     "norm": "N",
     "rank": "J",
+    "adapter": "M",
 }
 """The letter in the notation for each logical axis of a parameter."""
 

@@ -289,10 +289,12 @@ def through_cache(
     layout: ShardingContext,
     dtype: Any,
     lengths: Array | None = None,
+    slots: Array | None = None,
 ) -> tuple[Array, Array, Any]:
     """Return the residual stream [rows, s, d] of tokens at positions [rows, s], the embeddings, and the updated caches.
 
-    caches: `Caches` if s is 1, or one `PagedCache` for each window. lengths: see `positions_in_cache`.
+    caches: `Caches` if s is 1, or one `PagedCache` for each window. lengths: see `positions_in_cache`. slots: see
+    `LayerContext`.
     """
     x, table = embed(params, tokens, PositionInfo(positions, {}), model, layout, dtype)
     # On a device, heads may have fewer rows than the stream.
@@ -301,7 +303,7 @@ def through_cache(
     info = positions_in_cache(jax.reshard(positions, P(rows, None)), model, ends)
 
     def layer(stack: Stack, x: Array, weights: Any, cache: Any, cache_layer: Array | int) -> tuple[Array, Any]:
-        context = LayerContext(positions=info, layout=layout, cache=cache, cache_layer=cache_layer)
+        context = LayerContext(positions=info, layout=layout, cache=cache, cache_layer=cache_layer, slots=slots)
         result = run_layer(stack, x, weights, context)
         assert result.cache is not None, "a layer without attention"
         return result.stream, result.cache
