@@ -16,6 +16,7 @@ from meshwright.description.step.strategy import (
     SequenceMethod,
     TpStream,
 )
+from meshwright.description.step.trained import BaseFormat
 from meshwright.description.step.workload import Dtype, Objective, Reference, Remat
 from meshwright.options.values import Count, MeshLike, SystemLike
 
@@ -56,6 +57,8 @@ class WorkloadOptions(TypedDict, total=False):
     """Matmuls with adapters, as q_proj,v_proj or query,value. Default: all-linear."""
     lora_dropout: float | None
     """Dropout of the adapters' input in training, as 0.05. Default: 0."""
+    quantize_base: BaseFormat | None
+    """With adapters: store the weights of layers in 4 bits (nf4) or in int8, as QLoRA does. Default: in --dtype."""
     adapter: str | Path | None
     """Start from these PEFT adapters, which set rank, alpha and targets. Default: new ones."""
     freeze: str | Sequence[str] | None

@@ -97,6 +97,7 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
         objective=objective,
         reference=said.get("reference", "live"),
         packed=said.get("packed", False),
+        quantize_base=said.get("quantize_base"),
         z_loss=said.get("z_loss", 0.0),
     )
     return workload, system

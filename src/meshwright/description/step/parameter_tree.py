@@ -32,6 +32,9 @@ LORA_A, LORA_B = "_lora_a", "_lora_b"
 RANK, SLOT = "rank", "adapter"
 """The logical axes of the inner dims of a low-rank branch; they are never split."""
 
+IN_USE = {"embed": "activation", "latent_input": "activation"}
+"""Logical axes that shard a parameter only in storage, each with the logical axis that replaces it in use."""
+
 Leaf = TypeVar("Leaf")
 Out = TypeVar("Out")
 Tree = Mapping[str, Union[Leaf, "Tree[Leaf]"]]

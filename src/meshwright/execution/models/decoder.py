@@ -22,6 +22,7 @@ from meshwright.execution.models.dropout import DropoutRng
 from meshwright.execution.models.ends import LossParts, embed, logits, mean_losses, token_losses
 from meshwright.execution.models.layer import run_layer
 from meshwright.execution.models.moe import load_of_layers
+from meshwright.execution.models.quantised.weights import plain
 from meshwright.execution.models.remat import LAYER_INPUT, rematerialized
 from meshwright.execution.runtime.experts.routing import ExpertLoad
 from meshwright.execution.runtime.sharding_context import ShardingContext
@@ -114,6 +115,8 @@ def layers(
 
     def layer(x: Array, own: tuple[Weights, Array | None]) -> tuple[Array, Array | None]:
         weights, number = own
+        # Here, so that what is stored is sliced, and each pass through a layer has its own copy in the compute dtype.
+        weights = plain(weights, x.dtype)
         here = None if rng is None or number is None else rng.fold_in(number)
         context = LayerContext(positions=positions, layout=layout, strategy=strategy, rng=here, layer=number)
         result = run_layer(stack, checkpoint_name(x, LAYER_INPUT), weights, context)

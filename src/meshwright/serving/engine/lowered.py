@@ -20,7 +20,7 @@ from meshwright.execution.models.generation.generate import decode_layout
 from meshwright.execution.models.generation.paged_cache import abstract_pages, page_axes
 from meshwright.execution.models.generation.serving_step import check_served, dtype_of
 from meshwright.execution.models.generation.stationary import for_server_products
-from meshwright.execution.models.quantised.int8_weights import in_int8
+from meshwright.execution.models.quantised.weights import in_int8
 from meshwright.execution.runtime.arrays import DTYPES, abstract
 from meshwright.mesh import MeshShape
 from meshwright.serving.engine.programs import Shape, greedy_program

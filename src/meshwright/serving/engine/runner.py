@@ -30,7 +30,7 @@ from meshwright.execution.models.generation.paged_cache import Pages, abstract_p
 from meshwright.execution.models.generation.sampling import GREEDY, Sampling, Written
 from meshwright.execution.models.generation.stationary import for_server_products
 from meshwright.execution.models.inference.loaded import LoadedModel
-from meshwright.execution.models.quantised.int8_weights import in_int8
+from meshwright.execution.models.quantised.weights import in_int8
 from meshwright.execution.runtime.arrays import DTYPES
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.serving.engine.adapters import SlotWeights, empty_factors, with_empty_slots, write_slot

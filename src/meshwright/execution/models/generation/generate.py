@@ -49,7 +49,7 @@ from meshwright.execution.models.generation.sampling import (
 )
 from meshwright.execution.models.generation.stationary import WEIGHTS, attention_layout, head_rows
 from meshwright.execution.models.layer import run_layer
-from meshwright.execution.models.quantised.int8_weights import layer_weights
+from meshwright.execution.models.quantised.weights import layer_weights
 from meshwright.execution.runtime.arrays import fit
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape
