@@ -86,6 +86,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from meshwright.description.step.trained import BaseFormat
 from meshwright.description.step.strategy import (
     Attention, MatmulDtype, OnBadStep, Optimizer, RateSchedule, SequenceMethod, TpStream,
 )

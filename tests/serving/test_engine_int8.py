@@ -8,7 +8,7 @@ import pytest
 from serving_cases import answers, drawn_model, greedy_requests, prompts_of, tokens_of
 
 from meshwright.description.families.registry import PRESETS
-from meshwright.execution.models.quantised.int8_weights import Int8Weight, in_int8, layer_weights
+from meshwright.execution.models.quantised.weights import Int8Weight, in_int8, layer_weights
 from meshwright.mesh import MeshShape
 from meshwright.serving.engine.engine import Engine
 from meshwright.serving.engine.request import Request

@@ -104,6 +104,7 @@ def paths(described):
 def test_the_document_is_of_every_endpoint(described):
     assert set(paths(described)) == {
         "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize",
+        "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
         "/generate", "/greedy-until", "/loglikelihood", "/loglikelihood-rolling", "/chat",
     }  # fmt: skip
     text = json.dumps(described)

@@ -13,7 +13,7 @@ from meshwright.cli.waiting import waiting
 from meshwright.cli.words.spell import spelled
 from meshwright.errors import MeshwrightError
 from meshwright.options.declare import Json, option
-from meshwright.options.serving import ModelArgs
+from meshwright.options.serving import LoadArgs
 from meshwright.pictures.tables import console, show, table
 from meshwright.pictures.text import next_line
 from meshwright.units import show_estimate
@@ -31,7 +31,7 @@ EXAMPLES = (
 
 
 @dataclass(frozen=True)
-class Args(ModelArgs):
+class Args(LoadArgs):
     """Score a model: loss and perplexity of texts, or the accuracy of its answers."""
 
     data: Annotated[tuple[str, ...], option("PATH…")] = ()

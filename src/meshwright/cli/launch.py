@@ -18,6 +18,7 @@ from meshwright.description.hardware.system import System, make_system
 from meshwright.errors import MeshwrightError
 from meshwright.execution.processes.launch.division import devices_per_process, process_environments
 from meshwright.options.declare import option, positional
+from meshwright.options.serving import split_adapters
 from meshwright.options.values import read_system
 from meshwright.planning.library import find_meshes, plan_to_run
 from meshwright.support.extras import require_extra
@@ -153,7 +154,9 @@ def _serve(args: Args, words: Sequence[str], said: ServeArgs) -> int:
             f"--replicas {said.replicas} starts processes of its own, each a server: leave launch -n"
             f" {args.processes.num_processes} out, or --replicas for one server of that many processes"
         )
-    found = find_model(said.model, on=said.on, mesh=said.mesh, dtype=said.dtype, adapter=said.adapter)
+    found = find_model(
+        said.model, on=said.on, mesh=said.mesh, dtype=said.dtype, adapter=split_adapters(said.adapter)[0]
+    )
     devices_per_process(found.system, number := args.processes.num_processes)
     return _supervise(args, lambda count, again: words, None, found.system, number, "for serve")
 

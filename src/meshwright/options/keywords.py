@@ -16,6 +16,7 @@ from meshwright.description.step.strategy import (
     SequenceMethod,
     TpStream,
 )
+from meshwright.description.step.trained import BaseFormat
 from meshwright.description.step.workload import Dtype, Objective, Reference, Remat
 from meshwright.options.values import Count, MeshLike, SystemLike
 
@@ -56,6 +57,8 @@ class WorkloadOptions(TypedDict, total=False):
     """Matmuls with adapters, as q_proj,v_proj or query,value. Default: all-linear."""
     lora_dropout: float | None
     """Dropout of the adapters' input in training, as 0.05. Default: 0."""
+    quantize_base: BaseFormat | None
+    """With adapters: store the weights of layers in 4 bits (nf4) or in int8, as QLoRA does. Default: in --dtype."""
     adapter: str | Path | None
     """Start from these PEFT adapters, which set rank, alpha and targets. Default: new ones."""
     freeze: str | Sequence[str] | None
@@ -120,6 +123,10 @@ class ServingOptions(TypedDict, total=False):
     """Tokens of an answer. Default: 256; prefill has none."""
     chunk: Count | None
     """With --serve prefill: tokens of each prompt in a step (chunked prefill). Default: whole prompts."""
+    adapter_slots: Count | None
+    """LoRA adapters that the server holds at once, of which each sequence uses one. Default: 0."""
+    adapter_rank: Count | None
+    """The maximum rank of these adapters. Default: 16."""
     num_layers: Count | None
     """Use only N layers of the model. Default: all."""
     hardware: str | Path | None
@@ -244,12 +251,22 @@ class ServeOptions(TypedDict, total=False):
     """The hardware, as cpu:8 or h100:8. Default: the run's; needed for a directory."""
     mesh: MeshLike | None
     """The mesh, as 1,2,1,1 or fsdp=2. Default: the run's, or fsdp over all devices."""
-    adapter: str | Path | None
-    """Add these adapters, as PEFT writes them, to the weights of a directory. Default: none."""
     dtype: Dtype | None
     """Dtype of parameters and matmuls. Default: the weights' dtype."""
     compile_cache: str | Path | None
     """Directory in which compiled programs are cached, at most 4 GiB, or off. Default: the user's cache."""
+    adapter: str | Path | Sequence[str] | Mapping[str, str | Path] | None
+    """Adapters, as PEFT writes them. NAME=DIRECTORY: requests choose it by this name. DIRECTORY alone: add it to the
+    weights. Default: none.
+    """
+    adapter_slots: int | None
+    """The maximum number of named adapters at once. Default: those of --adapter."""
+    adapter_rank: int | None
+    """The maximum rank of named adapters. Default: the largest of --adapter, or 16 without any."""
+    adapter_folder: str | Path | None
+    """Let requests load and unload named adapters (/v1/load_lora_adapter), from inside this directory only. Default:
+    they cannot.
+    """
     host: str
     """The address to listen on; 0.0.0.0 for all interfaces. Default: 127.0.0.1."""
     port: int

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from meshwright.description.step.strategy import Attention, MatmulDtype, Optimizer, SequenceMethod, TpStream
+from meshwright.description.step.trained import BaseFormat
 from meshwright.description.step.workload import Dtype, Objective, Reference, Remat
 from meshwright.options.declare import CountText, Keyword, Mesh, Setting, ShareText, option
 
@@ -53,6 +54,9 @@ class WorkloadArgs:
     """Matmuls with adapters, as q_proj,v_proj or query,value. Default: all-linear."""
     lora_dropout: Annotated[float | None, option("SHARE")] = None
     """Dropout of the adapters' input in training, as 0.05. Default: 0."""
+    quantize_base: Annotated[BaseFormat | None, option("nf4|int8")] = None
+    """With adapters: store the weights of layers in 4 bits (nf4) or in int8, as QLoRA does. Default: in --dtype.
+    """
     adapter: Annotated[Path | None, option("DIRECTORY"), Setting("adapter", resume="never")] = None
     """Start from these PEFT adapters, which set rank, alpha and targets. Default: new ones."""
     freeze: Annotated[tuple[str, ...], option("PATTERN…")] = ()

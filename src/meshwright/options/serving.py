@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from meshwright.description.step.serving import CacheSplit
 from meshwright.description.step.workload import Dtype
+from meshwright.errors import MeshwrightError
 from meshwright.options.declare import CompileCache, CountText, Keyword, Mesh, ShareText, option, positional
 
 
@@ -32,6 +34,10 @@ class ServedArgs:
     chunk: CountText = None
     """With --serve prefill: tokens of each prompt in a step (chunked prefill). Default: whole prompts.
     """
+    adapter_slots: CountText = None
+    """LoRA adapters that the server holds at once, of which each sequence uses one. Default: 0."""
+    adapter_rank: CountText = None
+    """The maximum rank of these adapters. Default: 16."""
     num_layers: CountText = None
     """Use only N layers of the model. Default: all."""
     hardware: Annotated[Path | None, option("FILE")] = None
@@ -62,8 +68,6 @@ class ModelArgs:
     """The hardware, as cpu:8 or h100:8. Default: the run's; needed for a directory."""
     mesh: Mesh = None
     """The mesh, as 1,2,1,1 or fsdp=2. Default: the run's, or fsdp over all devices."""
-    adapter: Annotated[Path | None, option("DIRECTORY")] = None
-    """Add these adapters, as PEFT writes them, to the weights of a directory. Default: none."""
     dtype: Annotated[Dtype | None, option("bf16|f32")] = None
     """Dtype of parameters and matmuls. Default: the weights' dtype."""
     compile_cache: CompileCache = None
@@ -71,9 +75,33 @@ class ModelArgs:
 
 
 @dataclass(frozen=True)
+class LoadArgs(ModelArgs):
+    """A model with the weights that a command loads: its own, and adapters added to them."""
+
+    adapter: Annotated[Path | None, option("DIRECTORY")] = None
+    """Add these adapters, as PEFT writes them, to the weights of a directory. Default: none."""
+
+
+@dataclass(frozen=True)
 class ServeArgs(ModelArgs):
     """A server of a model."""
 
+    adapter: Annotated[
+        tuple[str, ...],
+        option("[NAME=]DIRECTORY…"),
+        Keyword("str | Path | Sequence[str] | Mapping[str, str | Path] | None"),
+    ] = ()
+    """Adapters, as PEFT writes them. NAME=DIRECTORY: requests choose it by this name. DIRECTORY alone: add it to the
+    weights. Default: none.
+    """
+    adapter_slots: Annotated[int | None, option("N")] = None
+    """The maximum number of named adapters at once. Default: those of --adapter."""
+    adapter_rank: Annotated[int | None, option("N")] = None
+    """The maximum rank of named adapters. Default: the largest of --adapter, or 16 without any."""
+    adapter_folder: Annotated[Path | None, option("DIRECTORY")] = None
+    """Let requests load and unload named adapters (/v1/load_lora_adapter), from inside this directory only. Default:
+    they cannot.
+    """
     host: Annotated[str, option("ADDRESS")] = "127.0.0.1"
     """The address to listen on; 0.0.0.0 for all interfaces. Default: 127.0.0.1."""
     port: Annotated[int, option("N")] = 8000
@@ -124,3 +152,23 @@ class ServeArgs(ModelArgs):
     """Names by which clients may call the server, in addition to localhost and --host; * for all. Default: none."""
     replicas: Annotated[int, option("N")] = 1
     """Servers of the model behind one port, which share the devices; --mesh is each one's mesh. Default: 1."""
+
+
+def split_adapters(words: Sequence[str]) -> tuple[Path | None, dict[str, Path]]:
+    """Return the adapter that --adapter adds to the weights, if any, and the named ones.
+
+    Raises:
+        MeshwrightError: a name is given twice, or several adapters have none.
+    """
+    named, merged = dict[str, Path](), list[Path]()
+    for word in words:
+        name, equals, directory = word.partition("=")
+        if not equals or "/" in name:
+            merged.append(Path(word))
+        elif name in named or not directory:
+            raise MeshwrightError(f"--adapter has {word!r}; write NAME=DIRECTORY, each name once")
+        else:
+            named[name] = Path(directory)
+    if len(merged) > 1:
+        raise MeshwrightError(f"--adapter adds {merged[0]} and {merged[1]} to the weights; name them, as a={merged[0]}")
+    return next(iter(merged), None), named

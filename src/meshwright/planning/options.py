@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from meshwright.description.families.adapters import ALL_LINEAR, read_adapter_config, with_adapters
+from meshwright.description.families.adapters import ALL_LINEAR, read_adapter_config, with_adapter_slots, with_adapters
 from meshwright.description.families.load import load_model, usual_seq_len
 from meshwright.description.hardware.system import System
 from meshwright.description.step.images import RESNETS, ImageWorkload
@@ -97,6 +97,7 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
         objective=objective,
         reference=said.get("reference", "live"),
         packed=said.get("packed", False),
+        quantize_base=said.get("quantize_base"),
         z_loss=said.get("z_loss", 0.0),
     )
     return workload, system
@@ -164,7 +165,7 @@ def read_serving(
         name: read_count(name, said[name]) for name in ("batch", "prompt_len", "output_len", "chunk") if name in said
     }
     latency = said.get("latency")
-    found = read_model(model, said.get("num_layers"))
+    found = _with_slots(read_model(model, said.get("num_layers")), said)
     prompt_len = counts.get("prompt_len", PROMPT_LEN)
     output_len = counts.get("output_len", OUTPUT_LEN if phase == "decode" else 1)
     advice = "{} or less of --prompt-len (prompt_len=…) and --output-len (output_len=…) together"
@@ -182,6 +183,14 @@ def read_serving(
         latency_seconds=parse_seconds(latency) if isinstance(latency, str) else latency,
     )
     return serving, system
+
+
+def _with_slots(model: ModelConfig, said: Mapping[str, Any]) -> ModelConfig:
+    """Return the model with the adapter slots of the options."""
+    slots, rank = (read_count(name, said[name]) if name in said else None for name in ("adapter_slots", "adapter_rank"))
+    if rank is not None and slots is None:
+        raise MeshwrightError(f"adapter_rank is {rank} of adapters without slots; give adapter_slots too, as 4")
+    return with_adapter_slots(model, slots=slots or 0, rank=16 if rank is None else rank)
 
 
 def read_images(model: str, options: Mapping[str, Any]) -> tuple[ImageWorkload, System]:

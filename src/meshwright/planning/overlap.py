@@ -8,8 +8,9 @@ from functools import lru_cache
 
 from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
 from meshwright.description.hardware.system import System
+from meshwright.description.step.parameter_tree import IN_USE
 from meshwright.description.step.passes.pipeline import KEPT_INPUTS
-from meshwright.description.step.rules import IN_USE, RULES
+from meshwright.description.step.rules import RULES
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.train import train_step
 from meshwright.description.step.workload import Workload, with_remat

@@ -118,7 +118,8 @@ class Space:
     def _of_base(self, base: Strategy, mesh: MeshShape, is_whole: bool) -> tuple[Strategy, ...]:
         """Return the strategies of every ZeRO stage and schedule that a mesh can have."""
         # ZeRO stages are a choice for fsdp only: over sp, parameters are always gathered for each use, as in stage 3.
-        stages = (3, 2, 1) if mesh.fsdp > 1 and mesh.sp == 1 else (3,)
+        # Stages 1 and 2 gather all weights at once, quantised ones too.
+        stages = (3, 2, 1) if mesh.fsdp > 1 and mesh.sp == 1 and not self.workload.quantize_base else (3,)
         if self.zero_stage is not None and mesh.fsdp > 1:
             stages = (self.zero_stage,)
         model = self.workload.model

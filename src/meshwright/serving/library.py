@@ -42,10 +42,10 @@ def serve(
     process = {field.name: said.pop(field.name) for field in fields(ProcessArgs) if field.name in said}
     if process and said.get("replicas", 1) != 1:
         raise MeshwrightError(f"{next(iter(process))} has no effect with replicas; leave it out")
-    for name in ("adapter", "plan", "draft_model", "api_keys"):
+    for name in ("adapter_folder", "plan", "draft_model", "api_keys"):
         if isinstance(said.get(name), str):
             said[name] = Path(said[name])
-    for name in ("limit", "cors", "allowed_host"):
+    for name in ("adapter", "limit", "cors", "allowed_host"):
         said[name] = _words(name, said.get(name, ()))
     if isinstance(said.get("mesh"), Mapping):
         said["mesh"] = ",".join(_words("mesh", said["mesh"]))
@@ -57,7 +57,7 @@ def _words(name: str, value: Any) -> tuple[str, ...]:
     """Return the words of an option that takes several: a text, a sequence of texts, or a mapping for NAME=VALUE."""
     if isinstance(value, Mapping):
         return tuple(f"{key}={each}" for key, each in value.items())
-    words = (value,) if isinstance(value, str) else value
+    words = (str(value),) if isinstance(value, str | Path) else value
     if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
         raise MeshwrightError(f"{name} is {value!r}; it is a text or a list of texts")
     return tuple(words)

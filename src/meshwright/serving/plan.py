@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -60,12 +61,14 @@ def options_of_plan(plan: ServingPlan, path: Path, typed: Collection[str]) -> di
                 f"{path} plans {what} in {value}; a server stores them in the compute dtype,"
                 f" {serving.compute_dtype}, or in int8: add --{name.replace('_', '-')} int8, or plan with one of these"
             )
+    if serving.model.lora is not None:
+        options |= {"adapter_slots": serving.model.lora.slots, "adapter_rank": serving.model.lora.rank}
     return {name: value for name, value in options.items() if name not in typed}
 
 
 def check_model(plan: ServingPlan, path: Path, model: ModelConfig, directory: Path) -> None:
     """Raise if a plan is for another model than the directory's. Names are not compared."""
-    planned = plan.serving.model
+    planned = replace(plan.serving.model, lora=None)
     for name, (ours, theirs) in differences(planned, model).items():
         if name not in ("name", "family.name"):
             raise MeshwrightError(

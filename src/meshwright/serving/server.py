@@ -8,11 +8,15 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import jax
 
+from meshwright.description.families.adapters import read_adapter_config
+from meshwright.description.step.lora import MAX_RANK, MAX_SLOTS
+from meshwright.description.step.model import ModelConfig
 from meshwright.errors import MeshwrightError
 from meshwright.execution.loading.advice import advised_mesh
 from meshwright.execution.loading.library import Found, find_model
@@ -24,7 +28,8 @@ from meshwright.execution.runtime.compile_cache import use_compile_cache
 from meshwright.execution.runtime.devices import claim_devices
 from meshwright.execution.training.run_directory.checkpoint import Note
 from meshwright.execution.training.run_directory.restart import is_first_process
-from meshwright.options.serving import ServeArgs
+from meshwright.options.serving import ServeArgs, split_adapters
+from meshwright.serving.engine.adapters import SlotWeights
 from meshwright.serving.engine.engine import Engine
 from meshwright.serving.engine.followers import Leader, connect, follow, signals_passed_on
 from meshwright.serving.engine.layout import ROWS, engine_layout
@@ -32,13 +37,17 @@ from meshwright.serving.engine.request import ClosedError
 from meshwright.serving.engine.runner import Runner, Work
 from meshwright.serving.engine.settings import EngineSettings
 from meshwright.serving.front.replicas import serve_replicas
+from meshwright.serving.http.adapters import ServedAdapters
 from meshwright.serving.http.api_keys import limits_and_keys
 from meshwright.serving.http.hosts import check_cors, check_hosts
 from meshwright.serving.http.server import serve_http
 from meshwright.serving.http.service import ServerState, Service
 from meshwright.serving.plan import check_model, options_of_plan, read_decode_plan
 
-PLAN_OPTIONS = ("on", "mesh", "dtype", "rows", "context", "page_size", "cache", "kv_dtype", "weight_dtype")
+PLAN_OPTIONS = (
+    "on", "mesh", "dtype", "rows", "context", "page_size", "cache", "kv_dtype", "weight_dtype", "adapter_slots",
+    "adapter_rank",
+)  # fmt: skip
 """Options that a serving plan can set."""
 
 
@@ -149,12 +158,34 @@ def _find_models(args: ServeArgs) -> tuple[Found, Found | None, EngineSettings]:
         max_queue=args.max_queue,
     )
     target = {name: options.get(name) for name in ("on", "mesh", "dtype")}
-    found = find_model(args.model, adapter=args.adapter, **target)
+    merged, named = split_adapters(args.adapter)
+    found = find_model(args.model, adapter=merged, **target)
     if plan is not None and args.plan is not None:
         check_model(plan, args.plan, found.model, args.model)
+    settings = replace(settings, **_slots(args, options, named, found.model))
     if args.draft_model is None:
         return found, None, settings
     return found, find_model(args.draft_model, on=found.system, mesh=found.mesh, dtype=target["dtype"]), settings
+
+
+def _slots(
+    args: ServeArgs, options: Mapping[str, Any], named: Mapping[str, Path], model: ModelConfig
+) -> dict[str, int]:
+    """Return the engine's settings of adapter slots."""
+    slots = options.get("adapter_slots", len(named))
+    ranks = [read_adapter_config(path, model).rank for path in named.values()]
+    rank = options.get("adapter_rank", max(ranks, default=EngineSettings.adapter_rank))
+    for name, value, most in (("slots", slots, MAX_SLOTS), ("rank", rank, MAX_RANK)):
+        if not 1 <= value <= most and (name, value) != ("slots", 0):
+            raise MeshwrightError(f"--adapter-{name} is {value}; it must be a whole number from 1 to {most:,}")
+    if len(named) > slots:
+        raise MeshwrightError(f"--adapter-slots is {slots}, and --adapter names {len(named)}; use at least these")
+    if not slots and (args.adapter_folder is not None or "adapter_rank" in options):
+        what = "--adapter-folder" if args.adapter_folder is not None else "--adapter-rank"
+        raise MeshwrightError(f"{what} is given, and there are no slots for adapters; add --adapter-slots, as 4")
+    if args.adapter_folder is not None and not args.adapter_folder.is_dir():
+        raise MeshwrightError(f"--adapter-folder {args.adapter_folder} is no directory")
+    return {"adapter_slots": slots, "adapter_rank": rank}
 
 
 def _serve(
@@ -184,6 +215,8 @@ def _serve(
         member.is_idle = lambda: engine.is_idle
     progress.engine_made(engine)
     model, context = engine.model, engine.layout.context
+    # Read before the programs are compiled, so that a wrong adapter ends the server at once.
+    factors = {name: engine.adapters.read(name, path) for name, path in split_adapters(args.adapter)[1].items()}
     service = Service(
         engine=engine,
         model=args.name or args.model.resolve().name,
@@ -191,6 +224,7 @@ def _serve(
         tokenizer=model.tokenizer,
         stats=engine.stats,
         means=engine.means,
+        adapters=ServedAdapters(engine, args.adapter_folder),
         **state,
     )
     if model.seq_len is not None and context > model.seq_len:
@@ -209,6 +243,8 @@ def _serve(
             leader.watch(lambda: service.on_stop())
         try:
             progress.start(engine)
+            for name in list(factors):
+                engine.load_adapter(name, factors.pop(name))
         finally:
             is_done.set()
         if member:
@@ -247,13 +283,19 @@ def _follow(model: LoadedModel, draft: LoadedModel | None, settings: EngineSetti
         runner.compile()
         if member:
             member.step = 0
-        follow(connection, _counting_steps(runner.run, member))
+
+        def run(work: Work | SlotWeights) -> None:
+            runner.run(work) if isinstance(work, Work) else runner.load_adapter(work)
+
+        follow(connection, _counting_steps(run, member))
 
 
-def _counting_steps(run: Callable[[Work], object], member: Member | None) -> Callable[[Work], None]:
+def _counting_steps(
+    run: Callable[[Work | SlotWeights], object], member: Member | None
+) -> Callable[[Work | SlotWeights], None]:
     """Wrap `run` to report the number of steps to the other processes, which detect a stuck process by it."""
 
-    def counting(work: Work) -> None:
+    def counting(work: Work | SlotWeights) -> None:
         run(work)
         if member is not None:
             member.step = (member.step or 0) + 1

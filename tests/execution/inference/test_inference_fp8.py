@@ -81,10 +81,10 @@ def only_one_quantised(folder, scales):
 @pytest.mark.parametrize(
     ("quantization", "message"),
     [
-        ({"quant_method": "awq", "bits": 4}, "weights of quant_method 'awq' are not read"),
+        ({"quant_method": "bitsandbytes"}, "weights of quant_method 'bitsandbytes' are not read"),
         ({"quant_method": "fp8"}, "weight_block_size of two whole numbers"),
     ],
-    ids=["awq", "no blocks"],
+    ids=["bitsandbytes", "no blocks"],
 )
 def test_other_ways_to_quantise_are_refused_by_name(tmp_path, quantization, message):
     folder = shutil.copytree(GOLDEN, tmp_path / "model")

@@ -14,7 +14,8 @@ def collectives(found):
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        ("tiny", {"mesh": "dp=2,fsdp=2,tp=2", "cache": "batch"}),
+        ("tiny", {"mesh": "dp=2,fsdp=2,tp=2", "cache": "batch", "adapter_slots": 3, "adapter_rank": 4}),
+        pytest.param("tiny", {"mesh": "dp=2,fsdp=2,tp=2", "cache": "batch"}, marks=pytest.mark.matrix),
         pytest.param("tiny-gemma3", {"mesh": "fsdp=4,tp=2", "cache": "sequence"}, marks=pytest.mark.matrix),
         pytest.param("tiny-moe", {"mesh": "ep=2,tp=2,fsdp=2", "cache": "heads"}, marks=pytest.mark.matrix),
     ],
@@ -50,6 +51,7 @@ def test_a_prefill_is_as_planned_or_differs_by_name(model, options):
     [
         ("tiny", {"mesh": "dp=2,tp=4"}),
         pytest.param("tiny", {"mesh": "fsdp=4,tp=2", "cache": "sequence"}, marks=pytest.mark.matrix),
+        pytest.param("tiny", {"mesh": "fsdp=4,tp=2", "adapter_slots": 3}, marks=pytest.mark.matrix),
         pytest.param("tiny-gemma3", {"mesh": "fsdp=4,tp=2", "cache": "batch"}, marks=pytest.mark.matrix),
         pytest.param("tiny-moe", {"mesh": "ep=2,tp=2,fsdp=2"}, marks=pytest.mark.matrix),
     ],

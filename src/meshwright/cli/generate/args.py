@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from meshwright.errors import MeshwrightError
 from meshwright.execution.data.bad_data import Rule
 from meshwright.options.declare import Json, option, positional
-from meshwright.options.serving import ModelArgs
+from meshwright.options.serving import LoadArgs
 
 if TYPE_CHECKING:
     from meshwright.execution.models.generation.sampling import Sampling
 
 
 @dataclass(frozen=True)
-class Args(ModelArgs):
+class Args(LoadArgs):
     """Generate text with a model whose KV cache is split over the mesh, and print the speed."""
 
     texts: Annotated[tuple[str, ...], positional("PROMPT…")] = ()

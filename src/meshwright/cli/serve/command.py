@@ -13,7 +13,7 @@ from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.execution.processes.options import ALONE, processes_of
 from meshwright.options.serving import ServeArgs
-from meshwright.units import show_count
+from meshwright.units import show_bytes, show_count
 
 if TYPE_CHECKING:
     from meshwright.serving.engine.engine import Engine
@@ -24,6 +24,7 @@ EXAMPLES = (
     "meshwright serve Qwen3-8B --plan serve.yaml",
     "meshwright serve Qwen3-8B --on h100:8 --mesh tp=4 --replicas 2",
     "meshwright serve Qwen3-8B --on v5e:2x4 --mesh tp=8 --kv-dtype int8 --drafts 4",
+    "meshwright serve Qwen3-8B --on h100:1 --adapter sql=adapters/sql law=adapters/law",
 )
 
 
@@ -70,6 +71,8 @@ def run(args: Args) -> int:
 
 def _print_layout(engine: Engine) -> None:
     """Print the batch, context and KV cache of an engine."""
+    from meshwright.serving.engine.layout import adapter_bytes
+
     layout = engine.layout
     at_once = show_count(layout.shards * layout.rows, "sequence")
     cache_tokens = engine.scheduler.num_pages * layout.page_size
@@ -79,6 +82,9 @@ def _print_layout(engine: Engine) -> None:
         f" a KV cache of {cache_tokens} tokens in pages of {layout.page_size}",
         file=sys.stderr,
     )
+    if (settings := engine.settings).adapter_slots:
+        slots, size = show_count(settings.adapter_slots, "adapter"), adapter_bytes(engine.model, settings)
+        print(f"slots for {slots} of rank {settings.adapter_rank}: {show_bytes(size)} a device", file=sys.stderr)
 
 
 def _print_served(engine: Engine) -> None:

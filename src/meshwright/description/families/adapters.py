@@ -57,6 +57,22 @@ def with_adapters(
     return replace(model, lora=lora)
 
 
+def with_adapter_slots(model: ModelConfig, *, slots: int, rank: int) -> ModelConfig:
+    """Return the model with room for several adapters beside every matmul that can have one; as it is for no slots.
+
+    Each row of a server's step uses one of them, or none.
+
+    Args:
+        model: the model without adapters.
+        slots: the number of adapters.
+        rank: their largest rank; adapters of a smaller one are padded with zeros.
+    """
+    if not slots:
+        return model
+    # Adapters of different scales share the slots, so that each B is multiplied by its scale when it is read.
+    return replace(model, lora=LoRA(rank=rank, alpha=rank, targets=lora_targets(model, (ALL_LINEAR,)), slots=slots))
+
+
 def lora_targets(model: ModelConfig, names: Sequence[str]) -> tuple[str, ...]:
     """Return the matmuls of a model's layers that are named by `names`, in layer order.
 

@@ -1,4 +1,6 @@
-"""Quantised weights in a config.json: block-wise fp8 and gpt-oss's MXFP4 are dequantised on loading; others raise."""
+"""Quantised weights in a config.json: GPTQ and AWQ in 4 bits, block-wise fp8 and gpt-oss's MXFP4 are dequantised on
+loading; others raise.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,24 @@ def check_quantization(fields: Fields) -> None:
     method = found.get("quant_method")
     if method == "mxfp4" and fields.family == "gpt_oss":
         return
+    if method in ("gptq", "awq"):
+        _check_int4(fields, method, found)
+        return
     if method != "fp8":
         raise fields.refusal(
             "quantization_config",
-            f"weights of quant_method {method!r} are not read; those of 'fp8' in blocks are, and of 'mxfp4' in gpt_oss",
+            f"weights of quant_method {method!r} are not read; those of 'gptq' and 'awq' in 4 bits are, of 'fp8' in"
+            " blocks, and of 'mxfp4' in gpt_oss",
         )
     if found.get("fmt", "e4m3") != "e4m3" or fp8_block(found) is None:
         raise fields.refusal(
             "quantization_config", "fp8 is read as fmt 'e4m3' with a weight_block_size of two whole numbers from 1"
         )
+
+
+def quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config.json's `quantization_config`, of a model of text and images its text's; empty without one."""
+    return config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
 
 
 def fp8_block(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -33,3 +44,14 @@ def fp8_block(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
         case [int(rows), int(columns)] if rows >= 1 and columns >= 1:
             return rows, columns
     return None
+
+
+def _check_int4(fields: Fields, method: str, found: Mapping[str, Any]) -> None:
+    """Raise unless weights of GPTQ or AWQ are in 4 bits and in a layout that is read (`execution.weights.int4`)."""
+    if found.get("bits", found.get("w_bit")) != 4:
+        raise fields.refusal("quantization_config", f"{method} is read in 4 bits, not {found.get('bits')!r}")
+    if method == "awq" and str(found.get("version", "gemm")).lower() != "gemm":
+        raise fields.refusal("quantization_config", f"awq is read as version 'gemm', not {found.get('version')!r}")
+    layout = found.get("checkpoint_format", "gptq")
+    if method == "gptq" and layout not in ("gptq", "gptq_v2"):
+        raise fields.refusal("quantization_config", f"gptq is read as 'gptq' and 'gptq_v2', not {layout!r}")

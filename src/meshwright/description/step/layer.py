@@ -58,12 +58,18 @@ class Norm:
 class LowRank:
     """A LoRA branch beside a matmul (arXiv:2106.09685) that adds scale * B A x.
 
-    A is the parameter `{name}_lora_a` [*inputs, rank], B is `{name}_lora_b` [rank, *outputs].
+    A is the parameter `{name}_lora_a` [*inputs, *dims], B is `{name}_lora_b` [*dims, *outputs].
     """
 
     rank: int
     scale: float
     dropout: float = 0.0  # Probability of dropping an element of A's input in a train step.
+    slots: int = 0  # Adapters held side by side, of which each row of a server's step uses one; 0: one, for all tokens.
+
+    @property
+    def dims(self) -> Dims:
+        """The dims between A and B: the rank, after the slots if there are any."""
+        return (*((("adapter", self.slots),) if self.slots else ()), ("rank", self.rank))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,13 @@ from meshwright.description.step.blocks import program
 from meshwright.description.step.layer import Lookup
 from meshwright.description.step.model import Model, ModelConfig, ProgramModel
 from meshwright.description.step.padding import check_padding, is_padded, padded
-from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.description.step.parameter_tree import Parameter, Tree, leaves, parameters
 from meshwright.description.step.precision import check_precision
 from meshwright.description.step.rules import RULES, Rules, check_rules, local_parameter_shape, rules_of
 from meshwright.description.step.sequence import attention_ops, check_sequence
 from meshwright.description.step.stages import check_stages
 from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.trained import LEAST_BLOCK, blocked_dim, stored_weight
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape, check_batch, check_divides
@@ -43,8 +44,34 @@ def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> Non
     check_batch(mesh, batch=workload.batch, seq_len=workload.seq_len, batch_axes=rules["batch"])
     check_divides("batch", workload.batch, mesh, rules["batch"])
     check_divides("sequence length", workload.seq_len, mesh, rules["residual_sequence"])
-    for path, parameter in leaves(parameters(padded(workload.model, mesh, rules))):
+    stored = parameters(padded(workload.model, mesh, rules))
+    for path, parameter in leaves(stored):
         local_parameter_shape(parameter, mesh=mesh, rules=rules, what=path)
+    if workload.quantize_base is not None:
+        _check_quantised(workload, stored, mesh, rules)
+
+
+def _check_quantised(workload: Workload, stored: Tree[Parameter], mesh: MeshShape, rules: Rules) -> None:
+    """Raise if a mesh cannot hold the quantised weights of a workload."""
+    base = workload.quantize_base
+    if mesh.pp > 1:
+        raise MeshwrightError(
+            f"mesh {mesh} has pp={mesh.pp}; weights in {base} have no pipeline yet: use pp=1 and more fsdp or tp"
+        )
+    declared = dict(leaves(parameters(workload.model)))
+    for path, parameter in leaves(stored):
+        if (own := workload.base_format(path, parameter)) is None:
+            continue
+        if parameter.shape != declared[path].shape:
+            raise MeshwrightError(
+                f"mesh {mesh} pads or copies the heads of {path}, which {base} does not yet; use tp that divides them"
+            )
+        if base == "nf4" and blocked_dim(parameter)[1] < LEAST_BLOCK:
+            raise MeshwrightError(
+                f"{path} is {list(parameter.shape)}: nf4 would have blocks of {blocked_dim(parameter)[1]}; use int8"
+            )
+        for array in stored_weight(parameter, own):
+            local_parameter_shape(array.parameter, mesh=mesh, rules=rules, what=f"{path} in blocks of {base}")
 
 
 def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tuple[str, ...]]]:
@@ -56,11 +83,14 @@ def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tup
     size 1.
     """
     found = {(workload.batch, rules["batch"]), (workload.seq_len, rules["residual_sequence"])}
-    for _, parameter in leaves(parameters(workload.model)):
-        dims = zip(parameter.axes, parameter.shape, strict=True)
-        found.update((size, rules[name]) for name, size in dims if not is_padded(workload.model, name))
+    for path, parameter in leaves(parameters(workload.model)):
+        base = workload.base_format(path, parameter)
+        for own in (parameter,) if base is None else (array.parameter for array in stored_weight(parameter, base)):
+            dims = zip(own.axes, own.shape, strict=True)
+            # Quantised heads are not padded.
+            found.update((size, rules[name]) for name, size in dims if base or not is_padded(workload.model, name))
     found.update((1, (axis,)) for axis in AXES if axis not in _used_axes(workload.model, rules))
-    if workload.objective == "dpo" or has_linear_attention(workload.model):
+    if workload.objective == "dpo" or workload.quantize_base is not None or has_linear_attention(workload.model):
         found.add((1, ("pp",)))
     if has_linear_attention(workload.model):
         found.add((1, ("sp",)))

@@ -15,7 +15,7 @@ from meshwright.description.step.layer import Block, LayerOp, Linear, LowRank, P
 from meshwright.errors import MeshwrightError, did_you_mean
 from meshwright.support.field_types import check_fields
 
-MAX_RANK = 65_536
+MAX_RANK, MAX_SLOTS = 65_536, 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,8 @@ class LoRA:
     # Names of matmuls in layers, as `query` or `down`. For PEFT's names see `families.adapters.lora_targets`.
     targets: tuple[str, ...]
     dropout: float = 0.0  # Probability of dropping an element of a branch's input, sampled for each branch.
+    # In a server, the adapters of this rank that it holds at once; 0: one adapter, which all tokens use.
+    slots: int = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -39,13 +41,15 @@ class LoRA:
             raise MeshwrightError(f"lora alpha is {self.alpha:g}; it is a number above 0, as 32")
         if not 0 <= self.dropout < 1:
             raise MeshwrightError(f"lora dropout is {self.dropout:g}; it is a share from 0 to below 1, as 0.05")
+        if not 0 <= self.slots <= MAX_SLOTS:
+            raise MeshwrightError(f"adapter slots are {self.slots}; they are a whole number from 0 to {MAX_SLOTS:,}")
         if not self.targets:
             raise MeshwrightError("lora has no targets; name the matmuls that get adapters, as query")
 
     @property
     def low_rank(self) -> LowRank:
         """The branch that each target gets."""
-        return LowRank(rank=self.rank, scale=self.alpha / self.rank, dropout=self.dropout)
+        return LowRank(rank=self.rank, scale=self.alpha / self.rank, dropout=self.dropout, slots=self.slots)
 
 
 def can_adapt(op: LayerOp) -> bool:

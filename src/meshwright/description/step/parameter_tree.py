@@ -44,8 +44,11 @@ DECAY_LOG, DECAY_BIAS = "decay_log", "decay_bias"
 LORA_A, LORA_B = "_lora_a", "_lora_b"
 """Suffixes of the names of a low-rank branch's two weights (`LowRank`)."""
 
-RANK = "rank"
-"""The logical axis of the inner dim of a low-rank branch; it is never split."""
+RANK, SLOT = "rank", "adapter"
+"""The logical axes of the inner dims of a low-rank branch; they are never split."""
+
+IN_USE = {"embed": "activation", "latent_input": "activation"}
+"""Logical axes that shard a parameter only in storage, each with the logical axis that replaces it in use."""
 
 Leaf = TypeVar("Leaf")
 Out = TypeVar("Out")
@@ -159,11 +162,11 @@ def _weight(op: Linear) -> dict[str, Parameter]:
         names, sizes = tuple(name for name, _ in op.bias_dims), tuple(size for _, size in op.bias_dims)
         found[f"{op.name}_bias"] = Parameter(shape=sizes, axes=names, scale=0.0, role="vector")
     if op.low_rank:
-        rank = (RANK, op.low_rank.rank)
+        rank = op.low_rank.dims
         # Initialised as in PEFT: kaiming_uniform_ with a = sqrt(5) is uniform within 1 / sqrt(fan in), and B is zero.
         for name, dims, scale in (
-            (f"{op.name}{LORA_A}", (*op.inputs, rank), 1 / math.sqrt(op.fan_in)),
-            (f"{op.name}{LORA_B}", (rank, *op.outputs), 0.0),
+            (f"{op.name}{LORA_A}", (*op.inputs, *rank), 1 / math.sqrt(op.fan_in)),
+            (f"{op.name}{LORA_B}", (*rank, *op.outputs), 0.0),
         ):
             axes, shape = zip(*dims, strict=True)
             found[name] = Parameter(shape=shape, axes=axes, init="uniform", scale=scale)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 
-from meshwright.description.step.parameter_tree import Parameter
+from meshwright.description.step.parameter_tree import IN_USE, Parameter
 from meshwright.description.step.strategy import Strategy, TpStream
 from meshwright.errors import MeshwrightError, did_you_mean
 from meshwright.mesh import AXES, MeshShape, check_divides, local_shape
@@ -34,6 +34,7 @@ RULES: Rules = {
     "router": (),
     "positions": (),
     "rank": (),
+    "adapter": (),
     # Activations. Between blocks the residual stream is split over tp along the sequence (sequence parallelism).
     "batch": ("dp", "fsdp", "ep"),
     "sequence": ("sp",),
@@ -47,9 +48,6 @@ Tokens: split over dp, fsdp, ep and sp.
 
 WHOLE_STREAM: Rules = {**RULES, "residual_sequence": RULES["sequence"]}
 """`RULES` with the residual stream replicated over tp between blocks (Megatron-LM, arXiv:1909.08053)."""
-
-IN_USE = {"embed": "activation", "latent_input": "activation"}
-"""Logical axes that shard a parameter only in storage, each with the logical axis that replaces it in use."""
 
 
 def stream_rules(tp_stream: TpStream) -> Rules:

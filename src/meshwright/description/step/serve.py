@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 from meshwright.description.step.blocks import program
@@ -93,14 +93,16 @@ def _one_sequence(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, D
 def model_step(serving: Serving, batch: int) -> Step:
     """Return the step of `batch` sequences on one device without any overhead: the model's minimum work.
 
-    Nothing is padded or computed twice, and each token passes only through the experts that it is routed to.
+    Nothing is padded or computed twice, and each token passes only through the experts that it is routed to. Adapters
+    are left out.
     """
-    found, length = program(serving.model), serving.step_length
+    model, length = replace(serving.model, lora=None), serving.step_length
+    found = program(model)
     sizes: dict[str, float] = {"B": batch, "S": length, "keys": keys_of_query(serving)}
     sizes |= chunk_sizes(length, has_state=True)
     if dispatch := _dispatch(found):
         sizes |= {"A": dispatch.num_experts, "R": batch * length * dispatch.num_active / dispatch.num_experts}
-    ops, _ = serving_ops(serving.model, False, "heads", frozenset[str]())
+    ops, _ = serving_ops(model, False, "heads", frozenset[str]())
     return Step(ops=ops, repeats=_repeats(found), extents=Extents(sizes=sizes, mesh=MeshShape()))
 
 

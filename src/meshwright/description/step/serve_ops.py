@@ -46,6 +46,7 @@ from meshwright.description.step.layer import (
 )
 from meshwright.description.step.layer import Block as LayerBlock
 from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.parameter_tree import LORA_A, LORA_B
 from meshwright.description.step.passes.nodes import Layout, moves_between
 from meshwright.description.step.passes.shard_delta import delta_matmuls
 from meshwright.description.step.serving import SERVING_RULES, TENSOR_AXES, CacheSplit
@@ -193,6 +194,15 @@ class _BlockWalk:
             block=self.part, role="result", rows=rows, inner=inner, columns=columns, experts=experts,
         )  # fmt: skip
         self.arrays[op.target] = result = Array(op.target, (*tokens, *columns), axes_of(inner))
+        if op.low_rank:
+            # The branches of all slots: partial sums like the matmul's, added before these are summed.
+            low = self.layout.stored(op.low_rank.dims)
+            for name, read, made in ((LORA_A, inner, low), (LORA_B, low, columns)):
+                yield Matmul(
+                    name=f"{self.region.name}.{op.name}{name}", target=op.target, phase="forward", region=self.region,
+                    block=self.part, role="result", rows=rows, inner=read, columns=made,
+                )  # fmt: skip
+            yield self._pass("low_rank", result)
         if op.is_on_residual:
             yield from self._move(
                 "router", (replace(result, width="float32"), replace(_reduced(result), width="float32"))

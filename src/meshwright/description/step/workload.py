@@ -8,7 +8,7 @@ from typing import Literal
 
 from meshwright.description.step.model import Model, ModelConfig, ProgramModel, largest
 from meshwright.description.step.parameter_tree import Parameter
-from meshwright.description.step.trained import frozen_paths
+from meshwright.description.step.trained import BaseFormat, can_be_quantised, frozen_paths
 from meshwright.errors import MeshwrightError
 from meshwright.support.field_types import check_fields
 
@@ -46,6 +46,8 @@ class Workload:
     # Path patterns of frozen parameters (`step.trained`): they have no gradients and no moments, and frozen weights are
     # stored in compute_dtype.
     frozen: tuple[str, ...] = ()
+    # Format in which the layers' weights under adapters are stored (`step.trained`); None: compute_dtype.
+    quantize_base: BaseFormat | None = None
     # `next-token`: mean loss of all tokens. `dpo`: loss of `batch` pairs of a chosen and a rejected answer, so of
     # twice as many sequences, from log-probabilities under the model and a frozen reference (arXiv:2305.18290).
     objective: Objective = "next-token"
@@ -69,6 +71,13 @@ class Workload:
             if not 1 <= (value := getattr(self, field)) <= largest(field):
                 raise MeshwrightError(f"{field} is {value}; it takes a whole number from 1 to {largest(field):,}")
         frozen_paths(self.model, self.frozen)
+        if self.quantize_base is not None and (not isinstance(self.model, ModelConfig) or self.model.lora is None):
+            raise MeshwrightError(
+                f"quantize_base is {self.quantize_base}, of weights under adapters, and {self.model.name} has none;"
+                " give lora_rank too, as 16"
+            )
+        if self.quantize_base is not None and self.objective == "dpo":
+            raise MeshwrightError(f"quantize_base is {self.quantize_base}, which dpo does not train yet; leave it out")
         if self.objective != "dpo" and self.reference != "live":
             raise MeshwrightError(f"reference={self.reference!r} is for objective='dpo'; {self.objective} has none")
         if self.objective == "dpo" and (self.packed or self.z_loss):
@@ -90,6 +99,11 @@ class Workload:
         """
         is_frozen = path in self.frozen_paths and parameter.role != "vector"
         return self.compute_dtype if is_frozen else self.param_dtype
+
+    def base_format(self, path: str, parameter: Parameter) -> BaseFormat | None:
+        """Return the format in which a parameter is quantised; None if it is stored in `stored_dtype`."""
+        is_base = path in self.frozen_paths and can_be_quantised(parameter)
+        return self.quantize_base if is_base else None
 
     @property
     def config(self) -> ModelConfig:
@@ -114,6 +128,7 @@ class Workload:
         """The task, as printed after the model's name: `train`, `train LoRA 16`."""
         lora = self.model.lora if isinstance(self.model, ModelConfig) else None
         words = f"train LoRA {lora.rank}" if lora else "train"
+        words += f" on {self.quantize_base} weights" if self.quantize_base else ""
         return f"{words}, {', '.join(self.frozen)} frozen" if self.frozen else words
 
     @property

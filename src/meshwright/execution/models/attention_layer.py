@@ -35,6 +35,7 @@ def attention_layer(
     and the cache of all layers with this window is returned.
     """
     if context.cache is not None:
+        assert isinstance(context.cache, Cache | PagedCache), "a state of linear attention"
         (window,) = op.windows
         return write_and_attend(
             *(query, new, context.cache, context.cache_layer, context.positions.numbers, context.layout),

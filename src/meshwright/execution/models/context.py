@@ -49,7 +49,7 @@ class LayerContext:
 
     layer: its number in its stack, needed if layers of the stack differ. cache: in generation, past keys and values of
     all layers with this layer's window, or states of all layers with linear attention; cache_layer: the layer's index
-    in it.
+    in it. slots: in a server with adapter slots, the slot of each row [b], from 1; 0 for none.
     """
 
     positions: PositionInfo
@@ -59,6 +59,7 @@ class LayerContext:
     layer: Array | int | None = None
     cache: Cache | PagedCache | DeltaCache | None = None
     cache_layer: Array | int = 0
+    slots: Array | None = None
 
 
 def positions_of(

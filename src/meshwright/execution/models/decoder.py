@@ -23,6 +23,7 @@ from meshwright.execution.models.dropout import DropoutRng
 from meshwright.execution.models.ends import LossParts, embed, logits, mean_losses, token_losses
 from meshwright.execution.models.layer import run_layer
 from meshwright.execution.models.moe import load_of_layers
+from meshwright.execution.models.quantised.weights import plain
 from meshwright.execution.models.remat import LAYER_INPUT, rematerialized
 from meshwright.execution.runtime.experts.routing import ExpertLoad
 from meshwright.execution.runtime.sharding_context import ShardingContext
@@ -122,6 +123,8 @@ def layers(
     def layer_of(stack: Stack, place: int) -> Callable[..., tuple[Array, Array | None]]:
         def layer(x: Array, own: tuple[Weights, Array | None]) -> tuple[Array, Array | None]:
             weights, number = own
+            # Here, so that what is stored is sliced, and each pass through a layer has its own copy to compute with.
+            weights = plain(weights, x.dtype)
             here = None
             if rng is not None and number is not None:
                 here = rng.fold_in(number if len(stacks) == 1 else number * len(stacks) + place)

@@ -31,7 +31,7 @@ def latent_attention(
         key_weight, value_weight: [rank, heads, dims].
     """
     layout = context.layout
-    assert context.cache is not None
+    assert isinstance(context.cache, Cache | PagedCache)
     of_key, of_value = (
         jax.reshard(weight.astype(query.dtype), layout.spec("latent_input", "kv_heads", "head_dim"))
         for weight in (key_weight, value_weight)

@@ -48,6 +48,7 @@ from meshwright.execution.models.generation.paged_cache import PagedCache
 from meshwright.execution.models.generation.stationary import (
     WEIGHTS,
     gather_hidden,
+    low_rank_of_rows,
     scatter_hidden,
     stationary_product,
     sum_of_heads,
@@ -156,6 +157,8 @@ def _run_stationary(run: _Run, block: Block, *ops: Linear) -> None:
         source = layout.place(source, *GATHERED)
     for op in ops:
         made = stationary_product(source, run.weights[op.name], op, layout, jnp.float32 if op.is_on_residual else None)
+        if op.low_rank and run.context.slots is not None:
+            made += low_rank_of_rows(source, *_factors(run, op), op, layout, run.context.slots)
         bias = _bias(run, op)
         if op.is_on_residual:
             run.values[op.target] = _with_bias(layout.place(made, "batch", "residual_sequence", "router"), bias)

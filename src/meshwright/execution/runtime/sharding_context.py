@@ -10,7 +10,8 @@ import jax
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from meshwright.description.step.rules import IN_USE, Rules, Spec, check_rules, rules_of, spec
+from meshwright.description.step.parameter_tree import IN_USE
+from meshwright.description.step.rules import Rules, Spec, check_rules, rules_of, spec
 from meshwright.description.step.serving import CacheSplit
 from meshwright.description.step.strategy import DEFAULT
 from meshwright.mesh import MeshShape

@@ -26,6 +26,7 @@ from meshwright.execution.models.decoder import loss_and_load
 from meshwright.execution.models.dropout import DropoutRng, token_numbers
 from meshwright.execution.models.ends import LossParts
 from meshwright.execution.models.pipelined import layout_before_stages, microbatches, staged_loss_and_load
+from meshwright.execution.models.quantised.weights import is_quantised
 from meshwright.execution.runtime.arrays import DTYPES, widest
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.preference.loss import DPO, PairParts, Preference, pair_loss
@@ -243,10 +244,11 @@ def _in_dtype(arrays: Any, workload: Workload, dtype: Any) -> Any:
 
 
 def _map(change: Callable[[Array, Parameter], Array], arrays: Any, workload: Workload) -> Any:
-    """Map a function over a tree of parameters, except norm scales and biases."""
+    """Map a function over a tree of parameters, except norm scales, biases and quantised weights."""
     declared = dict(leaves(parameters(workload.model)))
 
     def changed(path: str, array: Array) -> Array:
-        return array if declared[path].role == "vector" else change(array, declared[path])
+        is_as_it_is = declared[path].role == "vector" or is_quantised(array)
+        return array if is_as_it_is else change(array, declared[path])
 
     return map_leaves(changed, arrays)

@@ -23,6 +23,7 @@ from meshwright.description.step.stages import staged_parameters
 from meshwright.description.step.strategy import DEFAULT, Strategy, strategy_from_data
 from meshwright.description.step.strategy_checks import check_strategy
 from meshwright.description.step.workload import Dtype, Workload
+from meshwright.execution.models.quantised.weights import abstract_quantised, quantised
 from meshwright.execution.runtime.arrays import DTYPES, abstract, initialise, widest
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.compiler import compiler_options
@@ -155,23 +156,36 @@ def first_parameters(
     """
     model, ordered = workload.config, in_order(layout, workload.config, strategy)
     dtype: Dtype = "f32" if strategy.master_weights else workload.param_dtype
-    declared = parameters(model)
-    if paths is not None:
-        declared = drop_paths(declared, [path for path, _ in leaves(declared) if path not in paths])
-    wanted: Any = _abstract_parameters(declared, mesh, ordered, workload, dtype)
-    read: Any = {}
-    if weights is not None:
-        published = drop_paths(wanted, [path for path, _ in leaves(wanted) if is_adapter(path)])
-        read = load_weights(read_tensors(weights), replace(model, lora=None), published, on_bytes)
-    if not (rest := drop_paths(declared, [path for path, _ in leaves(read)])):
-        return read
-    drawn = initialise(rest, jax.random.key(seed), mesh, ordered, dtype)
-    stored = dict(leaves(wanted))
-    first = merge_trees(map_leaves(lambda path, array: array.astype(stored[path].dtype), drawn), read)
+    declared = dict(leaves(parameters(model)))
+    used = [path for path in declared if paths is None or path in paths]
+    whole = replace(workload, quantize_base=None)
+    tensors = None if weights is None else read_tensors(weights)
+
+    def first(paths: Collection[str]) -> Any:
+        """Return some parameters in their stored dtypes."""
+        own = drop_paths(parameters(model), declared.keys() - paths)
+        wanted: Any = _abstract_parameters(own, mesh, ordered, whole, dtype)
+        read: Any = {}
+        if tensors is not None and (published := drop_paths(wanted, [path for path in paths if is_adapter(path)])):
+            read = load_weights(tensors, replace(model, lora=None), published, on_bytes)
+        if not (rest := drop_paths(own, [path for path, _ in leaves(read)])):
+            return read
+        drawn = initialise(rest, jax.random.key(seed), mesh, ordered, dtype)
+        stored = dict(leaves(wanted))
+        return merge_trees(map_leaves(lambda path, array: array.astype(stored[path].dtype), drawn), read)
+
+    bases = {path: base for path in used if (base := workload.base_format(path, declared[path]))}
+    found = first([path for path in used if path not in bases])
+    convert = jax.jit(quantised, static_argnums=(1, 2))
+    for path, base in bases.items():
+        # One weight at a time is whole, because all of them may not fit.
+        one = map_leaves(lambda _, array: convert(array, declared[path], base), first([path]))  # noqa: B023
+        found = merge_trees(found, jax.block_until_ready(one))
     if adapter is None:
-        return first
+        return found
+    stored = dict(leaves(_abstract_parameters(parameters(model), mesh, ordered, whole, dtype)))
     own: Any = read_adapter(adapter, model)
-    return merge_trees(first, map_leaves(lambda path, array: jax.device_put(array, stored[path].sharding), own))
+    return merge_trees(found, map_leaves(lambda path, array: jax.device_put(array, stored[path].sharding), own))
 
 
 def abstract_state(
@@ -211,7 +225,9 @@ def _abstract_parameters(
     """Return parameters as shapes, dtypes and shardings: trained ones in `dtype`, frozen ones in their stored dtype."""
     by_path = dict(leaves(declared))
 
-    def stored(path: str, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def stored(path: str, leaf: jax.ShapeDtypeStruct) -> Any:
+        if (base := workload.base_format(path, by_path[path])) is not None:
+            return abstract_quantised(by_path[path], base, mesh, layout)
         own = workload.stored_dtype(path, by_path[path]) if path in workload.frozen_paths else dtype
         return leaf.update(dtype=DTYPES[own])
 

@@ -18,6 +18,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.weights.aliases import with_known_names
 from meshwright.execution.weights.directory import DTYPES, SCALED_DTYPES, Tensor, read_files
 from meshwright.execution.weights.fp8 import SUFFIX, with_fp8
+from meshwright.execution.weights.int4 import with_int4
 from meshwright.execution.weights.mxfp4 import with_mxfp4
 from meshwright.execution.weights.places import Place, places, published_family
 from meshwright.execution.weights.slices import Bounds, read_slice
@@ -35,9 +36,9 @@ def read_tensors(directory: Path, on_note: Callable[[str], None] = lambda note: 
         on_note: called with a sentence about weights that are left out.
 
     Raises:
-        MeshwrightError: as `read_files`, `with_mxfp4` and `with_fp8`.
+        MeshwrightError: as `read_files`, `with_mxfp4`, `with_fp8` and `with_int4`.
     """
-    found = with_fp8(with_mxfp4(read_files(directory)), directory)
+    found = with_int4(with_fp8(with_mxfp4(read_files(directory)), directory), directory)
     own = text_names(found)
     if own.left_out:
         on_note(

@@ -16,6 +16,7 @@ import numpy as np
 
 from meshwright.errors import MeshwrightError
 from meshwright.execution.weights.directory import Tensor
+from meshwright.execution.weights.int4 import Int4Tensor
 from meshwright.execution.weights.mxfp4 import Mxfp4Tensor
 from meshwright.execution.weights.places import Place
 
@@ -80,6 +81,9 @@ def _copy(place: Place, tensor: Tensor, within: tuple[slice, ...], part: slice, 
     if isinstance(tensor, Mxfp4Tensor):
         _copy_mxfp4(place, tensor, within, part, target)
         return
+    if isinstance(tensor, Int4Tensor):
+        _copy_int4(place, tensor, within, part, target)
+        return
     source, target = place.view(tensor.open())[within][part], target[part]
     order = sorted(range(source.ndim), key=lambda dim: -source.strides[dim])
     source, bits = source.transpose(order), target.transpose(order)
@@ -125,6 +129,19 @@ def _copy_mxfp4(place: Place, tensor: Mxfp4Tensor, within: tuple[slice, ...], pa
         target[part][number] = block = _cast(values, target.dtype)
         if not np.isfinite(block.astype(np.float32)).all():
             raise _not_finite(tensor, values, target.dtype)
+
+
+def _copy_int4(place: Place, tensor: Int4Tensor, within: tuple[slice, ...], part: slice, target: np.ndarray) -> None:
+    """Copy a part of a tensor in four bits."""
+    # For each value of the slice, its row and column in the tensor, as views that take no memory.
+    numbers = np.ogrid[tuple(slice(size) for size in tensor.shape)]
+    outputs, inputs = (place.view(np.broadcast_to(each, tensor.shape))[within][part] for each in numbers)
+    depth = len(place.inputs)
+    inputs = inputs[(..., *(0,) * (inputs.ndim - depth))]
+    values = tensor.values(inputs.ravel(), outputs[(0,) * depth].ravel()).reshape(outputs.shape)
+    target[part] = block = _cast(values, target.dtype)
+    if not np.isfinite(block.astype(np.float32)).all():
+        raise _not_finite(tensor, values, target.dtype)
 
 
 def _cast(block: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:

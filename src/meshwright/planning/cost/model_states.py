@@ -21,6 +21,7 @@ from meshwright.description.step.passes.pipeline import is_spmd_pipeline
 from meshwright.description.step.rules import RULES, local_parameter_shape, rules_of
 from meshwright.description.step.stages import chunk_slots
 from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.trained import stored_weight
 from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
 
@@ -173,8 +174,20 @@ class States:
             others = (
                 path for path, parameter in declared.items()
                 if path not in workload.frozen_paths or workload.stored_dtype(path, parameter) != dtype
+                or workload.base_format(path, parameter)
             )  # fmt: skip
             total += dtype_bytes(dtype) * sum(self._stored_on(mesh, frozenset(others)))
+        return total + self._quantised_bytes(mesh)
+
+    def _quantised_bytes(self, mesh: MeshShape) -> float:
+        """Return the bytes of quantised weights on a mesh without dp, with their scales."""
+        total = 0.0
+        for path, parameter in leaves(parameters(self._model)) if self.workload.quantize_base else ():
+            if (base := self.workload.base_format(path, parameter)) is not None:
+                for array in stored_weight(parameter, base):
+                    shape = local_parameter_shape(array.parameter, mesh=mesh, what=path)
+                    size = tiled_elements(shape) if self.is_tiled else math.prod(shape)
+                    total += dtype_bytes(array.dtype) * size
         return total
 
     @property

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 
 from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
-from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.description.step.parameter_tree import is_adapter, leaves, parameters
 from meshwright.description.step.rules import local_parameter_shape
 from meshwright.description.step.serve import ServeStep, page_parts, serve_step, table_entries
 from meshwright.description.step.serve_ops import LOGITS
@@ -23,6 +24,7 @@ def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[
     step = serve_step(serving, layout, batch)
     terms = {
         "weights": weight_bytes(serving, layout),
+        **({"adapters": adapter_bytes(serving, layout)} if serving.model.lora else {}),
         "cache": paged_cache_bytes(step, serving),
         "activations": _activation_bytes(step, serving),
     }
@@ -34,20 +36,28 @@ def serving_argument_bytes(serving: Serving, layout: ServingLayout, batch: int) 
     """Return the bytes per device of a step's arguments: weights and, for a server, the cache and integers of the step.
 
     For whole prompts the integers are the tokens and the length of each prompt. For a server they are one replicated
-    array, with a row per sequence: a token, the first page and the page table of each window, and seven more columns
+    array, with a row per sequence: a token, the first page and the page table of each window, and eight more columns
     (`serving.engine.programs.Columns`); and each sequence's newest token.
     """
     memory = serving_memory(serving, layout, batch)
     if not serving.is_paged:
         return memory["weights"] + 4 * (batch // layout.num_groups) * serving.step_length + 4 * batch
     tables = sum(1 + entries for entries in table_entries(serving, page_parts(serving.model, layout)))
-    return memory["weights"] + memory["cache"] + 4 * batch * (1 + 7 + serving.step_length + tables)
+    stored = memory["weights"] + memory.get("adapters", 0) + memory["cache"]
+    return stored + 4 * batch * (1 + 8 + serving.step_length + tables)
 
 
 def weight_bytes(serving: Serving, layout: ServingLayout) -> float:
     """Return the bytes of the weights on one device; norms and biases have the activations' dtype."""
-    matrices, vectors = _elements(serving.model, layout.mesh)
-    return matrices * dtype_bytes(serving.weight_dtype) + vectors * dtype_bytes(serving.activation_dtype)
+    elements = _elements(serving.model, layout.mesh)
+    return elements["matrix"] * dtype_bytes(serving.weight_dtype) + elements["vector"] * dtype_bytes(
+        serving.activation_dtype
+    )
+
+
+def adapter_bytes(serving: Serving, layout: ServingLayout) -> float:
+    """Return the bytes of all adapter slots on one device, in the activations' dtype."""
+    return _elements(serving.model, layout.mesh)["adapter"] * dtype_bytes(serving.activation_dtype)
 
 
 def most_sequences(serving: Serving, layout: ServingLayout, usable_bytes: float, at_most: int) -> int:
@@ -72,13 +82,14 @@ def last_true(holds: Callable[[int], bool], at_most: int) -> int:
 
 
 @lru_cache(maxsize=1 << 12)
-def _elements(model: ModelConfig, mesh: MeshShape) -> tuple[int, int]:
-    """Return the elements of a device's matrices, and of its norms and biases."""
-    sizes = {"matrix": 0, "vector": 0}
+def _elements(model: ModelConfig, mesh: MeshShape) -> Counter[str]:
+    """Return the elements of a device's matrices, of its adapters, and of its norms and biases (vector)."""
+    sizes = Counter[str]()
     for path, parameter in leaves(parameters(padded(model, mesh, SERVING_RULES))):
         shape = local_parameter_shape(parameter, mesh=mesh, rules=SERVING_RULES, what=path)
-        sizes["vector" if parameter.role == "vector" else "matrix"] += math.prod(shape)
-    return sizes["matrix"], sizes["vector"]
+        kind = "adapter" if is_adapter(path) else "vector" if parameter.role == "vector" else "matrix"
+        sizes[kind] += math.prod(shape)
+    return sizes
 
 
 def _activation_bytes(step: ServeStep, serving: Serving) -> float:

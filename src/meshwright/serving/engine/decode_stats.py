@@ -75,7 +75,8 @@ def measured_and_planned(
     )
     batch = stats.sequences / stats.steps
     planned_for = Serving(
-        model=model.config, prompt_len=prompt_len, output_len=output_len, batch=math.ceil(batch),
+        model=settings.with_slots(model.config),
+        prompt_len=prompt_len, output_len=output_len, batch=math.ceil(batch),
         page_size=engine.page_size // page_parts(model.config, layout), compute_dtype=model.dtype,
         weight_dtype=settings.weight_dtype or model.dtype, kv_dtype=settings.kv_dtype or model.dtype,
     )  # fmt: skip

@@ -21,30 +21,29 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.sampling import GREEDY
 from meshwright.execution.models.inference.loaded import LoadedModel
 from meshwright.serving.engine.active_request import ActiveRequest, token_logprob
+from meshwright.serving.engine.adapters import AdapterTable, Factors
 from meshwright.serving.engine.checks import checked
 from meshwright.serving.engine.constraints import ConstraintCompiler
 from meshwright.serving.engine.decode_stats import DecodeStats, StepMeans, measured_and_planned
 from meshwright.serving.engine.drafts import ModelDrafts, NgramDrafts
 from meshwright.serving.engine.faults import DeviceError, first_line, log_fault, on_devices
+from meshwright.serving.engine.inbox import Call, EngineInbox
 from meshwright.serving.engine.layout import engine_layout
 from meshwright.serving.engine.numbers import mask_of, numbers_of, targets_of
 from meshwright.serving.engine.request import (
-    ClosedError,
     Ending,
     Output,
     OutputCallback,
     OverloadedError,
     Request,
     TokenLogprob,
+    UnknownAdapterError,
 )
 from meshwright.serving.engine.runner import Result, RowChange, Runner, Work
 from meshwright.serving.engine.scheduler import EngineStep, Scheduler
 from meshwright.serving.engine.sequence import TokenSequence
 from meshwright.serving.engine.settings import EngineSettings
 from meshwright.serving.engine.stats import Stats
-
-PAUSE_SECONDS, MOST_SECONDS = 0.004, 0.02
-"""An idle engine starts after a pause of this length in arrivals, or after this maximum delay, to batch requests."""
 
 AHEAD = 1
 """Number of rounds of steps in flight before the oldest is read."""
@@ -76,12 +75,11 @@ class Engine:
         """Rows that need the sampling program because they are not greedy."""
         self._constraints = ConstraintCompiler(model.tokenizer)
         self._active = dict[str, ActiveRequest]()
-        self._inbox = deque[tuple[str, ActiveRequest | None]]()
-        self._wakeup = threading.Condition()
+        self._inbox = EngineInbox()
+        self.adapters = AdapterTable(settings.with_slots(model.config), model.mesh_shape)
         self._numbers = itertools.count()
         self._rounds = deque[list[tuple[EngineStep, Result]]]()
         self._outputs = list[tuple[ActiveRequest, Output]]()
-        self._is_closing, self._is_receiving, self._failure = False, False, ""
         self._num_steps = self._num_generated = 0
         self.decode_stats = DecodeStats()
         self._read_at: float | None = None  # When the last step's tokens were read; None if no other step was running.
@@ -110,9 +108,7 @@ class Engine:
 
     def close(self) -> None:
         """End all requests and the thread."""
-        with self._wakeup:
-            self._is_closing = True
-            self._wakeup.notify()
+        self._inbox.close()
         if self._thread.is_alive():
             self._thread.join()
         self.runner.close()
@@ -138,26 +134,37 @@ class Engine:
             active.matchers = [self._constraints.matcher(*wanted) for _ in range(request.num_completions)]
         if request.timeout_seconds is not None:
             active.deadline = monotonic() + request.timeout_seconds
-        with self._wakeup:
-            if self._failure:
-                raise ClosedError(f"the engine has failed: {self._failure}")
-            if self._is_closing:
-                raise ClosedError("the engine is shutting down")
-            queued = len(self.scheduler.waiting)
-            queued += sum(new.request.num_completions for _, new in self._inbox if new is not None)
-            # Sequences that get a free row do not wait.
-            free_rows = self.layout.shards * self.layout.rows - len(self.scheduler.running)
-            if queued + request.num_completions > self.settings.max_queue + free_rows:
-                raise OverloadedError(f"{queued} sequences wait; the queue takes {self.settings.max_queue}", 1.0)
-            self._inbox.append((request_id, active))
-            self._wakeup.notify()
+        self._inbox.add(request_id, active, lambda: self._check_accepted(request))
         return request_id
+
+    def _check_accepted(self, request: Request) -> None:
+        """Raise if a request's adapter was dropped meanwhile, or the queue is full."""
+        if request.adapter is not None and request.adapter not in self.adapters.by_name.values():
+            raise UnknownAdapterError(f"the adapter {request.adapter.name!r} was unloaded")
+        queued = len(self.scheduler.waiting)
+        queued += sum(new.request.num_completions for new in self._inbox.requests)
+        # Sequences that get a free row do not wait.
+        free_rows = self.layout.shards * self.layout.rows - len(self.scheduler.running)
+        if queued + request.num_completions > self.settings.max_queue + free_rows:
+            raise OverloadedError(f"{queued} sequences wait; the queue takes {self.settings.max_queue}", 1.0)
+
+    def load_adapter(self, name: str, factors: Factors) -> None:
+        """Load an adapter that `adapters.read` has read, between two steps.
+
+        Raises:
+            MeshwrightError: no slot is free, or the name is taken.
+        """
+
+        def add() -> None:
+            requests = (active.request for active in (*self._active.values(), *self._inbox.requests))
+            in_use = [request.adapter for request in requests if request.adapter is not None]
+            self.adapters.add(name, factors, in_use, self.runner.load_adapter)
+
+        self._inbox.call(add)
 
     def abort(self, request_id: str) -> None:
         """End a request and free its pages; see `EngineClient`."""
-        with self._wakeup:
-            self._inbox.append((request_id, None))
-            self._wakeup.notify()
+        self._inbox.add(request_id, None)
 
     def stats(self) -> Stats:
         """Return the engine's state and totals."""
@@ -178,12 +185,12 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether the engine has no request."""
-        return not (self._active or self._inbox or self._rounds or self._is_receiving)
+        return not (self._active or self._inbox or self._rounds or self._inbox.is_receiving)
 
     def _run(self) -> None:
         """Run the engine thread's loop: take requests, run steps, deliver outputs."""
         try:
-            while not self._is_closing:
+            while not self._inbox.is_closing:
                 try:
                     self._receive_requests()
                     self._run_round()
@@ -198,10 +205,9 @@ class Engine:
                 self._deliver()
         except BaseException as error:
             self.on_failure()
-            with self._wakeup:
-                self._failure = str(error) if isinstance(error, DeviceError) else first_line(error)
+            self._inbox.failure = str(error) if isinstance(error, DeviceError) else first_line(error)
             self._forget_steps()
-            self._end_all("failed", self._failure)
+            self._end_all("failed", self._inbox.failure)
             raise
         self._end_all("aborted", "the server is shutting down")
 
@@ -226,30 +232,22 @@ class Engine:
 
     def _receive_requests(self) -> None:
         """Start new requests, and end those that are aborted or past their deadline."""
-        with self._wakeup:
-            if not (self._rounds or self._active):
-                self._wakeup.wait_for(lambda: self._inbox or self._is_closing)
-                latest, seen = monotonic() + MOST_SECONDS, 0
-                while seen < len(self._inbox) and monotonic() < latest:
-                    seen = len(self._inbox)
-                    self._wakeup.wait_for(lambda: len(self._inbox) > seen or self._is_closing, PAUSE_SECONDS)  # noqa: B023
-            num_received = 0 if self._is_closing else len(self._inbox)
-            self._is_receiving = num_received > 0
-        for _ in range(num_received):
-            with self._wakeup:
-                request_id, active = self._inbox.popleft()
-            if active is None:
+        for _ in range(self._inbox.num_received(is_idle=not (self._rounds or self._active))):
+            request_id, item = self._inbox.pop()
+            if item is None:
                 self._end_request(request_id, "aborted")
-                continue
-            try:
-                self._start_request(request_id, active)
-            except Exception as error:
-                self._fail(request_id, error)
+            elif isinstance(item, Call):
+                item.run()
+            else:
+                try:
+                    self._start_request(request_id, item)
+                except Exception as error:
+                    self._fail(request_id, error)
         now = monotonic()
         for request_id, active in list(self._active.items()):
             if active.deadline is not None and now > active.deadline:
                 self._end_request(request_id, "aborted", "the time of the request is over")
-        self._is_receiving = False
+        self._inbox.is_receiving = False
 
     def _start_request(self, request_id: str, active: ActiveRequest) -> None:
         request = active.request
@@ -299,8 +297,7 @@ class Engine:
             self._rounds.append(steps)
         elif not self._rounds and any(sequence.is_scored for sequence in self.scheduler.running):
             # Nothing to do until the scoring program is compiled.
-            with self._wakeup:
-                self._wakeup.wait_for(lambda: self._inbox or self._is_closing, timeout=0.05)
+            self._inbox.wait(0.05)
         if self._rounds and (len(self._rounds) > AHEAD or not steps):
             oldest = self._rounds.popleft()
             for step, result in oldest:
@@ -358,7 +355,10 @@ class Engine:
 
     def _work_of(self, step: EngineStep) -> Work:
         """Return the input arrays of a step, with the kind and shape of its program."""
-        needs_sampling = any(part.is_chosen and self._needs_sampling_program(part.sequence) for part in step.slices)
+        needs_sampling = any(
+            part.is_chosen and (part.row in self._sampling_rows or part.sequence.needs_sampling_program)
+            for part in step.slices
+        )
         kind = "scoring" if step.is_scored else "sampling" if needs_sampling or step.is_chunk else "greedy"
         step = self.runner.with_program(kind, step)
         shape = self.runner.shape_of(step)
@@ -370,15 +370,6 @@ class Engine:
             targets_of(step, shape) if step.is_scored else None,
             tuple(step.copies),
             tuple(self._changes),
-        )
-
-    def _needs_sampling_program(self, sequence: TokenSequence) -> bool:
-        request = sequence.request
-        return (
-            sequence.row in self._sampling_rows
-            or request.logprobs is not None
-            or sequence.mask is not None
-            or sequence.num_generated - 1 < request.min_tokens
         )
 
     def _read(self, step: EngineStep, result: Result) -> None:
@@ -480,9 +471,7 @@ class Engine:
             active.ended.add(output.completion)
 
     def _end_all(self, done: Ending, error: str) -> None:
-        with self._wakeup:
-            received, self._inbox = self._inbox, deque()
-        for active in (active for _, active in received if active is not None):
+        for active in self._inbox.pop_all(error):
             self._end_others(active, done, error)
         for request_id in list(self._active):
             self._end_request(request_id, done, error, is_scheduled=False)

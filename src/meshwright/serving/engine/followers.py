@@ -15,8 +15,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,6 +25,7 @@ from jax.experimental import multihost_utils
 
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.sampling import Sampling
+from meshwright.serving.engine.adapters import SlotWeights
 from meshwright.serving.engine.programs import Shape
 from meshwright.serving.engine.runner import RowChange, Work
 from meshwright.serving.engine.scheduler import PageCopy
@@ -59,8 +61,8 @@ class Leader:
             _broadcast(f"{secret} {listener.getsockname()[1]} {host or socket.getfqdn()}")
             self._connections = list(_accepted(listener, secret, jax.process_count() - 1))
 
-    def send(self, work: Work) -> None:
-        """Send a step to the other processes, which dispatch it."""
+    def send(self, work: Work | SlotWeights) -> None:
+        """Send a step, or an adapter, to the other processes, which dispatch it."""
         frame = encode_work(work)
         for connection in self._connections:
             connection.sendall(struct.pack(">Q", len(frame)) + frame)
@@ -103,8 +105,8 @@ def connect() -> socket.socket:
     return connection
 
 
-def follow(connection: socket.socket, run: Callable[[Work], object]) -> None:
-    """Run the steps that process 0 sends, until it sends no more.
+def follow(connection: socket.socket, run: Callable[[Work | SlotWeights], object]) -> None:
+    """Run the steps and load the adapters that process 0 sends, until it sends no more.
 
     Raises:
         MeshwrightError: process 0 is gone.
@@ -125,26 +127,39 @@ def signals_passed_on(connection: socket.socket) -> Iterator[None]:
         yield
 
 
-def encode_work(work: Work) -> bytes:
-    """Encode a step: a line of JSON, then its arrays."""
+def encode_work(work: Work | SlotWeights) -> bytes:
+    """Encode a step, or an adapter: a line of JSON, then its arrays."""
+    if isinstance(work, SlotWeights):
+        paths = {f"{stack}.{name}": array for stack, own in work.factors.items() for name, array in own.items()}
+        return _frame({"slot": work.slot}, paths)
     arrays = {name: array for name in ARRAYS if (array := getattr(work, name)) is not None}
     head = {
         "kind": work.kind,
         "shape": [getattr(work.shape, field.name) for field in fields(Shape)],
-        "arrays": [[name, array.dtype.str, array.shape] for name, array in arrays.items()],
         "copies": work.copies,
         "changes": [[*change._replace(sampling=asdict(change.sampling))] for change in work.changes],  # type: ignore
     }
+    return _frame(head, arrays)
+
+
+def _frame(head: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
+    head["arrays"] = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
     return b"".join([json.dumps(head).encode(), b"\n", *(array.tobytes() for array in arrays.values())])
 
 
-def decode_work(frame: bytes) -> Work:
+def decode_work(frame: bytes) -> Work | SlotWeights:
     """The inverse of `encode_work`."""
     at = frame.index(b"\n") + 1
     head, arrays = json.loads(frame[:at]), {}
     for name, dtype, shape in head["arrays"]:
         array = np.frombuffer(frame, dtype, count=int(np.prod(shape)), offset=at).reshape(shape)
         arrays[name], at = array, at + array.nbytes
+    if "slot" in head:
+        factors = dict[str, dict[str, np.ndarray]]()
+        for path, array in arrays.items():
+            stack, _, name = path.rpartition(".")
+            factors.setdefault(stack, {})[name] = array
+        return SlotWeights(head["slot"], factors)
     rows, length, entries, num_chosen = head["shape"]
     return Work(
         kind=head["kind"],

@@ -12,8 +12,9 @@ from jax.experimental import multihost_utils
 
 from meshwright.description.step.frequencies import DynamicRopeScaling
 from meshwright.description.step.legality import check_runnable, learned_positions
+from meshwright.description.step.rules import local_parameter_shape
 from meshwright.description.step.serve import layers_by_window, pages_read
-from meshwright.description.step.serving import CacheSplit, check_linear_serving
+from meshwright.description.step.serving import CacheSplit, check_linear_serving, generation_rules
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.cache import split_axes
 from meshwright.execution.models.generation.delta_state import abstract_states
@@ -22,6 +23,7 @@ from meshwright.execution.models.generation.paged_cache import abstract_pages, p
 from meshwright.execution.models.inference.loaded import LoadedModel
 from meshwright.execution.runtime.arrays import DTYPES
 from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.serving.engine.adapters import slot_parameters
 from meshwright.serving.engine.settings import EngineLayout, EngineSettings
 from meshwright.units import show_bytes
 
@@ -161,6 +163,16 @@ def stored_dtype(model: LoadedModel, settings: EngineSettings) -> Any:
     return jnp.int8 if settings.kv_dtype == "int8" else DTYPES[model.dtype]
 
 
+def adapter_bytes(model: LoadedModel, settings: EngineSettings) -> int:
+    """Return the bytes of all adapter slots on a device."""
+    config = settings.with_slots(model.config)
+    mesh, itemsize = model.mesh_shape, np.dtype(DTYPES[model.dtype]).itemsize
+    return itemsize * sum(
+        math.prod(local_parameter_shape(parameter, mesh=mesh, rules=generation_rules(config, mesh), what=path))
+        for path, parameter in slot_parameters(config, mesh)
+    )
+
+
 def _ridge(model: LoadedModel) -> float:
     """Return the tokens whose matmuls (2 flops per parameter and token) take as long as reading the weights."""
     itemsize = np.dtype(DTYPES[model.dtype]).itemsize
@@ -195,7 +207,8 @@ def _affordable_pages(
     )
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
-        free = SHARE_OF_FREE * (stats["bytes_limit"] - stats["bytes_in_use"])
+        slots = adapter_bytes(model, settings)
+        free = SHARE_OF_FREE * (stats["bytes_limit"] - stats["bytes_in_use"] - slots)
     else:
         free = SIMULATED_BYTES / jax.device_count()
     fits = int(max(0.0, free - state_bytes) / page_bytes)

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.description.families.registry import serving_from_data
 from meshwright.description.step.padding import padded
-from meshwright.description.step.parameter_tree import parameters
+from meshwright.description.step.parameter_tree import is_adapter, map_leaves, parameters
 from meshwright.description.step.serve import page_parts, table_entries
 from meshwright.description.step.serving import SERVING_RULES, CacheSplit, Serving, ServingLayout, check_serving
 from meshwright.errors import MeshwrightError
@@ -21,7 +21,7 @@ from meshwright.execution.models.generation.generate import decode_layout
 from meshwright.execution.models.generation.paged_cache import abstract_pages, page_axes
 from meshwright.execution.models.generation.serving_step import check_served, dtype_of
 from meshwright.execution.models.generation.stationary import for_server_products
-from meshwright.execution.models.quantised.int8_weights import in_int8
+from meshwright.execution.models.quantised.weights import in_int8
 from meshwright.execution.runtime.arrays import DTYPES, abstract
 from meshwright.mesh import MeshShape
 from meshwright.serving.engine.programs import Shape, greedy_program
@@ -47,8 +47,11 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
         stored = jnp.int8 if read.kv_dtype == "int8" else dtype
         pages: Any = abstract_pages(model, context, counts, read.page_size * parts, stored)
         pages = (*pages, *abstract_states(model, context, read.batch, dtype))
-        params = abstract(
-            parameters(padded(model, shape, SERVING_RULES)), mesh, context, dtype_of("weight_dtype", weight_dtype)
+        stored_in = dtype_of("weight_dtype", weight_dtype)
+        declared = parameters(padded(model, shape, SERVING_RULES))
+        params = map_leaves(
+            lambda path, leaf: leaf.update(dtype=dtype) if is_adapter(path) else leaf,
+            abstract(declared, mesh, context, stored_in),
         )
         if read.weight_dtype == "int8":
             params = jax.eval_shape(lambda own: in_int8(own, model), params)

@@ -32,7 +32,7 @@ def numbers_of(
         wanted = request.prompt_logprobs if step.is_scored else request.logprobs
         line[:begin] = (
             part.row, part.start, len(tokens), part.is_chosen, part.sequence.prefill_length, part.drawn,
-            0 if wanted is None else 1 + wanted,
+            request.adapter.slot if request.adapter else 0, 0 if wanted is None else 1 + wanted,
         )  # fmt: skip
         line[begin : begin + len(tokens)] = tokens
     at = [part.at for part in step.slices]

@@ -67,10 +67,11 @@ class Columns:
         is_chosen: whether a token is chosen after the last one.
         prefill_length: tokens at the sequence's prefill, on which the rotary frequencies of some models depend.
         drawn: number of tokens chosen for the sequence so far.
+        slot: slot of the row's adapter, from 1; 0 for none.
         num_logprobs: log probabilities to return per token, its own and the likeliest ones; 0 for none.
     """
 
-    row, start, count, is_chosen, prefill_length, drawn, num_logprobs = range(7)
+    row, start, count, is_chosen, prefill_length, drawn, slot, num_logprobs = range(8)
 
     def __init__(self, shape: Shape) -> None:
         begin = self.num_logprobs + 1
@@ -311,6 +312,7 @@ def through_pages(
         layout,
         dtype,
         lengths=jnp.maximum(positions + 1, own[:, Columns.prefill_length, None]),
+        slots=own[:, Columns.slot],
     )
     return x, table, tuple(cache.state if isinstance(cache, DeltaCache) else cache.pages for cache in caches)
 

@@ -31,8 +31,20 @@ class OverloadedError(MeshwrightError):
         self.retry_seconds = retry_seconds
 
 
+class UnknownAdapterError(MeshwrightError):
+    """The adapter of a request is not loaded any more."""
+
+
 class ClosedError(MeshwrightError):
     """The engine accepts no more requests: it is shutting down, or has failed."""
+
+
+class Adapter(NamedTuple):
+    """A loaded low-rank adapter: its name, its slot from 1, and a number that no other one of that name will have."""
+
+    name: str
+    slot: int
+    version: int
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,8 @@ class Request:
         timeout_seconds: time after `submit` at which the request is aborted.
         owner: the client. Rows are shared fairly between owners, and each owner's constraints have their own queue.
         group: requests of one group share rows like a single request; by default each request is a group.
-        cache_salt: only requests with the same salt share cached prefixes.
+        cache_salt: only requests with the same salt and adapter share cached prefixes.
+        adapter: a loaded adapter; None for the model alone.
     """
 
     prompt: Sequence[int]
@@ -84,6 +97,7 @@ class Request:
     owner: str = ""
     group: str = ""
     cache_salt: str = ""
+    adapter: Adapter | None = None
 
 
 class TokenLogprob(NamedTuple):

@@ -31,9 +31,10 @@ from meshwright.execution.models.generation.paged_cache import Pages, abstract_p
 from meshwright.execution.models.generation.sampling import GREEDY, Sampling, Written
 from meshwright.execution.models.generation.stationary import for_server_products
 from meshwright.execution.models.inference.loaded import LoadedModel
-from meshwright.execution.models.quantised.int8_weights import in_int8
+from meshwright.execution.models.quantised.weights import in_int8
 from meshwright.execution.runtime.arrays import DTYPES
 from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.serving.engine.adapters import SlotWeights, empty_factors, with_empty_slots, write_slot
 from meshwright.serving.engine.draft_programs import draft_prefill_program, draft_program, why_not_draft
 from meshwright.serving.engine.faults import on_devices
 from meshwright.serving.engine.layout import stored_dtype
@@ -128,7 +129,7 @@ class Runner:
 
     Attributes:
         model: the model, without the parameters that the runner stores otherwise.
-        before_run: called with each step before it is dispatched, to have other processes dispatch it too.
+        before_run: called with each step and adapter before it is dispatched, to have other processes dispatch it too.
     """
 
     def __init__(
@@ -141,7 +142,8 @@ class Runner:
     ) -> None:
         if draft is not None and (reason := why_not_draft(draft.config, model.config, settings.num_drafts)):
             raise MeshwrightError(f"{draft.config.name} cannot draft for {model.config.name}: {reason}")
-        self._config, self._mesh, self._dtype = model.config, model.mesh, DTYPES[model.dtype]
+        self._mesh, self._dtype = model.mesh, DTYPES[model.dtype]
+        self._config = settings.with_slots(model.config)
         # Quantised parameters, and on GPUs those of each layer, are the runner's own; the loaded ones are dropped.
         has_own = settings.weight_dtype is not None or model.system.chip.kind == "gpu"
         self.model = replace(model, params={}) if has_own else model
@@ -153,7 +155,9 @@ class Runner:
             self._params = placed_params(model.params, model.config, context)
             if settings.weight_dtype == "int8":
                 self._params = in_int8(self._params, model.config)
-            self._params = for_server_products(self._params, model.config)
+            if settings.adapter_slots:
+                self._params = with_empty_slots(self._params, self._config, context, self._dtype)
+            self._params = for_server_products(self._params, self._config)
             self._draft = None
             if draft is not None:
                 # It uses the page numbers of layers without a window, which have all tokens of a text.
@@ -165,7 +169,7 @@ class Runner:
             self._pages, draft_pages = pages
             if self._draft is not None:
                 self._draft.pages = draft_pages
-        self.before_run: Callable[[Work], None] = lambda work: None
+        self.before_run: Callable[[Work | SlotWeights], None] = lambda work: None
         self._free_masks = dict[tuple[int, int], Any]()
         self._compiled = dict[tuple[str, Shape], Any]()
         self._compiler, self._narrow_compiler = (ThreadPoolExecutor(1, "compiler") for _ in range(2))
@@ -267,10 +271,12 @@ class Runner:
             for number, done in enumerate(as_completed(compiling), start=1):
                 self._compiled[compiling[done]] = done.result()
                 on_program(number, len(compiling))
-        # Compile these too, by running them once without effect: a change of a row, a copy to no page.
+        # Compile these too, by running them without effect: a change of a row, a copy to no page, an empty adapter.
         with jax.set_mesh(self._mesh):
             self._state = row_program()(self._state, np.int32(0), self.row_state(RowChange(0, GREEDY, (), (), ())))
         self._copy([PageCopy(0, window, 0, count) for window, count in enumerate(self._layout.pages)])
+        if self._config.lora is not None:
+            self._write(SlotWeights(1, empty_factors(self._config, self._context.mesh)))
         jax.block_until_ready((self._pages, self._state))
         for key in self.programs:
             if key not in self._compiled:
@@ -365,6 +371,20 @@ class Runner:
             return (*first, drafts)
         own, mask = arrays.state, work.mask if work.mask is not None else self._free_mask(work.shape)
         return (*first, drafts, own.written, own.samplers, own.seed, own.bias, mask)
+
+    def load_adapter(self, weights: SlotWeights) -> None:
+        """Write an adapter into a slot, for the steps that are dispatched later.
+
+        Raises:
+            DeviceError: the write failed.
+        """
+        with on_devices():
+            self.before_run(weights)
+            self._write(weights)
+
+    def _write(self, weights: SlotWeights) -> None:
+        with jax.set_mesh(self._mesh):
+            self._params = write_slot(self._params, weights, self._config, self._context)
 
     def run(self, work: Work) -> Result:
         """Dispatch a step; its results are not computed yet.

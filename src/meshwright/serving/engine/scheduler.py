@@ -398,13 +398,13 @@ class Scheduler:
         return known / len(sequence.tokens) + len(self._free_rows[shard]) / self.layout.rows
 
     def _prefix_salt(self, sequence: TokenSequence) -> Hashable:
-        """Return the request's cache salt, with the length if a model's rotary frequencies depend on it."""
+        """Return the request's salt and adapter, with the length if a model's rotary frequencies depend on it."""
         of_length = None
         if self.layout.switch is not None:
             of_length = sequence.prefill_length > self.layout.switch
         elif self.layout.stretched_from is not None:
             of_length = max(sequence.prefill_length, self.layout.stretched_from)
-        return sequence.request.cache_salt, of_length
+        return sequence.request.cache_salt, sequence.request.adapter, of_length
 
     def _has_free_pages(self, shard: int, tokens: int) -> bool:
         """Whether pages for this many more tokens are free, after evictions from the prefix cache."""

@@ -69,6 +69,12 @@ class TokenSequence:
         return len(self.tokens) + self.in_flight - len(self.request.prompt)
 
     @property
+    def needs_sampling_program(self) -> bool:
+        """Whether the next token needs more than the greedy program, whatever the row's sampling options are."""
+        request = self.request
+        return request.logprobs is not None or self.mask is not None or self.num_generated - 1 < request.min_tokens
+
+    @property
     def needs_last_tokens(self) -> bool:
         """Whether the host must read the last step's tokens before it can build the next step."""
         return self.matcher is not None or self.drafts is not None

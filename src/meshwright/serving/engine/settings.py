@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from meshwright.description.families.adapters import with_adapter_slots
+from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.serve import pages_read
 from meshwright.description.step.serving import CacheSplit
 from meshwright.errors import MeshwrightError
@@ -28,6 +30,8 @@ class EngineSettings:
             dtype.
         chunk_tokens: maximum number of prompt tokens processed between two decode steps.
         prefix_cache: whether pages of sequences that ended are kept for prompts with the same prefix.
+        adapter_slots: maximum number of low-rank adapters that are loaded at once.
+        adapter_rank: maximum rank of an adapter.
         num_drafts: draft tokens per step, from n-grams of the sequence or a draft model; 0 for none.
         max_queue: maximum number of waiting sequences; further requests are refused and can be retried.
     """
@@ -41,6 +45,8 @@ class EngineSettings:
     weight_dtype: Int8 | None = None
     chunk_tokens: int = 1024
     prefix_cache: bool = True
+    adapter_slots: int = 0
+    adapter_rank: int = 16
     num_drafts: int = 0
     max_queue: int = 1024
 
@@ -48,13 +54,17 @@ class EngineSettings:
         check_fields(self)
         for name, least in (
             ("rows", 1), ("context", 2), ("page_size", 1), ("cache_tokens", 1), ("chunk_tokens", 1), ("num_drafts", 0),
-            ("max_queue", 1),
+            ("max_queue", 1), ("adapter_slots", 0), ("adapter_rank", 1),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < least:
                 raise MeshwrightError(f"{name} is {value}; it is {least} or more")
         if self.num_drafts > 16:
             raise MeshwrightError(f"num_drafts is {self.num_drafts}; it is at most 16, as most drafts are wrong soon")
+
+    def with_slots(self, model: ModelConfig) -> ModelConfig:
+        """Return the model with the adapter slots of the engine."""
+        return with_adapter_slots(model, slots=self.adapter_slots, rank=self.adapter_rank)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.loading.library import find_model
 from meshwright.execution.processes.launch.division import devices_per_process, process_environments
 from meshwright.execution.processes.launch.replicas import Replicas
-from meshwright.options.serving import ServeArgs
+from meshwright.options.serving import ServeArgs, split_adapters
 from meshwright.serving.front.app import Front
 from meshwright.serving.http.api_keys import KEYS_VARIABLE
 from meshwright.serving.http.server import HttpServer, serve_app
@@ -35,8 +35,12 @@ def serve_replicas(
     """
     if args.plan is not None:
         raise MeshwrightError(f"--plan {args.plan} is of one server; with --replicas leave it out, and give --mesh")
+    if args.adapter_folder is not None:
+        raise MeshwrightError(
+            f"--adapter-folder {args.adapter_folder} loads adapters into one server; leave it or --replicas out"
+        )
     # The system has all devices; the mesh is that of one replica, which checks it.
-    system = find_model(args.model, on=args.on, dtype=args.dtype, adapter=args.adapter).system
+    system = find_model(args.model, on=args.on, dtype=args.dtype, adapter=split_adapters(args.adapter)[0]).system
     num_devices = devices_per_process(
         system, args.replicas, "replicas", "leave --replicas {0} out, and have dp={0} in --mesh for as many copies"
     )

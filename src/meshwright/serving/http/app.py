@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from meshwright.execution.text.chat import chat_template
+from meshwright.serving.engine.request import Adapter
 from meshwright.serving.http.async_engine import AsyncEngine
 from meshwright.serving.http.easylm.generate import CHAT_TURN, GENERATE, GREEDY_UNTIL
 from meshwright.serving.http.easylm.loglikelihood import LOGLIKELIHOOD, LOGLIKELIHOOD_ROLLING
@@ -24,6 +25,7 @@ from meshwright.serving.http.endpoint import AppState, Endpoint, EndpointApp
 from meshwright.serving.http.errors import ApiError, internal_error, respond_to_error
 from meshwright.serving.http.metrics import CONTENT_TYPE, Metrics
 from meshwright.serving.http.middleware import REQUEST_ID, add_middleware
+from meshwright.serving.http.openai.adapters import LOAD_ADAPTER, UNLOAD_ADAPTER
 from meshwright.serving.http.openai.chat import CHAT_COMPLETIONS
 from meshwright.serving.http.openai.completions import COMPLETIONS
 from meshwright.serving.http.openai.embeddings import EMBEDDINGS
@@ -34,7 +36,7 @@ from meshwright.serving.http.openapi import openapi_document
 from meshwright.serving.http.service import Service
 
 ENDPOINTS: tuple[Endpoint, ...] = (
-    COMPLETIONS, CHAT_COMPLETIONS, RESPONSES, EMBEDDINGS, TOKENIZE, DETOKENIZE,
+    COMPLETIONS, CHAT_COMPLETIONS, RESPONSES, EMBEDDINGS, TOKENIZE, DETOKENIZE, LOAD_ADAPTER, UNLOAD_ADAPTER,
     GENERATE, GREEDY_UNTIL, LOGLIKELIHOOD, LOGLIKELIHOOD_ROLLING, CHAT_TURN,
 )  # fmt: skip
 
@@ -49,13 +51,17 @@ PAGE_POLICY = (
 
 
 class ModelCard(BaseModel):
-    """A served model. max_model_len: the maximum number of tokens of a prompt and its completion together (vLLM's)."""
+    """A served model, or an adapter of it (`parent`), which requests name like a model.
+
+    max_model_len: the maximum number of tokens of a prompt and its completion together (vLLM's).
+    """
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
+    parent: str | None = None
 
 
 class ModelList(BaseModel):
@@ -92,12 +98,14 @@ def _get_routes(service: Service, metrics: Metrics) -> list[BaseRoute]:
         id=service.model, object="model", created=service.created, owned_by="meshwright", max_model_len=service.context
     )
 
+    def card_of(adapter: Adapter | None) -> ModelCard:
+        return card.model_copy(update={"id": adapter.name, "parent": service.model}) if adapter else card
+
     async def models(_: Request) -> Response:
-        return _json(ModelList(object="list", data=[card]))
+        return _json(ModelList(object="list", data=[card, *map(card_of, service.adapters_by_name.values())]))
 
     async def model(request: Request) -> Response:
-        service.check_model(request.path_params["name"])
-        return _json(card)
+        return _json(card_of(service.find_adapter(request.path_params["name"])))
 
     async def health(_: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -159,7 +167,7 @@ def _hash_of(tag: str, html: str) -> str:
 
 
 def _json(body: BaseModel) -> Response:
-    return Response(body.model_dump_json(), media_type="application/json")
+    return Response(body.model_dump_json(exclude_none=True), media_type="application/json")
 
 
 def _routing_error(request: Request, error: Exception) -> Response:

@@ -124,6 +124,7 @@ class OutputStream:
                 group=group,
                 # Only requests with the same key and the same salt share prefixes.
                 cache_salt=json.dumps([service.api_key, request.cache_salt]),
+                adapter=service.adapter,
             )
             for request in requests
         ]

@@ -95,8 +95,10 @@ class EndpointApp:
             self._state.service, limits=limits, api_key=scope[API_KEY], body_size=len(data),
             client=request.client.host if request.client else "",
         )  # fmt: skip
-        state = replace(self._state, service=service)
         body = await service.run(partial(parse_request, self._endpoint.request, data, limits))
+        if (adapter := service.find_adapter(getattr(body, "model", None))) is not None:
+            service = replace(service, adapter=adapter, model=adapter.name)
+        state = replace(self._state, service=service)
         response = _ResponseSender(send, scope[REQUEST_ID])
         work = asyncio.ensure_future(self._answer(state, body, scope, receive, response))
         disconnect = asyncio.ensure_future(wait_for_disconnect(receive))

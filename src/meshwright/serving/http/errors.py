@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from meshwright.errors import MeshwrightError
-from meshwright.serving.engine.request import ClosedError, OverloadedError
+from meshwright.serving.engine.request import ClosedError, OverloadedError, UnknownAdapterError
 
 _LOG = logging.getLogger("meshwright.serving")
 
@@ -102,10 +102,12 @@ def internal_error(error: Exception, request_id: str) -> ApiError:
 
 
 def from_engine_error(error: MeshwrightError) -> ApiError:
-    """Convert an error of `submit` to a response: 429 for a full queue, 503 for a closed engine, else 400."""
+    """Convert an error of `submit` to a response: 404, 429 for a full queue, 503 for a closed engine, else 400."""
     if isinstance(error, OverloadedError):
         retry = {"retry-after": str(max(1, math.ceil(error.retry_seconds)))}
         return ApiError(str(error), status=429, code="overloaded", headers=retry)
+    if isinstance(error, UnknownAdapterError):
+        return ApiError(str(error), status=404, param="model", code="model_not_found")
     if isinstance(error, ClosedError):
         return ApiError(str(error), status=503, code="closed")
     # The engine's errors begin with the engine's name of the field at fault; for a prompt, with "token".

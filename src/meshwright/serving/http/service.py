@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,8 +14,9 @@ from typing import TypeVar
 from meshwright.errors import MeshwrightError
 from meshwright.execution.text.tokenizer import Tokenizer
 from meshwright.serving.engine.decode_stats import StepMeans
-from meshwright.serving.engine.request import EngineClient
+from meshwright.serving.engine.request import Adapter, EngineClient
 from meshwright.serving.engine.stats import Stats
+from meshwright.serving.http.adapters import ServedAdapters
 from meshwright.serving.http.errors import ApiError
 from meshwright.support.field_types import check_fields
 
@@ -134,7 +135,9 @@ class Service(ServerState):
         tokenizer: the model's tokenizer; None if prompts and completions are token ids only.
         stats: returns the engine's counters, for `/metrics`.
         means: returns measured and predicted means of the decode step, for `/metrics`.
+        adapters: the named adapters; None for an engine without any.
         created: time of the start, in seconds since 1970.
+        adapter: the adapter of the request being answered; None for the model alone.
         api_key, client, body_size: API key, client address and bytes of the body of the request being answered.
     """
 
@@ -144,7 +147,9 @@ class Service(ServerState):
     tokenizer: Tokenizer | None = None
     stats: Callable[[], Stats] | None = None
     means: Callable[[], tuple[StepMeans, StepMeans] | None] | None = None
+    adapters: ServedAdapters | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+    adapter: Adapter | None = None
     api_key: str = ""
     client: str = ""
     body_size: int = 0
@@ -164,11 +169,25 @@ class Service(ServerState):
             raise ApiError(f"{self.model} has no tokenizer, and {purpose} needs one; give the prompt as token ids")
         return self.tokenizer
 
-    def check_model(self, name: str | None) -> None:
-        """Raise an error with status 404 if a request is for another model."""
-        if name is not None and name != self.model:
-            message = f"there is no model {name[:100]!r} on this server; its model is {self.model!r}"
-            raise ApiError(message, status=404, param="model", code="model_not_found")
+    @property
+    def adapters_by_name(self) -> Mapping[str, Adapter]:
+        """The loaded adapters."""
+        return self.adapters.by_name if self.adapters else {}
+
+    def find_adapter(self, name: str | None) -> Adapter | None:
+        """Return the adapter that a request names, as NAME or MODEL:NAME; None for the model alone.
+
+        Raises:
+            ApiError: there is no model and no adapter of this name (status 404).
+        """
+        if name is None or name == self.model:
+            return None
+        by_name = self.adapters_by_name
+        if (found := by_name.get(name) or by_name.get(name.removeprefix(f"{self.model}:"))) is not None:
+            return found
+        others = f" with the adapters {', '.join(map(repr, by_name))}" if by_name else ""
+        message = f"there is no model {name[:100]!r} on this server; its model is {self.model!r}{others}"
+        raise ApiError(message, status=404, param="model", code="model_not_found")
 
     def check_num_prompts(self, param: str, count: int) -> None:
         """Raise if the field `param` of a request has more prompts than the limit."""

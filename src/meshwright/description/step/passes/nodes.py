@@ -16,7 +16,7 @@ from meshwright.description.step.ir import OPERANDS, Array, Block, Dim, Operand,
 from meshwright.description.step.layer import (
     Attention,
 )
-from meshwright.description.step.rules import IN_USE
+from meshwright.description.step.parameter_tree import IN_USE
 from meshwright.description.step.strategy import SequenceMethod, TpStream
 from meshwright.mesh import LAYOUT
 from meshwright.record import Kind
@@ -37,6 +37,7 @@ LETTERS = {
     "positions": "P",
     "norm": "N",
     "rank": "J",
+    "adapter": "M",
 }
 """The letter in the notation for each logical axis of a parameter."""
 

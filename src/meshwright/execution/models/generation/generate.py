@@ -55,7 +55,7 @@ from meshwright.execution.models.generation.sampling import (
 )
 from meshwright.execution.models.generation.stationary import WEIGHTS, attention_layout, head_rows
 from meshwright.execution.models.layer import run_layer
-from meshwright.execution.models.quantised.int8_weights import layer_weights
+from meshwright.execution.models.quantised.weights import layer_weights
 from meshwright.execution.runtime.arrays import fit
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape
@@ -309,11 +309,12 @@ def through_cache(
     layout: ShardingContext,
     dtype: Any,
     lengths: Array | None = None,
+    slots: Array | None = None,
 ) -> tuple[Array, Array, Any]:
     """Return the residual stream [rows, s, d] of tokens at positions [rows, s], the embeddings, and the updated caches.
 
     caches: `Caches` if s is 1, or one `PagedCache` for each window, and the `DeltaCache` of linear attention, if any.
-    lengths: see `positions_in_cache`.
+    lengths: see `positions_in_cache`. slots: see `LayerContext`.
     """
     x, table = embed(params, tokens, PositionInfo(positions, {}), model, layout, dtype)
     # On a device, heads may have fewer rows than the stream.
@@ -322,7 +323,7 @@ def through_cache(
     info = positions_in_cache(jax.reshard(positions, P(rows, None)), model, ends)
 
     def layer(stack: Stack, x: Array, weights: Any, cache: Any, cache_layer: Array | int) -> tuple[Array, Any]:
-        context = LayerContext(positions=info, layout=layout, cache=cache, cache_layer=cache_layer)
+        context = LayerContext(positions=info, layout=layout, cache=cache, cache_layer=cache_layer, slots=slots)
         if isinstance(cache, DeltaState):
             own = positions[:, 0]
             one = DeltaCache(cache, jnp.arange(positions.shape[0]), own, jnp.ones_like(own))

@@ -31,6 +31,10 @@ def check_served(serving: Serving, mesh: MeshShape) -> None:
             f"kv_dtype is {serving.kv_dtype}; verify keys and values in the dtype of products, {serving.compute_dtype},"
             f" or in int8 of a step through pages (decode, or prefill with a chunk)"
         )
+    if serving.model.lora is not None and not serving.is_paged:
+        raise MeshwrightError(
+            f"{serving.model.name} has adapter slots, and whole prompts are compiled without them; verify a chunk"
+        )
     check_runnable(serving.model, mesh)
 
 

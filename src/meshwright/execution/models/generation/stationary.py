@@ -21,9 +21,10 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.description.step.layer import Linear
 from meshwright.description.step.model import ModelConfig
-from meshwright.description.step.parameter_tree import Parameter, parameters
+from meshwright.description.step.parameter_tree import RANK, SLOT, Parameter, parameters
 from meshwright.execution.runtime.mesh import mesh_platform
 from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.runtime.shards import on_shards
 
 WEIGHTS = "weights"
 """The named scope of matmuls with weights, and of reading a layer's weights for them."""
@@ -125,6 +126,41 @@ def stationary_product(x: Array, weight: Array, op: Linear, layout: ShardingCont
     spec = layout.spec("batch", tokens, *outputs, unreduced=sums)
     subscripts = f"yz{inner},{inner}{columns}->yz{columns}"
     return multiply_stored(subscripts, x, used, layout, dtype=dtype or x.dtype, out=spec)
+
+
+def low_rank_of_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingContext, slots: Array) -> Array:
+    """Return the low-rank branch of each row's adapter: partial sums with the spec of `stationary_product`'s result.
+
+    x is multiplied by the A of all slots as one matrix, and the values of other slots are masked: a step reads each
+    adapter once, however many rows use it, and adds no collective. (Gathering A and B for each row would read them for
+    each row.)
+
+    Args:
+        x: the matmul's input [b, s, *inputs].
+        a: [*inputs, slots, rank].
+        b: [slots, rank, *outputs].
+        op: the matmul.
+        layout: the sharding context.
+        slots: the slot of each row [b], from 1; 0 for none.
+    """
+    names, outputs = [name for name, _ in op.inputs], [name for name, _ in op.outputs]
+    inner, columns = string.ascii_lowercase[: len(names)], string.ascii_uppercase[: len(outputs)]
+    sums = layout.spec(unreduced=tuple(axis for name in names for axis in layout.axes(name))).unreduced
+
+    def local(x: Array, a: Array, b: Array, slots: Array) -> Array:
+        low = jnp.einsum(f"yz{inner},{inner}nr->yznr", x, a)
+        is_own = slots[:, None] == 1 + jnp.arange(a.shape[-2])[None]
+        low = jnp.where(is_own[:, None, :, None], low, 0)
+        made = jnp.einsum(f"yznr,nr{columns}->yz{columns}", low, b)
+        return jax.lax.pcast(made, tuple(sums), to="unreduced") if sums else made
+
+    specs = (
+        layout.spec("batch", "sequence", *names), layout.spec(*names, SLOT, RANK), layout.spec(SLOT, RANK, *outputs),
+        layout.spec("batch"),
+    )  # fmt: skip
+    out = layout.spec("batch", "sequence", *outputs, unreduced=tuple(sums))
+    with jax.named_scope(WEIGHTS):
+        return on_shards(local, layout, in_specs=specs, out_specs=out)(jax.reshard(x, specs[0]), a, b, slots)
 
 
 def sum_of_heads(x: Array, op: Linear, layout: ShardingContext, *, is_latent: bool, is_prompt: bool) -> Array:

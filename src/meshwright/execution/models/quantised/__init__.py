@@ -1,1 +1,1 @@
-"""Weights and matmuls in 8 bits, including experts'."""
+"""Weights in 8 and 4 bits, and matmuls in 8 bits, including experts'."""

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from meshwright.description.step.parameter_tree import leaves, map_leaves
 from meshwright.description.step.strategy import Strategy
 from meshwright.errors import MeshwrightError
+from meshwright.execution.models.quantised.weights import is_quantised
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.run_directory.run import RunConfig
 from meshwright.execution.training.step import State, first_parameters
@@ -92,9 +93,12 @@ def fingerprints(params: Any) -> Any:
     return map_leaves(lambda _, array: _fingerprint(array), params)
 
 
-def _fingerprint(array: Array) -> Array:
+def _fingerprint(array: Any) -> Array:
+    if is_quantised(array):
+        values, scale = map(_fingerprint, array)
+        return values + jnp.uint32(0x9E3779B1) * scale
     spec = jax.typeof(array).sharding.spec
-    width = {2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
+    width = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
     found = lax.bitcast_convert_type(array, width).astype(jnp.uint32)
     stride = 1
     for dim in reversed(range(array.ndim)):

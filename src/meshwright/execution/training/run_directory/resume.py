@@ -19,7 +19,8 @@ from meshwright.description.step.strategy_checks import unused_options
 from meshwright.description.step.workload import Dtype, Workload
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.adapters import merge_adapters
-from meshwright.execution.runtime.arrays import abstract, abstract_for_inference
+from meshwright.execution.models.quantised.weights import plain
+from meshwright.execution.runtime.arrays import DTYPES, abstract, abstract_for_inference
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.preference.loss import check_preference_options
 from meshwright.execution.training.run_directory.begun_with import check_begun_with
@@ -40,7 +41,7 @@ from meshwright.planning.options import LORA_OPTIONS, STRATEGY_OPTIONS, read_ada
 SHAPES = ("num_layers", *OF_KIND)
 """Options that determine the shapes and dtypes of a checkpoint's arrays."""
 
-FROZEN = (*LORA_OPTIONS, "freeze")
+FROZEN = (*LORA_OPTIONS, "freeze", "quantize_base")
 """Options that determine which arrays a checkpoint has."""
 
 REFERENCES = ("objective", "reference")
@@ -159,7 +160,7 @@ def option_value(name: str, config: RunConfig) -> Any:
         return str(value) if isinstance(value, MeshShape) else value
     if name == "freeze":
         return workload.frozen
-    if name in FROZEN:
+    if name in LORA_OPTIONS:
         return getattr(workload.config.lora, name.removeprefix("lora_"), None)
     return getattr(workload, "compute_dtype" if name == "dtype" else name)
 
@@ -204,6 +205,7 @@ def _workload(said: Mapping[str, Any], before: Workload) -> Workload:
         param_dtype=said.get("param_dtype", before.param_dtype),
         remat=said.get("remat", before.remat),
         packed=said.get("packed", before.packed),
+        quantize_base=said.get("quantize_base", before.quantize_base),
         z_loss=said.get("z_loss", before.z_loss),
         objective=said.get("objective", before.objective),
         reference=said.get("reference", before.reference),
@@ -251,6 +253,8 @@ def restore_params(
     else:
         found = checkpoints.restore(step, abstract_parts(config, wanted, mesh))
         params = with_frozen(config, found, layout, mesh, DEFAULT)["params"]
+        if config.workload.quantize_base is not None:
+            params = jax.jit(lambda params: plain(params, DTYPES[dtype]))(params)
         params = jax.tree.map(lambda array, to: array.astype(to.dtype), params, wanted["params"])
     if saved != layout:
         stored = padded(model, mesh_shape, layout.rules)

@@ -152,7 +152,6 @@ class ChatCompletionChunk(BaseModel):
 
 async def create_chat_completion(state: AppState, body: ChatCompletionRequest) -> BaseModel | EventBatches:
     """Generate the next message of a chat."""
-    state.service.check_model(body.model)
     return await ChatResponse(state, body, await chat_request(state.service, body)).respond()
 
 

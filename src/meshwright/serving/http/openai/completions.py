@@ -73,7 +73,6 @@ class Completion(BaseModel):
 async def create_completion(state: AppState, body: CompletionRequest) -> BaseModel | EventBatches:
     """Generate the completions of each prompt."""
     service = state.service
-    service.check_model(body.model)
     _check_supported(body)
     logprobs = check_logprobs("logprobs", body.logprobs)
     requests = [

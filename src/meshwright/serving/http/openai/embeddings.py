@@ -73,7 +73,6 @@ async def create_embeddings(state: AppState, body: EmbeddingRequest) -> Embeddin
         ApiError: `dimensions` exceeds the width of the model.
     """
     service = state.service
-    service.check_model(body.model)
     prompts = [
         truncated(service, prompt, body.truncate_prompt_tokens, 0)
         for prompt in await prompt_tokens(

@@ -194,7 +194,6 @@ async def create_response(state: AppState, body: ResponsesRequest) -> BaseModel 
     Raises:
         ApiError: the request refers to an earlier response, or is invalid.
     """
-    state.service.check_model(body.model)
     if body.previous_response_id is not None:
         raise ApiError(
             "previous_response_id is given, and this server stores no responses; send the whole conversation as input",

@@ -64,7 +64,6 @@ async def tokenize(state: AppState, body: TokenizeRequest) -> TokenizeResponse:
         ApiError: not exactly one of prompt and messages is given.
     """
     service = state.service
-    service.check_model(body.model)
     if (body.prompt is None) == (not body.messages):
         raise ApiError("the request needs one of prompt and messages", param="prompt")
     if body.prompt is not None:
@@ -91,7 +90,6 @@ async def detokenize(state: AppState, body: DetokenizeRequest) -> DetokenizeResp
         ApiError: the vocabulary lacks a token.
     """
     service = state.service
-    service.check_model(body.model)
     tokenizer = service.require_tokenizer("detokenizing")
     if (most := max(body.tokens, default=0)) >= tokenizer.num_tokens:
         raise ApiError(

@@ -1,0 +1,162 @@
+"""Weights of layers stored in int8 or nf4, and computed with in the dtype of the matmuls.
+
+In int8 each column of a matmul has a scale, its largest absolute value over 127 (weight-only quantisation as in
+arXiv:2208.07339, without its outliers). In nf4 each block of up to 64 elements has one, its largest absolute value
+(arXiv:2305.14314, section 3). A server's weights in int8 take half the bytes of bf16, and half the reads of a step of
+decoding.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.parameter_tree import Parameter, parameters
+from meshwright.description.step.trained import (
+    BaseFormat,
+    StoredArray,
+    blocked_dim,
+    can_be_quantised,
+    stored_weight,
+    summed_dims,
+)
+from meshwright.execution.runtime.sharding_context import ShardingContext
+
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""The values of nf4: quantiles of a normal distribution, with an exact zero (arXiv:2305.14314, appendix E)."""
+
+
+class Int8Weight(NamedTuple):
+    """A weight [layers, …] in int8, and the scale of each column, of size 1 along the dims that matmuls sum over."""
+
+    values: Array
+    scale: Array
+
+
+class Nf4Weight(NamedTuple):
+    """A weight in nf4: bytes with one dim as [blocks, block / 2], and the scales [blocks, 1] of that dim.
+
+    See `description.step.trained.stored_weight`.
+    """
+
+    values: Array
+    scale: Array
+
+
+Quantised = Int8Weight | Nf4Weight
+
+FORMATS: Mapping[BaseFormat, type[Quantised]] = {"int8": Int8Weight, "nf4": Nf4Weight}
+STORED = {"int8": jnp.int8, "uint8": jnp.uint8, "bf16": jnp.bfloat16, "f32": jnp.float32}
+
+
+def quantised(weight: Array, parameter: Parameter, base: BaseFormat) -> Quantised:
+    """Return a stacked weight in a format, with its sharding. Call it under `jax.jit`."""
+    if base == "int8":
+        wide, summed = weight.astype(jnp.float32), summed_dims(parameter)
+        scale = jnp.max(jnp.abs(wide), axis=summed, keepdims=True) / 127
+        return Int8Weight(jnp.round(wide / jnp.maximum(scale, 1e-30)).astype(jnp.int8), scale)
+    dim, block = blocked_dim(parameter)
+    # One layer at a time, because it is computed in float32.
+    return Nf4Weight(*jax.lax.map(lambda own: _in_nf4(own, dim - 1, block), weight))
+
+
+def abstract_quantised(
+    parameter: Parameter, base: BaseFormat, mesh: Mesh | AbstractMesh, layout: ShardingContext
+) -> Any:
+    """Return a quantised weight as shapes, dtypes and shardings."""
+
+    def abstract(array: StoredArray) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, layout.spec(*array.parameter.axes))
+        return jax.ShapeDtypeStruct(array.parameter.shape, STORED[array.dtype], sharding=sharding)
+
+    return FORMATS[base](*map(abstract, stored_weight(parameter, base)))  # type: ignore
+
+
+def _in_nf4(weight: Array, dim: int, block: int) -> tuple[Array, Array]:
+    """Return the bytes and the scales of one layer's weight, with blocks along a dim."""
+    spec: Any = jax.typeof(weight).sharding.spec
+    shape = (*weight.shape[:dim], weight.shape[dim] // block, block, *weight.shape[dim + 1 :])
+    out = P(*spec[: dim + 1], None, *spec[dim + 1 :])
+    wide = jax.lax.reshape(weight.astype(jnp.float32), shape, out_sharding=out)
+    scale = jnp.max(jnp.abs(wide), axis=dim + 1, keepdims=True).astype(jnp.bfloat16)
+    shares = wide / jnp.maximum(scale.astype(jnp.float32), 1e-30)
+    middles = [(low + high) / 2 for low, high in itertools.pairwise(NF4)]
+    codes = sum((shares > middle).astype(jnp.uint8) for middle in middles)
+    low, high = jnp.split(codes, 2, axis=dim + 1)
+    return low | (high << jnp.uint8(4)), scale
+
+
+def dequantised(weight: Any, dtype: Any) -> Any:
+    """Return a weight in `dtype`; one that is not quantised is unchanged."""
+    if isinstance(weight, Int8Weight):
+        return (weight.values.astype(jnp.float32) * weight.scale).astype(dtype)
+    if not isinstance(weight, Nf4Weight):
+        return weight
+    values, scale = weight
+    dim = next(dim for dim, (own, one) in enumerate(zip(values.shape, scale.shape, strict=True)) if own != one)
+    halves = (values & jnp.uint8(15), values >> jnp.uint8(4))
+    # Each half by itself, so that compilers write no array but the result.
+    blocks = jnp.concatenate([(_of_code(half, NF4) * scale.astype(jnp.float32)).astype(dtype) for half in halves], dim)
+    spec: Any = jax.typeof(values).sharding.spec
+    shape = (*blocks.shape[: dim - 1], blocks.shape[dim - 1] * blocks.shape[dim], *blocks.shape[dim + 1 :])
+    return jax.lax.reshape(blocks, shape, out_sharding=P(*spec[:dim], *spec[dim + 1 :]))
+
+
+def plain(tree: Any, dtype: Any) -> Any:
+    """Return a tree of parameters with every quantised weight in `dtype`."""
+    return jax.tree.map(lambda leaf: dequantised(leaf, dtype), tree, is_leaf=is_quantised)
+
+
+def is_quantised(leaf: Any) -> bool:
+    """Whether a leaf of a parameter tree is a quantised weight."""
+    return isinstance(leaf, Int8Weight | Nf4Weight)
+
+
+def _of_code(codes: Array, table: Sequence[float]) -> Array:
+    """Return the value of each code. Selects run on every device at the speed of memory; a lookup would not on TPUs."""
+    if len(table) == 1:
+        return jnp.full((), table[0], jnp.float32)
+    half = len(table) // 2
+    is_high = (codes & jnp.uint8(half)) != 0
+    return jnp.where(is_high, _of_code(codes, table[half:]), _of_code(codes, table[:half]))
+
+
+def in_int8(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
+    """Convert the matmul weights of layers to int8, keeping their sharding; routers and all else are unchanged."""
+    convert, declared = jax.jit(quantised, static_argnums=(1, 2)), parameters(model)
+
+    def of_stack(stored: Any, own: Any) -> Any:
+        return {
+            name: convert(array, own[name], "int8") if can_be_quantised(own[name]) else array
+            for name, array in stored.items()
+        }
+
+    return {
+        name: of_stack(part, declared[name]) if isinstance(part, Mapping) else part for name, part in params.items()
+    }
+
+
+def layer_weights(
+    stored: Mapping[str, Any] | tuple[Mapping[str, Any], ...], number: Array | int, dtype: Any
+) -> dict[str, Array]:
+    """Return the weights of one layer of a stack, dequantizing those in int8.
+
+    stored: stacked, or a mapping for each layer, of which `number` is then a Python number.
+    """
+    if isinstance(stored, tuple):
+        own = stored[number]
+    else:
+        own = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, 0, keepdims=False), stored)
+    return plain(dict(own), dtype)

@@ -1,0 +1,230 @@
+"""Low-rank adapters of a server by name, each in a slot of the weights that the model has for them.
+
+A request names its adapter, and its row in a step has the number of the adapter's slot, so that one step has rows of
+several adapters. Adapters are loaded and dropped between two steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from meshwright.description.families.adapters import read_adapter_config
+from meshwright.description.step.blocks import program
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.padding import padded
+from meshwright.description.step.parameter_tree import (
+    LORA_B,
+    SLOT,
+    Parameter,
+    is_adapter,
+    leaves,
+    map_leaves,
+    parameters,
+)
+from meshwright.description.step.serving import SERVING_RULES
+from meshwright.errors import MeshwrightError
+from meshwright.execution.runtime.arrays import fit
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.weights.peft import read_adapter
+from meshwright.mesh import MeshShape
+from meshwright.serving.engine.request import Adapter
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""The names that adapters can have."""
+
+Factors = Mapping[str, Mapping[str, np.ndarray]]
+"""The weights of one adapter by stack and name, layers stacked, of the shapes that a mesh stores."""
+
+
+class SlotWeights(NamedTuple):
+    """An adapter to write into a slot, from 1."""
+
+    slot: int
+    factors: Factors
+
+
+class AdapterTable:
+    """The adapters of an engine by name. Only the engine's thread adds adapters; any thread reads and drops them.
+
+    Args:
+        model: the model, with `lora` for the slots.
+        mesh: the mesh.
+    """
+
+    def __init__(self, model: ModelConfig, mesh: MeshShape) -> None:
+        self._model, self._mesh = model, mesh
+        self._versions = itertools.count(1)
+        self.by_name: dict[str, Adapter] = {}
+
+    @property
+    def num_slots(self) -> int:
+        """The number of adapters that can be loaded at once."""
+        return self._model.lora.slots if self._model.lora else 0
+
+    def read(self, name: str, directory: Path) -> Factors:
+        """Read an adapter in PEFT's format for a slot; nothing is changed.
+
+        Raises:
+            MeshwrightError: the name is taken or is no name, or the adapter is not one of this model.
+        """
+        if not NAME.fullmatch(name):
+            raise MeshwrightError(f"the adapter's name is {name[:80]!r}; a name has at most 64 of A-Z a-z 0-9 . _ -")
+        if name in self.by_name:
+            raise MeshwrightError(f"there is an adapter {name!r} already; unload it first, or use another name")
+        if not self.num_slots:
+            raise MeshwrightError(f"{self._model.name} has no adapter slots; start the server with --adapter-slots")
+        return read_factors(directory, self._model, self._mesh)
+
+    def add(self, name: str, factors: Factors, in_use: Iterable[Adapter], write: Callable[[SlotWeights], None]) -> None:
+        """Write an adapter into a free slot, and name it. Called on the engine's thread.
+
+        Args:
+            name: its name.
+            factors: its weights, from `read`.
+            in_use: the adapters of requests that have not ended, which may have been dropped.
+            write: writes the slot.
+
+        Raises:
+            MeshwrightError: the name is taken by now, or no slot is free.
+        """
+        if name in self.by_name:
+            raise MeshwrightError(f"there is an adapter {name!r} already; unload it first, or use another name")
+        held = {adapter.slot: adapter.name for adapter in (*in_use, *self.by_name.values())}
+        if (free := next((slot for slot in range(1, self.num_slots + 1) if slot not in held), None)) is None:
+            names = ", ".join(sorted(held.values()))
+            raise MeshwrightError(
+                f"all {self.num_slots} adapter slots are in use, by {names}; unload one, and wait for its requests"
+            )
+        write(SlotWeights(free, factors))
+        # A copy, so that other threads never see a change while they read.
+        self.by_name = {**self.by_name, name: Adapter(name, free, next(self._versions))}
+
+    def drop(self, name: str) -> None:
+        """Forget an adapter: new requests cannot use it, and those that do are answered to their end.
+
+        Raises:
+            MeshwrightError: there is no adapter of this name.
+        """
+        if name not in self.by_name:
+            raise MeshwrightError(f"there is no adapter {name[:80]!r}; loaded are {', '.join(self.by_name) or 'none'}")
+        self.by_name = {other: adapter for other, adapter in self.by_name.items() if other != name}
+
+
+def read_factors(directory: Path, model: ModelConfig, mesh: MeshShape) -> Factors:
+    """Return an adapter's weights in the shapes of a slot: padded to its rank, and zeros for other targets.
+
+    Args:
+        directory: the adapter, in PEFT's format.
+        model: the model, with `lora` for the slots.
+        mesh: the mesh, which may pad or copy heads.
+
+    Raises:
+        MeshwrightError: the adapter is not one of this model, or its rank is larger than the slots'.
+    """
+    assert model.lora is not None
+    base, most = replace(model, lora=None), model.lora.rank
+    own = read_adapter_config(directory, base)
+    if own.rank > most:
+        raise MeshwrightError(f"{directory} has rank {own.rank}; the slots of this server take {most} (--adapter-rank)")
+    adapted = replace(base, lora=own)
+    program(adapted)  # Raises for matmuls that have no slots.
+    read = read_adapter(directory, adapted)
+
+    def factor(path: str, empty: np.ndarray) -> np.ndarray:
+        stack, _, name = path.rpartition(".")
+        if (array := read.get(stack, {}).get(name)) is None:
+            return empty
+        at = 1 if name.endswith(LORA_B) else array.ndim - 1
+        padded_rank = np.pad(array, [(0, most - own.rank if dim == at else 0) for dim in range(array.ndim)])
+        return fit(padded_rank * np.float32(own.low_rank.scale if name.endswith(LORA_B) else 1), empty.shape)
+
+    return map_leaves(factor, empty_factors(model, mesh))  # type: ignore
+
+
+def empty_factors(model: ModelConfig, mesh: MeshShape) -> Factors:
+    """Return the weights of an adapter that changes nothing."""
+    found = dict[str, dict[str, np.ndarray]]()
+    for path, parameter in slot_parameters(model, mesh):
+        stack, _, name = path.rpartition(".")
+        at = parameter.axes.index(SLOT)
+        found.setdefault(stack, {})[name] = np.zeros((*parameter.shape[:at], *parameter.shape[at + 1 :]), np.float32)
+    return found
+
+
+def slot_parameters(model: ModelConfig, mesh: MeshShape) -> Iterable[tuple[str, Parameter]]:
+    """Yield the path and the declaration, as the mesh stores it, of each weight that has adapter slots."""
+    declared = leaves(parameters(padded(model, mesh, SERVING_RULES)))
+    return ((path, parameter) for path, parameter in declared if is_adapter(path))
+
+
+def with_empty_slots(params: Mapping[str, Any], model: ModelConfig, layout: ShardingContext, dtype: Any) -> Any:
+    """Return a model's parameters with slots of zeros. Call under `jax.set_mesh`."""
+    declared = dict(slot_parameters(model, layout.mesh))
+
+    def zeros() -> dict[str, Array]:
+        return {
+            path: jnp.zeros(parameter.shape, dtype, out_sharding=layout.spec(*parameter.axes))
+            for path, parameter in declared.items()
+        }
+
+    found: dict[str, Any] = dict(params)
+    for path, array in jax.jit(zeros)().items():
+        stack, _, name = path.rpartition(".")
+        found[stack] = {**found[stack], name: array}
+    return found
+
+
+def write_slot(params: Mapping[str, Any], weights: SlotWeights, model: ModelConfig, layout: ShardingContext) -> Any:
+    """Return a runner's parameters with an adapter written into a slot; the slots' former arrays are donated.
+
+    Args:
+        params: parameters as programs have them: layers stacked, or a mapping for each layer.
+        weights: the adapter.
+        model: the model, with `lora` for the slots.
+        layout: the sharding context.
+    """
+    declared, found = dict(slot_parameters(model, layout.mesh)), dict(params)
+    for stack, factors in weights.factors.items():
+        stored: Any = params[stack]
+        is_apart = isinstance(stored, tuple)
+        for name, whole in factors.items():
+            axes = declared[f"{stack}.{name}"].axes
+            at = axes.index(SLOT)
+            if not is_apart:
+                stored = {**stored, name: _written(stored[name], whole, weights.slot, at, layout, axes)}
+                continue
+            stored = tuple(
+                {**layer, name: _written(layer[name], own, weights.slot, at - 1, layout, axes[1:])}
+                for layer, own in zip(stored, whole, strict=True)
+            )
+        found[stack] = stored
+    return found
+
+
+def _written(
+    stored: Array, own: np.ndarray, slot: int, at: int, layout: ShardingContext, axes: tuple[str, ...]
+) -> Array:
+    """Return a weight with `own` written at a slot along dim `at`."""
+    host, spec = np.expand_dims(own.astype(stored.dtype), at), layout.spec(*axes)
+    mesh = stored.sharding.mesh  # type: ignore
+    placed = jax.make_array_from_callback(host.shape, jax.sharding.NamedSharding(mesh, spec), lambda index: host[index])
+    return slot_program(at)(stored, placed, np.int32(slot - 1))
+
+
+@lru_cache(maxsize=16)
+def slot_program(at: int) -> Any:
+    """Return a program that writes (stored, own, index) -> stored, at an index of dim `at`; `stored` is donated."""
+    return jax.jit(
+        lambda stored, own, index: jax.lax.dynamic_update_slice_in_dim(stored, own, index, at), donate_argnums=0
+    )

@@ -1,0 +1,134 @@
+"""Weights of GPTQ and AWQ in four bits are read as what they stand for, each device its own part."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import meshwright as mw
+from meshwright.description.step.parameter_tree import leaves
+from meshwright.errors import MeshwrightError
+from meshwright.execution.weights.load import read_tensors
+
+GOLDEN = Path(__file__).parents[2] / "references" / "llama"
+GROUP = 16
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
+FORMATS = {
+    "gptq": GPTQ,
+    "gptq_v2": GPTQ | {"checkpoint_format": "gptq_v2"},
+    "act-order": GPTQ | {"desc_act": True},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True},
+}
+
+
+def packed(values, places):
+    """Eight numbers of four bits in each integer, along the last dim; `places[i]` is the i-th number's place."""
+    values = values.reshape(*values.shape[:-1], -1, 8).astype(np.uint32)
+    found = np.zeros(values.shape[:-1], np.uint32)
+    for number, place in enumerate(places):
+        found |= values[..., number] << np.uint32(4 * place)
+    return found.view(np.int32)
+
+
+def quantised(directory, name):
+    """A directory in a format, and one of the weights that it stands for, in float32."""
+    how, draw = FORMATS[name], np.random.default_rng(0)
+    plain, stored = {}, {}
+    for path, array in load_file(GOLDEN / "model.safetensors").items():
+        if ".layers." not in path or array.ndim != 2:
+            plain[path] = stored[path] = array
+            continue
+        (outputs, inputs), module = array.shape, path.removesuffix(".weight")
+        group = np.arange(inputs) // GROUP
+        if name == "act-order":
+            group = draw.permutation(group)
+        groups = inputs // GROUP
+        codes, zeros = draw.integers(0, 16, (inputs, outputs)), draw.integers(0, 16, (groups, outputs))
+        scales = (draw.uniform(0.5, 1.5, (groups, outputs)) * array.std() / 5).astype(np.float16)
+        plain[path] = np.ascontiguousarray(((codes - zeros[group]) * scales[group].astype(np.float32)).T, np.float32)
+        straight, awq = range(8), (0, 4, 1, 5, 2, 6, 3, 7)
+        if name == "awq":
+            parts = {"qweight": packed(codes, awq), "qzeros": packed(zeros, awq)}
+        else:
+            stored_zeros = zeros if name == "gptq_v2" else (zeros - 1) % 16
+            parts = {"qweight": packed(codes.T, straight).T, "qzeros": packed(stored_zeros, straight)}
+            parts["g_idx"] = group.astype(np.int32)
+        parts["scales"] = scales
+        stored |= {f"{module}.{part}": np.ascontiguousarray(array) for part, array in parts.items()}
+    for folder, tensors in ((directory / "packed", stored), (directory / "plain", plain)):
+        shutil.copytree(GOLDEN, folder)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = directory / "packed" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": how}))
+    return directory / "packed", directory / "plain"
+
+
+@pytest.mark.parametrize(
+    ("name", "on", "mesh"),
+    [
+        ("gptq", "cpu:8", "dp=2,fsdp=2,tp=2"),
+        ("awq", "cpu:8", "dp=2,fsdp=2,tp=2"),
+        pytest.param("gptq_v2", "cpu:1", None, marks=pytest.mark.matrix),
+        pytest.param("act-order", "cpu:4", "fsdp=2,tp=2", marks=pytest.mark.matrix),
+    ],
+)
+def test_parameters_are_those_of_the_dequantised_weights(name, on, mesh, tmp_path):
+    """To the bit, so that logits, served tokens and what is trained from them are too."""
+    stored, plain = quantised(tmp_path, name)
+    model, wanted = (mw.load(folder, on=on, mesh=mesh, dtype="f32") for folder in (stored, plain))
+    for (path, array), (_, ours) in zip(leaves(wanted.params), leaves(model.params), strict=True):
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(array), err_msg=path)
+    tokens = np.arange(24).reshape(2, 12)
+    np.testing.assert_array_equal(np.asarray(model.logits(tokens)), np.asarray(wanted.logits(tokens)))
+    model.save(tmp_path / "saved")
+    assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert not [name for name in read_tensors(tmp_path / "saved") if name.endswith("qweight")]
+
+
+MODULE = "model.layers.1.mlp.down_proj"
+
+
+def dropped(part):
+    return lambda held: held.pop(f"{MODULE}.{part}")
+
+
+def changed(part, change):
+    return lambda held: held.update({f"{MODULE}.{part}": np.ascontiguousarray(change(held[f"{MODULE}.{part}"]))})
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "said"),
+    [
+        ({"bits": 8}, None, "gptq is read in 4 bits, not 8"),
+        ({"checkpoint_format": "marlin"}, None, "gptq is read as 'gptq' and 'gptq_v2', not 'marlin'"),
+        ({"quant_method": "awq", "version": "gemv"}, None, "awq is read as version 'gemm', not 'gemv'"),
+        ({"quant_method": "hqq"}, None, "weights of quant_method 'hqq' are not read; those of 'gptq' and 'awq'"),
+        ({}, dropped("scales"), f"and no file of the directory {MODULE}.scales"),
+        (
+            {},
+            changed("qzeros", lambda array: array[:, :-1]),
+            "beside a qweight [8, 32] of gptq in 4 bits it is I32 [4, 4]",
+        ),
+        ({}, changed("scales", lambda array: array.astype(np.int32)), "it is F16 [4, 32]"),
+        ({}, changed("g_idx", lambda array: array + 1), "has groups 1 to 4; there are 4"),
+        ({}, changed("scales", lambda array: array * np.float16(np.inf)), "these weights compute nothing"),
+        (None, None, "qweight, and its config.json has quant_method None"),
+    ],
+)
+def test_what_is_not_read_is_refused_in_a_line(config, tensors, said, tmp_path):
+    folder, _ = quantised(tmp_path, "gptq")
+    path = folder / "config.json"
+    data = json.loads(path.read_text())
+    data = {**data, "quantization_config": None if config is None else data["quantization_config"] | config}
+    path.write_text(json.dumps(data))
+    if tensors is not None:
+        held = load_file(folder / "model.safetensors")
+        tensors(held)
+        save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(MeshwrightError) as error:
+        mw.load(folder, on="cpu:1")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
