@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from jax_versions import SPLITS_FOURIER_TRANSFORMS
 from lessons.solutions import REPLICATED, RIGHT, WRONG_PROGRAMS
 
 from meshwright.errors import MeshwrightError
@@ -102,6 +103,8 @@ def test_a_right_but_replicated_function_is_refused(name):
 
 @pytest.mark.parametrize(("name", "function", "said"), WRONG_PROGRAMS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_wrong_function_is_told_what_differs(name, function, said):
+    if name == "fft-of-rows" and SPLITS_FOURIER_TRANSFORMS:
+        pytest.skip("this compiler splits the transforms of whole rows by itself")
     verdict = PROGRAMS[name].grade(name, function)
     assert not verdict.is_right
     assert said in verdict.text, verdict.text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from meshwright.proof.compiler.program import TracedMistake
 from meshwright.proof.inspection.jaxprs.blocks import VIEWS, Op, OpBlock, Value, through_views
@@ -88,8 +88,10 @@ def _is_summed(block: OpBlock, gather: Op) -> bool:
     if "int" in value.dtype:
         return False  # compressed: a sum of integers would not do
     users = block.users(value)
+    if [one.name for one in users] == ["unstack"]:  # By which JAX 0.12 iterates over an array.
+        return _are_added(block, users[0].results)
     if len(users) == gather.params["axis_size"] and all(one.name == "slice" for one in users):
-        return _are_added(block, users)
+        return _are_added(block, [one.results[0] for one in users])
     return _is_reduced(block, value, dim, gather.params["axis_size"])
 
 
@@ -116,10 +118,10 @@ def _is_reduced(block: OpBlock, value: Value, dim: int, degree: int) -> bool:
     return bool(users)
 
 
-def _are_added(block: OpBlock, slices: list[Op]) -> bool:
+def _are_added(block: OpBlock, parts: Sequence[Value]) -> bool:
     """Whether values are the terms of one sum, as where Python adds up the parts of a gather."""
-    total = slices[0].results[0]
+    total = parts[0]
     while len(users := block.users(total)) == 1 and users[0].name in {*_ADDS, *VIEWS}:
         total = users[0].results[0]
-    terms = [one.op for one in _terms(block, total)]
-    return all(any(term is one for term in terms) for one in slices)
+    terms = _terms(block, total)
+    return all(any(term is part for term in terms) for part in parts)
