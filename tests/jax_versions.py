@@ -9,7 +9,7 @@ SPLITS_FOURIER_TRANSFORMS = JAXLIB >= (0, 12)
 every device, whichever dim is split; with 0.12.0.1 only where the transform runs along the split dim."""
 
 RESHARDS_SCANNED_STREAM = JAXLIB >= (0, 12)
-"""Whether the partitioner moves a scanned residual stream, which no constraint holds, from batch to width by a gather of
+"""Whether the partitioner moves a scanned residual stream that no constraint holds from batch to width, by a gather of
 all of it: jaxlib 0.12.0.1 does, 0.10.2 does not."""
 
 COMBINES_AS_STORED = JAXLIB == (0, 10)
