@@ -105,7 +105,7 @@ def on_mesh(shape, experts, weights=None, h=None):
         @jax.jit
         def run(weights, h):
             added, back, load = jax.vjp(lambda w, h: moe(h, w, experts, layout), weights, h, has_aux=True)
-            return added, back(gradient), load_of_layers(load[None])
+            return added, back(gradient), load_of_layers([load[None]])
 
         return jax.tree.map(np.asarray, run(placed, h))
 

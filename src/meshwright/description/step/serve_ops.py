@@ -138,7 +138,7 @@ class _BlockWalk:
                     yield from self._attention(op)
                 case GatedDelta():
                     yield from self._gated_delta(op)
-                case Gated() if self.part is Block.ATTENTION:
+                case Gated() if not self.linears.keys() >= {*op.sources}:  # The output gate of linear attention.
                     yield from self._reduced_inputs("attention gate", op.sources[0])
                     self.arrays[op.target] = _reduced(self.arrays[op.sources[0]])
                 case Gated():

@@ -202,7 +202,8 @@ def serving_plan_from_data(data: Any, *, name: str) -> ServingPlan:
             f"{name} is not a serving plan of format {FORMAT}{training};"
             f" `meshwright plan … --serve decode -o {shlex.quote(name)}` writes one"
         )
-    own = {field: value for field, value in data.items() if field != "meshwright_serving_plan"}
+    # `plan --serve … --json` also says how far each candidate is from the best.
+    own = {field: value for field, value in data.items() if field not in ("meshwright_serving_plan", "gap_to_best")}
     try:
         read = from_data(ServingPlan, own, readers={Serving: serving_from_data})
         check_predicted(read.predicted, read.mesh)

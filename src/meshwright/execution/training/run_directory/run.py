@@ -313,7 +313,7 @@ def _row_problem(row: Row) -> str:
 
 
 def _has_numbers(figures: object, fields: tuple[str, ...]) -> bool:
-    """Whether a value is an object of numbers that has some fields."""
+    """Whether a value is an object of numbers that has some fields; null is a number that was not finite."""
     if not isinstance(figures, dict) or not figures.keys() >= set(fields):
         return False
-    return all(isinstance(value, int | float) for value in figures.values())
+    return all(isinstance(value, int | float | None) for value in figures.values())
