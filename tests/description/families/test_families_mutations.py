@@ -101,7 +101,8 @@ def test_logits_of_changed_configs_are_those_of_transformers(family, tmp_path):
     before = fields.read(family, fields.base(family))
     rows = {before: []}
     for each in fields.mutated(family):
-        if each.model in first_to_change()[family]:
+        # What transformers did not read, for want of a library (GPTQ), has no logits.
+        if each.model in first_to_change()[family] and each.row["outcome"] != "refused":
             rows.setdefault(each.model, []).append(each)
     wrong = []
     for number, (model, alike) in enumerate(rows.items()):
