@@ -38,7 +38,7 @@ def greedy_without_cache(num_tokens, model=MODEL):
             positions = positions_of({"tokens": tokens}, model)
             x, table = embed(params, tokens, positions, model, layout, jnp.float32)
             (stack,) = blocks.layers(model)
-            x, _ = layers(stack, params["layers"], x, positions, layout, "block", DEFAULT)
+            x, _ = layers((stack,), params, x, positions, layout, "block", DEFAULT)
             scores = logits(params, x, table, model, layout)
             text = np.append(text, int(scores[0, -1].argmax()))
     return text[len(PROMPT) :]
