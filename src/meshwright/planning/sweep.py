@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,6 +88,12 @@ def run_sweep(
 ) -> tuple[Point, ...]:
     """Return the points of a sweep, each with the plan that `best` returns, or the reason why there is none."""
     return tuple(_point(sweep.key, value, workload, system, best) for value in sweep.values)
+
+
+def check_planned(sweep: Sweep, points: Sequence[Point]) -> None:
+    """Raise if no value of a sweep has a plan, with the reason of the first."""
+    if not any(point.plan for point in points):
+        raise MeshwrightError(f"no value of --sweep can be planned; {sweep.key}={points[0].value}: {points[0].reason}")
 
 
 def _point(key: str, value: int, workload: Workload, system: System, best: Callable[[Workload, System], Plan]) -> Point:

@@ -72,7 +72,7 @@ def from_data(kind: type[T], data: Any, path: str = "", readers: Readers = types
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plain data for `from_data` from values by name, those of dataclasses within as `norms.epsilon`."""
+    """Return values by name as mappings, those named `norms.epsilon` in one of their own, as `from_data` reads them."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         part, _, field = name.partition(".")

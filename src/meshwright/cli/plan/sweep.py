@@ -12,12 +12,11 @@ from meshwright.cli.plan.screen import run_as
 from meshwright.cli.waiting import waiting
 from meshwright.description.hardware.system import System
 from meshwright.description.step.workload import Workload
-from meshwright.errors import MeshwrightError
 from meshwright.pictures.charts import Bar, DeviceLimits, write_charts
 from meshwright.pictures.tables import console, mesh_name, show, table
 from meshwright.pictures.text import folded
 from meshwright.planning.plan import Plan
-from meshwright.planning.sweep import Point, Sweep, run_sweep
+from meshwright.planning.sweep import Point, Sweep, check_planned, run_sweep
 from meshwright.planning.why.step import computed_mfu
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
@@ -38,8 +37,7 @@ def plan_sweep(
     """
     with waiting(f"planning {len(sweep.values)} values of {sweep.key}"):
         points = run_sweep(sweep, workload, system, best)
-    if not any(point.record for point in points):
-        raise MeshwrightError(f"no value of --sweep can be planned; {sweep.key}={points[0].value}: {points[0].reason}")
+    check_planned(sweep, points)
     code = 0 if any(point.record and point.record.fits for point in points) else 1
     chips = system.chip.name if sweep.key == "chips" else system
     title = f"{_headline(workload, sweep=sweep.key)} · {chips}"

@@ -23,7 +23,7 @@ from meshwright.pictures.screens.verification import print_verification, verific
 from meshwright.pictures.text import next_line
 from meshwright.planning.files import is_run_directory
 from meshwright.planning.library import plan_to_run
-from meshwright.planning.plan import Plan
+from meshwright.planning.plan import Plan, is_plan_file
 from meshwright.planning.serving.plan import is_serving_plan_file, read_serving_plan
 from meshwright.planning.sweep import Sweep, read_sweep
 from meshwright.support.files import check_output, write_file
@@ -128,12 +128,13 @@ def _swept(args: Args, sweep: Sweep) -> int:
     """Verify the step of each value of a sweep; return 1 if a difference exceeds the tolerance."""
     from meshwright.cli.verify.sweep import verify_sweep
 
-    options = given_options(args.workload, args.strategy, without=sweep.replaced) | {"mesh": args.compare.mesh}
-    if options.get("on") is None:
+    options = given_options(args.workload, without=sweep.replaced)
+    others = given_options(args.strategy) | {"mesh": args.compare.mesh}
+    if options.get("on") is None or is_plan_file(args.model):
         raise MeshwrightError(f"--sweep is of a model on --on CHIPS; {args.model} sets its hardware itself")
     tolerance, effort, as_json = read_tolerance(args.compare.tolerance), args.compare.effort, args.compare.json
     check_all_read(args, "with --sweep")
-    found = verify_sweep(args.model, sweep, options, effort=effort, as_json=as_json)
+    found = verify_sweep(args.model, sweep, options, others, effort=effort, as_json=as_json)
     return exit_code((row for one in found for row in one.rows), tolerance)
 
 

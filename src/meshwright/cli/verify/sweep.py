@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.waiting import waiting
-from meshwright.errors import MeshwrightError
-from meshwright.options.values import read_system
+from meshwright.description.hardware.system import System
+from meshwright.description.step.workload import Workload
 from meshwright.pictures.screens.verification import verification_data
 from meshwright.pictures.tables import console, show, table
 from meshwright.pictures.text import folded
 from meshwright.planning.library import plan_to_run
+from meshwright.planning.options import read_workload
 from meshwright.planning.plan import Plan
-from meshwright.planning.sweep import Sweep, swept_options
+from meshwright.planning.sweep import Sweep, check_planned, run_sweep, swept_options
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_seconds
 
@@ -23,63 +24,51 @@ if TYPE_CHECKING:
     from meshwright.proof.verification.plans import Verification
 
 
-class SweptStep(NamedTuple):
-    """One value of a sweep with its plan, or with the reason why there is none."""
-
-    value: int
-    plan: Plan | None
-    reason: str = ""
-
-
 def verify_sweep(
-    model: str, sweep: Sweep, options: Mapping[str, Any], *, effort: Effort, as_json: bool
+    model: str, sweep: Sweep, options: Mapping[str, Any], others: Mapping[str, Any], *, effort: Effort, as_json: bool
 ) -> tuple[Verification, ...]:
     """Compile the step of every value of a sweep, and print a row for each; return the verifications.
 
-    Raises:
-        MeshwrightError: none of the values can be planned.
+    options: of the workload; others: the mesh and the strategy's. Raises if none of the values can be planned.
     """
-    steps = [_step(model, sweep, value, options) for value in sweep.values]
-    if not any(step.plan for step in steps):
-        raise MeshwrightError(f"no value of --sweep can be planned; {sweep.key}={steps[0].value}: {steps[0].reason}")
+    said = swept_options(sweep, options)
+
+    def plan(workload: Workload, system: System) -> Plan:
+        own = {"on": system, "batch": workload.batch, "seq_len": workload.seq_len}
+        replaced = dict.fromkeys(("hardware", "memory_headroom", "batch_tokens"))
+        return plan_to_run(model, {**said, **others, **replaced, **own})
+
+    points = run_sweep(sweep, *read_workload(model, said), plan)
+    check_planned(sweep, points)
     with waiting("loading JAX"):
         from meshwright.proof.verification.plans import verify_plan
 
     found: dict[int, Verification] = {}
-    for value, plan, _ in steps:
-        if plan is not None:
-            with waiting(f"compiling {plan.workload.model.name} on {plan.mesh} for {plan.hardware}"):
-                found[value] = verify_plan(plan, effort=effort if plan.system.chip.kind == "tpu" else "fast")
+    for point in points:
+        if (planned := point.plan) is not None:
+            with waiting(f"compiling {planned.workload.model.name} on {planned.mesh} for {planned.hardware}"):
+                own = effort if planned.system.chip.kind == "tpu" else "fast"
+                found[point.value] = verify_plan(planned, effort=own)
     if as_json:
-        points = [
-            {"value": value, "reason": reason or None}
-            | ({} if plan is None else {"hardware": plan.hardware} | verification_data(found[value]))
-            for value, plan, reason in steps
+        data = [
+            {"value": point.value, "reason": point.reason or None}
+            | ({} if point.plan is None else {"hardware": point.system} | verification_data(found[point.value]))
+            for point in points
         ]
-        print(json.dumps({"sweep": sweep.key, "points": points}, indent=2))
+        print(json.dumps({"sweep": sweep.key, "points": data}, indent=2))
         return tuple(found.values())
-    workload = next(step.plan for step in steps if step.plan).workload
-    print(f"{workload.model.name} · train · predicted | compiled for each value of {sweep.key}\n")
+    name = next(iter(found.values())).plan.workload.model.name
+    print(f"{name} · train · predicted | compiled for each value of {sweep.key}\n")
     columns = (sweep.key, "hardware", "mesh", "step", "collectives of a device", "memory", "equal")
-    rows = [_row(value, found[value]) if plan else (f"{value:,}", "-", *[""] * 5) for value, plan, _ in steps]
+    rows = [
+        _row(point.value, found[point.value]) if point.plan else (f"{point.value:,}", "-", *[""] * 5)
+        for point in points
+    ]
     show(console(), table(columns, rows, left=(1, 2)))
-    for value, plan, reason in steps:
-        if plan is None:
-            print(folded(f"{sweep.key}={value:,}: {reason}"))
+    for point in points:
+        if point.plan is None:
+            print(folded(f"{sweep.key}={point.value:,}: {point.reason}"))
     return tuple(found.values())
-
-
-def _step(model: str, sweep: Sweep, value: int, options: Mapping[str, Any]) -> SweptStep:
-    """Return the plan of one value."""
-    try:
-        if sweep.key == "chips":
-            system = read_system(options["on"], options.get("hardware"), options.get("memory_headroom"))
-            changed = {**options, "on": system.resized(value), "hardware": None, "memory_headroom": None}
-        else:
-            changed = swept_options(sweep, options) | {sweep.key: value}
-        return SweptStep(value, plan_to_run(model, changed))
-    except MeshwrightError as error:
-        return SweptStep(value, None, str(error))
 
 
 def _row(value: int, found: Verification) -> tuple[str, ...]:

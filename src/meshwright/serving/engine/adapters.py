@@ -39,6 +39,7 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.weights.peft import read_adapter
 from meshwright.mesh import MeshShape
 from meshwright.serving.engine.request import Adapter
+from meshwright.support.field_types import nested
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """The names that adapters can have."""
@@ -154,12 +155,12 @@ def read_factors(directory: Path, model: ModelConfig, mesh: MeshShape) -> Factor
 
 def empty_factors(model: ModelConfig, mesh: MeshShape) -> Factors:
     """Return the weights of an adapter that changes nothing."""
-    found = dict[str, dict[str, np.ndarray]]()
-    for path, parameter in slot_parameters(model, mesh):
-        stack, _, name = path.rpartition(".")
+
+    def empty(parameter: Parameter) -> np.ndarray:
         at = parameter.axes.index(SLOT)
-        found.setdefault(stack, {})[name] = np.zeros((*parameter.shape[:at], *parameter.shape[at + 1 :]), np.float32)
-    return found
+        return np.zeros((*parameter.shape[:at], *parameter.shape[at + 1 :]), np.float32)
+
+    return nested({path: empty(parameter) for path, parameter in slot_parameters(model, mesh)})
 
 
 def slot_parameters(model: ModelConfig, mesh: MeshShape) -> Iterable[tuple[str, Parameter]]:
@@ -178,11 +179,8 @@ def with_empty_slots(params: Mapping[str, Any], model: ModelConfig, layout: Shar
             for path, parameter in declared.items()
         }
 
-    found: dict[str, Any] = dict(params)
-    for path, array in jax.jit(zeros)().items():
-        stack, _, name = path.rpartition(".")
-        found[stack] = {**found[stack], name: array}
-    return found
+    slots = nested(jax.jit(zeros)())
+    return {stack: {**own, **slots[stack]} if stack in slots else own for stack, own in params.items()}
 
 
 def write_slot(params: Mapping[str, Any], weights: SlotWeights, model: ModelConfig, layout: ShardingContext) -> Any:

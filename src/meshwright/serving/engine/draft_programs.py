@@ -80,9 +80,9 @@ def why_not_draft(draft: ModelConfig, served: ModelConfig, num_drafts: int) -> s
     """Return why a model cannot draft this many tokens per step for another one; empty if it can."""
     if not num_drafts:
         return "num_drafts is 0; use 1 to 16"
-    for model in (draft, served):
-        if model.attention.linear is not None:
-            return f"the state of {model.name}'s linear attention cannot go back before a draft that was wrong"
+    # `engine_layout` refuses drafts for a served model with linear attention.
+    if draft.attention.linear is not None:
+        return f"the state of {draft.name}'s linear attention cannot go back before a draft that was wrong"
     if draft.vocab != served.vocab:
         return f"it has a vocabulary of {draft.vocab}, and {served.name} one of {served.vocab}"
     if None not in layers_by_window(served):

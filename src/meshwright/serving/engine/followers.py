@@ -23,12 +23,14 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from meshwright.description.step.parameter_tree import leaves
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.sampling import Sampling
 from meshwright.serving.engine.adapters import SlotWeights
 from meshwright.serving.engine.programs import Shape
 from meshwright.serving.engine.runner import RowChange, Work
 from meshwright.serving.engine.scheduler import PageCopy
+from meshwright.support.field_types import nested
 from meshwright.support.signals import handled_signals
 
 ADDRESS_BYTES = 512
@@ -130,8 +132,7 @@ def signals_passed_on(connection: socket.socket) -> Iterator[None]:
 def encode_work(work: Work | SlotWeights) -> bytes:
     """Encode a step, or an adapter: a line of JSON, then its arrays."""
     if isinstance(work, SlotWeights):
-        paths = {f"{stack}.{name}": array for stack, own in work.factors.items() for name, array in own.items()}
-        return _frame({"slot": work.slot}, paths)
+        return _frame({"slot": work.slot}, dict(leaves(work.factors)))
     arrays = {name: array for name in ARRAYS if (array := getattr(work, name)) is not None}
     head = {
         "kind": work.kind,
@@ -155,11 +156,7 @@ def decode_work(frame: bytes) -> Work | SlotWeights:
         array = np.frombuffer(frame, dtype, count=int(np.prod(shape)), offset=at).reshape(shape)
         arrays[name], at = array, at + array.nbytes
     if "slot" in head:
-        factors = dict[str, dict[str, np.ndarray]]()
-        for path, array in arrays.items():
-            stack, _, name = path.rpartition(".")
-            factors.setdefault(stack, {})[name] = array
-        return SlotWeights(head["slot"], factors)
+        return SlotWeights(head["slot"], nested(arrays))
     rows, length, entries, num_chosen = head["shape"]
     return Work(
         kind=head["kind"],

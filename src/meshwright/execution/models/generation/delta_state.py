@@ -37,20 +37,15 @@ class DeltaCache(NamedTuple):
     count: Array
 
 
-def num_linear_layers(model: ModelConfig) -> int:
-    """Return the number of a model's layers with linear attention."""
-    return sum(stack.num_layers * sum(isinstance(op, GatedDelta) for op in stack.ops) for stack in layers(model))
-
-
 def abstract_states(model: ModelConfig, layout: ShardingContext, num_rows: int, dtype: Any) -> tuple[DeltaState, ...]:
     """Return the states of a model as shapes and shardings: one for all its layers, none without linear attention.
 
     dtype: dtype of the convolutions' last inputs.
     """
-    op = next((op for stack in layers(model) for op in stack.ops if isinstance(op, GatedDelta)), None)
-    if op is None:
+    found = [(op, stack.num_layers) for stack in layers(model) for op in stack.ops if isinstance(op, GatedDelta)]
+    if not found:
         return ()
-    lead = (num_linear_layers(model), num_rows)
+    op, lead = found[0][0], (sum(count for _, count in found), num_rows)
 
     def array(sizes: tuple[int, ...], dtype: Any, *names: str) -> Any:
         sharding = NamedSharding(jax.sharding.get_abstract_mesh(), layout.spec("layers", "batch", *names))
