@@ -77,6 +77,23 @@ def test_processes_meet_and_leave():
     assert results(*(start(port, number, of=3, facts={"a": {"b": 1}}) for number in range(3))) == [(0, "")] * 3
 
 
+def test_the_host_stays_until_the_others_are_done():
+    port = free_ports()
+    assert results(start(port, 0), start(port, 1, seconds=1.5)) == [(0, "")] * 2
+
+
+def test_the_host_that_has_done_its_part_still_names_who_is_lost():
+    port = free_ports()
+    first, second = start(port, 0), start(port, 1, seconds=60)
+    assert [process.stdout.readline() for process in (first, second)] == ["met\n"] * 2
+    second.kill()
+    [(code, line)] = results(first)
+    second.communicate()
+    assert code == 1
+    assert "error: process 1 (" in line
+    assert "has died" in line
+
+
 def test_another_setting_is_named_on_one_process():
     port = free_ports()
     facts = [{"workload": {"batch": 8, "seq_len": 64}}, {"workload": {"batch": 16, "seq_len": 64}}]
@@ -138,9 +155,9 @@ def test_a_stranger_does_not_disturb_the_meeting():
             break
         except OSError:
             time.sleep(0.05)
-    stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    assert results(first, start(port, 1)) == [(0, "")] * 2
-    stranger.close()
+    with stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert results(first, start(port, 1)) == [(0, "")] * 2
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,12 @@ class Host:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self.listener, selectors.EVENT_READ)
         self._opened = time.monotonic()
-        threading.Thread(target=self._run, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until all processes have left. If one is lost meanwhile, `on_end` is called."""
+        self._thread.join()
 
     @property
     def have_joined(self) -> bool:

@@ -42,14 +42,16 @@ class Member:
     directory: the run directory, which only a script has to report.
     """
 
-    def __init__(self, connection: socket.socket, number: int, address: str, *, is_hosted: bool) -> None:
+    def __init__(
+        self, connection: socket.socket, number: int, address: str, *, is_hosted: bool, host: Host | None
+    ) -> None:
         self.number = number
         self.host = split_address(address)[0]
         self.before_end: Callable[[], None] = lambda: None
         self.step: int | None = None
         self.is_idle: Callable[[], bool] | None = None
         self.directory: Path | None = None
-        self._connection, self._address, self._is_hosted = connection, address, is_hosted
+        self._connection, self._address, self._is_hosted, self._host = connection, address, is_hosted, host
         self._inbox, self._sending = Inbox(), threading.Lock()
         self._has_left = False
         self._ending = threading.Lock()
@@ -64,8 +66,8 @@ class Member:
         while True:
             messages = self._received()
             if end := next((message["end"] for message in messages if "end" in message), 0):
-                if self.number == 0 and not self._is_hosted:
-                    time.sleep(60.0)  # The host is a thread of this process, which reports why it ends, and ends it.
+                if self._host is not None:
+                    time.sleep(60.0)  # Its thread reports why this process ends, and ends it.
                 leave_at_once(end)
             if any("go" in message for message in messages):
                 threading.Thread(target=self._beat, daemon=True).start()
@@ -76,9 +78,11 @@ class Member:
                 raise TemporaryError(f"process 0 at {self._address} has not answered for {SILENT_SECONDS:.0f} s")
 
     def leave(self) -> None:
-        """Report that this process has done its part."""
+        """Report that this process has done its part. The one with the host waits for the others, which need it."""
         self._has_left = True
         self._say({"done": True})
+        if self._host is not None:
+            self._host.wait()
 
     def fail(self, line: str, code: int) -> NoReturn:
         """End this process, and the run, because of its own failure; the host reports it once for all.
@@ -138,8 +142,8 @@ class Member:
         """End this process from outside its main thread, which may hang in a collective."""
         if not self._ending.acquire(blocking=False):
             return
-        if self.number == 0 and not self._is_hosted:
-            time.sleep(60.0)  # The host is a thread of this process, which reports why it ends, and ends it.
+        if self._host is not None:
+            time.sleep(60.0)  # Its thread reports why this process ends, and ends it.
         self.before_end()
         if line and not self._is_hosted:
             print(f"error: {line}", file=sys.stderr, flush=True)
@@ -192,12 +196,15 @@ def join(processes: Processes, facts: Mapping[str, Any]) -> Member:
         time.sleep(0.2)  # Time for the others to read that they must end, before this process is gone.
         leave_at_once(why.code)
 
+    hosted_here = None
     if number == 0 and not is_hosted:
-        Host(
+        hosted_here = Host(
             listen(host, port), processes.num_processes, processes.start_seconds, end,
             on_note=lambda line: print(f"note: {line}", file=sys.stderr, flush=True),
-        ).start()  # fmt: skip
-    member = Member(_connect(host, port, processes), number, processes.coordinator, is_hosted=is_hosted)
+        )  # fmt: skip
+        hosted_here.start()
+    connection = _connect(host, port, processes)
+    member = Member(connection, number, processes.coordinator, is_hosted=is_hosted, host=hosted_here)
     versions = {name: version(name) for name in ("meshwright", "jax", "jaxlib")}
     versions["python"] = ".".join(platform.python_version_tuple()[:2])
     where = f"{socket.gethostname()}, pid {os.getpid()}"
