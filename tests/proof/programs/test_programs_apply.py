@@ -28,6 +28,10 @@ MESHES = {
     "dp=2,fsdp=4": ({"batch": "dp,fsdp"}, "fsdp"),
     "fsdp=2,tp=4": ({"batch": "fsdp", **TP}, "fsdp"),
     "dp=2,fsdp=2,tp=2": ({"batch": ("dp", "fsdp"), **TP}, "fsdp"),
+    # Heads and the MLP where they are, and the batch in all other parts.
+    "tp=2": ({**TP, "batch": "tp"}, ""),
+    "dp=2,tp=2": ({**TP, "batch": ("dp", "tp")}, ""),
+    "fsdp=4,tp=2": ({**TP, "batch": ("fsdp", "tp")}, "fsdp"),
 }
 
 
@@ -80,6 +84,15 @@ def test_fsdp_gathers_weights_and_moves_no_activations():
     alone = jax.jit(train_step, in_shardings=step.shardings[0]).lower(state, tokens()).compile().as_text()
     assert kinds(alone)["all-to-all"] > 0
     assert kinds(alone)["all-reduce"] > found["all-reduce"]
+
+
+def test_an_array_is_split_along_the_class_that_comes_first_in_the_table():
+    arrays = jax.ShapeDtypeStruct((8, 4), "float32"), jax.ShapeDtypeStruct((4, 16), "float32")
+    for order, constraint in (("rows", "columns"), '[{"tp"}, {}]'), (("columns", "rows"), '[{}, {"tp"}]'):
+        keys = {"rows": "rows:0", "columns": "weight:1"}
+        table = {keys[name]: "tp" for name in order}
+        step = apply(lambda rows, weight: rows @ weight, table, mesh_of("tp=2"), *arrays)
+        assert f"sdy.sharding_constraint %0 <@mesh, {constraint}>" in step.lower().as_text()
 
 
 def test_state_comes_back_as_it_lies_and_the_second_step_compiles_nothing(caplog):

@@ -41,13 +41,14 @@ PROGRAMS = {
     "mlp": mlp,
     "attention": attention,
     "lstm": lambda: zoo.lstm(1024, 256, 8),
+    "conv_dense": lambda: zoo.conv_dense(128, 512, 16, 8192),
     "two_towers": lambda: zoo.two_towers(256, 8192, 65536, 65536),
 }
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_layout_is_faster_than_the_plan(name):
-    """29, 48, 52 and 63 layouts; a layout takes the compiler ten seconds or so."""
+    """Dozens of layouts each; a layout takes the compiler ten seconds or so."""
     step, args = PROGRAMS[name]()
     plan = mw.plan(step, *args, on="v5e:2x2")
     every = [

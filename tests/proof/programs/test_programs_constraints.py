@@ -77,7 +77,7 @@ def found(file, mesh, on="cpu:8", tp=()):
         chosen = [
             one
             for one, axes in layouts
-            if all(wanted[axis.name] <= axis.atoms and axis.is_stored == (axis.name == "fsdp") for axis in axes)
+            if all(wanted[axis.name] <= {*axis.atoms} and axis.is_stored == (axis.name == "fsdp") for axis in axes)
         ]
         return fewest_constraints(replace(plan, candidates=tuple(chosen[:1])), call, marks.assignments)
 

@@ -56,7 +56,7 @@ def test_heads_of_a_fused_weight_are_one_class_and_a_weight_that_is_not_split_is
     plan = mw.plan(step_of(fused), params, x, on="cpu:4", mesh="tp=4", num_compiled=0)
     heads = next(each for each in plan.classes if each.size == HEADS)
     assert f"params.qkv:1.{0 if is_split else 1}" in heads.members
-    best = next(each for each in plan.candidates if each.layout and each.layout.axes[0].atoms == {heads.atom})
+    best = next(each for each in plan.candidates if each.layout and each.layout.axes[0].atoms == (heads.atom,))
     keys = iter(jax.random.split(jax.random.key(0), 3))
     params, x = jax.tree.map(lambda one: jax.random.normal(next(keys), one.shape), (params, x))
     applied = replace(plan, candidates=(best,)).apply(jax.devices()[:4])

@@ -28,13 +28,16 @@ def declared_and_traced(model: str, mesh: str, **options: Any) -> tuple[Record, 
         found = mw.plan(step, state, batch, on=options["on"], mesh=mesh, num_compiled=0)
     atoms = {each.name: each.atom for each in found.classes}
     wanted = {"dp": "batch", "fsdp": "batch", "tp": "up:2"}
+    data = {atom for name, atom in atoms.items() if name.startswith(("batch", "tokens", "dim of"))}
     chosen = next(
         each.predicted
         for each in found.candidates
         if each.layout
         and all(atoms[wanted[axis.name]] in axis.atoms for axis in each.layout.axes)
         and all(axis.is_stored == (axis.name == "fsdp") for axis in each.layout.axes)
-        and all(len(axis.atoms) > 3 for axis in each.layout.axes if axis.name == "tp")
+        and all(len({*axis.atoms} - data) > 3 for axis in each.layout.axes if axis.name == "tp")
+        and all((axis.name == "tp") != (data >= {*axis.atoms}) for axis in each.layout.axes)
+        and all(data.isdisjoint(axis.atoms) for axis in each.layout.axes if axis.name == "tp")
     )
     assert chosen is not None
     return plan.predicted, chosen

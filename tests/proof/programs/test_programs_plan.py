@@ -184,7 +184,7 @@ def test_gradients_that_a_loop_adds_up_are_summed_over_devices_once(on, times):
         one.predicted
         for one in plan.candidates
         if one.layout
-        and one.layout.axes[0].atoms == {next(each.atom for each in plan.classes if each.size == 32)}
+        and one.layout.axes[0].atoms == (next(each.atom for each in plan.classes if each.size == 32),)
         and not one.layout.store
     )
     sums = [move for move in record.collectives if move.kind == "all-reduce" and move.phase == "backward"]

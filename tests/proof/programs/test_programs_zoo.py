@@ -86,6 +86,25 @@ def test_collectives_and_flops_are_the_compiled_ones_to_the_byte(name, axis):
     assert ours == theirs
 
 
+@pytest.mark.parametrize("name", ["gpt2", "linen_transformer", "nnx_transformer"])
+def test_collectives_of_an_axis_that_splits_each_part_in_its_own_way_are_the_compiled_ones_to_the_byte(name):
+    """The MLP is split over its hidden dim, and all else over the batch: tokens are gathered, and sums scattered."""
+    plan = planned(name, mesh="tp=8")
+    names = {one.atom: one.name for one in plan.classes}
+    best = next(
+        one
+        for one in plan.candidates
+        if one.layout
+        and len(one.layout.axes[0].atoms) == 2
+        and [names[atom] for atom in one.layout.axes[0].atoms][1] == "batch"
+        and names[one.layout.axes[0].atoms[0]] in ("c_fc:1", "Dense_0.bias:1", "up.kernel:1")
+        and not one.layout.store
+    )
+    ours, theirs = compare(type(plan)(**{**vars(plan), "candidates": (best,)}))
+    assert ours == theirs
+    assert ours["all-gather"] > 0
+
+
 def fill(leaf: Any, key: Any) -> Any:
     """An array for an abstract one: small numbers."""
     if jnp.issubdtype(leaf.dtype, jnp.integer):

@@ -96,6 +96,31 @@ def two_towers(width=32, batch=64, users=512, items=1024) -> Built:
     return trained(towers_loss, {"user": tower(users), "item": tower(items)}, ints(batch), ints(batch))
 
 
+def conv_dense(width=8, batch=16, side=16, dense=64) -> Built:
+    """An AlexNet: convolutions with few weights on many pixels, then dense layers with most of the weights."""
+    params = {
+        "conv_1": floats(3, 3, 3, width),
+        "conv_2": floats(3, 3, width, width),
+        "dense_1": floats(width * side * side // 16, dense),
+        "dense_2": floats(dense, dense),
+        "dense_3": floats(dense, 16),
+    }
+
+    def conv_dense_loss(params, images, labels):
+        x = images
+        for name, stride in (("conv_1", 1), ("conv_2", 4)):
+            x = jax.lax.conv_general_dilated(
+                x, params[name], (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            x = jax.nn.relu(x)
+        x = x.reshape(x.shape[0], -1)
+        for name in ("dense_1", "dense_2"):
+            x = jax.nn.relu(x @ params[name])
+        return cross_entropy(x @ params["dense_3"], labels)
+
+    return trained(conv_dense_loss, params, floats(batch, side, side, 3), ints(batch))
+
+
 def lstm(width=32, batch=16, length=16) -> Built:
     """A language model of one LSTM, scanned over time, its four gates in one matrix."""
     params = {
@@ -168,5 +193,5 @@ def decode(width=32, batch=16, length=64, heads=4, layers=2) -> Built:
 
 
 PROGRAMS: dict[str, Callable[..., Built]] = {
-    "gpt2": gpt2, "two_towers": two_towers, "lstm": lstm, "moe": moe, "decode": decode,
+    "gpt2": gpt2, "two_towers": two_towers, "conv_dense": conv_dense, "lstm": lstm, "moe": moe, "decode": decode,
 }  # fmt: skip

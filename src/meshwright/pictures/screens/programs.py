@@ -74,12 +74,13 @@ def _candidate_table(plan: ProgramPlan) -> Lines:
 
 
 def _splits(plan: ProgramPlan, one: Candidate) -> str:
-    """Return the classes that each axis of a layout splits, by name."""
+    """Return the classes that each axis of a layout splits, in the order in which an array takes the axis."""
     if one.layout is None:
         return "as its arguments are"
     parts = []
+    named = {each.atom: each.name for each in plan.classes}
     for axis in one.layout.axes:
-        names = [each.name for each in plan.classes if each.atom in axis.atoms]
+        names = [named[atom] for atom in axis.atoms if atom in named]
         if axis.degree > 1:
             parts.append(f"{axis.name}: {', '.join(names)}" + (" and the state" if axis.is_stored else ""))
     return "; ".join(parts)

@@ -22,7 +22,7 @@ from meshwright.proof.programs.apply import Applied
 from meshwright.proof.programs.classes import DimClass, classes_of, table_by_name
 from meshwright.proof.programs.layout import Layout
 from meshwright.proof.programs.price import Priced
-from meshwright.proof.programs.search import Found, find_layouts
+from meshwright.proof.programs.search import Found, axes_by_part, find_layouts
 from meshwright.proof.programs.trace import Program, trace
 from meshwright.proof.programs.work import work_of
 from meshwright.record import Record
@@ -202,7 +202,11 @@ def plan_program(
         system=system,
         candidates=tuple(candidates),
         num_layouts=len(found),
-        notes=(*_notes(priced, candidates[0]), *_whole_notes(program, candidates[0].layout)),
+        notes=(
+            *_notes(priced, candidates[0]),
+            *_part_notes(priced, classes, candidates[0].layout),
+            *_whole_notes(program, candidates[0].layout),
+        ),
     )
 
 
@@ -219,7 +223,7 @@ def _degrees(mesh: MeshLike | Mapping[str, int], system: System) -> dict[str, in
 def _to_compile(found: list[Found], candidates: list[Candidate], count: int) -> list[Candidate]:
     """Return the candidates to compile: the best of each strategy, and data parallelism with whole and split state."""
     chosen: dict[int, Candidate] = {}
-    strategies: set[frozenset[tuple[frozenset[int], bool]]] = set()
+    strategies: set[frozenset[tuple[tuple[int, ...], bool]]] = set()
     for place, one in enumerate(found):
         strategy = frozenset((axis.atoms, axis.is_stored) for axis in one.layout.axes if axis.degree > 1)
         names = [axis.name for axis in one.layout.axes if axis.degree > 1]
@@ -275,6 +279,14 @@ def _ranked(tried: list[Candidate], candidates: list[Candidate]) -> list[Candida
     tried.sort(key=lambda one: (not one.fits, one.seconds is None, one.seconds or 0.0))
     layouts = {id(one.layout) for one in tried if one.layout is not None}
     return [*tried, *(one for one in candidates if id(one.layout) not in layouts)]
+
+
+def _part_notes(priced: Priced, classes: tuple[DimClass, ...], layout: Layout | None) -> Iterator[str]:
+    """Yield a note on each axis that splits one dim in a part of the program and another dim elsewhere."""
+    names = {one.atom: one.name for one in classes}
+    for axis in axes_by_part(priced.work, layout) if layout else ():
+        order = ", ".join(names[atom] for atom in axis.atoms if atom in names)
+        yield f"{axis.name} splits an array along the first dim that it has of {order}"
 
 
 def _whole_notes(program: Program, layout: Layout | None) -> Iterator[str]:

@@ -46,7 +46,9 @@ def apply(
     Args:
         function: a train step, a loss or any other function that JAX traces; jitted or not.
         table: the mesh axes of classes of dims. A class is named as `Applied.classes` prints it, or by one of its
-            members: `"params.mlp.kernel:1"`, also with `*`. Classes missing from the table are not split.
+            members: `"params.mlp.kernel:1"`, also with `*`. Classes missing from the table are not split. Of classes
+            with the same axis, an array is split along the one that comes first in the table: `{"mlp": "tp", "batch":
+            ("dp", "tp")}` makes the MLP tensor parallel and all else data parallel.
         mesh: a `jax.sharding.Mesh` with auto axes, or `fsdp=2,tp=4`, a mapping or a `MeshShape` for all devices.
         args: the function's arguments, arrays or abstract values; only their shapes and dtypes are read.
         store: mesh axes that further split the state at rest (FSDP, ZeRO-3), each leaf along its largest dim that they
@@ -88,7 +90,7 @@ def layout_of(
 ) -> Layout:
     """Return the layout of a program in which `split` maps a class's atom to its axes, and `store` splits the state."""
     axes = tuple(
-        Axis(name, degree, frozenset(atom for atom, names in split.items() if name in names), name in store)
+        Axis(name, degree, tuple(atom for atom, names in split.items() if name in names), name in store)
         for name, degree in degrees.items()
     )
     return Layout(axes, Sizes(program), frozenset(one.atom for one in classes if one.barred))

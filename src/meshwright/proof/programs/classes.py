@@ -142,8 +142,9 @@ def _members(program: Program) -> dict[int, list[tuple[str, str]]]:
 
 
 def table_by_name(classes: tuple[DimClass, ...], table: Mapping[int, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Convert a table by atom to a table by class name, for the classes that are split."""
-    return {one.name: table[one.atom] for one in classes if one.atom in table}
+    """Convert a table by atom to a table by class name, in the same order."""
+    names = {one.atom: one.name for one in classes}
+    return {names[atom]: axes for atom, axes in table.items() if atom in names}
 
 
 def find_classes(classes: tuple[DimClass, ...], table: Mapping[str, object]) -> dict[str, DimClass]:

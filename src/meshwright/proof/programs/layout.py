@@ -6,6 +6,7 @@ import math
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from graphlib import TopologicalSorter
 
 from meshwright.proof.programs.flat import Atoms, Value
 from meshwright.proof.programs.trace import Program
@@ -13,11 +14,15 @@ from meshwright.proof.programs.trace import Program
 
 @dataclass(frozen=True)
 class Axis:
-    """A mesh axis: its degree, the atoms of the classes that it splits, and whether it splits the state at rest."""
+    """A mesh axis: its degree, the atoms of the classes that it splits, and whether it splits the state at rest.
+
+    An array with dims of several of these classes is split along the first class. So parts of a program can be split
+    differently: with an MLP's hidden dim before the batch, the MLP is tensor parallel, and all else data parallel.
+    """
 
     name: str
     degree: int
-    atoms: frozenset[int] = frozenset()
+    atoms: tuple[int, ...] = ()
     is_stored: bool = False
 
 
@@ -69,12 +74,12 @@ class Layout:
 
     @cached_property
     def table(self) -> dict[int, tuple[str, ...]]:
-        """The axes of each atom that is split."""
-        found: dict[int, tuple[str, ...]] = {}
+        """The axes of each atom that is split. Atoms that an array is split along first come first."""
+        order = TopologicalSorter[int]()
         for axis in self.axes:
-            for atom in axis.atoms:
-                found[atom] = (*found.get(atom, ()), axis.name)
-        return found
+            for place, atom in enumerate(axis.atoms):
+                order.add(atom, *axis.atoms[:place])
+        return {atom: tuple(axis.name for axis in self.axes if atom in axis.atoms) for atom in order.static_order()}
 
     @cached_property
     def store(self) -> tuple[str, ...]:
@@ -86,15 +91,15 @@ class Layout:
         return math.prod(self.degrees[axis] for axis in axes)
 
     def split(self, dims: Atoms) -> tuple[tuple[str, ...], ...]:
-        """Return the axes that split each dim: those of its first atom, if no earlier dim uses them."""
+        """Return the axes that split each dim. An axis splits one dim of an array, by its first atom."""
         if (known := self._splits.get(dims)) is not None:
             return known
-        used: set[str] = set()
-        found: list[tuple[str, ...]] = []
-        for dim in dims:
-            axes = self.table.get(dim[0], ()) if dim else ()
-            found.append(() if used & set(axes) else axes)
-            used |= set(axes)
+        found: list[tuple[str, ...]] = [()] * len(dims)
+        for axis in self.axes:
+            places = [place for place, dim in enumerate(dims) if dim and dim[0] in axis.atoms]
+            if places:
+                first = min(places, key=lambda place: axis.atoms.index(dims[place][0]))
+                found[first] = (*found[first], axis.name)
         self._splits[dims] = tuple(found)
         return self._splits[dims]
 

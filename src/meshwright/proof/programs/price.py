@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -169,15 +170,22 @@ class Priced:
             yield from self._of_moved(moved, times, layout)
 
     def _of_product(self, product: Contraction, times: int, layout: Layout) -> Iterator[Sent]:
-        for value, axes in _lost_axes(product, layout):
-            size = layout.size(value) * layout.degree(axes)
-            yield "all-gather", axes, product.phase, size, False, times
-        partial, turns = _partial(product, layout), 1
+        gathered, partial, scattered = _moves(product, layout)
+        for number, value in enumerate((product.left, product.right)):
+            known = {axis for one, place in product.earlier[number] for axis in _moves(one, layout)[0][place]}
+            if axes := tuple(axis for axis in gathered[number] if axis not in known):
+                width = min(value.width, 2.0) if product.rounds else value.width
+                size = width * layout.elements(value.dims) * layout.degree(axes)
+                yield "all-gather", axes, product.phase, size, False, times
+        turns = 1
         if self.system.chip.kind != "cpu":
             # XLA:CPU has no passes that add before they reduce.
             turns = product.turns
             there = {axis for dim in product.joins if dim for axis in layout.table.get(dim[0], ())}
             partial = tuple(axis for axis in partial if axis not in there)
+            scattered = tuple(axis for axis in scattered if axis not in there)
+        if scattered:
+            yield from self._scatter(product.result, scattered, product.phase, times, layout)
         if partial:
             found = list(self._sum(product.result, partial, product.phase, times, layout))
             # Scatters run in every iteration of a loop.
@@ -198,8 +206,21 @@ class Priced:
             yield "all-gather", axes, moved.phase, size, False, times
         else:
             kept = {axis for split in layout.split(moved.result.dims) for axis in split}
+            if scattered := tuple(axis for axis in axes if axis in kept):
+                whole = layout.size(moved.operand) * layout.degree(scattered)
+                if moved.kind != "sum" and whole <= layout.size(moved.result) * layout.degree(scattered):
+                    # The partitioner takes the cheaper way: the rows of a small table, or few rows that are added.
+                    yield "all-gather", scattered, moved.phase, whole, False, times
+                else:
+                    yield from self._scatter(moved.result, scattered, moved.phase, times, layout)
             if partial := tuple(axis for axis in axes if axis not in kept):
                 yield from self._sum(moved.result, partial, moved.phase, times, layout)
+
+    def _scatter(self, value: Value, axes: tuple[str, ...], phase: Phase, times: int, layout: Layout) -> Iterator[Sent]:
+        """Yield the collective that adds up partial sums and scatters them over a dim of the result."""
+        # XLA:CPU adds on all devices, and each keeps its part.
+        kind = "all-reduce" if self.system.chip.kind == "cpu" else "reduce-scatter"
+        yield kind, axes, phase, layout.size(value) * layout.degree(axes), False, times
 
     def _sum(self, value: Value, axes: tuple[str, ...], phase: Phase, times: int, layout: Layout) -> Iterator[Sent]:
         """Yield the collectives that add up partial sums; gradients are scattered over the axes that shard them."""
@@ -238,36 +259,43 @@ class Priced:
 
 def _sizes(product: Contraction, layout: Layout) -> tuple[float, float, float]:
     """Return m, k and n of a device's matmul [m, k] @ [k, n]; m includes the batch dims."""
-    columns = layout.elements(product.result.dims[product.batch + product.rows :])
-    whole = layout.elements(product.result.dims)
-    split = layout.degree(_partial(product, layout))
-    inner = max(1.0, layout.whole(product.inner) * product.window / split)
-    columns = whole / max(1.0, whole / columns)
+    dims, splits = product.result.dims, layout.split(product.result.dims)
+    left, right = product.places
+    columns = math.prod(
+        layout.whole((dims[place],)) / layout.degree(splits[place])
+        for place in right
+        if place is not None and place not in left
+    )
+    _, partial, scattered = _moves(product, layout)
+    inner = max(1.0, layout.whole(product.inner) * product.window / layout.degree((*partial, *scattered)))
+    whole = layout.elements(dims) * layout.degree(scattered)
     return whole / columns, inner, columns
 
 
-def _partial(product: Contraction, layout: Layout) -> tuple[str, ...]:
-    """Return the axes over which a matmul's result is a partial sum: they split contracting dims only."""
-    kept = {axis for split in layout.split(product.result.dims) for axis in split}
-    found = dict.fromkeys(axis for dim in product.inner if dim for axis in layout.table.get(dim[0], ()))
-    return tuple(axis for axis in found if axis not in kept)
+def _moves(product: Contraction, layout: Layout) -> tuple[list[tuple[str, ...]], tuple[str, ...], tuple[str, ...]]:
+    """Return the axes over which a matmul gathers each operand, adds partial sums, and scatters them.
+
+    Partial sums are added where the axis splits no dim of the result, and else scattered over that dim. An
+    operand is gathered if the axis splits another dim of the result than its own.
+    """
+    gathered: list[tuple[str, ...]] = [(), ()]
+    partial: list[str] = []
+    scattered: list[str] = []
+    operands = (product.left, product.right)
+    for axis in layout.degrees:
+        result = _place(layout, product.result, axis)
+        own = [_place(layout, value, axis) for value in operands]
+        to = [None if place is None else places[place] for place, places in zip(own, product.places, strict=True)]
+        summed = [place is not None and kept is None for place, kept in zip(own, to, strict=True)]
+        fits = any(kept is not None and kept == result for kept in to)
+        if any(summed) and not fits:
+            (partial if result is None else scattered).append(axis)
+        for number, kept in enumerate(to):
+            if (summed[number] and fits) or (kept is not None and kept != result):
+                gathered[number] = (*gathered[number], axis)
+    return gathered, tuple(partial), tuple(scattered)
 
 
-def _lost_axes(product: Contraction, layout: Layout) -> Iterator[tuple[Value, tuple[str, ...]]]:
-    """Yield the operands that must be gathered, with the axes: another dim of the matmul uses the same axis."""
-    result = product.result.dims
-    splits = layout.split(result)
-    first = product.batch + product.rows
-    partial = _partial(product, layout)
-    inner = {axis for dim in product.inner if dim for axis in layout.table.get(dim[0], ())}
-    for value, places in (
-        (product.left, range(first)),
-        (product.right, (*range(product.batch), *range(first, len(result)))),
-    ):
-        kept = {axis for place in places for axis in splits[place]} | set(partial)
-        own = {axis for split in layout.split(value.dims) for axis in split}
-        if lost := tuple(axis for axis in layout.degrees if axis in own - kept):
-            # An axis of the inner dim that the result has too: one operand is gathered, the smaller.
-            if set(lost) <= inner and layout.size(value) > min(layout.size(product.left), layout.size(product.right)):
-                continue
-            yield value, lost
+def _place(layout: Layout, value: Value, axis: str) -> int | None:
+    """Return which dim of a value an axis splits; None if it splits none."""
+    return next((place for place, axes in enumerate(layout.split(value.dims)) if axis in axes), None)

@@ -1,13 +1,15 @@
 """Search the layouts of a program: each mesh axis splits a set of classes of dims that never occur in one array.
 
 Two dims of one array cannot share a mesh axis. The largest sets without such a pair are the known strategies: the batch
-(data parallel), the heads, the MLP and the vocabulary together (tensor parallel), the sequence.
+(data parallel), the heads, the MLP and the vocabulary together (tensor parallel), the sequence. An axis can also split
+such a set where it occurs and the batch or the sequence elsewhere: large dense layers after convolutions, experts
+between attention, or the norms between tensor parallel layers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, islice, product
 
@@ -50,9 +52,17 @@ def find_layouts(priced: Priced, classes: tuple[DimClass, ...], degrees: Mapping
         MeshwrightError: no class can be split so that every device has work.
     """
     splittable = [one for one in classes if not one.barred]
-    sets, batch = model_sets(priced, splittable), data_set(priced, splittable)
-    sizes = Sizes(priced.program)
-    made = _layouts(priced, batch, sets, sizes) if degrees is None else _on_mesh(degrees, batch, sets)
+    batch, sets = data_set(priced, splittable), model_sets(priced, splittable)
+
+    def ordered(atoms: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted(atoms, key=lambda atom: (atom in batch, atom not in priced.weights, atom)))
+
+    by_part = [ordered(one) for one in sets_by_part(priced, batch, sets)]
+    sizes, data, others = Sizes(priced.program), ordered(batch), [ordered(one) for one in sets]
+    if degrees is None:
+        made = _layouts(priced, data, others, by_part, sizes)
+    else:
+        made = _on_mesh(degrees, data, [*others, *by_part])
     found: dict[tuple[Axis, ...], Found] = {}
     for axes in made:
         axes = tuple(axis for axis in (_cut(axis, axes, sizes) for axis in axes) if axis.degree > 1 or degrees)
@@ -81,19 +91,23 @@ def _cut(axis: Axis, axes: tuple[Axis, ...], sizes: Mapping[int, int]) -> Axis:
     def degree(atom: int) -> int:
         return math.prod(other.degree for other in axes if atom in other.atoms)
 
-    return Axis(axis.name, axis.degree, frozenset(a for a in axis.atoms if sizes[a] % degree(a) == 0), axis.is_stored)
+    return Axis(axis.name, axis.degree, tuple(a for a in axis.atoms if sizes[a] % degree(a) == 0), axis.is_stored)
 
 
 def _layouts(
-    priced: Priced, batch: frozenset[int], sets: list[frozenset[int]], sizes: Mapping[int, int]
+    priced: Priced,
+    batch: tuple[int, ...],
+    sets: list[tuple[int, ...]],
+    by_part: list[tuple[int, ...]],
+    sizes: Mapping[int, int],
 ) -> Iterator[tuple[Axis, ...]]:
     """Yield the axes of every mesh of a system: dp and fsdp over the batch, and up to two axes over other classes.
 
     Axes over other classes are named tp if they split dims of weights, and sp if not.
     """
 
-    def name(atoms: frozenset[int]) -> str:
-        return "tp" if atoms & priced.weights else "sp"
+    def name(atoms: tuple[int, ...]) -> str:
+        return "sp" if priced.weights.isdisjoint(atoms) else "tp"
 
     count = priced.system.num_devices
     for data in divisors(count) if batch else [1]:
@@ -105,7 +119,7 @@ def _layouts(
             if rest == 1:
                 yield first
                 continue
-            for chosen in sets:
+            for chosen in (*sets, *by_part):
                 yield (*first, Axis(name(chosen), rest, chosen))
                 if stored == 1:
                     # Without an axis of the batch to store over, the state can be split over this one.
@@ -118,14 +132,25 @@ def _layouts(
 
 
 def _on_mesh(
-    degrees: Mapping[str, int], batch: frozenset[int], sets: list[frozenset[int]]
+    degrees: Mapping[str, int], batch: tuple[int, ...], sets: list[tuple[int, ...]]
 ) -> Iterator[tuple[Axis, ...]]:
     """Yield what each axis of a given mesh may split: the batch, the batch and the state at rest, or another set."""
     choices = [(atoms, is_stored) for atoms, is_stored in ((batch, False), (batch, True)) if atoms]
     choices += [(one, False) for one in sets]
-    nothing = [(frozenset[int](), False)]
+    nothing: list[tuple[tuple[int, ...], bool]] = [((), False)]
     for chosen in product(*(choices if degree > 1 else nothing for degree in degrees.values())):
         yield tuple(Axis(name, degrees[name], *each) for name, each in zip(degrees, chosen, strict=True))
+
+
+def sets_by_part(priced: Priced, batch: frozenset[int], sets: list[frozenset[int]]) -> list[frozenset[int]]:
+    """Return the sets that an axis splits in different parts of a program: one with weights, and the batch or tokens.
+
+    Arrays with weights' dims of the set are split along them, and all others along the batch, or along the dim of
+    tokens that splits most flops: partial sums are scattered over it.
+    """
+    tokens = [one for one in sets if not one & priced.weights][:1]
+    with_weights = [one for one in sets[:MOST_PAIRED] if one & priced.weights]
+    return [one | rest for one in with_weights for rest in (batch, *tokens) if rest - one]
 
 
 def data_set(priced: Priced, classes: list[DimClass]) -> frozenset[int]:
@@ -162,6 +187,13 @@ def model_sets(priced: Priced, classes: list[DimClass]) -> list[frozenset[int]]:
     found = dict.fromkeys([*largest, *singles])
     ranked = sorted(found, key=lambda one: (-sum(flops.get(atom, 0.0) for atom in one), sorted(one)))
     return [one for one in ranked if any(flops.get(atom) for atom in one)][:MOST_SETS]
+
+
+def axes_by_part(work: Work, layout: Layout) -> list[Axis]:
+    """Return the axes of a layout that split several dims of one array of a matmul, each in its part of the program."""
+    arrays = {value.dims for one in work.products for value in (one.left, one.right, one.result)}
+    firsts = [{dim[0] for dim in dims if dim} for dims in arrays]
+    return [axis for axis in layout.axes if any(len(one.intersection(axis.atoms)) > 1 for one in firsts)]
 
 
 def _flops_by_atom(priced: Priced) -> dict[int, float]:

@@ -70,23 +70,26 @@ _COPIES = frozenset(
 class Contraction:
     """A matmul or a convolution.
 
-    batch: the number of batch dims, which are first in the result. rows: the number of dims after them that only the
-    left operand has. inner: the contracting dims. window: for convolutions, the mean number of filter elements applied
-    per output pixel. joins: if the result is only added to another matmul's result, the contracting dims of that one.
-    turns: the number of loop iterations whose results are added up before any other use.
+    places: the place in the result of each dim of the left operand, and of the right one; None if it is summed, or in
+    no result. window: for convolutions, the mean number of filter elements applied per output pixel. joins: if the
+    result is only added to another matmul's result, the contracting dims of that one. turns: the number of loop
+    iterations whose results are added up before any other use. rounds: whether operands are first rounded to bfloat16.
+    earlier: for each operand, the earlier matmuls that read the same value, and as which operand: what one gathers, the
+    other need not.
     """
 
     phase: Phase
     left: Value
     right: Value
     result: Value
-    batch: int
-    rows: int
+    places: tuple[tuple[int | None, ...], tuple[int | None, ...]]
     inner: Atoms
     dtype: str
     window: float = 1
     joins: Atoms = ()
     turns: int = 1
+    rounds: bool = False
+    earlier: tuple[tuple[tuple[Contraction, int], ...], ...] = ((), ())
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ def _collect(
     reads, made = _reads(flat, constants, is_tpu=work.is_tpu)
     last = _last_uses(flat, reads, made)
     sums = _sums(flat, caller)
-    live = Live()
+    live, readers = Live(), dict[int, list[tuple[Contraction, int]]]()
 
     def is_constant(value: int) -> bool:
         return value in constants or (value not in made and not reads[value])
@@ -192,7 +195,7 @@ def _collect(
                 one = flat.values[value]
                 sent = Value(one.dims, min(one.width, 2.0)) if work.is_tpu and _rounds(op) else one
                 work.gathered[(sent, _phase(op))] += times
-            _add(work, op, flat, times, sums)
+            _add(work, op, flat, times, sums, readers)
             if op.name in MATMULS:
                 # Values fused into a matmul are not written, but all their inputs are read.
                 fused = (
@@ -344,8 +347,15 @@ def _sums(flat: Flat, caller: Op | None) -> dict[int, Summed]:
     return found
 
 
-def _add(work: Work, op: Op, flat: Flat, times: int, sums: dict[int, Summed]) -> None:
-    """Add the work of an op that calls no program."""
+def _add(
+    work: Work,
+    op: Op,
+    flat: Flat,
+    times: int,
+    sums: dict[int, Summed],
+    readers: dict[int, list[tuple[Contraction, int]]],
+) -> None:
+    """Add the work of an op that calls no program. readers: the earlier matmuls that read each value."""
     name, phase = op.name, _phase(op)
     if name in OPAQUE:
         work.opaque[name] += times
@@ -356,13 +366,14 @@ def _add(work: Work, op: Op, flat: Flat, times: int, sums: dict[int, Summed]) ->
     first, result = inputs[0], results[0]
     moved: list[tuple[Any, Value, Atoms]] = []
     if name in MATMULS:
-        product = _product(op, phase, inputs, result)
+        product = replace(_product(op, phase, inputs, result), rounds=work.is_tpu and _rounds(op))
         if (summed := sums.get(op.outputs[0])) is not None:
             product = replace(product, turns=summed.turns)
             if (other := summed.to) is not None:
                 there = [flat.values[value] if value is not None else Value((), 0.0) for value in other.inputs]
                 joins = _product(other, phase, there, flat.values[other.outputs[0]]).inner
                 product = replace(product, joins=joins)
+        product = replace(product, earlier=_readers(op, product, readers))
         work.products[product] += times
         work.kernels += times
         work.ragged += times * (name == "ragged_dot_general")
@@ -384,25 +395,57 @@ def _add(work: Work, op: Op, flat: Flat, times: int, sums: dict[int, Summed]) ->
             work.moved[Moved(kind, phase, operand, result, dims)] += times
 
 
+def _readers(
+    op: Op, product: Contraction, readers: dict[int, list[tuple[Contraction, int]]]
+) -> tuple[tuple[tuple[Contraction, int], ...], ...]:
+    """Return the earlier matmuls that read each operand of a matmul, and record it as one of them."""
+    found = tuple(tuple(readers.get(value, ())) if value is not None else () for value in op.inputs[:2])
+    for number, value in enumerate(op.inputs[:2]):
+        if value is not None and (product, number) not in readers.setdefault(value, []):
+            readers[value].append((product, number))
+    return found
+
+
 def _product(op: Op, phase: Phase, inputs: list[Value], result: Value) -> Contraction:
     left, right = inputs[:2]
     equation = op.equation
     dtype, parameters = str(equation.invars[0].aval.dtype), equation.params
     if op.name == "conv_general_dilated":
-        inner = (right.dims[parameters["dimension_numbers"].rhs_spec[1]],)
-        return Contraction(phase, left, right, result, 0, len(result.dims) - 1, inner, dtype, _window(equation))
+        numbers = parameters["dimension_numbers"]
+        kept: dict[int, int | None] = dict(zip(numbers.lhs_spec, numbers.out_spec, strict=True))
+        places = tuple(None if place == numbers.lhs_spec[1] else kept[place] for place in range(len(left.dims)))
+        filters = tuple(
+            numbers.out_spec[1] if place == numbers.rhs_spec[0] else None for place in range(len(right.dims))
+        )
+        inner = (right.dims[numbers.rhs_spec[1]],)
+        return Contraction(phase, left, right, result, (places, filters), inner, dtype, _window(equation))
     is_ragged = op.name == "ragged_dot_general"
     numbers = (
         parameters["ragged_dot_dimension_numbers"].dot_dimension_numbers
         if is_ragged
         else parameters["dimension_numbers"]
     )
-    (left_sum, _), (left_batch, _) = numbers
+    (left_sum, right_sum), (left_batch, right_batch) = numbers
+    groups = parameters["ragged_dot_dimension_numbers"].rhs_group_dimensions if is_ragged else ()
+    # The gradient of the weights of groups has the groups first.
+    batch = len(left_batch) + (1 if is_ragged and not groups else 0)
     rows = len(left.dims) - len(left_sum) - len(left_batch)
+    places = (
+        _places(len(left.dims), left_batch, left_sum, batch),
+        _places(len(right.dims), right_batch, (*right_sum, *groups), batch + rows),
+    )
     inner = tuple(left.dims[place] for place in left_sum)
     # Each row is multiplied for one of the groups that the gradient of their weights has.
     window = 1 / equation.outvars[0].aval.shape[0] if is_ragged and len(result.dims) == 3 else 1
-    return Contraction(phase, left, right, result, len(left_batch), rows, inner, dtype, window)
+    return Contraction(phase, left, right, result, places, inner, dtype, window)
+
+
+def _places(count: int, batch: Sequence[int], summed: Sequence[int], start: int) -> tuple[int | None, ...]:
+    """Return the place in a matmul's result of each of an operand's dims. start: that of its first own dim."""
+    own = [place for place in range(count) if place not in batch and place not in summed]
+    found = {place: start + number for number, place in enumerate(own)}
+    found |= {place: number for number, place in enumerate(batch)}
+    return tuple(found.get(place) for place in range(count))
 
 
 def _window(equation: Any) -> float:
