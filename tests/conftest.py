@@ -49,6 +49,13 @@ if not IS_WORKER:
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="meshwright_tests_")
 
 
+# Runs, servers and loaded models of many tests take the same steps: each worker compiles what the other has not. Names of
+# ops are in the key, since tests read them. Set here and not in the environment: child processes have caches as users do.
+jax.config.update("jax_compilation_cache_dir", f"{os.environ['XDG_CACHE_HOME']}/steps")
+jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
 def pytest_unconfigure() -> None:
     if not IS_WORKER:
         shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
