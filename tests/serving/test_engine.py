@@ -355,7 +355,7 @@ def drawn_requests(config, count):
 @pytest.mark.parametrize(
     ("config", "shape", "count"),
     [
-        pytest.param(EXPERTS, MeshShape(ep=2, fsdp=2, tp=2), 150, marks=pytest.mark.matrix),
+        pytest.param(EXPERTS, MeshShape(ep=2, fsdp=2, tp=2), 60, marks=pytest.mark.matrix),
         *(
             pytest.param(config, shape, 500, marks=pytest.mark.exhaustive)
             for config, shape in (

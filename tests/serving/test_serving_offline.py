@@ -9,12 +9,11 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from serving_cases import alone, drawn_model
+from serving_cases import alone, drawn_model, engine_of_few_programs
 
 from meshwright.description.families.registry import PRESETS
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.sampling import Sampling
-from meshwright.serving.engine.engine import Engine
 from meshwright.serving.engine.request import Request
 from meshwright.serving.engine.settings import EngineSettings
 from meshwright.serving.offline import PromptFile, answer_file
@@ -31,7 +30,7 @@ LINES = [
 @pytest.fixture(scope="module")
 def engine():
     model = drawn_model(config=replace(PRESETS["tiny"], num_layers=1))
-    found = Engine(model, EngineSettings(rows=4, context=48, page_size=4, chunk_tokens=16))
+    found = engine_of_few_programs(model, EngineSettings(rows=4, context=48, page_size=4, chunk_tokens=16))
     found.start()
     yield found
     found.close()

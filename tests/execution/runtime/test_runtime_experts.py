@@ -124,9 +124,7 @@ def assert_near(found, wanted):
 @jax.jit
 def dense_with_gradients(weights, h, gradient, kept):
     """The dense block: its result, gradients, and what is chosen."""
-    added, back, chosen = jax.vjp(
-        lambda w, h: dense(h, w, EXPERTS.num_active, kept)[:2], weights, h, has_aux=True
-    )
+    added, back, chosen = jax.vjp(lambda w, h: dense(h, w, EXPERTS.num_active, kept)[:2], weights, h, has_aux=True)
     return added, back(gradient), chosen
 
 

@@ -70,7 +70,7 @@ def forward_and_gradients(function, left, right, weights):
 
 
 def plain(formula, *arrays):
-    """The same in float64, without a compiler: the gradient of either operand is a product of the weights and the other."""
+    """The same in float64 by NumPy: the gradient of an operand is a product of the weights and the other one."""
     left, right, out = (array.astype(np.float64) for array in arrays)
     one, other, result = formula.replace("->", ",").split(",")
     of_left = np.einsum(f"{result},{other}->{one}", out, right)
