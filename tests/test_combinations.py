@@ -10,7 +10,7 @@ TESTS = Path(__file__).parent
 
 
 @cache
-def tests_there():
+def functions_there():
     return {
         f"{path.relative_to(TESTS)}::{node.name}"
         for path in TESTS.rglob("test_*.py")
@@ -24,4 +24,4 @@ def test_every_line_names_a_test(name):
     lines = [line for line in (TESTS / name).read_text().splitlines() if not line.startswith("#")]
     assert lines == sorted(set(lines))
     names = {line.split("[")[0] for line in lines}
-    assert names - tests_there() == set()
+    assert names - functions_there() == set()
