@@ -1,5 +1,6 @@
 """Every test sees 8 simulated CPU devices; no test may find a real accelerator."""
 
+import atexit
 import gc
 import os
 import shutil
@@ -45,8 +46,17 @@ jax.config.update("jax_traceback_in_locations_limit", 1)
 # The caches of tokens and of compiled programs are this session's own, and those of its child processes; workers of
 # xdist begin with the environment of the process that starts them.
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
-if not IS_WORKER:
+if IS_WORKER:
+    # All results are sent by then, and to take down what thousands of programs hold would take 10 s.
+    atexit.register(os._exit, 0)
+else:
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="meshwright_tests_")
+
+# Runs, servers and loaded models of many tests take the same steps: each is compiled once a session. Names of ops are
+# in the key, since tests read them. Set here and not in the environment: child processes have caches as users do.
+jax.config.update("jax_compilation_cache_dir", f"{os.environ['XDG_CACHE_HOME']}/steps")
+jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def pytest_unconfigure() -> None:

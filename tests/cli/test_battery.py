@@ -85,7 +85,7 @@ def test_a_field_of_a_config_json_is_honoured_refused_or_known_to_change_nothing
     monkeypatch.chdir(tmp_path)
     data = {name: value for name, value in (CONFIG | fields).items() if value is not ...}
     (tmp_path / "config.json").write_text(json.dumps(data))
-    check(["plan", "config.json", "--on", "cpu:8", "--batch", "16", "--seq-len", "64"], code, said, capsys)
+    check(["plan", "config.json", "--on", "cpu:1", "--batch", "16", "--seq-len", "64"], code, said, capsys)
 
 
 def test_the_battery_is_large():

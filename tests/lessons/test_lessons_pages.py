@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from child_flags import CHILD_FLAGS
 
 from meshwright.errors import MeshwrightError
 from meshwright.lessons.exercise import Verdict
@@ -28,7 +29,7 @@ def value(number):
 @cache
 def run_lesson(file):
     """Run a lesson in a process of its own, as `meshwright learn --check` does."""
-    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "XLA_FLAGS": CHILD_FLAGS, "JAX_PLATFORMS": "cpu"}
     return subprocess.run(
         [sys.executable, "-m", "meshwright.lessons.run", str(file)],
         env=environment, cwd=ROOT, capture_output=True, text=True, check=False,

@@ -3,6 +3,7 @@
 import queue
 import random
 import time
+from dataclasses import replace
 
 import jax
 import pytest
@@ -19,8 +20,12 @@ from meshwright.mesh import MeshShape
 from meshwright.serving.engine import layout
 from meshwright.serving.engine.engine import Engine
 from meshwright.serving.engine.request import Request
+from meshwright.serving.engine.settings import EngineSettings
 
 ONE = MeshShape()
+SMALL = replace(PRESETS["tiny"], num_layers=1)
+# Room for two texts of the longest kind, so that texts lose their pages to older ones.
+TIGHT = EngineSettings(rows=8, context=64, page_size=4, cache_tokens=144, chunk_tokens=16)
 
 
 def drawn_model(shape=ONE, config=None, dtype="f32", seed=0):
@@ -40,6 +45,11 @@ def engine_of_few_programs(*arguments, halvings=0):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(layout, "HALVINGS", halvings)
         return Engine(*arguments)
+
+
+def small_engine(model=None):
+    """An engine whose programs all tests that need no other share, so that they are compiled once a session."""
+    return engine_of_few_programs(model or drawn_model(config=SMALL), TIGHT, halvings=1)
 
 
 def prompts_of(count, *, vocab, longest, seed=0):
@@ -76,8 +86,6 @@ def tokens_of(outputs, completion=0):
 
 def alone(model, request, completion=0):
     """What `generate` makes of a request's prompt alone."""
-    from dataclasses import replace
-
     sampling = replace(request.sampling, seed=request.sampling.seed + completion)
     options = {"max_tokens": request.max_tokens, "stop": request.stop, "stop_tokens": request.stop_tokens}
     return model.generate([list(request.prompt)], sampling=sampling, **options)[0]

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from serving_cases import alone, answers, drawn_model, engine_of_few_programs, greedy_requests, prompts_of, tokens_of
+from serving_cases import (
+    SMALL,
+    TIGHT,
+    alone,
+    answers,
+    drawn_model,
+    greedy_requests,
+    prompts_of,
+    small_engine,
+    tokens_of,
+)
 
 import meshwright as mw
 from meshwright.description.families.registry import PRESETS
@@ -23,11 +33,8 @@ from meshwright.serving.engine.request import ClosedError, Constraint, Overloade
 from meshwright.serving.engine.settings import EngineSettings
 
 GOLDENS = Path(__file__).parents[1] / "references"
-SMALL = replace(PRESETS["tiny"], num_layers=1)
 TWO_HEADS = replace(SMALL, name="grouped", num_kv_heads=4)
 EXPERTS = replace(PRESETS["tiny-moe"], num_layers=1, num_kv_heads=4)
-# Room for two texts of the longest kind, so that texts lose their pages to older ones.
-TIGHT = EngineSettings(rows=8, context=64, page_size=4, cache_tokens=144, chunk_tokens=16)
 
 
 def is_empty(engine):
@@ -40,7 +47,7 @@ def is_empty(engine):
 
 @pytest.fixture(scope="module")
 def engine():
-    found = engine_of_few_programs(drawn_model(config=SMALL), TIGHT, halvings=1)
+    found = small_engine()
     found.start()
     yield found
     found.close()
@@ -319,7 +326,7 @@ def test_what_is_measured_stands_beside_a_plan(engine):
 
 
 def test_an_engine_that_fails_says_why_and_takes_no_more():
-    broken = Engine(drawn_model(config=SMALL), replace(TIGHT, rows=1))
+    broken = small_engine()
     broken.start()
     seen = []
     broken.on_failure = lambda: seen.append(str(sys.exception()))
@@ -355,7 +362,7 @@ def drawn_requests(config, count):
 @pytest.mark.parametrize(
     ("config", "shape", "count"),
     [
-        pytest.param(EXPERTS, MeshShape(ep=2, fsdp=2, tp=2), 150, marks=pytest.mark.matrix),
+        pytest.param(EXPERTS, MeshShape(ep=2, fsdp=2, tp=2), 60, marks=pytest.mark.matrix),
         *(
             pytest.param(config, shape, 500, marks=pytest.mark.exhaustive)
             for config, shape in (

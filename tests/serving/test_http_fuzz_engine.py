@@ -7,12 +7,10 @@ import pytest
 from chat_tokenizer import chat_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving_cases import drawn_model, engine_of_few_programs
+from serving_cases import SMALL, drawn_model, small_engine
 from started import serving
 from test_http_fuzz import check_answer, mostly, paths, values
 
-from meshwright.description.families.registry import PRESETS
-from meshwright.serving.engine.settings import EngineSettings
 from meshwright.serving.http.service import RequestLimits, Service
 
 COMPLETION = {"prompt": "The mesh", "max_tokens": 8, "temperature": 0}
@@ -43,13 +41,12 @@ BY_NAME = {
 
 @pytest.fixture(scope="module")
 def client():
-    model = replace(drawn_model(config=replace(PRESETS["tiny"], num_layers=1)), tokenizer=chat_tokenizer())
-    settings = EngineSettings(rows=2, context=64, page_size=64, cache_tokens=256, chunk_tokens=16)
-    engine = engine_of_few_programs(model, settings)
+    model = replace(drawn_model(config=SMALL), tokenizer=chat_tokenizer())
+    engine = small_engine(model)
     service = Service(
         engine=engine,
         model="tiny",
-        context=64,
+        context=engine.layout.context,
         tokenizer=model.tokenizer,
         limits=RequestLimits(max_tokens=8, total_tokens=256),
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import openai
 import pytest
+from child_flags import CHILD_FLAGS
 from serving_cases import alone, drawn_model
 
 from meshwright.description.families.registry import PRESETS
@@ -28,7 +29,7 @@ PROMPT = "The mesh has 2 axes"
 def served(directory, *words):
     """A server in a process of its own, and a client of it; killed at the end where it still runs."""
     command = [sys.executable, "-m", "meshwright", "serve", str(directory), "--port", "0", *words]
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment = os.environ | {"XLA_FLAGS": CHILD_FLAGS}
     process = subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     # Read all along, so that the process never waits for its reader.
     said = list[str]()

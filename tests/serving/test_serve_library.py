@@ -52,7 +52,7 @@ def test_a_program_serves_until_a_signal_and_goes_on(model, directory):
         os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
-    options = SMALL | {"name": "mine", "limit": {"max_tokens": 8}, "compile_cache": "off"}
+    options = SMALL | {"name": "mine", "limit": {"max_tokens": 8}}
     with pytest.warns(UserWarning, match="a context of 64 tokens is longer than the 32 that small was trained with"):
         assert mw.serve(directory, on_ready=on_ready, **options) is None
     assert answers == [alone(model, Request(prompt=list(PROMPT.encode()), max_tokens=8, sampling=GREEDY)).text]
@@ -64,7 +64,7 @@ def test_what_on_ready_raises_ends_the_server(directory):
         raise LookupError(url)
 
     with pytest.raises(LookupError, match=r"http://127\.0\.0\.1:"), pytest.warns(UserWarning, match="64 tokens"):
-        mw.serve(directory, on_ready=on_ready, **SMALL, compile_cache="off")
+        mw.serve(directory, on_ready=on_ready, **SMALL)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,12 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from serving_cases import alone, drawn_model
+from serving_cases import alone, drawn_model, small_engine
 
 from meshwright.description.families.registry import PRESETS
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.sampling import Sampling
-from meshwright.serving.engine.engine import Engine
 from meshwright.serving.engine.request import Request
-from meshwright.serving.engine.settings import EngineSettings
 from meshwright.serving.offline import PromptFile, answer_file
 
 ASKED = Request(prompt=(), max_tokens=9, sampling=Sampling(temperature=0.8, seed=3), num_completions=2)
@@ -30,8 +28,7 @@ LINES = [
 
 @pytest.fixture(scope="module")
 def engine():
-    model = drawn_model(config=replace(PRESETS["tiny"], num_layers=1))
-    found = Engine(model, EngineSettings(rows=4, context=48, page_size=4, chunk_tokens=16))
+    found = small_engine()
     found.start()
     yield found
     found.close()
@@ -116,7 +113,7 @@ BAD = {
     '{"prompt": "a", "top_p": 2}': ("top_p is 2", "missing_field"),
     '{"prompt": "\\ud800"}': ("half a character", "invalid_utf8"),
     '{"messages": [{"role": "user", "content": "a"}]}': ("no chat template", "chat"),
-    json.dumps({"prompt": "a" * 48}): ("49 tokens with the first that is made; a text has 48", "too_long"),
+    json.dumps({"prompt": "a" * 64}): ("65 tokens with the first that is made; a text has 64", "too_long"),
 }
 
 

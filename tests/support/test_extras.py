@@ -12,6 +12,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from child_flags import CHILD_FLAGS
 
 from meshwright.cli.main import COMMANDS, EXTRAS
 from meshwright.description.families.registry import PRESETS
@@ -122,7 +123,7 @@ def run_hidden(commands, tmp_path, *more):
     paths = [hide(tmp_path), str(ROOT / "tests" / "cli"), *sys.path]
     done = subprocess.run(
         [sys.executable, "-c", RUN_ALL, json.dumps(words)],
-        env={**os.environ, "XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, "XLA_FLAGS": CHILD_FLAGS, "PYTHONPATH": os.pathsep.join(paths)},
         cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -111,8 +112,8 @@ def test_the_decoder_computes_what_a_plain_one_does(model):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_gradients_of_a_norm_are_those_of_its_formula(dtype):
     rng = np.random.default_rng(0)
-    x, by = (jnp.asarray(rng.normal(size=(2, 8, 64)), dtype) for _ in range(2))
-    scale = jnp.asarray(rng.uniform(size=64), jnp.float32)
+    x, by = (rng.normal(size=(2, 8, 64)).astype(dtype) for _ in range(2))
+    scale = rng.uniform(size=64).astype(np.float32)
 
     op = Norm(name="norm", source="x", target="y", size=64)
 
@@ -120,11 +121,13 @@ def test_the_gradients_of_a_norm_are_those_of_its_formula(dtype):
         wide = x.astype(jnp.float32)
         return (wide / jnp.sqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-5) * scale[None, None, :]).astype(dtype)
 
-    def gradients(function):
+    @partial(jax.jit, static_argnums=0)
+    def gradients(function, x, scale, by):
         result, back = jax.vjp(function, x, scale)
         return (result, *back(by))
 
-    for found, wanted in zip(gradients(lambda x, scale: norm(x, op, scale)), gradients(plain), strict=True):
+    ours, theirs = (gradients(each, x, scale, by) for each in (lambda x, scale: norm(x, op, scale), plain))
+    for found, wanted in zip(ours, theirs, strict=True):
         assert found.dtype == wanted.dtype
         difference = np.linalg.norm(np.asarray(found - wanted, np.float32))
         assert difference <= (1e-6 if dtype == jnp.float32 else 5e-3) * np.linalg.norm(np.asarray(wanted, np.float32))
@@ -137,7 +140,7 @@ def test_a_norm_over_dims_that_devices_split_is_that_of_one_device(kind):
     dims = (("kv_heads", 4), ("group", 2), ("head_dim", 4))
     op = Norm(name="norm", source="x", target="y", size=32, dims=dims, kind=kind)
     x, scale = np.float32(rng.normal(size=(2, 3, 4, 2, 4))), np.float32(rng.uniform(size=(4, 2, 4)))
-    wanted = norm(jnp.asarray(x), op, jnp.asarray(scale))
+    wanted = jax.jit(norm, static_argnums=1)(x, op, scale)
     mesh = jax.make_mesh((2, 2), ("tp", "sp"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
     with jax.set_mesh(mesh):
         for split in (("tp", None, None), (None, "sp", None), ("tp", "sp", None)):
@@ -160,7 +163,7 @@ def test_queries_in_chunks_attend_as_all_at_once(monkeypatch):
 def test_halves_of_a_sequence_attend_as_all_at_once(rate, monkeypatch):
     """And drop the same weights, of which the first half has fewer; a quarter of the scores is never made."""
     rng = np.random.default_rng(0)
-    query, key, value, by = (jnp.asarray(rng.normal(size=(2, 32, 2, *g, 8)), jnp.float32) for g in ((3,), (), (), (3,)))
+    query, key, value, by = (np.float32(rng.normal(size=(2, 32, 2, *g, 8))) for g in ((3,), (), (), (3,)))
     draws = DropoutRng(rate, jax.random.key(0), jnp.arange(64, dtype=jnp.uint32).reshape(2, 32)) if rate else None
 
     def lower():

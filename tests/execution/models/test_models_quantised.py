@@ -19,8 +19,10 @@ from meshwright.execution.models.quantised.products import FORMATS, multiply
 from meshwright.execution.runtime.mesh import build_mesh
 from meshwright.mesh import MeshShape
 
-X = np.array(jax.random.normal(jax.random.key(0), (4, 8, 64)))
-WEIGHT = np.array(jax.random.normal(jax.random.key(1), (64, 2, 3, 16)))
+X, WEIGHT, COTANGENT = (
+    np.random.default_rng(seed).standard_normal(shape, np.float32)
+    for seed, shape in enumerate([(4, 8, 64), (64, 2, 3, 16), (4, 8, 2, 3, 16)])
+)
 # The largest of each slice is such that int8's scales are powers of two: whoever divides, however, finds them.
 X[..., 0], WEIGHT[0] = 127.5 / 16, -127.5 / 16
 LETTERS = "bsd,dkgh->bskgh"
@@ -31,7 +33,11 @@ LARGEST = {"int8": 127.5, "fp8": float(ml_dtypes.finfo(E4M3).max)}
 
 def multiplied(x, weight, name):
     """The product in float32, compiled."""
-    return jax.jit(partial(multiply, LETTERS, dtype=jnp.float32), static_argnums=2)(x, weight, FORMATS[name].forward)
+    return by_formats(LETTERS, x, weight, FORMATS[name].forward)
+
+
+def by_formats(letters, left, right, formats):
+    return jax.jit(partial(multiply, letters, formats=formats, dtype=jnp.float32))(left, right)
 
 
 @pytest.fixture(autouse=True)
@@ -104,23 +110,26 @@ def test_each_part_of_a_split_summed_dim_has_scales_of_its_own(name):
     np.testing.assert_allclose(jax.jit(run)(x, weight), wanted, rtol=1e-5, atol=1e-4)
 
 
-def gradients(name, cotangent):
+def gradients(name):
     """Those of x and the weight."""
-    _, back = jax.vjp(lambda x, weight: product(LETTERS, x, weight, matmul_dtype=name), X, WEIGHT)
-    return back(cotangent)
+
+    @jax.jit
+    def run(x, weight, cotangent):
+        return jax.vjp(lambda x, weight: product(LETTERS, x, weight, matmul_dtype=name), x, weight)[1](cotangent)
+
+    return run(X, WEIGHT, COTANGENT)
 
 
 @pytest.mark.parametrize("name", ["int8", pytest.param("fp8", marks=pytest.mark.matrix)])
 def test_backward_rounds_what_its_formats_say(name):
-    cotangent = np.asarray(jax.random.normal(jax.random.key(2), (4, 8, 2, 3, 16)))
     formats = FORMATS[name]
-    of_x, of_weight = gradients(name, cotangent)
-    wanted = multiply("bskgh,dkgh->bsd", cotangent, WEIGHT, formats.of_x, dtype=jnp.float32)
+    of_x, of_weight = gradients(name)
+    wanted = by_formats("bskgh,dkgh->bsd", COTANGENT, WEIGHT, formats.of_x)
     np.testing.assert_array_equal(of_x, wanted)
     if formats.of_weight is None:
-        np.testing.assert_array_equal(of_weight, gradients(None, cotangent)[1])
+        np.testing.assert_array_equal(of_weight, gradients(None)[1])
     else:
-        wanted = multiply("bsd,bskgh->dkgh", X, cotangent, formats.of_weight, dtype=jnp.float32)
+        wanted = by_formats("bsd,bskgh->dkgh", X, COTANGENT, formats.of_weight)
         np.testing.assert_array_equal(of_weight, wanted)
 
 

@@ -15,9 +15,9 @@ BATCH, HEADS, LAYERS, ENTRIES, SLOTS = 3, 2, 2, 21, 16
 def drawn_pages(random, head_dim, *, is_int8):
     size = (LAYERS, BATCH * ENTRIES, HEADS, SLOTS, head_dim)
     if not is_int8:
-        return Pages(*(jnp.asarray(random.normal(size=size), jnp.float32) for _ in range(2)))
-    values = [jnp.asarray(random.integers(-127, 128, size), jnp.int8) for _ in range(2)]
-    return Pages(*values, tuple(jnp.asarray(random.uniform(0.005, 0.02, size[:4]), jnp.float32) for _ in range(2)))
+        return Pages(*(random.standard_normal(size, np.float32) for _ in range(2)))
+    values = [random.integers(-127, 128, size, np.int8) for _ in range(2)]
+    return Pages(*values, tuple(random.uniform(0.005, 0.02, size[:4]).astype(np.float32) for _ in range(2)))
 
 
 def by_gather(query, positions, pages, table, first, window, scoring):
@@ -37,17 +37,22 @@ def by_gather(query, positions, pages, table, first, window, scoring):
 def test_the_kernel_gives_what_a_gather_gives(length, group, head_dim, window, softcap, is_int8):
     """Tables begin at the third page of one row; another row has a single page of tokens."""
     random, scoring = np.random.default_rng(0), Scoring(divisor=head_dim**0.5, softcap=softcap)
-    query = jnp.asarray(random.normal(size=(BATCH, length, HEADS, group, head_dim)), jnp.float32)
+    query = random.standard_normal((BATCH, length, HEADS, group, head_dim), np.float32)
     pages = drawn_pages(random, head_dim, is_int8=is_int8)
-    table = jnp.asarray(random.permutation(BATCH * ENTRIES).reshape(BATCH, ENTRIES), jnp.int32)
-    first = jnp.asarray([0, 2, 0], jnp.int32)
-    positions = jnp.asarray([[200], [330], [3]], jnp.int32) + jnp.arange(length, dtype=jnp.int32)[None]
-    found = attend_to_pages(
-        query, positions, pages, jnp.asarray(1), table, first, offset=0, page_size=SLOTS, window=window,
-        scoring=scoring, is_interpreted=True,
-    )  # fmt: skip
-    wanted = by_gather(query, positions, pages, table, first, window, scoring)
-    np.testing.assert_allclose(found.product / found.sums[..., None], wanted, atol=2e-6)
+    table = random.permutation(BATCH * ENTRIES).reshape(BATCH, ENTRIES).astype(np.int32)
+    first = np.array([0, 2, 0], np.int32)
+    positions = np.array([[200], [330], [3]], np.int32) + np.arange(length, dtype=np.int32)
+
+    @jax.jit
+    def both(query, positions, pages, table, first):
+        found = attend_to_pages(
+            query, positions, pages, jnp.asarray(1), table, first, offset=0, page_size=SLOTS, window=window,
+            scoring=scoring, is_interpreted=True,
+        )  # fmt: skip
+        wanted = by_gather(query, positions, pages, table, first, window, scoring)
+        return found.product / found.sums[..., None], wanted
+
+    np.testing.assert_allclose(*both(query, positions, pages, table, first), atol=2e-6)
 
 
 def test_the_kernel_is_left_out_where_triton_or_32_bits_do_not_do():

@@ -478,7 +478,7 @@ FAMILIES = [
     Row(COHERE2, MeshShape(tp=2, pp=2), ALTERNATING),
     Row(SCALED, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(SMOLLM3, MeshShape(fsdp=2, pp=2), fused("gather", num_microbatches=4)),
-    Row(DELTA, MeshShape(fsdp=2, tp=2), core=True),
+    Row(DELTA, MeshShape(fsdp=2, tp=2)),
     Row(DELTA, MeshShape(dp=2, fsdp=2, tp=2), parts(2), "none"),
     Row(DELTA, MeshShape(dp=2, tp=4), WHOLE_STREAM, "attention"),
     Row(DELTA, MeshShape(fsdp=2, tp=2), fused("gather", dropout=0.2), "matmuls"),

@@ -48,14 +48,14 @@ def functions(layout):
 
 def values(num_layers, microbatches):
     """The ends, the layers in their order, and the inputs."""
-    draw = iter(jax.random.split(jax.random.key(0), 5))
-    ends = {"table": jax.random.normal(next(draw), (VOCAB, EMBED))}
+    draw = np.random.default_rng(0)
+    ends = {"table": draw.standard_normal((VOCAB, EMBED), np.float32)}
     layers = {
-        "up": jax.random.normal(next(draw), (num_layers, EMBED, MLP)) / EMBED**0.5,
-        "down": jax.random.normal(next(draw), (num_layers, MLP, EMBED)) / MLP**0.5,
+        "up": draw.standard_normal((num_layers, EMBED, MLP), np.float32) / np.float32(EMBED**0.5),
+        "down": draw.standard_normal((num_layers, MLP, EMBED), np.float32) / np.float32(MLP**0.5),
     }
     shape = (microbatches, BATCH, LENGTH)
-    inputs = {name: jax.random.randint(next(draw), shape, 0, VOCAB) for name in ("tokens", "targets")}
+    inputs = {name: draw.integers(0, VOCAB, shape, np.int32) for name in ("tokens", "targets")}
     return ends, layers, inputs
 
 

@@ -101,7 +101,7 @@ def permutes(text, shape):
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("shape", "virtual_stages"), [(MeshShape(pp=2, tp=2), 2), (MeshShape(pp=4), 1)])
 def test_every_tick_has_one_permute_of_a_stream_and_one_of_what_is_lent(kind, shape, virtual_stages):
-    text, schedule = compiled(kind, shape, virtual_stages, 8)
+    text, schedule = compiled(kind, shape, virtual_stages, 16 if virtual_stages == 1 else 8)
     stream, layers = schedule.ticks * STREAM_BYTES // shape.tp, 2
     found = permutes(text, shape)
     assert found["backward"] == (schedule.ticks, stream)

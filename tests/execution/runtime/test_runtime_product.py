@@ -153,7 +153,7 @@ def ways(draw):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(ways())
 def test_any_way_of_a_random_expression_is_carried_out_with_the_collectives_inferred(mode, drawn):
     inference, way = drawn

@@ -3,6 +3,7 @@
 import math
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -54,14 +55,13 @@ def dense(query, keys, places, mask):
 def inputs(*, packed, dtype=jnp.float32):
     """Queries, keys with their places, and a gradient of the output."""
     shape = (BATCH, LENGTH, KV_HEADS)
-    draws = [
-        jax.random.normal(key, (*shape, GROUPS, HEAD_DIM), dtype) for key in jax.random.split(jax.random.key(0), 4)
-    ]
+    random = np.random.default_rng(0)
+    draws = [random.standard_normal((*shape, GROUPS, HEAD_DIM), np.float32).astype(dtype) for _ in range(4)]
     positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (BATCH, LENGTH))
-    places = Segments(jnp.asarray(positions))
+    places = Segments(positions)
     if packed:
         segments = np.searchsorted(STARTS, positions, side="right") - 1
-        places = Segments(jnp.asarray(positions - STARTS[segments], jnp.int32), jnp.asarray(segments, jnp.int32))
+        places = Segments((positions - STARTS[segments]).astype(np.int32), segments.astype(np.int32))
     query, key, value, gradient = draws[0], draws[1][:, :, :, 0], draws[2][:, :, :, 0], draws[3]
     return query, Keys(key, value, places), gradient
 
@@ -70,6 +70,12 @@ def with_gradients(attend, query, keys, gradient):
     """Attention and the gradients of queries, keys and values."""
     output, back = jax.vjp(lambda q, k, v: attend(q, Keys(k, v, keys.segments)), query, keys.key, keys.value)
     return output, *back(gradient)
+
+
+@partial(jax.jit, static_argnums=0)
+def dense_with_gradients(mask, query, keys, gradient):
+    """The same by all scores at once."""
+    return with_gradients(lambda q, k: dense(q, k, k.segments, mask), query, keys, gradient)
 
 
 def on_a_ring(degree, mask):
@@ -97,7 +103,7 @@ def on_a_ring(degree, mask):
 def test_a_ring_in_zigzag_order_equals_dense_attention(name, degree):
     mask, packed = MASKS[name]
     query, keys, gradient = inputs(packed=packed)
-    expected = with_gradients(lambda q, k: dense(q, k, keys.segments, mask), query, keys, gradient)
+    expected = dense_with_gradients(mask, query, keys, gradient)
     mesh, run = on_a_ring(degree, mask)
     order = zigzag(LENGTH, degree)
     split = [
@@ -115,8 +121,9 @@ def test_a_ring_in_zigzag_order_equals_dense_attention(name, degree):
 def test_blockwise_attention_on_one_device_equals_dense_attention(name):
     mask, packed = MASKS[name]
     query, keys, gradient = inputs(packed=packed)
-    expected = with_gradients(lambda q, k: dense(q, k, keys.segments, mask), query, keys, gradient)
-    found = with_gradients(lambda q, k: ring_attention(q, k.segments, k, None, mask), query, keys, gradient)
+    expected = dense_with_gradients(mask, query, keys, gradient)
+    ring = partial(with_gradients, lambda q, k: ring_attention(q, k.segments, k, None, mask))
+    found = jax.jit(ring)(query, keys, gradient)
     assert np.abs(found[0] - expected[0]).max() < 2e-6
     for ours, theirs in zip(found[1:], expected[1:], strict=True):
         assert np.linalg.norm(ours - theirs) < 1e-5 * np.linalg.norm(theirs)

@@ -62,12 +62,12 @@ def started(work, shape, strategy=DEFAULT):
     [
         (ONE, "nf4", MeshShape(dp=2, fsdp=2, tp=2), {}),
         pytest.param(DENSE, "int8", MeshShape(dp=2, fsdp=2, tp=2), {}, marks=pytest.mark.matrix),
-        pytest.param(DENSE, "nf4", MeshShape(), {}, marks=pytest.mark.matrix),
-        pytest.param(DENSE, "nf4", MeshShape(tp=2), {"remat": "none"}, marks=pytest.mark.matrix),
+        pytest.param(DENSE, "nf4", MeshShape(), {}, marks=pytest.mark.exhaustive),
+        pytest.param(DENSE, "nf4", MeshShape(tp=2), {"remat": "none"}, marks=pytest.mark.exhaustive),
         pytest.param(DENSE, "int8", MeshShape(fsdp=4), {"remat": "matmuls"}, marks=pytest.mark.matrix),
         pytest.param(DENSE, "nf4", MeshShape(fsdp=2, sp=2, tp=2), {"num_microbatches": 2}, marks=pytest.mark.matrix),
         pytest.param(DENSE, "nf4", MeshShape(fsdp=8), {"zero_stage": 0}, marks=pytest.mark.matrix),
-        pytest.param(EXPERTS, "nf4", MeshShape(ep=2, fsdp=4), {}, marks=pytest.mark.matrix),
+        pytest.param(EXPERTS, "nf4", MeshShape(ep=2, fsdp=4), {}, marks=pytest.mark.exhaustive),
         pytest.param(EXPERTS, "int8", MeshShape(ep=2, fsdp=2, tp=2), {}, marks=pytest.mark.matrix),
     ],
 )

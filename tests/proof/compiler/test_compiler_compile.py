@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import toy_programs as toys
 
+from meshwright.description.hardware.system import parse_system
 from meshwright.description.hlo.canonical import canonicalize_collective
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.proof.compiler.compile import cache_directory, compile_all, compile_in_child
+from meshwright.proof.compiler.compile import _key, cache_directory, compile_all, compile_in_child
 from meshwright.proof.compiler.program import CompileRequest
 from meshwright.proof.compiler.records import read_program
 from meshwright.record import merge
@@ -62,15 +63,15 @@ def test_a_program_is_compiled_for_other_devices_than_this_process_has(cache):
 
 
 def test_the_same_program_comes_from_the_cache_and_another_does_not(cache):
-    first = compile_in_child(request(layers=1))
-    again = compile_in_child(request(layers=1))
+    asked = request("matmuls", "cpu:1", MeshShape())
+    first, again = compile_in_child(asked), compile_in_child(asked)
     assert (first.cached, again.cached) == (False, True)
     assert again.hlo == first.hlo
     assert again.compile_seconds == first.compile_seconds
-    assert len(list(cache.iterdir())) == 1
-    assert not compile_in_child(request(layers=2)).cached
-    swapped = MeshShape(fsdp=4, tp=2)
-    assert not compile_in_child(request(layers=1, mesh=swapped)).cached
+    (file,) = cache.iterdir()
+    assert _key(asked, parse_system("cpu:1")) in file.name
+    others = [request(layers=1), request(layers=2), request(layers=1, mesh=MeshShape(fsdp=4, tp=2))]
+    assert len({_key(each, parse_system("cpu:8")) for each in others}) == 3
 
 
 def test_a_corrupt_cache_is_compiled_over(cache):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from child_flags import CHILD_FLAGS
 
 import meshwright
 from meshwright.errors import MeshwrightError
@@ -105,8 +106,7 @@ def test_the_arrays_of_a_script_are_taken_as_shapes_on_the_targets_mesh():
 
 def test_the_command_gives_a_script_as_many_devices_as_the_target_has(folder):
     words = [sys.executable, "-m", "meshwright", "inspect", "train.py", "--on", "cpu:4", "--json"]
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    environment["PYTHONPATH"] = str(Path(meshwright.__file__).parents[1])
+    environment = os.environ | {"XLA_FLAGS": CHILD_FLAGS, "PYTHONPATH": str(Path(meshwright.__file__).parents[1])}
     done = subprocess.run(words, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert '"name": "train.py:train_step"' in done.stdout.partition("\n")[2]

@@ -1,5 +1,6 @@
 """A tiny transformer of somebody else in plain JAX, whose layers are scanned or written one by one."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -49,6 +50,7 @@ def layer(stream, layer_weights):
     return stream + jax.nn.gelu(stream @ layer_weights["up"]) @ layer_weights["down"]
 
 
+@partial(jax.jit, static_argnames=("sizes", "scanned"))
 def make_state(key, sizes=TINY, *, scanned=True):
     """The parameters and moments of a transformer."""
     first, second, third = jax.random.split(key, 3)

@@ -61,7 +61,7 @@ def test_a_step_on_a_mesh_is_the_step_on_one_device(text):
 
 def test_gradients_on_a_mesh_are_those_of_one_device():
     params, _ = make_state(jax.random.key(0))
-    gradient = jax.grad(loss)
+    gradient = jax.jit(jax.grad(loss))
     step = apply(gradient, {"batch": "fsdp", **TP}, mesh_of("fsdp=2,tp=4"), params, tokens())
     for one, other in zip(
         jax.tree.leaves(step(params, tokens())), jax.tree.leaves(gradient(params, tokens())), strict=True

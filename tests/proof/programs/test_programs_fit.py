@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from child_flags import CHILD_FLAGS
 from fit_program import WIDTH, Mlp, Numbered, batches, by_table, first_state, planned, step
 from flax import linen
 from flax.training.train_state import TrainState
@@ -290,7 +291,7 @@ def test_a_checkpoint_of_another_state_is_refused(straight, tmp_path):
 
 def run_program(out, steps, *processes):
     """A process that begins or continues a run; with 8 simulated devices, or with 4 as one of two processes."""
-    flags = f"--xla_force_host_platform_device_count={4 if processes else 8}"
+    flags = f"{CHILD_FLAGS} --xla_force_host_platform_device_count={4 if processes else 8}"
     program = Path(__file__).with_name("fit_program.py")
     words = [str(one) for one in (sys.executable, program, out, steps, *processes)]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

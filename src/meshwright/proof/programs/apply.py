@@ -24,8 +24,9 @@ from meshwright.execution.runtime.carry import mesh_of
 from meshwright.options.values import MeshLike, read_mesh
 from meshwright.proof.programs.arrays import is_array
 from meshwright.proof.programs.classes import DimClass, classes_of, find_classes
-from meshwright.proof.programs.flat import Atoms
+from meshwright.proof.programs.flat import Atoms, Value
 from meshwright.proof.programs.layout import Axis, Layout, Sizes, dims_at_rest, of_any_order
+from meshwright.proof.programs.products import moves, product_of
 from meshwright.proof.programs.rules import MATMULS, Shape, uses
 from meshwright.proof.programs.trace import Body, Program, called_program, closed, scan_counts, trace
 
@@ -224,6 +225,8 @@ class Applied:
             self._gathered(equation, body.shape(var), value) if is_used else value
             for var, value, is_used in zip(equation.invars, given, used, strict=True)
         ]
+        if equation.primitive.name in MATMULS:
+            given[:2] = self._with_whole_dims(equation, body, given[:2])
         results = self._run(equation, called, given)
         if equation.primitive.name in MATMULS or equation.primitive.name == "gather":
             return [self._constrained(equation, body, results[0])]
@@ -280,6 +283,24 @@ class Applied:
         if not self.layout.stored_over(dims) or of_any_order(dims) not in self._of_state:
             return value
         return constrain(value, NamedSharding(self.mesh, self.spec(shape)), equation)
+
+    def _with_whole_dims(self, equation: Any, body: Body, operands: list[Any]) -> list[Any]:
+        """Constrain the operands of a matmul that an axis splits along another dim than the result.
+
+        Without this, the compiler may gather them over all axes instead of this one.
+        """
+        shapes = [body.shape(var) for var in (*equation.invars[:2], equation.outvars[0])]
+        *values, result = (Value(self._dims(shape), 0.0) for shape in shapes)
+        axes, _, _ = moves(product_of(equation, "forward", values, result), self.layout)
+        found = []
+        for value, shape, gathered in zip(operands, shapes, axes, strict=False):
+            spec = [
+                tuple(axis for axis in entry if axis not in gathered) if isinstance(entry, tuple) else entry
+                for entry in self.spec(shape)
+            ]
+            sharding = NamedSharding(self.mesh, PartitionSpec(*(entry or None for entry in spec)))
+            found.append(constrain(value, sharding, equation) if gathered else value)
+        return found
 
     def _constrained(self, equation: Any, body: Body, value: Any) -> Any:
         """Constrain the result of a matmul, a convolution or a lookup by the table.

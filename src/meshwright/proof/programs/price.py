@@ -17,8 +17,9 @@ from meshwright.planning.cost.rates.efficiency import launch_seconds
 from meshwright.proof.programs.classes import batch_atoms
 from meshwright.proof.programs.flat import Atoms, Value
 from meshwright.proof.programs.layout import Layout, dims_at_rest, of_any_order
+from meshwright.proof.programs.products import Contraction, moves
 from meshwright.proof.programs.trace import Program
-from meshwright.proof.programs.work import Contraction, Live, Moved, Work
+from meshwright.proof.programs.work import Live, Moved, Work
 from meshwright.record import Bound, Collective, Kind, Phase, Record, merge
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "float32", "int8": "int8", "float64": "float32"}
@@ -170,9 +171,9 @@ class Priced:
             yield from self._of_moved(moved, times, layout)
 
     def _of_product(self, product: Contraction, times: int, layout: Layout) -> Iterator[Sent]:
-        gathered, partial, scattered = _moves(product, layout)
+        gathered, partial, scattered = moves(product, layout)
         for number, value in enumerate((product.left, product.right)):
-            known = {axis for one, place in product.earlier[number] for axis in _moves(one, layout)[0][place]}
+            known = {axis for one, place in product.earlier[number] for axis in moves(one, layout)[0][place]}
             if axes := tuple(axis for axis in gathered[number] if axis not in known):
                 width = min(value.width, 2.0) if product.rounds else value.width
                 size = width * layout.elements(value.dims) * layout.degree(axes)
@@ -266,36 +267,7 @@ def _sizes(product: Contraction, layout: Layout) -> tuple[float, float, float]:
         for place in right
         if place is not None and place not in left
     )
-    _, partial, scattered = _moves(product, layout)
+    _, partial, scattered = moves(product, layout)
     inner = max(1.0, layout.whole(product.inner) * product.window / layout.degree((*partial, *scattered)))
     whole = layout.elements(dims) * layout.degree(scattered)
     return whole / columns, inner, columns
-
-
-def _moves(product: Contraction, layout: Layout) -> tuple[list[tuple[str, ...]], tuple[str, ...], tuple[str, ...]]:
-    """Return the axes over which a matmul gathers each operand, adds partial sums, and scatters them.
-
-    Partial sums are added where the axis splits no dim of the result, and else scattered over that dim. An
-    operand is gathered if the axis splits another dim of the result than its own.
-    """
-    gathered: list[tuple[str, ...]] = [(), ()]
-    partial: list[str] = []
-    scattered: list[str] = []
-    operands = (product.left, product.right)
-    for axis in layout.degrees:
-        result = _place(layout, product.result, axis)
-        own = [_place(layout, value, axis) for value in operands]
-        to = [None if place is None else places[place] for place, places in zip(own, product.places, strict=True)]
-        summed = [place is not None and kept is None for place, kept in zip(own, to, strict=True)]
-        fits = any(kept is not None and kept == result for kept in to)
-        if any(summed) and not fits:
-            (partial if result is None else scattered).append(axis)
-        for number, kept in enumerate(to):
-            if (summed[number] and fits) or (kept is not None and kept != result):
-                gathered[number] = (*gathered[number], axis)
-    return gathered, tuple(partial), tuple(scattered)
-
-
-def _place(layout: Layout, value: Value, axis: str) -> int | None:
-    """Return which dim of a value an axis splits; None if it splits none."""
-    return next((place for place, axes in enumerate(layout.split(value.dims)) if axis in axes), None)

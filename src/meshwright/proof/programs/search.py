@@ -62,7 +62,7 @@ def find_layouts(priced: Priced, classes: tuple[DimClass, ...], degrees: Mapping
     if degrees is None:
         made = _layouts(priced, data, others, by_part, sizes)
     else:
-        made = _on_mesh(degrees, data, [*others, *by_part])
+        made = _on_mesh(degrees, data, others, by_part)
     found: dict[tuple[Axis, ...], Found] = {}
     for axes in made:
         axes = tuple(axis for axis in (_cut(axis, axes, sizes) for axis in axes) if axis.degree > 1 or degrees)
@@ -120,9 +120,11 @@ def _layouts(
                 yield first
                 continue
             for chosen in (*sets, *by_part):
-                yield (*first, Axis(name(chosen), rest, chosen))
-                if stored == 1:
-                    # Without an axis of the batch to store over, the state can be split over this one.
+                if stored == 1 or chosen in sets:
+                    yield (*first, Axis(name(chosen), rest, chosen))
+                if stored == 1 or chosen in by_part:
+                    # Without another axis to store over, the state can be split over this one. An axis that splits the
+                    # batch too stores as the others do: the partitioner gathers what is summed over both otherwise.
                     yield (*first, Axis(name(chosen), rest, chosen, True))
             for one, other in combinations(sets[:MOST_PAIRED], 2):
                 outer = name(one) + ("2" if name(one) == name(other) else "")
@@ -132,14 +134,15 @@ def _layouts(
 
 
 def _on_mesh(
-    degrees: Mapping[str, int], batch: tuple[int, ...], sets: list[tuple[int, ...]]
+    degrees: Mapping[str, int], batch: tuple[int, ...], sets: list[tuple[int, ...]], by_part: list[tuple[int, ...]]
 ) -> Iterator[tuple[Axis, ...]]:
     """Yield what each axis of a given mesh may split: the batch, the batch and the state at rest, or another set."""
-    choices = [(atoms, is_stored) for atoms, is_stored in ((batch, False), (batch, True)) if atoms]
+    choices = [(atoms, is_stored) for atoms in (batch, *by_part) for is_stored in (False, True) if atoms]
     choices += [(one, False) for one in sets]
     nothing: list[tuple[tuple[int, ...], bool]] = [((), False)]
     for chosen in product(*(choices if degree > 1 else nothing for degree in degrees.values())):
-        yield tuple(Axis(name, degrees[name], *each) for name, each in zip(degrees, chosen, strict=True))
+        if len({is_stored for atoms, is_stored in chosen if atoms in by_part or is_stored}) < 2:
+            yield tuple(Axis(name, degrees[name], *each) for name, each in zip(degrees, chosen, strict=True))
 
 
 def sets_by_part(priced: Priced, batch: frozenset[int], sets: list[frozenset[int]]) -> list[frozenset[int]]:

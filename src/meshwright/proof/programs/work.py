@@ -13,6 +13,7 @@ from typing import Any, Literal
 from jax.lax import Precision
 
 from meshwright.proof.programs.flat import Atoms, Flat, Op, Value, flatten, operands
+from meshwright.proof.programs.products import Contraction, product_of
 from meshwright.proof.programs.rules import MATMULS, SCATTERS, uses
 from meshwright.proof.programs.trace import Program, scan_counts
 from meshwright.record import Phase
@@ -64,32 +65,6 @@ _COPIES = frozenset(
     ("convert_element_type", "transpose", "reshape", "squeeze", "copy", "mul", "div", "dynamic_slice", "reshard",
      "sharding_constraint", "optimization_barrier", "name")
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Contraction:
-    """A matmul or a convolution.
-
-    places: the place in the result of each dim of the left operand, and of the right one; None if it is summed, or in
-    no result. window: for convolutions, the mean number of filter elements applied per output pixel. joins: if the
-    result is only added to another matmul's result, the contracting dims of that one. turns: the number of loop
-    iterations whose results are added up before any other use. rounds: whether operands are first rounded to bfloat16.
-    earlier: for each operand, the earlier matmuls that read the same value, and as which operand: what one gathers, the
-    other need not.
-    """
-
-    phase: Phase
-    left: Value
-    right: Value
-    result: Value
-    places: tuple[tuple[int | None, ...], tuple[int | None, ...]]
-    inner: Atoms
-    dtype: str
-    window: float = 1
-    joins: Atoms = ()
-    turns: int = 1
-    rounds: bool = False
-    earlier: tuple[tuple[tuple[Contraction, int], ...], ...] = ((), ())
 
 
 @dataclass(frozen=True)
@@ -366,12 +341,12 @@ def _add(
     first, result = inputs[0], results[0]
     moved: list[tuple[Any, Value, Atoms]] = []
     if name in MATMULS:
-        product = replace(_product(op, phase, inputs, result), rounds=work.is_tpu and _rounds(op))
+        product = replace(product_of(op.equation, phase, inputs, result), rounds=work.is_tpu and _rounds(op))
         if (summed := sums.get(op.outputs[0])) is not None:
             product = replace(product, turns=summed.turns)
             if (other := summed.to) is not None:
                 there = [flat.values[value] if value is not None else Value((), 0.0) for value in other.inputs]
-                joins = _product(other, phase, there, flat.values[other.outputs[0]]).inner
+                joins = product_of(other.equation, phase, there, flat.values[other.outputs[0]]).inner
                 product = replace(product, joins=joins)
         product = replace(product, earlier=_readers(op, product, readers))
         work.products[product] += times
@@ -403,68 +378,6 @@ def _readers(
     for number, value in enumerate(op.inputs[:2]):
         if value is not None and (product, number) not in readers.setdefault(value, []):
             readers[value].append((product, number))
-    return found
-
-
-def _product(op: Op, phase: Phase, inputs: list[Value], result: Value) -> Contraction:
-    left, right = inputs[:2]
-    equation = op.equation
-    dtype, parameters = str(equation.invars[0].aval.dtype), equation.params
-    if op.name == "conv_general_dilated":
-        numbers = parameters["dimension_numbers"]
-        kept: dict[int, int | None] = dict(zip(numbers.lhs_spec, numbers.out_spec, strict=True))
-        places = tuple(None if place == numbers.lhs_spec[1] else kept[place] for place in range(len(left.dims)))
-        filters = tuple(
-            numbers.out_spec[1] if place == numbers.rhs_spec[0] else None for place in range(len(right.dims))
-        )
-        inner = (right.dims[numbers.rhs_spec[1]],)
-        return Contraction(phase, left, right, result, (places, filters), inner, dtype, _window(equation))
-    is_ragged = op.name == "ragged_dot_general"
-    numbers = (
-        parameters["ragged_dot_dimension_numbers"].dot_dimension_numbers
-        if is_ragged
-        else parameters["dimension_numbers"]
-    )
-    (left_sum, right_sum), (left_batch, right_batch) = numbers
-    groups = parameters["ragged_dot_dimension_numbers"].rhs_group_dimensions if is_ragged else ()
-    # The gradient of the weights of groups has the groups first.
-    batch = len(left_batch) + (1 if is_ragged and not groups else 0)
-    rows = len(left.dims) - len(left_sum) - len(left_batch)
-    places = (
-        _places(len(left.dims), left_batch, left_sum, batch),
-        _places(len(right.dims), right_batch, (*right_sum, *groups), batch + rows),
-    )
-    inner = tuple(left.dims[place] for place in left_sum)
-    # Each row is multiplied for one of the groups that the gradient of their weights has.
-    window = 1 / equation.outvars[0].aval.shape[0] if is_ragged and len(result.dims) == 3 else 1
-    return Contraction(phase, left, right, result, places, inner, dtype, window)
-
-
-def _places(count: int, batch: Sequence[int], summed: Sequence[int], start: int) -> tuple[int | None, ...]:
-    """Return the place in a matmul's result of each of an operand's dims. start: that of its first own dim."""
-    own = [place for place in range(count) if place not in batch and place not in summed]
-    found = {place: start + number for number, place in enumerate(own)}
-    found |= {place: number for number, place in enumerate(batch)}
-    return tuple(found.get(place) for place in range(count))
-
-
-def _window(equation: Any) -> float:
-    """Return the mean number of filter elements that are applied to a pixel, per output pixel of a convolution.
-
-    The other elements fall on padding or on the zeros of dilation; XLA's flop count skips these too.
-    """
-    numbers, parameters = equation.params["dimension_numbers"], equation.params
-    image, kernel, out = (var.aval.shape for var in (*equation.invars[:2], equation.outvars[0]))
-    places = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
-    steps = zip(
-        parameters["window_strides"], parameters["lhs_dilation"], parameters["rhs_dilation"], parameters["padding"],
-        strict=True,
-    )  # fmt: skip
-    found = 1.0
-    for (ours, window, result), (stride, spread, gap, (before, _)) in zip(places, steps, strict=True):
-        last = (image[ours] - 1) * spread
-        pixels = (place * stride + tap * gap - before for place in range(out[result]) for tap in range(kernel[window]))
-        found *= sum(0 <= pixel <= last and pixel % spread == 0 for pixel in pixels) / out[result]
     return found
 
 
