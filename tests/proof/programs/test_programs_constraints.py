@@ -78,6 +78,7 @@ def found(file, mesh, on="cpu:8", tp=()):
             one
             for one, axes in layouts
             if all(wanted[axis.name] <= {*axis.atoms} and axis.is_stored == (axis.name == "fsdp") for axis in axes)
+            and all(axis.atoms[0] in wanted["fsdp"] for axis in axes if axis.name == "fsdp")
         ]
         return fewest_constraints(replace(plan, candidates=tuple(chosen[:1])), call, marks.assignments)
 

@@ -24,7 +24,7 @@ from meshwright.proof.compiler.targets import platform_of
 from meshwright.proof.inspection.meshes import Call, only_mesh
 from meshwright.proof.program_plans.plan import ProgramPlan, mesh_for
 from meshwright.proof.program_plans.sources import Assignment, mark_in, marking
-from meshwright.proof.programs.apply import Applied, constrain, layout_of, lower_leaves
+from meshwright.proof.programs.apply import Applied, Gathered, constrain, layout_of, lower_leaves
 from meshwright.proof.programs.classes import classes_of, find_classes
 from meshwright.proof.programs.trace import Body, trace
 
@@ -170,7 +170,9 @@ class _Marked(Applied):
             for called in body.called[number]:
                 self._add_specs(called, inner, found)
 
-    def _equation(self, equation: Any, body: Body, called: tuple[Body, ...], given: list[Any]) -> list[Any]:
+    def _equation(
+        self, equation: Any, body: Body, called: tuple[Body, ...], given: list[Any], gathered: Gathered
+    ) -> list[Any]:
         mark = _mark_of(equation)
         if mark is None:
             return self._run(equation, called, given)

@@ -106,6 +106,10 @@ def _axes(given: str | Sequence[str], mesh: Mesh, what: str) -> tuple[str, ...]:
     return axes
 
 
+Gathered = dict[tuple[Any, tuple[str, ...]], Any]
+"""Values that are constrained to be whole over some axes, by their variable and the axes."""
+
+
 @dataclass
 class Applied:
     """A function whose arrays are laid out by a table. It is called like the function itself."""
@@ -209,14 +213,17 @@ class Applied:
         """Evaluate a program, with a constraint on the result of each matmul and convolution."""
         values: dict[Any, Any] = dict(zip(body.jaxpr.constvars, consts, strict=True))
         values.update(zip(body.jaxpr.invars, operands, strict=True))
+        gathered: Gathered = {}
         for number, equation in enumerate(body.jaxpr.eqns):
             given = [var.val if isinstance(var, Literal) else values[var] for var in equation.invars]
-            results = self._equation(equation, body, body.called[number], given)
+            results = self._equation(equation, body, body.called[number], given, gathered)
             values.update(zip(equation.outvars, results, strict=True))
         return [var.val if isinstance(var, Literal) else values[var] for var in body.jaxpr.outvars]
 
-    def _equation(self, equation: Any, body: Body, called: tuple[Body, ...], given: list[Any]) -> list[Any]:
-        """Evaluate an equation, with constraints on its operands and its result."""
+    def _equation(
+        self, equation: Any, body: Body, called: tuple[Body, ...], given: list[Any], gathered: Gathered
+    ) -> list[Any]:
+        """Evaluate an equation, with constraints on its operands and its result. gathered: by earlier ones."""
         used = uses(equation)
         if equation.primitive.name == "scan":
             # Loop-invariant values are gathered once, before the loop.
@@ -226,7 +233,7 @@ class Applied:
             for var, value, is_used in zip(equation.invars, given, used, strict=True)
         ]
         if equation.primitive.name in MATMULS:
-            given[:2] = self._with_whole_dims(equation, body, given[:2])
+            given[:2] = self._with_whole_dims(equation, body, given[:2], gathered)
         results = self._run(equation, called, given)
         if equation.primitive.name in MATMULS or equation.primitive.name == "gather":
             return [self._constrained(equation, body, results[0])]
@@ -284,22 +291,25 @@ class Applied:
             return value
         return constrain(value, NamedSharding(self.mesh, self.spec(shape)), equation)
 
-    def _with_whole_dims(self, equation: Any, body: Body, operands: list[Any]) -> list[Any]:
+    def _with_whole_dims(self, equation: Any, body: Body, operands: list[Any], gathered: Gathered) -> list[Any]:
         """Constrain the operands of a matmul that an axis splits along another dim than the result.
 
-        Without this, the compiler may gather them over all axes instead of this one.
+        Without this, the compiler may gather them over all axes instead of this one. It does not notice that two
+        constraints of a value are equal, so that there is one for all matmuls that read it.
         """
-        shapes = [body.shape(var) for var in (*equation.invars[:2], equation.outvars[0])]
-        *values, result = (Value(self._dims(shape), 0.0) for shape in shapes)
-        axes, _, _ = moves(product_of(equation, "forward", values, result), self.layout)
+        variables = equation.invars[:2]
+        *values, result = (Value(self._dims(body.shape(var)), 0.0) for var in (*variables, equation.outvars[0]))
+        lost, _, _ = moves(product_of(equation, "forward", values, result), self.layout)
         found = []
-        for value, shape, gathered in zip(operands, shapes, axes, strict=False):
-            spec = [
-                tuple(axis for axis in entry if axis not in gathered) if isinstance(entry, tuple) else entry
-                for entry in self.spec(shape)
-            ]
-            sharding = NamedSharding(self.mesh, PartitionSpec(*(entry or None for entry in spec)))
-            found.append(constrain(value, sharding, equation) if gathered else value)
+        for var, value, axes in zip(variables, operands, lost, strict=True):
+            if axes and (var, axes) not in gathered:
+                entries = (
+                    tuple(axis for axis in entry if axis not in axes) or None if isinstance(entry, tuple) else entry
+                    for entry in self.spec(body.shape(var))
+                )
+                sharding = NamedSharding(self.mesh, PartitionSpec(*entries))
+                gathered[(var, axes)] = constrain(value, sharding, equation)
+            found.append(gathered[(var, axes)] if axes else value)
         return found
 
     def _constrained(self, equation: Any, body: Body, value: Any) -> Any:
