@@ -172,7 +172,7 @@ def test_answers_are_timed_and_counted(url):
 def test_a_concurrency_is_kept(url, concurrency):
     drive(
         Target(url, "small"),
-        random_requests(12, 0, prompt_len=2, output_len=9),
+        random_requests(12, 0, prompt_len=2, output_len=60),
         Arrivals(concurrency=concurrency),
         seed=0,
     )
