@@ -77,9 +77,9 @@ def of(engine, name, request):
     ("on", "mesh", "options"),
     [
         ("cpu:8", "dp=2,fsdp=2,tp=2", {"cache_split": "batch", "config": SMALL}),
-        pytest.param("cpu:1", "dp=1", {}, marks=pytest.mark.matrix),
+        pytest.param("cpu:1", "dp=1", {}, marks=pytest.mark.exhaustive),
         pytest.param("cpu:2", "tp=2", {"num_drafts": 2}, marks=pytest.mark.matrix),
-        pytest.param("cpu:4", "fsdp=4", {"cache_split": "sequence"}, marks=pytest.mark.matrix),
+        pytest.param("cpu:4", "fsdp=4", {"cache_split": "sequence"}, marks=pytest.mark.exhaustive),
         pytest.param("cpu:8", "fsdp=2,tp=2,sp=2", {}, marks=pytest.mark.matrix),
         pytest.param("cpu:4", "tp=4", {"config": FEW_HEADS}, marks=pytest.mark.matrix),
     ],

@@ -18,19 +18,19 @@ FAMILIES = (
     *("llama", "gemma3_text", "deepseek_v3", "gpt2", "gpt_neox", "phi3_longrope", "qwen2_moe", "olmo2", "gemma2"),
     *("smollm3", "granitemoe", "hunyuan_v1_dense", "cohere2"),
 )
-"""Of `make test` the first; of `make matrix` others that differ: windows, latents with experts, learned positions,
-parallel blocks, long sequences, a shared expert, norms elsewhere, capped logits, layers without positions, factors,
-norms after the rotary embedding, parallel blocks with one norm."""
+"""Llama and others that differ: windows, latents with experts, learned positions, parallel blocks, long sequences, a
+shared expert, norms elsewhere, capped logits, layers without positions, factors, norms after the rotary embedding,
+parallel blocks with one norm."""
 
 
 def cases():
     """Families, each on another axis than the one before it; `test_engine.py` and `execution/inference` have all."""
     for family, axis in zip(FAMILIES, cycle(("tp", "fsdp", "dp", "sp")), strict=False):
-        marks = () if family == "llama" else (pytest.mark.matrix,)
-        yield pytest.param(family, f"{axis}=2", marks=marks, id=f"{family}-{axis}")
-    yield pytest.param("gpt_oss", "ep=2", marks=pytest.mark.matrix, id="gpt_oss-ep")
+        yield pytest.param(family, f"{axis}=2", id=f"{family}-{axis}")
+    yield pytest.param("gpt_oss", "ep=2", id="gpt_oss-ep")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("family", "mesh"), [*cases()])
 def test_tokens_and_log_probabilities_are_those_of_transformers(family, mesh):
     model, golden = mw.load(GOLDENS / family, on="cpu:2", mesh=mesh), np.load(GOLDENS / family / "golden.npz")

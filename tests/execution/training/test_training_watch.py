@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import tiny_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from meshwright.description.families.registry import PRESETS
@@ -192,5 +193,5 @@ def test_what_was_measured_after_a_row_joins_it(tmp_path):
 def test_a_run_with_a_jax_that_no_test_has_seen_says_so_once(tmp_path, monkeypatch):
     monkeypatch.setattr(versions, "version", lambda package: "0.13.0")
     notes: list[str] = []
-    run_steps(replace(CONFIG, steps=2), tmp_path / "run", on_note=notes.append)
+    run_steps(replace(tiny_run.CONFIG, steps=2), tmp_path / "run", on_note=notes.append)
     assert sum("not tested with JAX 0.13.0" in note for note in notes) == 1
