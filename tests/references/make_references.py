@@ -98,6 +98,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": SIZES,
     "qwen3_moe": SIZES
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
+    # Dense layers between those with experts.
+    "qwen2_moe_sparse": SIZES
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
+    | {"head_dim": 4, "mlp_only_layers": [1]},
+    "qwen3_moe_sparse": SIZES
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 2},
     "qwen3_next": SIZES
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
     | {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 16}
@@ -167,7 +173,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """What each model is made with beyond the defaults of its family."""
 
-KINDS = {"llama_yarn": "llama", "llama_dynamic": "llama", "phi3_longrope": "phi3"}
+KINDS = {"llama_yarn": "llama", "llama_dynamic": "llama", "phi3_longrope": "phi3"} | {
+    "qwen2_moe_sparse": "qwen2_moe",
+    "qwen3_moe_sparse": "qwen3_moe",
+}
 """The model_type of those whose name is another."""
 
 FP8, BLOCK = "deepseek_v3_fp8", 8

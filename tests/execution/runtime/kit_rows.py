@@ -427,6 +427,11 @@ QWEN3_NEXT = narrow(
     ),
     experts=replace(PRESETS["tiny-qwen3-next"].experts, mlp=32, shared_mlp=32),
 )
+SPARSE = with_experts("sparse", shared_mlp=32, layers=(False, True))
+"""With experts in every second layer, as decoder_sparse_step=2 has it."""
+
+ONE_DENSE = with_experts("onedense", layers=(True, False, True, True))
+"""With layers in no cycle: experts in all but the second, as mlp_only_layers=[1] has it."""
 
 FAMILIES = [
     Row(MISTRAL, MeshShape(fsdp=2, sp=2, tp=2)),
@@ -484,6 +489,15 @@ FAMILIES = [
     Row(DELTA, MeshShape(fsdp=2, tp=2), fused("gather", dropout=0.2), "matmuls"),
     Row(DELTA, MeshShape(dp=2, fsdp=2, tp=2), packed=True),
     Row(QWEN3_NEXT, MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(SPARSE, MeshShape(ep=2, tp=2), core=True),
+    Row(SPARSE, MeshShape(dp=2, fsdp=2, sp=2), parts(2), "none"),
+    Row(SPARSE, MeshShape(fsdp=2, sp=2, tp=2), remat="matmuls"),
+    Row(ONE_DENSE, MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(
+        replace(SPARSE, name="sparseafterone", num_layers=5, experts=replace(SPARSE.experts, num_dense_layers=1)),
+        MeshShape(ep=2, fsdp=2, tp=2),
+        Strategy(dropout=0.2, attention="flash"),
+    ),
 ]
 """Families with other ops than Llama's."""
 

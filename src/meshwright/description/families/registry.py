@@ -45,7 +45,8 @@ from meshwright.description.families.variants import (
     starcoder2,
 )
 from meshwright.description.families.wrappers import text_config
-from meshwright.description.step.model import Family, Model, ModelConfig, differences
+from meshwright.description.step.features import differences
+from meshwright.description.step.model import Family, Model, ModelConfig
 from meshwright.description.step.serving import Serving
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
@@ -132,7 +133,7 @@ def hugging_face_config(model: ModelConfig) -> dict[str, Any]:
     published = next((known for known in PUBLISHED if known.family == model.family), None)
     written = published.write(model) if published and published.write else {}
     read = model_from_hugging_face(written, name=model.name) if written else None
-    if read is not None and model.experts and not model.experts.num_dense_layers:
+    if read is not None and model.experts and all(map(model.experts.are_in, range(model.num_layers))):
         model = replace(model, mlp=read.mlp)  # No layer has a plain MLP.
     if read != model:
         wrong = {} if read is None else differences(model, read)

@@ -267,6 +267,11 @@ def test_experts_run_over_ep_and_in_stages():
     check_runnable(mixed, MeshShape(pp=16))
     with pytest.raises(MeshwrightError, match=r"on pp=32 cut the 31 layers of mixtral-8x7b .* use pp up to 31"):
         check_runnable(mixed, MeshShape(pp=32))
+    sparse = replace(model, experts=replace(model.experts, layers=(False, True)))
+    with pytest.raises(
+        MeshwrightError, match="pp=2; the layers of mixtral-8x7b are of several kinds, which no pipeline"
+    ):
+        check_mesh(Workload(model=sparse, batch=16, seq_len=64), MeshShape(pp=2))
     with pytest.raises(MeshwrightError, match="with tp_stream='whole' can be planned"):
         check_runnable(model, MeshShape(ep=2, tp=2), Strategy(tp_stream="whole"))
     with pytest.raises(MeshwrightError, match="splits experts, of which llama3-8b has none; use ep=1"):
