@@ -76,6 +76,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     # Its original length is the longest sequence.
     "llama_dynamic": SIZES
     | {"max_position_embeddings": 16, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 3.0}},
+    # Greater chunks than 6 would leave the shorter rows whole.
+    "llama4_text": SIZES
+    | {"intermediate_size": 24, "intermediate_size_mlp": 64, "num_local_experts": 4, "interleave_moe_layer_step": 2}
+    | {"attention_chunk_size": 6, "floor_scale": 4, "attn_scale": 0.6}
+    | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1000.0, **LLAMA3}},
     "mistral": SIZES | {"sliding_window": 6},
     "ministral3": SIZES
     | {

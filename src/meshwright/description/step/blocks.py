@@ -246,6 +246,7 @@ def _attention_ops(model: ModelConfig, layers: range) -> tuple[LayerOp, ...]:
         qk_dim=model.query_key_dim,
         value_dim=model.value_dim,
         windows=shortest_cycle(of_layers(model.attention.windows, layers)),
+        is_chunked=model.attention.is_chunked,
         softcap=model.scales.attention_softcap,
         scale=model.scales.attention,
         has_alibi=model.positions == "alibi",
@@ -294,7 +295,10 @@ def _heads(model: ModelConfig, stream: str, rotary: list[Rotary]) -> tuple[Layer
             _norm(model, f"{name}_norm", name, name, dims[name] if qk_norm == "all heads" else dims[name][-1:])
             for name in ("query", "key")
         ]
-    return *ops, *((*rotary, *norms) if qk_norm == "rotated head" else (*norms, *rotary))
+    if qk_norm == "rotated head, unscaled":
+        rotates = tuple(not frequencies.is_identity for each in rotary[:1] for frequencies in each.by_layer) or (True,)
+        norms = [replace(norm, offset=0.0, has_scale=False, by_layer=shortest_cycle(rotates)) for norm in norms]
+    return *ops, *((*rotary, *norms) if qk_norm and "rotated" in qk_norm else (*norms, *rotary))
 
 
 def _rotary(model: ModelConfig, positions: RotaryPositions, layers: range) -> list[Rotary]:
@@ -305,7 +309,7 @@ def _rotary(model: ModelConfig, positions: RotaryPositions, layers: range) -> li
         by_layer=shortest_cycle(of_layers(positions.frequencies, layers)),
         is_interleaved=positions.is_interleaved,
     )
-    if not any(frequencies.scales_queries for frequencies in both.by_layer):
+    if not any(frequencies.query_scaling for frequencies in both.by_layer):
         return [both]
     keys = tuple(frequencies.of_keys for frequencies in both.by_layer)
     return [replace(both, values=("query",)), replace(both, values=("key",), by_layer=keys)]

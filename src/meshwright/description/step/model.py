@@ -206,9 +206,11 @@ class AttentionConfig:
 
     # Keys a query of each layer attends to, its own included, as a cycle that repeats; None: all before it.
     windows: tuple[int | None, ...] = (None,)
-    # Norm of queries and keys: of each head (Qwen3), over all heads of a token together (OLMo 2), or of each head after
-    # the rotary embedding (Hunyuan).
-    qk_norm: Literal["head", "all heads", "rotated head"] | None = None
+    # Whether a window is a chunk: positions are cut into chunks of so many, and a query attends to keys of its own.
+    is_chunked: bool = False
+    # Norm of queries and keys: of each head (Qwen3), over all heads of a token together (OLMo 2), of each head after
+    # the rotary embedding (Hunyuan), or that without a scale and only in layers with rotary embedding (Llama 4).
+    qk_norm: Literal["head", "all heads", "rotated head", "rotated head, unscaled"] | None = None
     has_sinks: bool = False  # Learned logit of each head that takes part in its softmax (gpt-oss).
     has_output_gate: bool = False  # Whether a sigmoid gate scales each dim of the heads' outputs (Qwen3-Next).
     latent: LatentAttention | None = None
