@@ -194,6 +194,11 @@ def _check_attention(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
                 f"model {model.name} has queries of {op.qk_dim} dims and values of {op.value_dim}, which"
                 f" attention='cudnn' does not have; use attention='flash' or 'scores'"
             )
+        if strategy.attention == "cudnn" and op.is_chunked:
+            raise MeshwrightError(
+                f"model {model.name} attends within chunks of a sequence, which attention='cudnn' does not have; use"
+                f" attention='flash' or 'scores'"
+            )
         if op.softcap:
             raise MeshwrightError(
                 f"model {model.name} has attention_softcap={op.softcap:g}, which attention={strategy.attention!r} does"

@@ -254,6 +254,13 @@ def test_what_latent_attention_does_not_have_is_refused_in_one_line(strategy, re
         check_runnable(PRESETS["deepseek-v3"], MeshShape(fsdp=2, tp=2), strategy)
 
 
+def test_chunks_run_with_every_attention_but_cudnns():
+    for attention in ("scores", "flash"):
+        check_runnable(PRESETS["llama4-scout-17b-16e"], MeshShape(fsdp=2, ep=4), Strategy(attention=attention))
+    with pytest.raises(MeshwrightError, match="attends within chunks of a sequence, which attention='cudnn' does not"):
+        check_runnable(PRESETS["llama4-scout-17b-16e"], MeshShape(fsdp=2), Strategy(attention="cudnn"))
+
+
 @pytest.mark.parametrize("name", ["tiny", "llama2-7b", "llama3-405b"])
 def test_llama_style_models_run(name):
     check_runnable(PRESETS[name], MeshShape(dp=2, fsdp=2, tp=2, sp=2, pp=2))
