@@ -512,7 +512,7 @@ FAMILIES = [
     Row(DELTA, MeshShape(fsdp=2, tp=2), fused("gather", dropout=0.2), "matmuls"),
     Row(DELTA, MeshShape(dp=2, fsdp=2, tp=2), packed=True),
     Row(QWEN3_NEXT, MeshShape(ep=2, fsdp=2, tp=2)),
-    Row(SPARSE, MeshShape(ep=2, tp=2), core=True),
+    Row(SPARSE, MeshShape(ep=2, tp=2)),
     Row(SPARSE, MeshShape(dp=2, fsdp=2, sp=2), parts(2), "none"),
     Row(SPARSE, MeshShape(fsdp=2, sp=2, tp=2), remat="matmuls"),
     Row(ONE_DENSE, MeshShape(ep=2, fsdp=2, tp=2)),
