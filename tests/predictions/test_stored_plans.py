@@ -29,6 +29,9 @@ LATER = {"phi3-mini", "tiny-qwen3", "tiny-gemma2", "tiny-gemma3", "tiny-gpt2", "
     "olmo2-7b",
     "tiny-qwen3-next",
     "qwen3-next-80b-a3b",
+    "tiny-llama4",
+    "llama4-scout-17b-16e",
+    "llama4-maverick-17b-128e",
 }
 """Presets that came after the records were written."""
 

@@ -41,9 +41,18 @@ def wrappers() -> dict[str, torch.nn.Module]:
         vision_config=transformers.PixtralVisionConfig(**(VISION | {"head_dim": 8})),
         tie_word_embeddings=False,
     )
-    kinds = transformers.Gemma3ForConditionalGeneration, transformers.Mistral3ForConditionalGeneration
+    sizes = {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32}
+    llama4 = transformers.Llama4Config(
+        text_config=transformers.Llama4TextConfig(**CONFIGS["llama4_text"]),
+        vision_config=transformers.Llama4VisionConfig(**(VISION | sizes | {"intermediate_size": 64})),
+    )
+    kinds = {
+        "gemma3_wrapper": (gemma, transformers.Gemma3ForConditionalGeneration),
+        "mistral3_wrapper": (mistral, transformers.Mistral3ForConditionalGeneration),
+        "llama4_wrapper": (llama4, transformers.Llama4ForConditionalGeneration),
+    }
     found = {}
-    for name, config, kind in zip(("gemma3_wrapper", "mistral3_wrapper"), (gemma, mistral), kinds, strict=True):
+    for name, (config, kind) in kinds.items():
         for part in (config, config.text_config):
             part.bos_token_id = part.eos_token_id = part.pad_token_id = None
         torch.manual_seed(0)

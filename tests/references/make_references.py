@@ -76,6 +76,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     # Its original length is the longest sequence.
     "llama_dynamic": SIZES
     | {"max_position_embeddings": 16, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 3.0}},
+    # Greater chunks than 6 would leave the shorter rows whole.
+    "llama4_text": SIZES
+    | {"intermediate_size": 24, "intermediate_size_mlp": 64, "num_local_experts": 4, "interleave_moe_layer_step": 2}
+    | {"attention_chunk_size": 6, "floor_scale": 4, "attn_scale": 0.6}
+    | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1000.0, **LLAMA3}},
     "mistral": SIZES | {"sliding_window": 6},
     "ministral3": SIZES
     | {
@@ -98,6 +103,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": SIZES,
     "qwen3_moe": SIZES
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
+    # Dense layers between those with experts.
+    "qwen2_moe_sparse": SIZES
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
+    | {"head_dim": 4, "mlp_only_layers": [1]},
+    "qwen3_moe_sparse": SIZES
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 2},
     "qwen3_next": SIZES
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
     | {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 16}
@@ -167,7 +178,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """What each model is made with beyond the defaults of its family."""
 
-KINDS = {"llama_yarn": "llama", "llama_dynamic": "llama", "phi3_longrope": "phi3"}
+KINDS = {"llama_yarn": "llama", "llama_dynamic": "llama", "phi3_longrope": "phi3"} | {
+    "qwen2_moe_sparse": "qwen2_moe",
+    "qwen3_moe_sparse": "qwen3_moe",
+}
 """The model_type of those whose name is another."""
 
 FP8, BLOCK = "deepseek_v3_fp8", 8

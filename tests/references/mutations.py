@@ -69,6 +69,12 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "no_rope_layer_interval": (2,),
     "sliding_window_pattern": (2,),
     "sliding_window": (3, 12, 64, None),
+    "attention_chunk_size": (3, 16, 64, None),
+    "floor_scale": (9,),
+    "attn_scale": (0.1,),
+    "interleave_moe_layer_step": (1, 3),
+    "moe_layers": ([0, 2], [3], [], None),
+    "intermediate_size_mlp": (48,),
     "query_pre_attn_scalar": (4, 100),
     "attn_logit_softcapping": (1.0, None),
     "final_logit_softcapping": (1.0, None),
@@ -248,6 +254,23 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"use_parallel_block": True, "use_gated_activation": True},
         {"use_parallel_embedding": False, "use_embedding_sharing": False},
     ),
+    # As meta-llama/Llama-4-Scout-17B-16E has them.
+    "llama4_text": (
+        {"moe_layers": ABSENT, "interleave_moe_layer_step": 1},
+        {"no_rope_layers": [], "layer_types": ABSENT},
+        {"no_rope_layers": [1, 0, 1, 0], "layer_types": ABSENT},
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 100.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 1.0,
+                "original_max_position_embeddings": 24,
+            }
+        },
+        {"for_llm_compressor": False},
+    ),
     "qwen3_moe": (
         {"decoder_sparse_step": 5},
         {"mlp_only_layers": [0, 1]},
@@ -257,8 +280,8 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
 }
 """Of single families: fields that transformers reads and does not write, and values that need another."""
 
-SKIPPED = ("llama_dynamic", "llama_yarn")
-"""Goldens of a family that has one more: their scalings are among its mutations."""
+SKIPPED = ("llama_dynamic", "llama_yarn", "qwen2_moe_sparse", "qwen3_moe_sparse")
+"""Goldens of a family that has one more: what they have otherwise is among its mutations."""
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA3 = {

@@ -217,6 +217,8 @@ CASES = [
     ("phi3_longrope", "1,2,2,2", "batch"),
     ("llama_dynamic", "2,1,4,1", "heads"),
     ("gpt2", "2,2,2,1", "batch"),
+    ("llama4_text", "ep=2,fsdp=2,tp=2", "sequence"),
+    ("qwen2_moe_sparse", "ep=2,fsdp=2,tp=2", "batch"),
 ]
 
 

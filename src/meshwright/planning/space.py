@@ -212,14 +212,14 @@ def run_attentions(workload: Workload, system: System) -> tuple[Attention, ...]:
     """Return the attention implementations that a step can use by default, best first.
 
     No kernel supports capped scores. cuDNN supports only half precision, head sizes up to 128 that are a multiple of 8
-    (JAX 0.10.2, `jax/_src/cudnn/fused_attention_stablehlo.py`), some meshes, and one document per row.
+    (JAX 0.10.2, `jax/_src/cudnn/fused_attention_stablehlo.py`), some meshes, one document per row, and no chunks.
     """
     ops = [op for stack in layers(workload.model) for op in stack.ops if isinstance(op, AttentionOfLayer)]
     if any(op.softcap for op in ops) or system.chip.kind == "cpu":
         return ("scores",)
     if system.chip.kind == "tpu":
         return ("flash",)
-    has_cudnn = workload.compute_dtype == "bf16" and not workload.packed
+    has_cudnn = workload.compute_dtype == "bf16" and not workload.packed and not any(op.is_chunked for op in ops)
     has_cudnn &= all(dim <= 128 and dim % 8 == 0 for op in ops for dim in (op.qk_dim, op.value_dim))
     return ("cudnn", "scores") if has_cudnn else ("scores",)
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from meshwright.description.step.model import ModelConfig, differences
+from meshwright.description.families.comparison import differences
+from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.serve import page_parts
 from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError

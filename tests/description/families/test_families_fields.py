@@ -14,6 +14,7 @@ from meshwright.description.families.registry import (
     model_from_data,
     model_from_hugging_face,
 )
+from meshwright.description.step.blocks import program
 from meshwright.description.step.frequencies import (
     DynamicRopeScaling,
     Frequencies,
@@ -26,6 +27,7 @@ from meshwright.description.step.layer import of_layers
 from meshwright.description.step.model import AttentionConfig, RotaryPositions, rotary
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.errors import MeshwrightError
+from meshwright.execution.weights.places import places
 
 LLAMA = {
     "model_type": "llama",
@@ -174,6 +176,39 @@ def test_frequencies_are_those_of_each_layer_where_the_last_cycle_is_cut():
     assert model.attention.windows == (None, 8, None)
     thetas = [frequencies.theta for frequencies in of_layers(model.positions.frequencies, range(5))]
     assert thetas == [1e6 if kind == FULL else 1e4 for kind in types]
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "step", "dense", "first", "cycle", "stacks"),
+    [
+        (4, 1, [], 0, (True,), {"layers": 4}),
+        (4, 1, [1, 0], 2, (True,), {"dense_layers": 2, "layers": 2}),
+        (6, 2, [], 0, (False, True), {"layers_0": 3, "layers_1": 3}),
+        (5, 2, [], 1, (True, False), {"dense_layers": 1, "layers_0": 2, "layers_1": 2}),
+        (3, 1, [1], 0, (True, False), {"layers_0": 1, "layers_1": 1, "layers_2": 1}),
+        (8, 4, [], 0, (False, False, False, True), dict.fromkeys(map("layers_{}".format, range(4)), 2)),
+    ],
+)
+def test_layers_with_experts_are_those_of_the_file(num_layers, step, dense, first, cycle, stacks):
+    fields = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32} | {
+        "num_hidden_layers": num_layers,
+        "decoder_sparse_step": step,
+        "mlp_only_layers": dense,
+    }
+    model = model_from_hugging_face(LLAMA | {"model_type": "qwen3_moe", **fields}, name="m")
+    assert (model.experts.num_dense_layers, model.experts.layers) == (first, cycle)
+    assert {stack.name: stack.num_layers for stack in program(model).stacks} == stacks
+    sparse = [layer for layer in range(num_layers) if (layer + 1) % step == 0 and layer not in dense]
+    assert [layer for layer in range(num_layers) if model.experts.are_in(layer)] == sparse
+    places_of = {
+        layer * p.every + p.first_layer
+        for path, p in places(model).items()
+        if "expert" in path
+        for layer in range(p.parameter.num_layers)
+    }
+    assert places_of == {*sparse}
+    assert model_from_hugging_face(hugging_face_config(model), name="m") == model
+    assert model_from_data(json.loads(json.dumps(asdict(model)))) == model
 
 
 def test_a_preset_survives_json_and_keeps_its_family():

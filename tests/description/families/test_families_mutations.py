@@ -17,7 +17,7 @@ import fields
 from drawn import drawn
 
 import meshwright as mw
-from meshwright.description.step.model import features
+from meshwright.description.families.comparison import features
 from meshwright.execution.weights.places import places
 
 WEIGHTS = "model.safetensors"

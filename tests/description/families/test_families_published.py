@@ -32,6 +32,9 @@ def test_a_token_meets_the_active_experts_alone():
     """Qwen3-30B-A3B is named after its 3.3B (arXiv:2505.09388, table 2)."""
     model = model_from_hugging_face(CONFIGS["Qwen/Qwen3-30B-A3B"][0], name="qwen")
     assert 3.2e9 < num_active_parameters(model) < 3.4e9
+    # Llama 4's are named after their 17B.
+    for name in ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "meta-llama/Llama-4-Maverick-17B-128E-Instruct"):
+        assert 17.1e9 < num_active_parameters(model_from_hugging_face(CONFIGS[name][0], name="llama")) < 17.2e9
 
 
 def test_what_llama_says_of_biases_and_activations_is_kept():
@@ -49,8 +52,8 @@ def test_a_config_without_a_size_names_it_whatever_the_family(name):
 
 
 def test_an_unknown_kind_is_answered_with_the_nearest_name():
-    with pytest.raises(MeshwrightError, match="model_type 'llama4_text'; the nearest name is 'llama'; those read are"):
-        model_from_hugging_face({"model_type": "llama4_text"}, name="scout")
+    with pytest.raises(MeshwrightError, match="model_type 'llama5_text'; the nearest name is 'llama'; those read are"):
+        model_from_hugging_face({"model_type": "llama5_text"}, name="later")
 
 
 def test_experts_that_are_more_than_there_are_are_refused():

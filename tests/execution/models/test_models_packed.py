@@ -37,6 +37,15 @@ MODELS = {
     # Latent attention, and experts after a dense layer.
     "deepseek": replace(PRESETS["tiny-deepseek"], **SMALL),
     "moe": MOE,
+    # Chunks of 12 tokens of a document in every second layer, and queries scaled by their position in the others.
+    "chunked": replace(
+        LLAMA,
+        name="chunked",
+        attention=AttentionConfig(windows=(12, None), is_chunked=True, qk_norm="rotated head, unscaled"),
+        positions=replace(
+            PRESETS["tiny-llama4"].positions, frequencies=PRESETS["tiny-llama4"].positions.frequencies[2:]
+        ),
+    ),
 }
 
 ROWS, LENGTH = 8, 32
@@ -123,6 +132,7 @@ def cases(*rows):
             ("gemma2", MeshShape(sp=2), "scores"),
             ("deepseek", MeshShape(sp=2), "ring"),
             ("moe", MeshShape(ep=2, sp=2), "ring"),
+            *(("chunked", MeshShape(sp=2), strategy) for strategy in STRATEGIES),
         )
     ],
 )

@@ -25,18 +25,26 @@ def by_gather(query, positions, pages, table, first, window, scoring):
     scores = jnp.einsum("bskgh,bkth->bskgt", query, keys) / scoring.divisor
     if scoring.softcap:
         scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
+    asked = positions[:, :, None]
     visible = (distance >= 0) & (distance < (window or 10**6))
+    if scoring.is_chunked:
+        visible &= (asked - distance) // window == asked // window
     weights = jax.nn.softmax(jnp.where(visible[:, :, None, None], scores, -jnp.inf), axis=-1)
     return jnp.einsum("bskgt,bkth->bskgh", weights, values)
 
 
 @pytest.mark.parametrize(
-    ("length", "group", "head_dim", "window", "softcap", "is_int8"),
-    [(1, 4, 32, None, None, False), (5, 3, 16, 70, 20.0, False), (1, 1, 64, None, None, True)],
+    ("length", "group", "head_dim", "window", "softcap", "is_int8", "is_chunked"),
+    [
+        (1, 4, 32, None, None, False, False),
+        (5, 3, 16, 70, 20.0, False, False),
+        (1, 1, 64, None, None, True, False),
+        (5, 2, 16, 101, None, False, True),
+    ],
 )
-def test_the_kernel_gives_what_a_gather_gives(length, group, head_dim, window, softcap, is_int8):
+def test_the_kernel_gives_what_a_gather_gives(length, group, head_dim, window, softcap, is_int8, is_chunked):
     """Tables begin at the third page of one row; another row has a single page of tokens."""
-    random, scoring = np.random.default_rng(0), Scoring(divisor=head_dim**0.5, softcap=softcap)
+    random, scoring = np.random.default_rng(0), Scoring(head_dim**0.5, softcap, is_chunked)
     query = random.standard_normal((BATCH, length, HEADS, group, head_dim), np.float32)
     pages = drawn_pages(random, head_dim, is_int8=is_int8)
     table = random.permutation(BATCH * ENTRIES).reshape(BATCH, ENTRIES).astype(np.int32)

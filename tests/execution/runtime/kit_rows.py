@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.description.families.adapters import ALL_LINEAR, with_adapters
 from meshwright.description.families.registry import PRESETS
-from meshwright.description.step.frequencies import Frequencies, LongRopeScaling, YarnRopeScaling
+from meshwright.description.step.frequencies import Frequencies, LongRopeScaling, QueryScaling, YarnRopeScaling
 from meshwright.description.step.model import (
     AttentionConfig,
     Biases,
@@ -427,6 +427,34 @@ QWEN3_NEXT = narrow(
     ),
     experts=replace(PRESETS["tiny-qwen3-next"].experts, mlp=32, shared_mlp=32),
 )
+SPARSE = with_experts("sparse", shared_mlp=32, layers=(False, True))
+"""With experts in every second layer, as decoder_sparse_step=2 has it."""
+
+ONE_DENSE = with_experts("onedense", layers=(True, False, True, True))
+"""With layers in no cycle: experts in all but the second, as mlp_only_layers=[1] has it."""
+
+CHUNKED = replace(
+    DENSE,
+    name="chunked",
+    attention=AttentionConfig(windows=(12, None), is_chunked=True, qk_norm="rotated head, unscaled"),
+    positions=RotaryPositions(
+        frequencies=(
+            Frequencies(theta=1000.0),
+            Frequencies(theta=1000.0, is_identity=True, of_queries=QueryScaling(beta=0.5, length=6, offset=1)),
+        ),
+        is_interleaved=True,
+    ),
+)
+"""With Llama 4's attention in layers of one kind: chunks, and layers without positions whose queries are scaled."""
+
+IN_CHUNKS = replace(CHUNKED, name="inchunks", attention=replace(CHUNKED.attention, windows=(12,)))
+"""With chunks in all layers: of layers with other windows a fused kernel is a branch, and a program's text has all."""
+
+LLAMA4 = narrow(
+    "tiny-llama4",
+    attention=replace(PRESETS["tiny-llama4"].attention, windows=(12, 12, 12, None)),
+    experts=replace(PRESETS["tiny-llama4"].experts, mlp=32, shared_mlp=32),
+)
 
 FAMILIES = [
     Row(MISTRAL, MeshShape(fsdp=2, sp=2, tp=2)),
@@ -484,6 +512,26 @@ FAMILIES = [
     Row(DELTA, MeshShape(fsdp=2, tp=2), fused("gather", dropout=0.2), "matmuls"),
     Row(DELTA, MeshShape(dp=2, fsdp=2, tp=2), packed=True),
     Row(QWEN3_NEXT, MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(SPARSE, MeshShape(ep=2, tp=2)),
+    Row(SPARSE, MeshShape(dp=2, fsdp=2, sp=2), parts(2), "none"),
+    Row(SPARSE, MeshShape(fsdp=2, sp=2, tp=2), remat="matmuls"),
+    Row(ONE_DENSE, MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(LLAMA4, MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(LLAMA4, MeshShape(ep=2, sp=2, tp=2), parts(2), "none"),
+    Row(CHUNKED, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(IN_CHUNKS, MeshShape(sp=4), RING),
+    Row(IN_CHUNKS, MeshShape(sp=2), ULYSSES),
+    Row(IN_CHUNKS, MeshShape(sp=2, tp=2), fused("gather")),
+    Row(CHUNKED, MeshShape(fsdp=2, pp=2), parts(4)),
+    Row(CHUNKED, MeshShape(fsdp=2, sp=2), packed=True),
+    Row(IN_CHUNKS, MeshShape(fsdp=2, sp=2), RING, packed=True),
+    Row(IN_CHUNKS, MeshShape(sp=2), ULYSSES, packed=True),
+    Row(IN_CHUNKS, MeshShape(sp=2, tp=2), fused("gather"), packed=True),
+    Row(
+        replace(SPARSE, name="sparseafterone", num_layers=5, experts=replace(SPARSE.experts, num_dense_layers=1)),
+        MeshShape(ep=2, fsdp=2, tp=2),
+        Strategy(dropout=0.2, attention="flash"),
+    ),
 ]
 """Families with other ops than Llama's."""
 

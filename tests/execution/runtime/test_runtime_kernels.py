@@ -26,6 +26,7 @@ MASKS = {
     "packed with a window": (Mask(window=100), True),
     "every key": (Mask(causal=False), False),
     "a window to both sides": (Mask(causal=False, window=60), False),
+    "chunks": (Mask(window=100, is_chunked=True), False),
 }
 
 

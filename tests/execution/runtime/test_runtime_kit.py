@@ -21,7 +21,7 @@ import numpy as np
 import optax
 import pytest
 from jax_versions import COMBINES_AS_STORED
-from kit_rows import DELTA, FAMILIES, FINE_TUNING, REPEATED, ROWS, WITHOUT_DROPOUT, Row, covering
+from kit_rows import DELTA, FAMILIES, FINE_TUNING, LLAMA4, REPEATED, ROWS, WITHOUT_DROPOUT, Row, covering
 
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.hlo.records import read_hlo
@@ -293,9 +293,9 @@ def loss(row: Row, drawn: Mapping[str, Any]) -> float:
 
 
 @pytest.mark.slow
-def test_linear_attention_has_the_loss_of_one_device_on_a_mesh(alone):
-    """Its forward pass compiles in a fifth of the time of a step; `make matrix` trains the rows of `DELTA`."""
-    row = Row(DELTA, MeshShape(fsdp=2, tp=2))
+@pytest.mark.parametrize("row", [Row(DELTA, MeshShape(fsdp=2, tp=2)), Row(LLAMA4, MeshShape(ep=2, tp=2))], ids=str)
+def test_layers_of_several_kinds_have_the_loss_of_one_device_on_a_mesh(row, alone):
+    """A forward pass compiles in a fifth of the time of a step; `make matrix` trains rows of these models."""
     drawn = alone.start(row.alone)
     assert loss(row, drawn) == pytest.approx(loss(row.alone, drawn), rel=1e-6)
 

@@ -42,6 +42,7 @@ MASKS = {
     "packed with a window": (Mask(window=20), True),
     "every key": (Mask(causal=False), False),
     "a window to both sides": (Mask(causal=False, window=33), False),
+    "chunks": (Mask(window=40, is_chunked=True), False),
 }
 
 

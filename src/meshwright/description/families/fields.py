@@ -7,7 +7,7 @@ the family declares it unused (`unused_options`), or its value is null or false.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from meshwright.description.step.layer import Activation, ClampedSwiglu, shortest_cycle
 from meshwright.errors import MeshwrightError
@@ -64,6 +64,17 @@ DEFAULTS: Mapping[str, Config] = {
             "mscale_all_dim": 1.0,
             "llama_4_scaling_beta": 0.1,
         },
+    },
+    "llama4_text": {
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 1,
+        "attention_chunk_size": 8192,
     },
     "mixtral": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
     "qwen2": {"num_key_value_heads": 32, "max_window_layers": 28},
@@ -184,6 +195,7 @@ _BIASES, _WINDOWS = ("attention_bias", "mlp_bias", "qkv_bias"), ("sliding_window
 
 LACKING: Mapping[str, tuple[str, ...]] = {
     "llama": ("qkv_bias", *_WINDOWS),
+    "llama4_text": ("mlp_bias", "qkv_bias", "sliding_window"),
     "mistral": (*_BIASES, "layer_types"),
     "ministral3": (*_BIASES, "layer_types"),
     "mixtral": (*_BIASES, "layer_types"),
@@ -306,7 +318,9 @@ class Fields:
         found = self.value(field, [])
         if isinstance(found, list) and all(type(one) is int and 0 <= one < num_layers for one in found):
             return found
-        raise self.refusal(field, f"it takes a list of layers, from 0 to {num_layers - 1}")
+        raise self.refusal(
+            field, f"it takes a list of layers, from 0 to {num_layers - 1} of num_hidden_layers={num_layers}"
+        )
 
     def activation(self, field: str, default: str) -> Activation:
         """Return the activation function that a field names. Raises if it is unknown."""
@@ -333,7 +347,13 @@ class Fields:
         self._known.update(fields)
 
     def windows(
-        self, num_layers: int, *, every: int = 0, full: Collection[int] = (), is_on: bool = True
+        self,
+        num_layers: int,
+        *,
+        every: int = 0,
+        full: Collection[int] = (),
+        is_on: bool = True,
+        kind: Literal["sliding", "chunked"] = "sliding",
     ) -> tuple[int | None, ...]:
         """Return the sliding window of each layer as a cycle, None if it has none: by `layer_types` if present.
 
@@ -341,10 +361,14 @@ class Fields:
             every: without `layer_types`, every n-th layer has no window.
             full: without `layer_types`, the layers that have no window.
             is_on: whether the window is used.
+            kind: whether a window slides, or is a chunk of the sequence.
         """
-        window = (self.whole("sliding_window", None, least=0) or None) if is_on else None
+        if kind == "chunked":
+            window = self.whole("attention_chunk_size")
+        else:
+            window = (self.whole("sliding_window", None, least=0) or None) if is_on else None
         types = self.value("layer_types", None)
-        if types is not None and not (isinstance(types, list) and all(isinstance(kind, str) for kind in types)):
+        if types is not None and not (isinstance(types, list) and all(isinstance(own, str) for own in types)):
             raise self.refusal("layer_types", "it takes a list of names, one a layer")
         if types is None:
             layers = range(num_layers)
@@ -355,9 +379,9 @@ class Fields:
             raise self.refusal("layer_types", f"num_hidden_layers={num_layers} layers have one name each")
         if window is None and "sliding_attention" in types:
             raise self.refusal("layer_types", "sliding_attention has no sliding_window, or use_sliding_window is off")
-        if set(types) - {"full_attention", "sliding_attention"}:
-            raise self.refusal("layer_types", "a layer is full_attention or sliding_attention")
-        return shortest_cycle(None if kind == "full_attention" else window for kind in types)
+        if set(types) - {"full_attention", f"{kind}_attention"}:
+            raise self.refusal("layer_types", f"a layer is full_attention or {kind}_attention")
+        return shortest_cycle(None if own == "full_attention" else window for own in types)
 
     def check_all_known(self) -> None:
         """Raise for an unread field that has an effect (see the top of this file)."""

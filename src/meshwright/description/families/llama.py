@@ -69,7 +69,7 @@ def read_ministral3(fields: Fields) -> Features:
     """Read Ministral 3: Mistral whose queries are scaled by their position, with a factor among yarn's fields."""
     features = read(fields)
     (frequencies,) = features["positions"].frequencies
-    if not frequencies.scales_queries:
+    if not frequencies.query_scaling:
         field = "rope_scaling" if fields.mapping("rope_scaling") else "rope_parameters"
         raise fields.refusal(field, f"a ministral3 model has rope_type yarn and {QUERY_BETA} there")
     return features
@@ -77,7 +77,7 @@ def read_ministral3(fields: Fields) -> Features:
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json: Mistral's if the model has a window, Ministral 3's if it scales queries, else Llama's."""
-    if frequencies_of(model).scales_queries:
+    if frequencies_of(model).query_scaling:
         return write_shared(model, "ministral3", "Ministral3ForCausalLM", "sliding_window")
     if model.attention.window is not None:
         return write_shared(model, "mistral", "MistralForCausalLM", "sliding_window")
@@ -120,10 +120,10 @@ def write_shared(
     }
 
 
-def layer_types(model: ModelConfig) -> list[str]:
-    """Return the kind of attention of each layer, by transformers' name."""
+def layer_types(model: ModelConfig, windowed: str = "sliding_attention") -> list[str]:
+    """Return the kind of attention of each layer, by transformers' name. windowed: that of layers with a window."""
     windows = of_layers(model.attention.windows, range(model.num_layers))
-    return ["full_attention" if window is None else "sliding_attention" for window in windows]
+    return ["full_attention" if window is None else windowed for window in windows]
 
 
 def preset(name: str, sizes: tuple[int, int, int, int, int, int], family: Family = LLAMA, **more: Any) -> ModelConfig:

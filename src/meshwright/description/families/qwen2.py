@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from meshwright.description.families import llama
 from meshwright.description.families.family import EXPERT_NAMES, LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields
-from meshwright.description.step.layer import Routing
+from meshwright.description.step.layer import Routing, shortest_cycle
 from meshwright.description.step.model import AttentionConfig, Biases, Experts, Family, ModelConfig, Norms, rotary
 
 QWEN2 = Family("qwen2")
@@ -33,20 +34,14 @@ def windows_of(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
 
 
 def read_experts(fields: Fields, features: Features) -> Features:
-    """Read experts in every `decoder_sparse_step`-th layer except `mlp_only_layers`.
-
-    The positions of dense layers do not change a plan. A model whose dense layers are not its first ones can only be
-    planned.
-    """
+    """Read experts in every `decoder_sparse_step`-th layer except `mlp_only_layers`."""
     layers = features["num_layers"]
     step, dense = fields.whole("decoder_sparse_step", 1), fields.layers("mlp_only_layers", layers)
-    sparse = [layer for layer in range(layers) if (layer + 1) % step == 0 and layer not in dense]
-    if not sparse:
+    sparse = [(layer + 1) % step == 0 and layer not in dense for layer in range(layers)]
+    if not any(sparse):
         raise fields.refusal(
             "decoder_sparse_step", f"with mlp_only_layers it leaves none of {layers} layers to experts"
         )
-    num_dense = layers - len(sparse)
-    is_after_dense = sparse == list(range(num_dense, layers))
     # transformers reads the two names as one field.
     count = fields.whole("num_local_experts", None) or fields.whole("num_experts")
     fields.only("num_experts", count)
@@ -54,11 +49,27 @@ def read_experts(fields: Fields, features: Features) -> Features:
         count=count,
         num_active=fields.whole("num_experts_per_tok"),
         mlp=fields.whole("moe_intermediate_size"),
-        num_dense_layers=num_dense,
+        **layers_with_experts(sparse),
         routing=Routing(is_normed=fields.flag("norm_topk_prob", False)),
     )
-    between = "dense layers between those of experts, by decoder_sparse_step and mlp_only_layers"
-    return {"experts": experts, "planned_only": () if is_after_dense else (between,)}
+    return {"experts": experts}
+
+
+def layers_with_experts(sparse: Sequence[bool]) -> Features:
+    """Return the fields of `Experts` for whether each layer has experts: the shortest cycle after first dense layers.
+
+    A cycle that is cut within the last repetition counts as one of all its layers.
+    """
+
+    def cycle(num_dense: int) -> tuple[bool, ...]:
+        return shortest_cycle(sparse[num_dense:])
+
+    def num_kinds(num_dense: int) -> int:
+        after, size = len(sparse) - num_dense, len(cycle(num_dense))
+        return after if after % size else size
+
+    num_dense = min(range(sparse.index(True) + 1), key=num_kinds)
+    return {"num_dense_layers": num_dense, "layers": cycle(num_dense)}
 
 
 def read_moe(fields: Fields) -> Features:
@@ -88,19 +99,19 @@ def write(model: ModelConfig) -> dict[str, Any]:
         "shared_expert_intermediate_size": experts.shared_mlp,
         "use_sliding_window": has_window,
         "max_window_layers": model.num_layers,
-        **write_experts(experts),
+        **write_experts(model, experts),
     }
 
 
-def write_experts(experts: Experts) -> dict[str, Any]:
-    """Return the fields of experts."""
+def write_experts(model: ModelConfig, experts: Experts) -> dict[str, Any]:
+    """Return the fields of a model's experts."""
     return {
         "num_experts": experts.count,
         "num_experts_per_tok": experts.num_active,
         "moe_intermediate_size": experts.mlp,
         "norm_topk_prob": experts.routing.is_normed,
         "decoder_sparse_step": 1,
-        "mlp_only_layers": list(range(experts.num_dense_layers)),
+        "mlp_only_layers": [layer for layer in range(model.num_layers) if not experts.are_in(layer)],
     }
 
 

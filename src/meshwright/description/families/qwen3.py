@@ -33,7 +33,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a Qwen3, with experts or without."""
     kind, architecture = ("qwen3_moe", "Qwen3MoeForCausalLM") if model.experts else ("qwen3", "Qwen3ForCausalLM")
     fields = llama.write_shared(model, kind, architecture, "attention_bias") | write_windows(model)
-    return fields | (write_experts(model.experts) if model.experts else {})
+    return fields | (write_experts(model, model.experts) if model.experts else {})
 
 
 _FEATURES: dict[str, Any] = {"attention": AttentionConfig(qk_norm="head"), "norms": Norms(epsilon=1e-6)}

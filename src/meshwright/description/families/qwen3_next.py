@@ -87,7 +87,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
         "linear_value_head_dim": linear.value_dim,
         "linear_conv_kernel_dim": linear.taps,
         "shared_expert_intermediate_size": experts.shared_mlp,
-        **write_experts(experts),
+        **write_experts(model, experts),
     }
 
 

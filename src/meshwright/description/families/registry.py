@@ -16,6 +16,7 @@ from meshwright.description.families import (
     gpt_neox,
     gpt_oss,
     llama,
+    llama4,
     mixtral,
     olmo2,
     phi3,
@@ -23,6 +24,7 @@ from meshwright.description.families import (
     qwen3,
     qwen3_next,
 )
+from meshwright.description.families.comparison import differences
 from meshwright.description.families.family import PublishedFamily
 from meshwright.description.families.fields import Config, Fields
 from meshwright.description.families.former import in_parts
@@ -45,7 +47,7 @@ from meshwright.description.families.variants import (
     starcoder2,
 )
 from meshwright.description.families.wrappers import text_config
-from meshwright.description.step.model import Family, Model, ModelConfig, differences
+from meshwright.description.step.model import Family, Model, ModelConfig
 from meshwright.description.step.serving import Serving
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
@@ -55,7 +57,7 @@ PUBLISHED: tuple[PublishedFamily, ...] = tuple(
     module.FAMILY
     for module in (
         *(llama, mixtral, qwen2, qwen3, qwen3_next, gemma, gemma2, gemma3, phi3, olmo2),
-        *(gpt2, gpt_neox, gpt_oss, deepseek),
+        *(gpt2, gpt_neox, gpt_oss, deepseek, llama4),
         *(smollm3, granite, seed_oss, ernie4_5, glm4, hunyuan, exaone4, starcoder2, cohere2, nemotron),
         *(olmoe, glm4_moe, dots1, phi, minimax_m2),
     )
@@ -132,7 +134,7 @@ def hugging_face_config(model: ModelConfig) -> dict[str, Any]:
     published = next((known for known in PUBLISHED if known.family == model.family), None)
     written = published.write(model) if published and published.write else {}
     read = model_from_hugging_face(written, name=model.name) if written else None
-    if read is not None and model.experts and not model.experts.num_dense_layers:
+    if read is not None and model.experts and all(map(model.experts.are_in, range(model.num_layers))):
         model = replace(model, mlp=read.mlp)  # No layer has a plain MLP.
     if read != model:
         wrong = {} if read is None else differences(model, read)

@@ -14,6 +14,7 @@ from meshwright.description.step.frequencies import (
     LinearRopeScaling,
     Llama3RopeScaling,
     LongRopeScaling,
+    QueryScaling,
     RopeScaling,
     YarnRopeScaling,
 )
@@ -119,10 +120,32 @@ def read_rotary_by_window(fields: Fields, features: Features, *, theta: float, l
     )
 
 
-def rotated_where(positions: RotaryPositions, rotates: Iterable[bool]) -> RotaryPositions:
-    """Return the positions with rotary embedding only in the layers for which `rotates`, of all layers, is true."""
+def rotated_layers(fields: Fields, num_layers: int, *, is_empty_default: bool = False) -> list[bool]:
+    """Read whether each layer has rotary embedding: by `no_rope_layers`, or all but every n-th.
+
+    is_empty_default: whether an empty list stands for the default.
+    """
+    every = fields.whole("no_rope_layer_interval", 4)
+    default = [int((layer + 1) % every != 0) for layer in range(num_layers)]
+    rotates = fields.value("no_rope_layers", default)
+    if rotates == [] and is_empty_default:
+        rotates = default
+    if not isinstance(rotates, list) or len(rotates) < num_layers or any(flag not in (0, 1) for flag in rotates):
+        raise fields.refusal(
+            "no_rope_layers", f"it takes 1 or 0, without rotary embedding, for each of {num_layers} layers"
+        )
+    return [bool(flag) for flag in rotates[:num_layers]]
+
+
+def rotated_where(
+    positions: RotaryPositions, rotates: Iterable[bool], of_queries: QueryScaling | None = None
+) -> RotaryPositions:
+    """Return the positions with rotary embedding only in the layers for which `rotates`, of all layers, is true.
+
+    of_queries: the scaling of queries in the other layers.
+    """
     (rotated,) = positions.frequencies
-    identity = Frequencies(theta=rotated.theta, is_identity=True)
+    identity = Frequencies(theta=rotated.theta, is_identity=True, of_queries=of_queries)
     return replace(positions, frequencies=shortest_cycle(rotated if flag else identity for flag in rotates))
 
 
@@ -176,10 +199,10 @@ def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScali
                 factor=number("factor"), original_max_seq_len=fields.whole("max_position_embeddings")
             )
         case "llama3":
-            if number("low_freq_factor") >= number("high_freq_factor"):
+            if number("low_freq_factor") > number("high_freq_factor"):
                 raise MeshwrightError(
                     f"the config.json of {fields.name} has rope scaling's low_freq_factor={found['low_freq_factor']};"
-                    f" it is below high_freq_factor={found['high_freq_factor']}"
+                    f" it is at most high_freq_factor={found['high_freq_factor']}"
                 )
             return Llama3RopeScaling(
                 factor=number("factor"),

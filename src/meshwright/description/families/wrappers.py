@@ -18,6 +18,7 @@ TEXT_DEFAULTS: Mapping[str, Config] = {
         "intermediate_size": 9216,
         "num_hidden_layers": 26,
     },
+    "llama4": {"model_type": "llama4_text"},
     "mistral3": {"model_type": "mistral", "sliding_window": None},
 }
 """Defaults of transformers for missing fields of a text part, by the whole model's model_type."""

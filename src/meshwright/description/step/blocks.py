@@ -65,10 +65,10 @@ def layers(model: Model) -> tuple[Stack, ...]:
 
 
 def decoder_layers(model: ModelConfig) -> tuple[Stack, ...]:
-    """Return a decoder's stacks: layers with a dense MLP, then layers with experts."""
+    """Return a decoder's stacks: dense layers before all others, then the layers, which may alternate."""
     num_dense = model.experts.num_dense_layers if model.experts else 0
-    last = _stacks(model, "layers", range(num_dense, model.num_layers), model.experts)
-    return (*_stacks(model, "dense_layers", range(num_dense), None), *last) if num_dense else last
+    last = _stacks(model, "layers", range(num_dense, model.num_layers))
+    return (*_stacks(model, "dense_layers", range(num_dense)), *last) if num_dense else last
 
 
 def embedding_ops(model: ModelConfig) -> tuple[EndOp, ...]:
@@ -154,17 +154,18 @@ def moe_block(model: ModelConfig, experts: Experts) -> Block:
     return Block(name="mlp", ops=(*ops, _add(model, *added)))
 
 
-def _stacks(model: ModelConfig, name: str, layers: range, experts: Experts | None) -> tuple[Stack, ...]:
+def _stacks(model: ModelConfig, name: str, layers: range) -> tuple[Stack, ...]:
     """Return a stack of layers, or if they are of several kinds in cycles, one for each layer of a cycle."""
-    linear = model.attention.linear
-    every = of_layers(linear.layers, layers) if linear else (False,)
+    linear, experts = model.attention.linear, model.experts
+    are_linear = of_layers(linear.layers if linear else (False,), layers)
+    every = tuple(zip(are_linear, (experts is not None and experts.are_in(layer) for layer in layers), strict=True))
     kinds = shortest_cycle(every)
     if len(layers) % len(kinds):
         kinds = every  # One cycle of all layers.
     stacks: list[Stack] = []
-    for place, is_linear in enumerate(kinds):
+    for place, (is_linear, has_experts) in enumerate(kinds):
         own = layers[place :: len(kinds)]
-        blocks = _blocks(model, own, experts, is_linear=is_linear)
+        blocks = _blocks(model, own, experts if has_experts else None, is_linear=is_linear)
         label = name if len(kinds) == 1 else f"{name}_{place}"
         stacks.append(Stack(name=label, num_layers=len(own), blocks=blocks, is_alternating=place > 0))
     return tuple(stacks)
@@ -245,6 +246,7 @@ def _attention_ops(model: ModelConfig, layers: range) -> tuple[LayerOp, ...]:
         qk_dim=model.query_key_dim,
         value_dim=model.value_dim,
         windows=shortest_cycle(of_layers(model.attention.windows, layers)),
+        is_chunked=model.attention.is_chunked,
         softcap=model.scales.attention_softcap,
         scale=model.scales.attention,
         has_alibi=model.positions == "alibi",
@@ -293,7 +295,10 @@ def _heads(model: ModelConfig, stream: str, rotary: list[Rotary]) -> tuple[Layer
             _norm(model, f"{name}_norm", name, name, dims[name] if qk_norm == "all heads" else dims[name][-1:])
             for name in ("query", "key")
         ]
-    return *ops, *((*rotary, *norms) if qk_norm == "rotated head" else (*norms, *rotary))
+    if qk_norm == "rotated head, unscaled":
+        rotates = tuple(not frequencies.is_identity for each in rotary[:1] for frequencies in each.by_layer) or (True,)
+        norms = [replace(norm, offset=0.0, has_scale=False, by_layer=shortest_cycle(rotates)) for norm in norms]
+    return *ops, *((*rotary, *norms) if qk_norm and "rotated" in qk_norm else (*norms, *rotary))
 
 
 def _rotary(model: ModelConfig, positions: RotaryPositions, layers: range) -> list[Rotary]:
@@ -304,7 +309,7 @@ def _rotary(model: ModelConfig, positions: RotaryPositions, layers: range) -> li
         by_layer=shortest_cycle(of_layers(positions.frequencies, layers)),
         is_interleaved=positions.is_interleaved,
     )
-    if not any(frequencies.scales_queries for frequencies in both.by_layer):
+    if not any(frequencies.query_scaling for frequencies in both.by_layer):
         return [both]
     keys = tuple(frequencies.of_keys for frequencies in both.by_layer)
     return [replace(both, values=("query",)), replace(both, values=("key",), by_layer=keys)]

@@ -96,23 +96,37 @@ RopeScaling = LinearRopeScaling | Llama3RopeScaling | DynamicRopeScaling | YarnR
 
 
 @dataclass(frozen=True, kw_only=True)
+class QueryScaling:
+    """The query at position p is multiplied by 1 + beta * ln(1 + floor((p + offset) / length)) (arXiv:2501.19399)."""
+
+    beta: float
+    length: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Frequencies:
     """Rotary frequencies: theta, and their scaling if any."""
 
     theta: float
     scaling: RopeScaling | None = None
     is_identity: bool = False  # Whether all angles are 0: a layer without positions among layers that have them.
+    of_queries: QueryScaling | None = None  # Scaling of queries beside that of yarn's `query_beta` (Llama 4).
 
     @property
-    def scales_queries(self) -> bool:
-        """Whether queries are multiplied by a number that depends on their position."""
-        return isinstance(self.scaling, YarnRopeScaling) and self.scaling.query_beta > 0
+    def query_scaling(self) -> QueryScaling | None:
+        """How queries are multiplied by a number that depends on their position; None if they are not."""
+        scaling = self.scaling
+        if isinstance(scaling, YarnRopeScaling) and scaling.query_beta > 0:
+            return QueryScaling(beta=scaling.query_beta, length=scaling.original_max_seq_len)
+        return self.of_queries
 
     @property
     def of_keys(self) -> Frequencies:
         """The frequencies of keys: the same without the scaling of queries."""
         scaling = self.scaling
-        return replace(self, scaling=replace(scaling, query_beta=0.0)) if isinstance(scaling, YarnRopeScaling) else self
+        scaling = replace(scaling, query_beta=0.0) if isinstance(scaling, YarnRopeScaling) else scaling
+        return replace(self, scaling=scaling, of_queries=None)
 
     @property
     def depends_on_length(self) -> bool:

@@ -187,6 +187,7 @@ class AttentionOp:
     value_dim: int
     # Keys a query may attend to, for each layer of a repeating cycle; None: all before it.
     windows: tuple[int | None, ...]
+    is_chunked: bool = False  # Whether a window is a chunk, as in `AttentionConfig`.
     is_scores_alone: bool = False  # Whether only the scores are recomputed, not their matmul with the values.
     is_of_chunks: bool = False
     cache: tuple[Array, ...] = ()  # Keys and values that a device of a server holds.
@@ -195,7 +196,8 @@ class AttentionOp:
     @cached_property
     def work(self) -> int:
         """An id shared by all attention ops of equal cost."""
-        sizes = (self.query, self.qk_dim, self.value_dim, self.windows, len(self.gradient_products))
+        keys = (self.windows, self.is_chunked)
+        sizes = (self.query, self.qk_dim, self.value_dim, keys, len(self.gradient_products))
         return _number((self.phase == "backward", sizes, self.is_scores_alone, self.is_of_chunks))
 
     @property

@@ -52,6 +52,8 @@ class Norm:
     epsilon: float = 1e-5
     offset: float = 0.0  # Added to the scale (Gemma stores it minus 1).
     has_bias: bool = False  # Whether the parameter `{name}_bias` is added.
+    has_scale: bool = True  # False: an RMSNorm without any parameter (Llama 4's queries and keys).
+    by_layer: tuple[bool, ...] = (True,)  # Whether each layer of a repeating cycle has it; one entry if all are alike.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +147,7 @@ class Attention:
     value_dim: int
     # Keys a query may attend to, for each layer of a repeating cycle; None: all before it.
     windows: tuple[int | None, ...] = (None,)
+    is_chunked: bool = False  # Whether a window is a chunk, as in `AttentionConfig`.
     softcap: float | None = None  # Scores become softcap * tanh(scores / softcap).
     scale: float | None = None  # Factor of the scores; None: 1 / sqrt(qk_dim).
     has_alibi: bool = False
@@ -220,6 +223,7 @@ class Routing:
     group_score: int = 1  # A group's score is the sum of this many of its best experts' scores.
     is_normed: bool = True  # Whether the weights of a token's experts are normalised to sum to 1.
     scale: float = 1.0  # Factor of the weights after normalisation.
+    scales_input: bool = False  # Whether weights multiply the experts' inputs instead of their outputs (Llama 4).
 
 
 SOFTMAX_ROUTING = Routing()
@@ -371,7 +375,7 @@ class Stack:
     def period(self) -> int:
         """Number of layers after which windows and rotary frequencies repeat; 1 if all layers are alike."""
         cycles = [len(op.windows) for op in self.ops if isinstance(op, Attention)]
-        cycles += [len(op.by_layer) for op in self.ops if isinstance(op, Rotary)]
+        cycles += [len(op.by_layer) for op in self.ops if isinstance(op, Rotary | Norm)]
         return math.lcm(*cycles)
 
     def layer(self, number: int) -> Stack:
@@ -382,6 +386,8 @@ class Stack:
                 case Attention():
                     return replace(op, windows=(op.windows[number % len(op.windows)],))
                 case Rotary():
+                    return replace(op, by_layer=(op.by_layer[number % len(op.by_layer)],))
+                case Norm():
                     return replace(op, by_layer=(op.by_layer[number % len(op.by_layer)],))
                 case _:
                     return op

@@ -35,7 +35,7 @@ def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> Non
             f"mesh {mesh} has pp={mesh.pp} stages for the {workload.model.num_layers} layers of"
             f" {workload.model.name}, so that some would split nothing; use pp in 1 to {workload.model.num_layers}"
         )
-    _check_linear_attention(workload.model, mesh)
+    _check_layer_kinds(workload.model, mesh)
     if workload.objective == "dpo" and mesh.pp > 1:
         raise MeshwrightError(
             f"mesh {mesh} has pp={mesh.pp}; the loss of dpo is of pairs of whole sequences, which no pipeline has yet:"
@@ -90,7 +90,7 @@ def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tup
             # Quantised heads are not padded.
             found.update((size, rules[name]) for name, size in dims if base or not is_padded(workload.model, name))
     found.update((1, (axis,)) for axis in AXES if axis not in _used_axes(workload.model, rules))
-    if workload.objective == "dpo" or workload.quantize_base is not None or has_linear_attention(workload.model):
+    if workload.objective == "dpo" or workload.quantize_base is not None or has_alternating_layers(workload.model):
         found.add((1, ("pp",)))
     if has_linear_attention(workload.model):
         found.add((1, ("sp",)))
@@ -102,16 +102,19 @@ def has_linear_attention(model: Model) -> bool:
     return isinstance(model, ModelConfig) and model.attention.linear is not None
 
 
-def _check_linear_attention(model: Model, mesh: MeshShape) -> None:
-    """Raise an error if a mesh splits a model with linear attention along the sequence or into stages."""
-    if not has_linear_attention(model):
-        return
-    if mesh.sp > 1:
+def has_alternating_layers(model: Model) -> bool:
+    """Whether layers of several kinds alternate in a model, so that it has a stack for each."""
+    return any(stack.is_alternating for stack in program(model).stacks)
+
+
+def _check_layer_kinds(model: Model, mesh: MeshShape) -> None:
+    """Raise an error if a mesh splits alternating layers into stages, or linear attention along the sequence."""
+    if mesh.sp > 1 and has_linear_attention(model):
         raise MeshwrightError(
             f"mesh {mesh} has sp={mesh.sp}; the linear attention of {model.name} carries a state from token to token,"
             f" which no sp passes on yet: use sp=1 and more fsdp or tp"
         )
-    if mesh.pp > 1:
+    if mesh.pp > 1 and has_alternating_layers(model):
         raise MeshwrightError(
             f"mesh {mesh} has pp={mesh.pp}; the layers of {model.name} are of several kinds, which no pipeline has yet:"
             f" use pp=1 and more fsdp, tp or ep"
@@ -190,6 +193,11 @@ def _check_attention(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
             raise MeshwrightError(
                 f"model {model.name} has queries of {op.qk_dim} dims and values of {op.value_dim}, which"
                 f" attention='cudnn' does not have; use attention='flash' or 'scores'"
+            )
+        if strategy.attention == "cudnn" and op.is_chunked:
+            raise MeshwrightError(
+                f"model {model.name} attends within chunks of a sequence, which attention='cudnn' does not have; use"
+                f" attention='flash' or 'scores'"
             )
         if op.softcap:
             raise MeshwrightError(

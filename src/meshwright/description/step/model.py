@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from meshwright.description.step.frequencies import (
     DynamicRopeScaling,
@@ -60,7 +60,9 @@ class Experts:
     shared_mlp: int = 0
     has_shared_gate: bool = False  # Whether a sigmoid of each token scales the shared MLP's output (Qwen2-MoE).
     has_bias: bool = False  # Whether router and experts have biases (gpt-oss).
-    num_dense_layers: int = 0  # Number of layers with a dense MLP; their positions do not change a step.
+    num_dense_layers: int = 0  # Number of layers with a dense MLP before all others.
+    # Whether each layer after these has experts, as a cycle that repeats; the others have a dense MLP.
+    layers: tuple[bool, ...] = (True,)
     # Slots per expert, as a multiple of its tokens at even load; excess tokens are dropped. None: dropless.
     capacity_factor: float | None = None
     balance_weight: float = 0.01  # Weight of the load balancing loss (Switch, arXiv:2101.03961, section 2.2).
@@ -70,6 +72,8 @@ class Experts:
         for field, least in (("count", 1), ("num_active", 1), ("mlp", 1), ("shared_mlp", 0), ("num_dense_layers", 0)):
             if (value := getattr(self, field)) < least:
                 raise MeshwrightError(f"experts have {field}={value}; it takes a whole number from {least}")
+        if not any(self.layers):
+            raise MeshwrightError(f"experts have layers={self.layers!r}; a cycle has at least one layer with experts")
         if self.num_active > self.count:
             raise MeshwrightError(
                 f"{self.num_active} active of {self.count} experts; the active are from 1 to all of them"
@@ -98,6 +102,11 @@ class Experts:
             )
         if not 1 <= best <= size:
             raise MeshwrightError(f"group_score={best} counts the best of a group of {size} experts; 1 to {size}")
+
+    def are_in(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, has experts."""
+        after = layer - self.num_dense_layers
+        return after >= 0 and self.layers[after % len(self.layers)]
 
     def slots(self, tokens: int) -> int:
         """Return the slots of each expert for `tokens` tokens of one device, rounded up.
@@ -197,9 +206,11 @@ class AttentionConfig:
 
     # Keys a query of each layer attends to, its own included, as a cycle that repeats; None: all before it.
     windows: tuple[int | None, ...] = (None,)
-    # Norm of queries and keys: of each head (Qwen3), over all heads of a token together (OLMo 2), or of each head after
-    # the rotary embedding (Hunyuan).
-    qk_norm: Literal["head", "all heads", "rotated head"] | None = None
+    # Whether a window is a chunk: positions are cut into chunks of so many, and a query attends to keys of its own.
+    is_chunked: bool = False
+    # Norm of queries and keys: of each head (Qwen3), over all heads of a token together (OLMo 2), of each head after
+    # the rotary embedding (Hunyuan), or that without a scale and only in layers with rotary embedding (Llama 4).
+    qk_norm: Literal["head", "all heads", "rotated head", "rotated head, unscaled"] | None = None
     has_sinks: bool = False  # Learned logit of each head that takes part in its softmax (gpt-oss).
     has_output_gate: bool = False  # Whether a sigmoid gate scales each dim of the heads' outputs (Qwen3-Next).
     latent: LatentAttention | None = None
@@ -310,11 +321,12 @@ class ModelConfig:
                 f"model {self.name} has linear attention, and windows or latent attention in its other layers; they"
                 f" attend to all keys and values"
             )
-        if self.experts and self.experts.num_dense_layers >= self.num_layers:
+        if (experts := self.experts) and not any(map(experts.are_in, range(self.num_layers))):
+            least = experts.num_dense_layers + experts.layers.index(True) + 1
+            cycle = "" if all(experts.layers) else f" and layers={experts.layers!r}"
             raise MeshwrightError(
-                f"model {self.name} has num_dense_layers={self.experts.num_dense_layers} of"
-                f" num_layers={self.num_layers}, which leaves no layer to its experts; use num_layers"
-                f" {self.experts.num_dense_layers + 1} or more"
+                f"model {self.name} has num_dense_layers={experts.num_dense_layers}{cycle} of"
+                f" num_layers={self.num_layers}, which leaves no layer to its experts; use num_layers {least} or more"
             )
 
     @property
@@ -407,31 +419,6 @@ def without_lora(model: Model) -> Model:
 def rotary(theta: float, scaling: RopeScaling | None = None) -> RotaryPositions:
     """Return rotary positions with the same frequencies in all layers."""
     return RotaryPositions(frequencies=(Frequencies(theta=theta, scaling=scaling),))
-
-
-def features(model: ModelConfig) -> dict[str, Any]:
-    """Return a model's fields by name, those of its parts as `norms.epsilon`; of a cycle of one layer, that layer's."""
-    return _flat(model, "")
-
-
-def differences(one: ModelConfig, other: ModelConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the values of fields in which two models differ, by name as in `features`."""
-    ours, theirs = features(one), features(other)
-    pairs = {name: (ours.get(name), theirs.get(name)) for name in ours | theirs}
-    return {name: (mine, its) for name, (mine, its) in pairs.items() if mine != its}
-
-
-def _flat(value: Any, name: str) -> dict[str, Any]:
-    """Return the fields of dataclasses within dataclasses by dotted name."""
-    cycle: Any = value
-    if isinstance(cycle, tuple) and len(cast(Any, cycle)) == 1:
-        return _flat(value[0], name)
-    if not is_dataclass(value):
-        return {name: value}
-    found: dict[str, Any] = {}
-    for field in fields(value):
-        found |= _flat(getattr(value, field.name), f"{name}.{field.name}" if name else field.name)
-    return found
 
 
 def _check_whole(model: ModelConfig, field: str, value: int) -> None:

@@ -115,7 +115,7 @@ def parameters(model: Model) -> Tree[Parameter]:
 def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
     """Return the parameters that one op declares, for one layer, by name; most ops declare none."""
     match op:
-        case Norm():
+        case Norm() if op.has_scale:
             axes, shape = zip(*(op.dims or (("norm", op.size),)), strict=True)
             scale = Parameter(shape=shape, axes=axes, init="ones", role="vector")
             if op.offset:

@@ -125,6 +125,18 @@ def layers_by_window(model: ModelConfig) -> Mapping[int | None, int]:
     return counts
 
 
+def visible_pairs(length: float, window: int | None, *, is_chunked: bool) -> float:
+    """Return the pairs of a query and a key it attends to, of `length` tokens in a layer with this window.
+
+    For a window of w keys and s tokens they are s w - w^2 / 2, and w^2 / 2 for each whole chunk of w tokens.
+    """
+    keys = min(window or length, length)
+    if not is_chunked:
+        return length * keys - keys * keys / 2
+    whole, rest = divmod(length, keys)
+    return (whole * keys * keys + rest * rest) / 2
+
+
 def cache_slots(window: int | None, length: int, unit: int) -> int:
     """Return the cache slots that a layer with this window needs for `length` tokens, a multiple of `unit`."""
     return math.ceil(min(window or length, length) / unit) * unit
@@ -146,15 +158,10 @@ def keys_of_query(serving: Serving) -> float:
 
     Without windows that mean is half the prompt's length, by causality; a layer with a window counts keys inside it.
     """
-    length = serving.prompt_len
-
-    def pairs(window: int | None) -> float:
-        keys = min(window or length, length)
-        return length * keys - keys * keys / 2
-
+    length, is_chunked = serving.prompt_len, serving.model.attention.is_chunked
     if serving.phase == "decode":
         return kept_tokens(serving)
-    return mean_over_layers(serving.model, pairs) / length
+    return mean_over_layers(serving.model, lambda own: visible_pairs(length, own, is_chunked=is_chunked)) / length
 
 
 def paged_tokens(serving: Serving, parts: int = 1) -> float:

@@ -292,7 +292,8 @@ class _BlockWalk:
             queries = Array(op.query, (Dim("Q", None), self.layout.tokens[1], heads, Dim("H", score)))
         yield AttentionOp(
             name=op.target, phase="forward", region=self.region, query=queries, key=held[0], value=held[-1],
-            output=output, num_heads=heads, qk_dim=score, value_dim=value, windows=op.windows, cache=held,
+            output=output, num_heads=heads, qk_dim=score, value_dim=value, windows=op.windows,
+            is_chunked=op.is_chunked, cache=held,
         )  # fmt: skip
 
     def _reduced_inputs(self, name: str, *values: str) -> Iterator[Op]:

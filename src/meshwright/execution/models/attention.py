@@ -22,10 +22,18 @@ from meshwright.execution.runtime.sharding_context import cotangent_spec
 
 
 class Scoring(NamedTuple):
-    """Scores are query . key / divisor, then softcap * tanh(score / softcap)."""
+    """Scores are query . key / divisor, then softcap * tanh(score / softcap).
+
+    is_chunked: whether a window is a chunk, as in `AttentionConfig`.
+    """
 
     divisor: float
     softcap: float | None = None
+    is_chunked: bool = False
+
+    def is_within(self, distance: Array, positions: Array, window: Array | int) -> Array:
+        """Whether keys at a distance before queries at `positions` are within their window, or their chunk."""
+        return distance <= positions % window if self.is_chunked else distance < window
 
 
 class Documents(NamedTuple):
@@ -296,7 +304,7 @@ def _scores(
     distance = positions[:, None] - jnp.arange(key.shape[1])[None, :]
     visible = distance >= 0
     if window is not None:
-        visible &= distance < window
+        visible &= scoring.is_within(distance, positions[:, None], window)
     if documents is not None:
         is_same = documents.queries[:, None, None, :, None] == documents.keys[:, None, None, None, :]
         visible = lax.broadcast_to_rank(visible, is_same.ndim) & is_same

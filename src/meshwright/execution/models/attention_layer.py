@@ -8,6 +8,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
@@ -59,7 +60,7 @@ def attention_layer(
 
 def scoring_of(op: Attention) -> Scoring:
     """Return how scores of queries and keys are scaled and capped."""
-    return Scoring(math.sqrt(op.qk_dim) if op.scale is None else 1 / op.scale, op.softcap)
+    return Scoring(math.sqrt(op.qk_dim) if op.scale is None else 1 / op.scale, op.softcap, op.is_chunked)
 
 
 def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Array:
@@ -75,16 +76,21 @@ def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Ar
     order = None if segments is None else sequence.token_order(query.shape[1], context.layout, strategy)
 
     def attend_within(window: int | None, query: Array, key: Array, value: Array) -> Array:
+        own, key_ids = segments, context.positions.key_ids
+        mask = Mask(window=window, is_chunked=op.is_chunked)
+        if op.is_chunked and window is not None and own is not None and own.ids is not None:
+            ids, key_ids = chunk_ids(own.positions, own.ids, key_ids, window, order)
+            own, mask = own._replace(ids=ids), Mask()
         return sequence.attend(
             query,
             key,
             value,
-            segments,
+            own,
             context.layout,
-            key_ids=context.positions.key_ids,
+            key_ids=key_ids,
             order=order,
             method=strategy.sp_method,
-            mask=Mask(window=window),
+            mask=mask,
             attention=strategy.attention,
         )
 
@@ -97,21 +103,53 @@ def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Ar
     return jax.lax.switch(kind, [partial(attend_within, window) for window in kinds], query, *new)
 
 
+def chunk_ids(
+    positions: Array, ids: Array, key_ids: Array | None, chunk: Array | int, order: np.ndarray | None = None
+) -> tuple[Array, Array | None]:
+    """Return document ids of queries and of keys in packed rows, a document for each chunk of a document.
+
+    Chunks are counted from a document's first token, wherever it is in its row.
+
+    Args:
+        positions: positions of tokens in their documents [b, s].
+        ids: document ids of the tokens [b, s].
+        key_ids: as in `PositionInfo`.
+        chunk: tokens of a chunk.
+        order: as in `sequence.attend`.
+    """
+    most = ids.shape[1] // chunk + 1
+    own = ids * most + positions // chunk
+    if key_ids is None:
+        return own, None
+    # Whole rows are on every device: a token's position is its distance from its document's first token.
+    in_order = key_ids if order is None else key_ids[:, np.argsort(order)]
+    places = jnp.broadcast_to(jnp.arange(in_order.shape[1], dtype=jnp.int32), in_order.shape)
+    is_first = jnp.concatenate([in_order[:, :1] == in_order[:, :1], in_order[:, 1:] != in_order[:, :-1]], axis=1)
+    first = jax.lax.cummax(jnp.where(is_first, places, 0), axis=1)
+    ids = in_order * most + (places - first) // chunk
+    return own, ids if order is None else ids[:, order]
+
+
 def _with_scores(query: Array, seen: Cache, sinks: Array | None, op: Attention, context: LayerContext) -> Array:
     """Attention with scores in memory, over gathered keys of the whole sequence."""
     segments, layout = context.positions.segments, context.layout
+    window = _window_of_layer(op, query.shape[1], context.layer)
     documents = None
     if segments is not None:
         if segments.ids is None:
             raise MeshwrightError(
                 "a batch with positions alone needs attention='flash'; 'scores' takes tokens in order"
             )
-        documents = Documents(segments.ids, segments.ids if (all_ids := context.positions.key_ids) is None else all_ids)
+        all_ids = context.positions.key_ids
+        ids = segments.ids
+        if op.is_chunked and window is not None:
+            ids, all_ids = chunk_ids(segments.positions, ids, all_ids, window)
+            window = None
+        documents = Documents(ids, ids if all_ids is None else all_ids)
     whole = ("batch", "activation", "kv_heads", "head_dim")
     key, value = (
         checkpoint_name(layout.place(array, *whole, reduced=layout.axes("sequence")), INTERMEDIATE) for array in seen
     )
-    window = _window_of_layer(op, key.shape[1], context.layer)
     return attend(
         query,
         key,

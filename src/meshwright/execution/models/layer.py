@@ -67,7 +67,7 @@ from meshwright.execution.models.linear_attention import linear_attention
 from meshwright.execution.models.moe import MoeOps, moe_layer
 from meshwright.execution.models.norm import norm
 from meshwright.execution.models.remat import INTERMEDIATE, PRODUCT
-from meshwright.execution.models.rotary import rotate
+from meshwright.execution.models.rotary import is_of_kind, rotate
 
 
 class LayerResult(NamedTuple):
@@ -112,8 +112,11 @@ def run_layer(stack: Stack, x: Array, weights: Weights, context: LayerContext) -
 
 
 def _run_norm(run: _Run, _: Block, op: Norm) -> None:
-    bias = run.weights[f"{op.name}_bias"] if op.has_bias else None
-    run.values[op.target] = norm(run.values[op.source], op, run.weights[op.name], bias)
+    bias, x = run.weights[f"{op.name}_bias"] if op.has_bias else None, run.values[op.source]
+    normed = norm(x, op, run.weights[op.name] if op.has_scale else None, bias) if any(op.by_layer) else x
+    if len(op.by_layer) > 1:
+        normed = jnp.where(is_of_kind(True, op.by_layer, run.context.layer), normed, x)
+    run.values[op.target] = normed
 
 
 def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:

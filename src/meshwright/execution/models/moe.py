@@ -162,22 +162,26 @@ def _moe_on_device(
         # Padding gets an expert number beyond the last, which has no slot.
         choice = choice._replace(chosen=jnp.where(is_token[..., None], choice.chosen, experts.count))
     here = dispatch_combine(h, choice, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
-    opened = [checkpoint_name(times(here.rows, weight, here.sizes), PRODUCT) for weight in openers]
+    rows, shares = here.rows, here.shares
+    if split.width and not split.tokens:
+        shares = jax.lax.pcast(shares, split.width, to="varying")
+    if experts.routing.scales_input:
+        rows = (_of_tokens(rows, here.sizes).astype(shares.dtype) * shares).astype(h.dtype)
+    opened = [checkpoint_name(times(rows, weight, here.sizes), PRODUCT) for weight in openers]
     if biases:
         # Only one of the devices with partial sums adds the bias.
         opened = [
             array + _of_one(_bias_of_rows(array, biases[op.name], here.sizes), sums)
             for op, array in zip(ops.opened, opened, strict=True)
         ]
-    hidden, shares = _summed_hidden(ops.hidden, opened, sums), here.shares
-    if split.width and not split.tokens:
-        shares = jax.lax.pcast(shares, split.width, to="varying")
-    # Scaled before `down`, so that backward does not need the output of `down`.
-    hidden = (hidden.astype(shares.dtype) * shares).astype(h.dtype)
+    hidden = _summed_hidden(ops.hidden, opened, sums)
+    if not experts.routing.scales_input:
+        # Scaled before `down`, so that backward does not need the output of `down`.
+        hidden = (hidden.astype(shares.dtype) * shares).astype(h.dtype)
     rows = times(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes)
     if biases:
-        own = _of_one(shares, split.width).astype(rows.dtype)
-        rows += _bias_of_rows(rows, biases[ops.down.name], here.sizes) * own
+        own = _of_one(jnp.ones_like(shares) if experts.routing.scales_input else shares, split.width)
+        rows += _bias_of_rows(rows, biases[ops.down.name], here.sizes) * own.astype(rows.dtype)
     added = here.combine(rows)
     is_chosen = choice.chosen[..., None] == jnp.arange(experts.count)[None, None, None, :]
     if is_token is not None:
@@ -207,6 +211,15 @@ def _bias_of_rows(rows: Array, biases: Array, sizes: Array | None) -> Array:
         return jnp.broadcast_to(biases[:, None], rows.shape)
     expert = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(rows.shape[0]), side="right")
     return biases.at[expert].get(mode="fill", fill_value=0)
+
+
+def _of_tokens(rows: Array, sizes: Array | None) -> Array:
+    """Return experts' rows with zeros beyond those of tokens: rows there are undefined, and gradients read them."""
+    if sizes is None:
+        return rows
+    places, count = match_varying(jnp.arange(rows.shape[0])[:, None], jnp.sum(sizes))
+    is_token, rows = match_varying(places < count, rows)
+    return jnp.where(is_token, rows, jnp.zeros_like(rows))
 
 
 def _of_one(x: Array, axes: tuple[str, ...]) -> Array:

@@ -20,8 +20,10 @@ from meshwright.description.step.layer import Norm
 from meshwright.execution.models.remat import INTERMEDIATE
 
 
-def norm(x: Array, op: Norm, scale: Array, bias: Array | None = None) -> Array:
+def norm(x: Array, op: Norm, scale: Array | None, bias: Array | None = None) -> Array:
     """Normalize x [..., d] over its last dim, or over `op.dims`: in float32, returned in the dtype of x."""
+    if scale is None:
+        scale = jnp.ones(op.size, x.dtype)
     if op.offset:
         scale = scale.astype(jnp.float32) + op.offset
         op = replace(op, offset=0.0)

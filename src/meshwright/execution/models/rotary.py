@@ -59,11 +59,10 @@ def _query_scale(frequencies: Frequencies, positions: Array) -> Array | float:
 
     A rotation is linear, so the factor is included in cosines and sines.
     """
-    scaling = frequencies.scaling
-    if not frequencies.scales_queries or not isinstance(scaling, YarnRopeScaling):
+    if (scaling := frequencies.query_scaling) is None:
         return 1.0
-    windows = jnp.atleast_2d(positions)[..., None] // scaling.original_max_seq_len
-    return 1.0 + scaling.query_beta * jnp.log1p(windows.astype(jnp.float32))
+    windows = (jnp.atleast_2d(positions)[..., None] + scaling.offset) // scaling.length
+    return 1.0 + scaling.beta * jnp.log1p(windows.astype(jnp.float32))
 
 
 def rotate(x: Array, op: Rotary, tables: AllTables, layer: Array | int | None) -> Array:

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from meshwright.description.families.comparison import differences
 from meshwright.description.families.load import load_model
 from meshwright.description.families.registry import PRESETS
-from meshwright.description.step.model import Model, ModelConfig, differences
+from meshwright.description.step.model import Model, ModelConfig
 from meshwright.errors import MeshwrightError
 from meshwright.execution.text.tokenizer import FILES, Tokenizer, read_tokenizer
 from meshwright.execution.training.run_directory.run import RunConfig

@@ -17,6 +17,7 @@ from meshwright.description.step.parameter_tree import is_adapter
 from meshwright.description.step.passes.muon import ITERATIONS, dealt_matrices, matrix_products
 from meshwright.description.step.reference import reference_pass
 from meshwright.description.step.sequence import halves_queries
+from meshwright.description.step.serve import visible_pairs
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.strategy_checks import has_reference
 from meshwright.description.step.token_routing import device_blocks, dropless_padding
@@ -118,13 +119,10 @@ def attention_products(op: AttentionOp, step: Step, *, is_fused: bool) -> Iterat
         yield AttentionProduct(kind=kind, role="left_gradient" if side == "left" else "right_gradient", flops=flops)
 
 
-def window_share(windows: tuple[int | None, ...], seq_len: float) -> float:
-    """Return the share of causal scores that are inside the layers' windows, as a mean over layers.
-
-    For a window of w keys and a sequence of s tokens it is (2 w / s) (1 - w / 2 s).
-    """
-    seen = [min(1.0, (window or seq_len) / seq_len) for window in windows]
-    return sum(each * (2 - each) for each in seen) / len(seen)
+def window_share(op: AttentionOp, seq_len: float) -> float:
+    """Return the share of causal scores that are inside the layers' windows, as a mean over layers."""
+    pairs = [visible_pairs(seq_len, window, is_chunked=op.is_chunked) for window in op.windows]
+    return 2 * sum(pairs) / len(pairs) / seq_len**2
 
 
 def model_flops(workload: Workload, *, is_causal: bool = False) -> float:
@@ -151,7 +149,7 @@ def model_flops(workload: Workload, *, is_causal: bool = False) -> float:
     for op in step.ops.attention:
         if op.phase == "forward":
             products = attention_products(op, step, is_fused=False)
-            kept = window_share(op.windows, workload.seq_len) / 2 if is_causal else 1.0
+            kept = window_share(op, workload.seq_len) / 2 if is_causal else 1.0
             passes = (3 if op.region.name in with_gradient else 1) + runs_reference
             total += passes * kept * step.repeats[op.region.name].mean * sum(product.flops for product in products)
     return total

@@ -296,7 +296,7 @@ class _Step:
     def _mlp(self) -> dict[str, float]:
         """Return memory in the backward pass of a layer's MLP: its weights and the gradient of one of them."""
         return self._in_layer() | {
-            "working": self.activations.in_mlp + self._arriving(),
+            "working": max(own.in_mlp for own, _ in self._kinds) + self._arriving(),
             "gathered": self._gathered(self._weights(_is_mlp) + self._weights(self._is_trained_mlp) / 3)
             + self._prefetched(),
         }

@@ -364,7 +364,7 @@ class OpTimer:
         if self.strategy.attention == "scores":
             forward, backward = self._scores(op, pairs, seq_len)
         else:
-            flops = pairs * (op.qk_dim + op.value_dim) * window_share(op.windows, seq_len)
+            flops = pairs * (op.qk_dim + op.value_dim) * window_share(op, seq_len)
             head_dim = (op.qk_dim + op.value_dim) / 2
             time = fused_attention_time(flops, int(seq_len), head_dim, self.strategy.attention, self.system)
             rate = self.strategy.profile.attention_rate

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from meshwright.description.families.comparison import features
 from meshwright.description.families.registry import FAMILIES, PRESETS, model_from_data
-from meshwright.description.step.model import Experts, Model, ModelConfig, features
+from meshwright.description.step.model import Experts, Model, ModelConfig
 from meshwright.description.step.strategy import DEFAULT, XLA, Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshwright.description.families.comparison import features
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.hardware.system import System
-from meshwright.description.step.model import Model, ModelConfig, features
+from meshwright.description.step.model import Model, ModelConfig
 from meshwright.description.step.strategy import Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError

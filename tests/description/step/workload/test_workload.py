@@ -254,6 +254,13 @@ def test_what_latent_attention_does_not_have_is_refused_in_one_line(strategy, re
         check_runnable(PRESETS["deepseek-v3"], MeshShape(fsdp=2, tp=2), strategy)
 
 
+def test_chunks_run_with_every_attention_but_cudnns():
+    for attention in ("scores", "flash"):
+        check_runnable(PRESETS["llama4-scout-17b-16e"], MeshShape(fsdp=2, ep=4), Strategy(attention=attention))
+    with pytest.raises(MeshwrightError, match="attends within chunks of a sequence, which attention='cudnn' does not"):
+        check_runnable(PRESETS["llama4-scout-17b-16e"], MeshShape(fsdp=2), Strategy(attention="cudnn"))
+
+
 @pytest.mark.parametrize("name", ["tiny", "llama2-7b", "llama3-405b"])
 def test_llama_style_models_run(name):
     check_runnable(PRESETS[name], MeshShape(dp=2, fsdp=2, tp=2, sp=2, pp=2))
@@ -267,6 +274,11 @@ def test_experts_run_over_ep_and_in_stages():
     check_runnable(mixed, MeshShape(pp=16))
     with pytest.raises(MeshwrightError, match=r"on pp=32 cut the 31 layers of mixtral-8x7b .* use pp up to 31"):
         check_runnable(mixed, MeshShape(pp=32))
+    sparse = replace(model, experts=replace(model.experts, layers=(False, True)))
+    with pytest.raises(
+        MeshwrightError, match="pp=2; the layers of mixtral-8x7b are of several kinds, which no pipeline"
+    ):
+        check_mesh(Workload(model=sparse, batch=16, seq_len=64), MeshShape(pp=2))
     with pytest.raises(MeshwrightError, match="with tp_stream='whole' can be planned"):
         check_runnable(model, MeshShape(ep=2, tp=2), Strategy(tp_stream="whole"))
     with pytest.raises(MeshwrightError, match="splits experts, of which llama3-8b has none; use ep=1"):

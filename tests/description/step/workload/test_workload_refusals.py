@@ -228,6 +228,15 @@ VALUES = [
         "model tiny has num_dense_layers=2 of num_layers=2, which leaves no layer to its experts; use num_layers 3 or"
         " more",
     ),
+    (
+        lambda: replace(MOE, experts=replace(MOE.experts, num_dense_layers=1, layers=(False, True))),
+        "model tiny has num_dense_layers=1 and layers=(False, True) of num_layers=2, which leaves no layer to its"
+        " experts; use num_layers 3 or more",
+    ),
+    (
+        lambda: replace(MOE.experts, layers=(False,)),
+        "experts have layers=(False,); a cycle has at least one layer with experts",
+    ),
 ]
 
 

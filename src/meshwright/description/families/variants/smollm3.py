@@ -7,7 +7,7 @@ from typing import Any
 from meshwright.description.families import llama
 from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields
-from meshwright.description.families.rope_fields import rotated_where
+from meshwright.description.families.rope_fields import rotated_layers, rotated_where
 from meshwright.description.step.layer import of_layers
 from meshwright.description.step.model import AttentionConfig, Family, ModelConfig, RotaryPositions
 
@@ -16,17 +16,13 @@ SMOLLM3 = Family("smollm3")
 
 def read(fields: Fields) -> Features:
     """Read Llama's fields, the layers without rotary embedding, and the window if it is on: in those layers only."""
-    layers, every = fields.whole("num_hidden_layers"), fields.whole("no_rope_layer_interval", 4)
-    rotates = fields.value("no_rope_layers", [(layer + 1) % every != 0 for layer in range(layers)])
-    if not isinstance(rotates, list) or len(rotates) < layers or any(flag not in (0, 1) for flag in rotates):
-        raise fields.refusal(
-            "no_rope_layers", f"it takes 1 or 0, without rotary embedding, for each of {layers} layers"
-        )
+    layers = fields.whole("num_hidden_layers")
+    rotates = rotated_layers(fields, layers)
     is_on, rotated = fields.flag("use_sliding_window", False), [n for n in range(layers) if rotates[n]]
     features = llama.read(fields)
     return features | {
         "attention": AttentionConfig(windows=fields.windows(layers, full=rotated, is_on=is_on)),
-        "positions": rotated_where(features["positions"], map(bool, rotates[:layers])),
+        "positions": rotated_where(features["positions"], rotates),
     }
 
 

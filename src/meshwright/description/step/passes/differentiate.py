@@ -209,6 +209,7 @@ def _attention(work: Core, region: Region, phase: Phase) -> AttentionOp:
         qk_dim=work.op.qk_dim,
         value_dim=work.op.value_dim,
         windows=work.op.windows,
+        is_chunked=work.op.is_chunked,
         gradients=work.gradients,
     )
 

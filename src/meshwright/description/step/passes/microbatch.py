@@ -6,7 +6,8 @@ from functools import lru_cache
 
 from meshwright.description.step.blocks import program
 from meshwright.description.step.ir import Block, Elementwise, Extents, Region
-from meshwright.description.step.layer import DotProduct
+from meshwright.description.step.layer import Dispatch, DotProduct
+from meshwright.description.step.model import Model
 from meshwright.description.step.passes.muon import matrix_counts
 from meshwright.description.step.passes.nodes import Weight
 from meshwright.description.step.passes.shard_delta import chunk_sizes
@@ -49,11 +50,18 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
             "A": tokens * experts.num_active / parts,
             "sent": experts.count + mesh.ep,
             "gathered": experts.count * mesh.tp,
-            "M": -(-(workload.model.num_layers - experts.num_dense_layers) // mesh.pp),
+            "M": -(-_num_moe_layers(workload.model) // mesh.pp),
         }
     if strategy.optimizer == "muon":
         sizes |= matrix_counts(workload.model, mesh, strategy)
     return Extents(sizes=sizes, mesh=mesh)
+
+
+@lru_cache(maxsize=1 << 6)
+def _num_moe_layers(model: Model) -> int:
+    """Return the number of layers with experts."""
+    routed = (stack for stack in program(model).stacks if any(isinstance(op, Dispatch) for op in stack.ops))
+    return sum(stack.num_layers for stack in routed)
 
 
 @lru_cache(maxsize=1 << 12)

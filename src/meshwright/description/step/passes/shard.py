@@ -142,7 +142,9 @@ class _BlockSharder:
         self.arrays[op.target] = replace(source, name=op.target)
         kind: Pass = "layer_norm" if op.kind == "layer" else "norm"
         dims = op.dims or (("norm", op.size),)
-        work: list[Work] = [PassOver(kind=kind, arrays=(source,)), self._vector(op.name, dims, source)]
+        work: list[Work] = [PassOver(kind=kind, arrays=(source,))]
+        if op.has_scale:
+            work.append(self._vector(op.name, dims, source))
         if op.has_bias:
             work.append(self._vector(f"{op.name}_bias", dims, source))
         if axes := axes_of(self.layout.used(op.dims)):

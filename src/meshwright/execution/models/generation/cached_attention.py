@@ -59,13 +59,13 @@ def write_and_attend(
             jax.tree.map(lambda array: jax.typeof(array).sharding.spec, cache.pages),
             *(P(), P(rows, None), P(rows)),
         )
-        read = partial(_read_pages, slots=parts, window=window, dtype=query.dtype)
+        read = partial(_read_pages, slots=parts, window=window, scoring=scoring, dtype=query.dtype)
     else:
         cache = with_tokens(cache, new, layer, positions)
         arrays = tuple(lax.dynamic_index_in_dim(array, layer, 0, keepdims=False) for array in cache)
         stored = jax.typeof(arrays[0]).sharding.spec
         specs = (stored, stored)
-        read = partial(_read_slots, slots=arrays[0].shape[2], parts=parts, window=window)
+        read = partial(_read_slots, slots=arrays[0].shape[2], parts=parts, window=window, scoring=scoring)
 
     batch, heads, group = (layout.axes(name) or None for name in ("batch", "kv_heads", "group"))
     heads, group = (None, heads) if is_latent else (heads, group)
@@ -97,14 +97,23 @@ def write_and_attend(
 
 
 def _read_slots(
-    positions: Array, key: Array, value: Array, *, slots: int, parts: tuple[str, ...], window: int | None
+    positions: Array,
+    key: Array,
+    value: Array,
+    *,
+    slots: int,
+    parts: tuple[str, ...],
+    window: int | None,
+    scoring: Scoring,
 ) -> tuple[Array, Array, Array]:
     """Return a device's keys and values [b, k, t, h], and the mask of its queries [b, s, t]. slots: of all devices."""
     own = jnp.arange(key.shape[2]) + (lax.axis_index(parts) * key.shape[2] if parts else 0)
     # Distance from the query back to the newest position that is in each slot.
     distance = (positions[:, :, None] - own[None, None]) % slots
     visible = distance <= positions[:, :, None]
-    return key, value, visible if window is None else visible & (distance < window)
+    if window is not None:
+        visible &= scoring.is_within(distance, positions[:, :, None], window)
+    return key, value, visible
 
 
 def _read_pages(
@@ -116,12 +125,15 @@ def _read_pages(
     *,
     slots: tuple[str, ...],
     window: int | None,
+    scoring: Scoring,
     dtype: Any,
 ) -> tuple[Array, Array, Array]:
     """Like `_read_slots`, for pages."""
     key, value, distance = read_pages(pages, layer, table, first, positions, slots, dtype)
     visible = distance >= 0
-    return key, value, visible if window is None else visible & (distance < window)
+    if window is not None:
+        visible &= scoring.is_within(distance, positions[:, :, None], window)
+    return key, value, visible
 
 
 def _attend_to_pages(

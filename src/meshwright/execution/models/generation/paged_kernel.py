@@ -229,7 +229,9 @@ def _kernel(
         if scoring.softcap:
             scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
         distance = wanted[:, None] - at[None]
-        visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+        visible = distance >= 0
+        if window is not None:
+            visible &= scoring.is_within(distance, wanted[:, None], window)
         scores = jnp.where(visible, scores, _MASKED)
         total, weight, most = before
         now = jnp.maximum(most, jnp.max(scores, axis=1))

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
+from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask import ChunkedCausalMask
 
 from meshwright.description.step.strategy import Attention
 from meshwright.errors import MeshwrightError
@@ -51,6 +52,7 @@ def _check_cudnn(platform: str, query: Array, segments: Segments | None, mask: M
         f"queries are {query.dtype}, not in half precision": query.dtype not in (jnp.bfloat16, jnp.float16),
         "rows hold several documents": segments is not None and segments.ids is not None,
         f"a window of {mask.window} reaches to both sides": not mask.causal and mask.window is not None,
+        f"queries attend to chunks of {mask.window} tokens": mask.is_chunked and mask.window is not None,
     }
     for reason, holds in reasons.items():
         if holds:
@@ -117,6 +119,8 @@ def _heads_first(query: Array) -> Array:
 
 def _splash_mask(length: int, mask: Mask) -> splash.Mask:
     shape = (length, length)
+    if mask.window is not None and mask.is_chunked:
+        return ChunkedCausalMask(shape, mask.window)
     if mask.window is not None:
         return splash.LocalMask(shape, (mask.window - 1, 0 if mask.causal else mask.window - 1), offset=0)
     return splash.CausalMask(shape) if mask.causal else splash.FullMask(shape)

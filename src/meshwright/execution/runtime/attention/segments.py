@@ -15,10 +15,12 @@ class Mask:
     """Which keys a query attends to: `causal` excludes later positions, `window` limits how many positions it reaches.
 
     A causal window includes the query's own position. Without `causal` the window reaches equally far to both sides.
+    With `is_chunked` positions are cut into chunks of `window`, and a query attends to keys of its own chunk.
     """
 
     causal: bool = True
     window: int | None = None
+    is_chunked: bool = False
 
 
 class Segments(NamedTuple):
@@ -47,7 +49,9 @@ def attention_mask(queries: Segments, keys: Segments, mask: Mask) -> Array:
     """Return the attention mask of queries over keys; their segments must broadcast against each other."""
     distance = queries.positions - keys.positions
     found = distance >= 0 if mask.causal else distance == distance
-    if mask.window is not None:
+    if mask.window is not None and mask.is_chunked:
+        found &= queries.positions // mask.window == keys.positions // mask.window
+    elif mask.window is not None:
         found &= jnp.abs(distance) < mask.window
     if queries.ids is not None and keys.ids is not None:
         found &= queries.ids == keys.ids
@@ -68,7 +72,10 @@ def bounds(queries: Segments) -> Bounds:
 def bounds_any_visible(queries: Bounds, keys: Bounds, mask: Mask) -> Array:
     """Whether any query within its bounds may attend to any key within its bounds."""
     found = queries.high >= keys.low if mask.causal else queries.high == queries.high
-    if mask.window is not None:
+    if mask.window is not None and mask.is_chunked:
+        found &= queries.low // mask.window <= keys.high // mask.window
+        found &= queries.high // mask.window >= keys.low // mask.window
+    elif mask.window is not None:
         found &= queries.low - keys.high < mask.window
         if not mask.causal:
             found &= keys.low - queries.high < mask.window
@@ -80,7 +87,11 @@ def bounds_any_visible(queries: Bounds, keys: Bounds, mask: Mask) -> Array:
 def bounds_all_visible(queries: Bounds, keys: Bounds, mask: Mask) -> Array:
     """Whether every query within its bounds attends to every key within its bounds, so that no mask is needed."""
     found = queries.low >= keys.high if mask.causal else queries.high == queries.high
-    if mask.window is not None:
+    if mask.window is not None and mask.is_chunked:
+        found &= (
+            jnp.minimum(queries.low, keys.low) // mask.window == jnp.maximum(queries.high, keys.high) // mask.window
+        )
+    elif mask.window is not None:
         found &= queries.high - keys.low < mask.window
         if not mask.causal:
             found &= keys.high - queries.low < mask.window

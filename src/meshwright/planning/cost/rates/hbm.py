@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.step.blocks import program
+from meshwright.description.step.layer import alternating
 from meshwright.description.step.passes.pipeline import EMBEDDING, LOGITS, stage_layers
 from meshwright.description.step.strategy import STAGES_APART
 from meshwright.description.step.train import train_step
@@ -39,8 +40,10 @@ def hbm_bytes(workload: Workload, mesh: MeshShape) -> dict[str, float]:
     for name, region in step.ops.forward.items():
         weights = sum(local((*op.experts, *op.inner, *op.columns)) for op in region.matmuls)
         forward += activations.narrow * weights * (1 if name in (EMBEDDING, LOGITS) else step.repeats[name].once)
-    layers = stage_layers(sum(stack.num_layers for stack in program(workload.model).stacks), mesh)
-    forward += layers * activations.read + activations.logits
+    stacks = program(workload.model).stacks
+    layers, kinds = stage_layers(sum(stack.num_layers for stack in stacks), mesh), alternating(stacks)[-1]
+    read = sum(Activations(workload, mesh, stack=stack.name).read for stack in kinds) / len(kinds)
+    forward += layers * read + activations.logits
     states = trained_elements(workload, mesh) * dtype_bytes(workload.param_dtype)
     recompute = RECOMPUTED[workload.remat] * forward
     return {"forward": forward, "recompute": recompute, "backward": 2 * forward, "update": 7 * states}
