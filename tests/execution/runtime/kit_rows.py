@@ -539,9 +539,11 @@ FAMILIES = [
 def with_lora(model: ModelConfig, *targets: str, dropout: float = 0.0) -> ModelConfig:
     """The model with adapters beside some of its products; beside all that can have one where none are named."""
     found = with_adapters(model, rank=4, alpha=8.0, targets=targets or (ALL_LINEAR,), dropout=dropout)
-    return replace(found, name=f"{model.name} lora{' dropout' * (dropout > 0)}")
+    ends = "".join(f" {name}" for name in ENDS if name in targets)
+    return replace(found, name=f"{model.name} lora{ends}{' dropout' * (dropout > 0)}")
 
 
+ENDS = ("embed_tokens", "lm_head")
 LORA = with_lora(DENSE)
 ONE = replace(DENSE, name="one", num_layers=1)
 """One layer is no loop, so that a compiler leaves out each gradient that leads to nothing that is trained."""
@@ -576,6 +578,13 @@ FINE_TUNING = [
     Row(with_lora(MOE), MeshShape(ep=2, fsdp=2, tp=2)),
     Row(with_lora(SHARED), MeshShape(ep=2, fsdp=2, tp=2)),
     Row(with_lora(SHARED), MeshShape(ep=2, fsdp=2, tp=2), remat="none"),
+    Row(with_lora(DENSE, *ENDS, "q_proj"), MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(with_lora(DENSE, *ENDS, dropout=0.2), MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
+    Row(with_lora(DENSE, *ENDS), MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
+    Row(with_lora(DENSE, *ENDS), MeshShape(tp=2, pp=2), GPIPE, "matmuls"),
+    Row(with_lora(DENSE, "lm_head"), MeshShape(dp=2, tp=2), WHOLE_STREAM, "none"),
+    Row(with_lora(DENSE, "embed_tokens"), MeshShape(fsdp=4), Strategy(zero_stage=1)),
+    Row(with_lora(TIED, *ENDS), MeshShape(fsdp=2, tp=2)),
     Row(DENSE, MeshShape(fsdp=2, tp=2), frozen=("embedding", "layers")),
     Row(DENSE, MeshShape(fsdp=2, tp=2), parts(2), frozen=("*norm*", "down", "unembedding")),
     Row(DENSE, MeshShape(fsdp=2, tp=2), parts(2, zero_stage=1), frozen=("embedding", "query")),

@@ -27,7 +27,7 @@ from meshwright.description.hardware.system import parse_system
 from meshwright.description.hlo.records import read_hlo
 from meshwright.description.step.legality import check_runnable
 from meshwright.description.step.model import LearnedPositions
-from meshwright.description.step.parameter_tree import CHOICE_BIAS, LORA_B, leaves, map_leaves
+from meshwright.description.step.parameter_tree import CHOICE_BIAS, is_adapter, leaves, map_leaves
 from meshwright.description.step.rules import rules_of
 from meshwright.execution.models.decoder import loss_and_load
 from meshwright.execution.runtime.arrays import fit
@@ -159,7 +159,7 @@ def is_of_layers(path: Any) -> bool:
 def start(row: Row) -> dict[str, Any]:
     """The state that one device draws, which every mesh draws to the bit (`test_training_strategy.py`).
 
-    Adapters are as they are after some training: where B is zero A has no gradient.
+    Adapters are as they are after some training: where one of A and B is zero the other has no gradient.
     """
     mesh, layout = build_mesh(row.mesh, jax.devices()[:1]), ShardingContext(row.mesh)
     with jax.set_mesh(mesh):
@@ -167,7 +167,8 @@ def start(row: Row) -> dict[str, Any]:
     generator = np.random.default_rng(1)
 
     def trained(path: str, array: np.ndarray) -> np.ndarray:
-        return 0.1 * generator.standard_normal(array.shape, np.float32) if path.endswith(LORA_B) else array
+        is_zero = is_adapter(path) and not array.any()
+        return 0.1 * generator.standard_normal(array.shape, np.float32) if is_zero else array
 
     return state | {"params": map_leaves(trained, state["params"])}
 

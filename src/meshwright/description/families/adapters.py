@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from meshwright.description.families.family import LLAMA_NAMES, Published
 from meshwright.description.families.registry import PUBLISHED
 from meshwright.description.step.blocks import program
-from meshwright.description.step.lora import LoRA, adaptable
+from meshwright.description.step.lora import EMBEDDING, UNEMBEDDING, LoRA, adaptable
 from meshwright.description.step.model import ModelConfig
 from meshwright.errors import MeshwrightError, did_you_mean
 
@@ -83,7 +83,7 @@ def lora_targets(model: ModelConfig, names: Sequence[str]) -> tuple[str, ...]:
         MeshwrightError: a name matches nothing, or a matmul can have no adapter.
     """
     known = adaptable(program(replace(model, lora=None)))
-    modules = module_products(model)
+    modules, ends = module_products(model), (EMBEDDING, UNEMBEDDING)
     found: set[str] = set()
     for name in names:
         held = [op for path, ops in modules.items() if path == name or path.endswith(f".{name}") for op in ops]
@@ -92,20 +92,21 @@ def lora_targets(model: ModelConfig, names: Sequence[str]) -> tuple[str, ...]:
         elif held:
             # A module of experts may share its name with a module that can be adapted.
             found.update([op for op in held if op in known] or held[:1])
-        elif name in known or any(name in ops for ops in modules.values()):
+        elif name in (*known, *ends) or any(name in ops for ops in modules.values()):
             found.add(name)
         else:
-            short = (path.rpartition(".")[2] for path, ops in modules.items() if set(ops) & set(known))
-            choices = list(dict.fromkeys((ALL_LINEAR, *short, *known)))
+            short = (path.rpartition(".")[2] for path, ops in modules.items() if set(ops) & {*known, *ends})
+            choices = list(dict.fromkeys((ALL_LINEAR, *short, *known, *ends)))
             hint = did_you_mean(map(repr, difflib.get_close_matches(name, choices, n=1)))
             raise MeshwrightError(
                 f"lora target {name!r} is no product of {model.name}; {hint}targets are {', '.join(choices)}"
             )
-    return tuple(sorted(found, key=lambda op: (known.index(op) if op in known else -1, op)))
+    order = (*known, *ends)
+    return tuple(sorted(found, key=lambda op: (order.index(op) if op in order else -1, op)))
 
 
 def module_products(model: ModelConfig) -> dict[str, list[str]]:
-    """Return the matmuls in each module of a family's layers: {"self_attn.q_proj": ["query"]}.
+    """Return the matmuls in each module of a family: {"self_attn.q_proj": ["query"], "lm_head": ["unembedding"]}.
 
     Modules of Llama are added under names that the family does not have.
     """
@@ -121,7 +122,9 @@ def _products(names: Mapping[str, Published]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path, place in names.items():
         stack, _, op = path.rpartition(".")
-        if stack and place.name.endswith(".weight") and "norm" not in op:
+        if path in (EMBEDDING, UNEMBEDDING):
+            found[place.name.removesuffix(".weight")] = [path]
+        elif stack and place.name.endswith(".weight") and "norm" not in op:
             module = place.name.split("{layer}.")[1].removesuffix(".weight")
             found.setdefault(module, []).append(op)
     return found

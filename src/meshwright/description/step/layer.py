@@ -60,7 +60,8 @@ class Norm:
 class LowRank:
     """A LoRA branch beside a matmul (arXiv:2106.09685) that adds scale * B A x.
 
-    A is the parameter `{name}_lora_a` [*inputs, *dims], B is `{name}_lora_b` [*dims, *outputs].
+    A is the parameter `{name}_lora_a` [*inputs, *dims], B is `{name}_lora_b` [*dims, *outputs]. Beside a lookup the rows
+    of A are looked up.
     """
 
     rank: int
@@ -96,6 +97,11 @@ class Linear:
     is_fused: bool = False
     is_tied: bool = False  # Whether the weight is the embedding table that a `Lookup` declares, [*outputs, *inputs].
     low_rank: LowRank | None = None
+
+    @property
+    def branch(self) -> str:
+        """The name of its low-rank branch: a tied head has its own, beside that of the lookup."""
+        return "unembedding" if self.is_tied else self.name
 
     @property
     def bias_dims(self) -> Dims:
@@ -307,6 +313,7 @@ class Lookup:
     init_scale: float = 1.0  # Standard deviation at initialisation.
     multiplier: float = 1.0  # Factor of the rows.
     is_tied: bool = False  # Whether the table is the unembedding too.
+    low_rank: LowRank | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

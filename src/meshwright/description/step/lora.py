@@ -11,11 +11,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from meshwright.description.step.layer import Block, LayerOp, Linear, LowRank, Program, Stack
+from meshwright.description.step.layer import Block, EndOp, LayerOp, Linear, Lookup, LowRank, Program, Stack
 from meshwright.errors import MeshwrightError, did_you_mean
 from meshwright.support.field_types import check_fields
 
 MAX_RANK, MAX_SLOTS = 65_536, 1024
+
+EMBEDDING, UNEMBEDDING = "embedding", "unembedding"
+"""Targets outside the layers: the lookup of tokens, and the logits. Of tied embeddings each has a branch of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,8 @@ class LoRA:
 
     rank: int
     alpha: float
-    # Names of matmuls in layers, as `query` or `down`. For PEFT's names see `families.adapters.lora_targets`.
+    # Names of matmuls in layers, as `query` or `down`, and `EMBEDDING` and `UNEMBEDDING`. For PEFT's names see
+    # `families.adapters.lora_targets`.
     targets: tuple[str, ...]
     dropout: float = 0.0  # Probability of dropping an element of a branch's input, sampled for each branch.
     # In a server, the adapters of this rank that it holds at once; 0: one adapter, which all tokens use.
@@ -68,17 +72,17 @@ def can_adapt(op: LayerOp) -> bool:
 
 
 def adaptable(program: Program) -> tuple[str, ...]:
-    """Return the names of the matmuls that can have a low-rank branch, in the order of the layers."""
+    """Return the names of the layers' matmuls that can have a low-rank branch, in order."""
     return tuple(dict.fromkeys(op.name for op in _linears(program) if can_adapt(op)))
 
 
 def with_lora(program: Program, lora: LoRA) -> Program:
-    """Return the program with a low-rank branch beside each targeted matmul.
+    """Return the program with a low-rank branch beside each targeted matmul, and beside the lookup of tokens.
 
     Raises:
         MeshwrightError: a target is in no layer, or cannot have a branch.
     """
-    known = adaptable(program)
+    known = (*adaptable(program), EMBEDDING, UNEMBEDDING)
     for target in lora.targets:
         if target not in known:
             raise MeshwrightError(_no_target(target, program, known))
@@ -93,7 +97,19 @@ def with_lora(program: Program, lora: LoRA) -> Program:
     def of_stack(stack: Stack) -> Stack:
         return replace(stack, blocks=tuple(map(of_block, stack.blocks)))
 
-    return replace(program, stacks=tuple(map(of_stack, program.stacks)))
+    def of_end(op: EndOp) -> EndOp:
+        is_target = (isinstance(op, Lookup) and op.name in lora.targets) or (
+            isinstance(op, Linear) and op.branch in lora.targets
+        )
+        # PEFT drops nothing of a lookup, whose input is a number.
+        own = replace(branch, dropout=0.0) if isinstance(op, Lookup) else branch
+        return replace(op, low_rank=own) if is_target else op  # type: ignore[call-arg]
+
+    return Program(
+        embedding=tuple(map(of_end, program.embedding)),
+        stacks=tuple(map(of_stack, program.stacks)),
+        logits=tuple(map(of_end, program.logits)),
+    )
 
 
 def _no_target(target: str, program: Program, known: tuple[str, ...]) -> str:

@@ -20,6 +20,7 @@ from meshwright.description.step.layer import (
     LayerOp,
     Linear,
     Lookup,
+    LowRank,
     Norm,
 )
 from meshwright.description.step.model import Model
@@ -122,8 +123,8 @@ def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
                 scale = replace(scale, init="normal", scale=0.0)
             bias = replace(scale, init="normal", scale=0.0)
             return {op.name: scale} | ({f"{op.name}_bias": bias} if op.has_bias else {})
-        case Linear() if not op.is_tied:
-            return _weight(op)
+        case Linear():
+            return ({} if op.is_tied else _weight(op)) | _branch(op.branch, op.low_rank, op.inputs, op.outputs)
         case Dispatch() if op.routing.has_choice_bias:
             shape = (op.num_experts,)
             return {CHOICE_BIAS: Parameter(shape=shape, axes=("router",), scale=0.0, role="vector")}
@@ -139,7 +140,8 @@ def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
         case Lookup():
             (rows, num_rows), (columns, num_columns) = op.rows, op.columns
             shape, role = (num_rows, num_columns), "product" if op.is_tied else "table"
-            return {op.name: Parameter(shape=shape, axes=(rows, columns), scale=op.init_scale, role=role)}
+            table = Parameter(shape=shape, axes=(rows, columns), scale=op.init_scale, role=role)
+            return {op.name: table} | _branch(op.name, op.low_rank, (op.rows,), (op.columns,), is_table=True)
         case _:
             return {}
 
@@ -161,16 +163,30 @@ def _weight(op: Linear) -> dict[str, Parameter]:
     if op.has_bias:
         names, sizes = tuple(name for name, _ in op.bias_dims), tuple(size for _, size in op.bias_dims)
         found[f"{op.name}_bias"] = Parameter(shape=sizes, axes=names, scale=0.0, role="vector")
-    if op.low_rank:
-        rank = op.low_rank.dims
-        # Initialised as in PEFT: kaiming_uniform_ with a = sqrt(5) is uniform within 1 / sqrt(fan in), and B is zero.
-        for name, dims, scale in (
-            (f"{op.name}{LORA_A}", (*op.inputs, *rank), 1 / math.sqrt(op.fan_in)),
-            (f"{op.name}{LORA_B}", (*rank, *op.outputs), 0.0),
-        ):
-            axes, shape = zip(*dims, strict=True)
-            found[name] = Parameter(shape=shape, axes=axes, init="uniform", scale=scale)
     return found
+
+
+def _branch(
+    name: str, branch: LowRank | None, inputs: Dims, outputs: Dims, *, is_table: bool = False
+) -> dict[str, Parameter]:
+    """Declare the two weights of a low-rank branch, if there is one.
+
+    Initialised as in PEFT. A matmul's A: kaiming_uniform_ with a = sqrt(5), which is uniform within 1 / sqrt(fan in);
+    its B is zero. Of a table A is zero, and B standard normal.
+    """
+    if branch is None:
+        return {}
+    (axes_a, shape_a), (axes_b, shape_b) = (
+        zip(*dims, strict=True) for dims in ((*inputs, *branch.dims), (*branch.dims, *outputs))
+    )
+    if is_table:
+        a = Parameter(shape=shape_a, axes=axes_a, scale=0.0, role="table")
+        b = Parameter(shape=shape_b, axes=axes_b)
+    else:
+        fan_in = math.prod(size for _, size in inputs)
+        a = Parameter(shape=shape_a, axes=axes_a, init="uniform", scale=1 / math.sqrt(fan_in))
+        b = Parameter(shape=shape_b, axes=axes_b, init="uniform", scale=0.0)
+    return {f"{name}{LORA_A}": a, f"{name}{LORA_B}": b}
 
 
 def is_adapter(path: str) -> bool:

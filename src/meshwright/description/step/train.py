@@ -16,12 +16,13 @@ from meshwright.description.step.ir import (
     Communicate,
     Dim,
     Elementwise,
+    Matmul,
     Op,
     Ops,
     Region,
     Step,
 )
-from meshwright.description.step.layer import STREAM, Stack
+from meshwright.description.step.layer import STREAM, Lookup, Stack
 from meshwright.description.step.model import Model
 from meshwright.description.step.padding import is_of_kv_heads, kv_copies, padded
 from meshwright.description.step.parameter_tree import leaves, parameters
@@ -142,7 +143,10 @@ def _ops(
     ahead = replace(layout, batch=(*layout.batch, "pp")) if is_shared else layout
     build = _Builder(strategy, mesh, has_chunks, layout)
     ops: list[Op] = []
-    ops += build.ends(embedding_nodes(found.embedding, ahead), is_recomputed=before is not None)
+    # In backward, a tick of an SPMD pipeline looks up the rows of an adapter again, for the gradient of its B.
+    is_looked_up_again = build.is_spmd_pipeline and any(isinstance(op, Lookup) and op.low_rank for op in found.embedding)
+    entry = build.ends(embedding_nodes(found.embedding, ahead), is_recomputed=before is not None or is_looked_up_again)
+    ops += (op for op in entry if before is not None or not (isinstance(op, Matmul) and op.phase == "recompute"))
     # Whether the stages' input has a gradient.
     is_entry_trained = build.has_gradient
     for stack in found.stacks:

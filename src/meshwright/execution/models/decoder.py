@@ -56,7 +56,7 @@ def loss_and_load(
     """
     x, table, load = stream_and_load(params, batch, model, layout, dtype=dtype, remat=remat, strategy=strategy, rng=rng)
     with jax.named_scope("loss"):
-        means = mean_losses(logits(params, x, table, model, layout), batch, z_loss)
+        means = mean_losses(logits(params, x, table, model, layout, rng), batch, z_loss)
         value = jnp.sum(means)
         if model.experts is not None and load is not None:
             value += model.experts.balance_weight * load.balance_loss
@@ -80,7 +80,7 @@ def log_probabilities_and_load(
     """
     x, table, load = stream_and_load(params, batch, model, layout, dtype=dtype, remat=remat, strategy=strategy, rng=rng)
     with jax.named_scope("loss"):
-        losses = token_losses(logits(params, x, table, model, layout), batch["targets"])
+        losses = token_losses(logits(params, x, table, model, layout, rng), batch["targets"])
         return -jnp.sum(losses * batch["weights"], axis=-1), load
 
 

@@ -9,11 +9,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from meshwright.description.step.blocks import program
-from meshwright.description.step.layer import CrossEntropy, Linear, Lookup, Norm
+from meshwright.description.step.layer import CrossEntropy, Linear, Lookup, LowRank, Norm
 from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.parameter_tree import LORA_A, LORA_B
 from meshwright.execution.models.context import PositionInfo, Weights
 from meshwright.execution.models.generation.stationary import multiply_stored
-from meshwright.execution.models.linear import GATHERED, RESIDUAL, gathered
+from meshwright.execution.models.dropout import DropoutRng
+from meshwright.execution.models.linear import GATHERED, RESIDUAL, gathered, low_rank_columns
 from meshwright.execution.models.norm import norm
 from meshwright.execution.models.product import product
 from meshwright.execution.runtime.experts.routing import ExpertLoad
@@ -29,6 +31,8 @@ def embed(
         match op:
             case Lookup(is_positional=False):
                 x = _lookup(table, tokens, layout)
+                if op.low_rank:
+                    x = x + _low_rank_lookup(params, tokens, op.name, op.low_rank, layout, dtype)
                 if op.multiplier != 1.0:
                     x = x * jnp.asarray(op.multiplier, dtype)
             case Lookup():
@@ -72,6 +76,19 @@ def _lookup(table: Array, tokens: Array, layout: ShardingContext) -> Array:
     return jax.shard_map(lookup, in_specs=specs, out_specs=layout.spec(*RESIDUAL))(table, tokens)
 
 
+def _low_rank_lookup(
+    params: Weights, tokens: Array, name: str, branch: LowRank, layout: ShardingContext, dtype: Any
+) -> Array:
+    """Return the low-rank branch of a lookup of tokens [b, s], sharded like the residual stream.
+
+    Instead of its result, the rows of A [b, s, rank] are summed over the devices that split the vocabulary.
+    """
+    rows = layout.weight(params[f"{name}{LORA_A}"], "vocab", "rank", dtype=dtype)
+    low = _lookup(rows, tokens, layout) * jnp.asarray(branch.scale, dtype)
+    out = layout.weight(params[f"{name}{LORA_B}"], "rank", "embed", dtype=dtype, along="residual_sequence")
+    return product("bsr,rd->bsd", low, out)
+
+
 def _positions(stored: Array, tokens: Array, numbers: Array, layout: ShardingContext, dtype: Any) -> Array:
     """Return the rows of the position table [p, d] for tokens [b, s]; each device looks up its own tokens.
 
@@ -82,17 +99,24 @@ def _positions(stored: Array, tokens: Array, numbers: Array, layout: ShardingCon
     return table.at[rows].get(out_sharding=layout.spec(*RESIDUAL))
 
 
-def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: ShardingContext) -> Array:
+def logits(
+    params: Weights,
+    x: Array,
+    table: Array,
+    model: ModelConfig,
+    layout: ShardingContext,
+    rng: DropoutRng | None = None,
+) -> Array:
     """Return the float32 logits [b, s, v] of the residual stream x, sharded over vocab. `table` comes from `embed`.
 
-    Those of rows that pad the vocabulary (`step.padding`) are minus infinity.
+    Those of rows that pad the vocabulary (`step.padding`) are minus infinity. rng: dropout of the adapter's input.
     """
     final, unembedding, loss = program(model).logits
     assert isinstance(final, Norm)
     assert isinstance(unembedding, Linear)
     assert isinstance(loss, CrossEntropy)
-    h = norm(x, final, params[final.name], params.get(f"{final.name}_bias"))
-    h = gathered(h, layout, "vocab")
+    residual = norm(x, final, params[final.name], params.get(f"{final.name}_bias"))
+    h = gathered(residual, layout, "vocab")
     if layout.cache_split is not None:
         # A server: weights are not gathered; logits are partial sums over the axes that split the stream.
         stored = table if unembedding.is_tied else params[unembedding.name].astype(h.dtype).T
@@ -105,6 +129,9 @@ def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: 
     else:
         weight = layout.weight(params[unembedding.name], "embed", "vocab", dtype=h.dtype)
         scores = product("bsd,dv->bsv", h, weight, dtype=jnp.float32)
+    if unembedding.low_rank:
+        a, b = params[f"{unembedding.branch}{LORA_A}"], params[f"{unembedding.branch}{LORA_B}"]
+        scores = scores + low_rank_columns(residual, a, b, unembedding, layout, rng, dtype=jnp.float32)
     if unembedding.has_bias:
         scores = scores + jax.lax.broadcast_to_rank(params[f"{unembedding.name}_bias"].astype(jnp.float32), 3)
     if loss.scale != 1.0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -101,19 +102,20 @@ def row_parallel_linear(
 
 
 def low_rank_columns(
-    h: Array, a: Array, b: Array, op: Linear, layout: ShardingContext, rng: DropoutRng | None
+    h: Array, a: Array, b: Array, op: Linear, layout: ShardingContext, rng: DropoutRng | None, *, dtype: Any = None
 ) -> Array:
     """Return the low-rank branch [b, s, *outputs] of a column-parallel matmul of the residual stream h [b, s, d].
 
-    Its inner value [b, s, rank] is computed from the stream's shards and gathered, instead of the stream.
+    Its inner value [b, s, rank] is computed from the stream's shards and gathered, instead of the stream. dtype: of the
+    result; default: of h.
     """
     assert op.low_rank
     splits = op.outputs[0][0]
-    h = dropout_of_branch(h, rng, op.low_rank.dropout, op.name)
+    h = dropout_of_branch(h, rng, op.low_rank.dropout, op.branch)
     into = layout.weight(a, *RANK_OF_STREAM, dtype=h.dtype, along="residual_sequence")
     low = checkpoint_name(product("bsd,dr->bsr", h, into), PRODUCT) * jnp.asarray(op.low_rank.scale, h.dtype)
     out = layout.weight(_matrix(b, 1), "rank", splits, dtype=h.dtype)
-    made = product("bsr,rn->bsn", gathered(low, layout, splits), out)
+    made = product("bsr,rn->bsn", gathered(low, layout, splits), out, dtype=dtype)
     return made.reshape(*h.shape[:2], *b.shape[1:])
 
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from meshwright.description.step.blocks import layers
+from meshwright.description.step.blocks import layers, program
+from meshwright.description.step.layer import Lookup
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.passes.schedule import Schedule, slot_layers
 from meshwright.description.step.stages import batch_before_stages, check_stage_remat, num_staged_layers
@@ -126,10 +127,10 @@ def _pipeline(
     def last(ends: Weights, x: Array, part: Weights) -> Array:
         ends, x = whole(_without(ends, "dense_layers"), x)
         with jax.named_scope("loss"):
-            scores = logits(ends, x, table_in_use(ends, layout, dtype), model, layout)
+            scores = logits(ends, x, table_in_use(ends, layout, dtype), model, layout, part.get("rng"))
             return mean_losses(scores, part, z_loss)
 
-    if has_dense:
+    if has_dense or any(isinstance(op, Lookup) and op.low_rank for op in program(model).embedding):
         first = jax.checkpoint(first)
     return Pipeline(
         first,

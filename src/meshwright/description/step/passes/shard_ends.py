@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from meshwright.description.step.ir import Array, Block, Dim, Region, axes_of
-from meshwright.description.step.layer import CrossEntropy, DotProduct, EndOp, Linear, Lookup, Norm
+from meshwright.description.step.layer import CrossEntropy, Dims, DotProduct, EndOp, Linear, Lookup, Norm
+from meshwright.description.step.parameter_tree import LORA_A, LORA_B, RANK
 from meshwright.description.step.passes.nodes import (
     Exchange,
     Layout,
@@ -37,6 +38,8 @@ def _embedding_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
         match op:
             case Lookup():
                 yield _lookup(op, layout, () if op.is_positional else vocab)
+                if op.low_rank:
+                    yield from _branch_of_lookup(op, op.low_rank.rank, layout, vocab)
             case Norm():
                 yield _node(EMBEDDING, Block.EMBEDDING, *_scales(op, layout), writes=op.target)
             case _:
@@ -45,24 +48,62 @@ def _embedding_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
 
 def _lookup(op: Lookup, layout: Layout, split: tuple[str, ...]) -> Node:
     """Return the lookup: the gather of its table, and the sum of its rows into the residual stream's layout."""
-    columns = Dim("D", op.columns[1])
     # Positions are looked up for a device's tokens between blocks, token ids for its tokens in matmuls.
     tokens = layout.residual_tokens if op.is_positional else layout.tokens
     work: list[Work] = [_weight(op.name, (op.rows, op.columns), layout, outermost_first(axes_of(tokens)))]
     if not op.is_positional:
-        # First scatter along the sequence, then along the batch; over other axes, all-reduce.
-        batch = tuple(axis for axis in layout.batch if axis != "pp") if "pp" in split else layout.batch
-        lead = Dim("B", None, batch), Dim("S", None, layout.sequence)
-        at_sequence = Dim("S", None, layout.residual)
-        before = Array("embedding", (*lead, columns), split)
-        left = tuple(axis for axis in split if axis not in layout.residual)
-        middle = Array("embedding", (lead[0], at_sequence, columns), left)
-        after = Array("embedding", (Dim("B", None, layout.batch), at_sequence, columns))
-        work += [
-            Move(name="embedding", before=before, after=middle),
-            Move(name="embedding", before=middle, after=after),
-        ]
+        work += _sum_of_rows("embedding", Dim("D", op.columns[1]), layout, split)
     return _node(EMBEDDING, Block.EMBEDDING, *work, writes=op.target)
+
+
+def _sum_of_rows(name: str, columns: Dim, layout: Layout, split: tuple[str, ...]) -> Iterator[Move]:
+    """Yield the sum of looked up rows over the axes that split the table, into the layout of the residual stream.
+
+    First scatter along the sequence, then along the batch; over other axes, all-reduce.
+    """
+    batch = tuple(axis for axis in layout.batch if axis != "pp") if "pp" in split else layout.batch
+    lead = Dim("B", None, batch), Dim("S", None, layout.sequence)
+    at_sequence = Dim("S", None, layout.residual)
+    before = Array(name, (*lead, columns), split)
+    left = tuple(axis for axis in split if axis not in layout.residual)
+    middle = Array(name, (lead[0], at_sequence, columns), left)
+    yield Move(name=name, before=before, after=middle)
+    yield Move(name=name, before=middle, after=Array(name, (Dim("B", None, layout.batch), at_sequence, columns)))
+
+
+def _branch_of_lookup(op: Lookup, rank: int, layout: Layout, split: tuple[str, ...]) -> Iterator[Node]:
+    """Yield the low-rank branch of a lookup: A's rows are looked up like the table's, and multiplied by B."""
+    low, name = (RANK, rank), "embedding low rank"
+    weight = _weight(f"{op.name}{LORA_A}", (op.rows, low), layout, outermost_first(axes_of(layout.tokens)))
+    moves = _sum_of_rows(name, layout.used((low,))[0], layout, split)
+    yield _node(EMBEDDING, Block.EMBEDDING, weight, *moves, writes=name)
+    out = _factor(f"{op.name}{LORA_B}", layout.residual_tokens, (low,), (op.columns,), layout)
+    added = PassOver(kind="low_rank", arrays=(Array(op.target, (*layout.residual_tokens, *out[1].columns)),))
+    yield _node(EMBEDDING, Block.EMBEDDING, *out, added, writes=op.target)
+
+
+def _branch_of_logits(op: Linear, layout: Layout, vocab: tuple[str, ...]) -> Iterator[Node]:
+    """Yield the low-rank branch of the logits: its inner value is gathered over tp, as a layer's is."""
+    assert op.low_rank
+    low, name = (RANK, op.low_rank.rank), "logits low rank"
+    inner = _factor(f"{op.branch}{LORA_A}", layout.residual_tokens, op.inputs, (low,), layout)
+    read = Array(op.source, (*layout.residual_tokens, *inner[1].inner))
+    dropped = (PassOver(kind="low_rank_dropout", arrays=(read,)),) if op.low_rank.dropout else ()
+    yield _node(LOGITS, Block.LOGITS, *dropped, *inner, writes=name)
+    before, after = (Array(name, (*rows, *inner[1].columns)) for rows in (layout.residual_tokens, layout.tokens))
+    yield _node(LOGITS, Block.LOGITS, Move(name=name, before=before, after=after, pending=vocab), writes=name)
+    out = _factor(f"{op.branch}{LORA_B}", layout.tokens, (low,), op.outputs, layout)
+    added = PassOver(kind="low_rank", arrays=(Array(op.target, (*layout.tokens, *out[1].columns), width="float32"),))
+    yield _node(LOGITS, Block.LOGITS, *out, added, writes=op.target)
+
+
+def _factor(
+    name: str, rows: tuple[Dim, ...], inputs: Dims, outputs: Dims, layout: Layout
+) -> tuple[Weight, Product]:
+    """Return one of the two matmuls of a low-rank branch, and its weight."""
+    weight = _weight(name, (*inputs, *outputs), layout, outermost_first(axes_of(rows)))
+    inner, columns = layout.used(inputs), layout.used(outputs)
+    return weight, Product(name=name, rows=rows, inner=inner, columns=columns, weight=weight)
 
 
 @lru_cache(maxsize=1 << 10)
@@ -98,6 +139,8 @@ def _logits_nodes(ops: tuple[EndOp, ...], layout: Layout, objective: Objective) 
                 logits = Array(op.target, (*product.rows, *product.columns), width="float32")
                 biases = [_bias(op, layout)] if op.has_bias else []
                 yield _node(LOGITS, Block.LOGITS, entry, weight, product, *biases, writes=op.target)
+                if op.low_rank:
+                    yield from _branch_of_logits(op, layout, vocab)
             case DotProduct():
                 node, logits = _dot_product(op, layout)
                 yield node
