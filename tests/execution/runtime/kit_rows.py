@@ -536,11 +536,11 @@ FAMILIES = [
 """Families with other ops than Llama's."""
 
 
-def with_lora(model: ModelConfig, *targets: str, dropout: float = 0.0) -> ModelConfig:
+def with_lora(model: ModelConfig, *targets: str, dropout: float = 0.0, dora: bool = False) -> ModelConfig:
     """The model with adapters beside some of its products; beside all that can have one where none are named."""
-    found = with_adapters(model, rank=4, alpha=8.0, targets=targets or (ALL_LINEAR,), dropout=dropout)
+    found = with_adapters(model, rank=4, alpha=8.0, targets=targets or (ALL_LINEAR,), dropout=dropout, dora=dora)
     ends = "".join(f" {name}" for name in ENDS if name in targets)
-    return replace(found, name=f"{model.name} lora{ends}{' dropout' * (dropout > 0)}")
+    return replace(found, name=f"{model.name} {'dora' if dora else 'lora'}{ends}{' dropout' * (dropout > 0)}")
 
 
 ENDS = ("embed_tokens", "lm_head")
@@ -578,6 +578,14 @@ FINE_TUNING = [
     Row(with_lora(MOE), MeshShape(ep=2, fsdp=2, tp=2)),
     Row(with_lora(SHARED), MeshShape(ep=2, fsdp=2, tp=2)),
     Row(with_lora(SHARED), MeshShape(ep=2, fsdp=2, tp=2), remat="none"),
+    Row(with_lora(DENSE, dora=True), MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(with_lora(DENSE, dora=True), MeshShape(dp=2, fsdp=2, tp=2), parts(2), "none"),
+    Row(with_lora(DENSE, dora=True), MeshShape(fsdp=2, tp=2), WHOLE_STREAM, "matmuls"),
+    Row(with_lora(DENSE, dora=True), MeshShape(tp=4), Strategy(collective_matmul=True)),
+    Row(with_lora(DENSE, dora=True), MeshShape(fsdp=4), Strategy(zero_stage=1)),
+    Row(with_lora(DENSE, dora=True), MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
+    Row(with_lora(ONE, "q_proj", "o_proj", dora=True), MeshShape(fsdp=2, tp=2)),
+    Row(with_lora(NEOX, dora=True), MeshShape(fsdp=2, tp=2)),
     Row(with_lora(DENSE, *ENDS, "q_proj"), MeshShape(fsdp=2, sp=2, tp=2)),
     Row(with_lora(DENSE, *ENDS, dropout=0.2), MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
     Row(with_lora(DENSE, *ENDS), MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),

@@ -29,9 +29,9 @@ ADAPTER_CONFIG = "adapter_config.json"
 """The file in which PEFT describes an adapter."""
 
 UNKNOWN = (
-    "use_dora", "use_qalora", "lora_bias", "bias", "modules_to_save", "target_parameters",
-    "exclude_modules", "trainable_token_indices", "alora_invocation_tokens", "arrow_config", "layer_replication",
-    "kasa_config", "velora_config", "use_bdlora", "monteclora_config",
+    "use_qalora", "lora_bias", "bias", "modules_to_save", "target_parameters", "trainable_token_indices",
+    "alora_invocation_tokens", "arrow_config", "layer_replication", "kasa_config", "velora_config", "use_bdlora",
+    "monteclora_config",
 )  # fmt: skip
 """PEFT LoRA options that change what is computed; adapters with them are refused."""
 
@@ -43,6 +43,7 @@ def with_adapters(
     alpha: float | None = None,
     targets: Sequence[str] = (ALL_LINEAR,),
     dropout: float = 0.0,
+    dora: bool = False,
 ) -> ModelConfig:
     """Return the model with low-rank adapters on some of its matmuls.
 
@@ -51,9 +52,10 @@ def with_adapters(
         rank, alpha: matmuls compute W x + alpha / rank * B A x; alpha is 2 rank by default, as in torchtune's recipes.
         targets: names of matmuls, as in `lora_targets`.
         dropout: probability of dropping an element of the adapters' input in training.
+        dora: whether outputs have trained magnitudes (`LoRA.dora`).
     """
     alpha = float(2 * rank if alpha is None else alpha)
-    lora = LoRA(rank=rank, alpha=alpha, targets=lora_targets(model, targets), dropout=dropout)
+    lora = LoRA(rank=rank, alpha=alpha, targets=lora_targets(model, targets), dropout=dropout, dora=dora)
     return replace(model, lora=lora)
 
 
@@ -111,9 +113,10 @@ def module_products(model: ModelConfig) -> dict[str, list[str]]:
     Modules of Llama are added under names that the family does not have.
     """
     published = next((known for known in PUBLISHED if known.family == model.family), None)
-    own = _products(published.names if published else {})
+    own = {name: [ours] for ours, name in end_modules(model).items()} | _products(published.names if published else {})
     ended = {path.rpartition(".")[2] for path in own}
-    llama = _products({path: Published(name) for path, name in LLAMA_NAMES.items()})
+    llama = {LLAMA_NAMES[ours].removesuffix(".weight"): [ours] for ours in (EMBEDDING, UNEMBEDDING)}
+    llama |= _products({path: Published(name) for path, name in LLAMA_NAMES.items()})
     return own | {path: ops for path, ops in llama.items() if path.rpartition(".")[2] not in ended}
 
 
@@ -122,9 +125,7 @@ def _products(names: Mapping[str, Published]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path, place in names.items():
         stack, _, op = path.rpartition(".")
-        if path in (EMBEDDING, UNEMBEDDING):
-            found[place.name.removesuffix(".weight")] = [path]
-        elif stack and place.name.endswith(".weight") and "norm" not in op:
+        if stack and place.name.endswith(".weight") and "norm" not in op:
             module = place.name.split("{layer}.")[1].removesuffix(".weight")
             found.setdefault(module, []).append(op)
     return found
@@ -155,16 +156,25 @@ def read_adapter_config(directory: Path, model: ModelConfig, *, takes_saved: boo
     names = (targets,) if isinstance(targets, str) else tuple(targets or ())
     if not isinstance(dropout := config.get("lora_dropout") or 0.0, (int, float)) or not 0 <= dropout < 1:
         raise MeshwrightError(f"{path} has lora_dropout={dropout!r}; it is a share from 0 to below 1")
-    products = lora_targets(model, names)
+    modules, layers = _modules(model), range(model.num_layers)
+    adapted = {
+        op for module, ops in modules.items() for op in ops
+        if any(is_adapted(config, module.format(layer=layer)) for layer in layers)
+    }  # fmt: skip
+    left_out = {op for ops in modules.values() for op in ops} - adapted
+    products = tuple(op for op in lora_targets(model, names) if op not in left_out)
+    if config.get("ensure_weight_tying") and model.tied_embeddings and EMBEDDING in products:
+        products = (*products, UNEMBEDDING)  # PEFT writes the head's adapter, and does not name it.
     largest, scale = rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    for module, ops in _modules(model).items():
+    for module, ops in modules.items():
         if set(ops) & set(products):
-            for layer in range(model.num_layers):
+            for layer in layers:
                 own = module_scale(config, module.format(layer=layer))
                 # `weights.peft` writes a module of n matmuls with n times the rank and the same scale.
                 is_joined = own.rank == rank * len(ops) and math.isclose(own.scale, scale)
                 largest = max(largest, rank if is_joined else own.rank)
-    return LoRA(rank=largest, alpha=float(scale * largest), targets=products, dropout=float(dropout))
+    dora = bool(config.get("use_dora"))
+    return LoRA(rank=largest, alpha=float(scale * largest), targets=products, dropout=float(dropout), dora=dora)
 
 
 def adapter_config(directory: Path) -> dict[str, Any]:
@@ -190,6 +200,9 @@ def adapter_config(directory: Path) -> dict[str, Any]:
         own = config.get(name) or {}
         if not isinstance(own, dict) or not all(isinstance(n, (int, float)) and n > 0 for n in own.values()):
             raise MeshwrightError(f"{path} has {name}={own!r}; it takes an object of numbers above 0")
+    excluded = config.get("exclude_modules") or []
+    if not isinstance(excluded, str | list) or not _is_pattern(excluded):
+        raise MeshwrightError(f"{path} has exclude_modules={excluded!r}; it takes names of modules, or a pattern")
     layers = config.get("layers_to_transform")
     if not (layers is None or _is_layers(layers if isinstance(layers, list) else [layers])):
         raise MeshwrightError(f"{path} has layers_to_transform={layers!r}; it takes the number of a layer, or a list")
@@ -198,6 +211,15 @@ def adapter_config(directory: Path) -> dict[str, Any]:
 
 def _is_layers(layers: list[Any]) -> bool:
     return all(type(layer) is int and layer >= 0 for layer in layers)
+
+
+def _is_pattern(words: str | list[Any]) -> bool:
+    """Whether a string is a regular expression; a list is one of names."""
+    try:
+        re.compile(words if isinstance(words, str) else "")
+    except re.error:
+        return False
+    return all(isinstance(word, str) for word in words)
 
 
 class ModuleScale(NamedTuple):
@@ -225,13 +247,19 @@ def module_scale(config: Mapping[str, Any], module: str) -> ModuleScale:
 
 
 def is_adapted(config: Mapping[str, Any], module: str) -> bool:
-    """Whether PEFT adapts a target in this layer: a pattern or `layers_to_transform` may leave layers out.
+    """Whether PEFT adapts a target in this layer: patterns, `layers_to_transform` and `exclude_modules` leave some out.
 
     Args:
         config: result of `adapter_config`.
         module: full name of a target, such as model.layers.0.self_attn.q_proj.
     """
     targets, layers = config.get("target_modules"), config.get("layers_to_transform")
+    excluded = config.get("exclude_modules") or []
+    if isinstance(excluded, str):
+        if re.fullmatch(excluded, module):
+            return False
+    elif any(f".{module}".endswith(f".{name}") for name in excluded):
+        return False
     if isinstance(targets, str):  # PEFT refuses layers_to_transform beside it.
         return targets == ALL_LINEAR or re.fullmatch(targets, module) is not None
     if layers is None or layers == []:
@@ -240,10 +268,20 @@ def is_adapted(config: Mapping[str, Any], module: str) -> bool:
     return number is not None and int(number[1]) in ([layers] if isinstance(layers, int) else layers)
 
 
-def _modules(model: ModelConfig) -> dict[str, list[str]]:
-    """Return the matmuls in each module of a family's layers, by its full name with {layer}."""
+def end_modules(model: ModelConfig) -> dict[str, str]:
+    """Return the full names of a family's modules outside the layers: {"embedding": "model.embed_tokens", ...}.
+
+    A family that always ties its embeddings has a head that its weights do not name.
+    """
     published = next((known for known in PUBLISHED if known.family == model.family), None)
-    found: dict[str, list[str]] = {}
+    names = {ours: place.name for ours, place in published.names.items()} if published else LLAMA_NAMES
+    return {ours: names.get(ours, LLAMA_NAMES[ours]).removesuffix(".weight") for ours in (EMBEDDING, UNEMBEDDING)}
+
+
+def _modules(model: ModelConfig) -> dict[str, list[str]]:
+    """Return the matmuls in each module of a family, by its full name, with {layer} in layers."""
+    published = next((known for known in PUBLISHED if known.family == model.family), None)
+    found = {name: [ours] for ours, name in end_modules(model).items()}
     for path, place in (published.names if published else {}).items():
         stack, _, op = path.rpartition(".")
         if stack and place.name.endswith(".weight") and "norm" not in op and "{expert}" not in place.name:
@@ -261,11 +299,9 @@ def _matched(pattern: str, model: ModelConfig, path: Path) -> list[str]:
     try:
         for module, ops in _modules(model).items():
             if any(re.fullmatch(pattern, module.format(layer=layer)) for layer in range(model.num_layers)):
-                found += [op for op in ops if op in known]
-        heads = [name for name in ("lm_head", "model.embed_tokens") if re.fullmatch(pattern, name)]
+                found += [op for op in ops if op in (*known, EMBEDDING, UNEMBEDDING)]
     except re.error as error:
         raise MeshwrightError(f"{path} has target_modules={pattern!r}, which is no pattern: {error}") from None
-    if heads or not found:
-        what = f"matches {heads[0]}, which has no adapter here" if heads else "matches no product of the layers"
-        raise MeshwrightError(f"{path} has target_modules={pattern!r}, which {what}")
+    if not found:
+        raise MeshwrightError(f"{path} has target_modules={pattern!r}, which matches no product")
     return found

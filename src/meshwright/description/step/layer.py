@@ -37,6 +37,11 @@ DELTA_CHUNK = 64
 """Tokens of a chunk of the gated delta rule: sequences are padded to whole chunks."""
 
 
+def vector_dims(outputs: Dims) -> Dims:
+    """Return the dims of a vector over a matmul's outputs. Over embed it is stored whole, like a norm's scale."""
+    return tuple(("norm" if name == "embed" else name, size) for name, size in outputs)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Norm:
     """RMSNorm or LayerNorm of `source` over its last dim, of `size` elements; its scale is the parameter `name`."""
@@ -62,12 +67,17 @@ class LowRank:
 
     A is the parameter `{name}_lora_a` [*inputs, *dims], B is `{name}_lora_b` [*dims, *outputs]. Beside a lookup the rows
     of A are looked up.
+
+    has_magnitude: DoRA (arXiv:2402.09353). The sum is multiplied by m / n for each output, before the bias: m is the
+    parameter `{name}_lora_m` [*outputs], and n the norm of the output's column of W + scale * A B, without a gradient
+    (section 4.3).
     """
 
     rank: int
     scale: float
     dropout: float = 0.0  # Probability of dropping an element of A's input in a train step.
     slots: int = 0  # Adapters held side by side, of which each row of a server's step uses one; 0: one, for all tokens.
+    has_magnitude: bool = False
 
     @property
     def dims(self) -> Dims:
@@ -105,9 +115,8 @@ class Linear:
 
     @property
     def bias_dims(self) -> Dims:
-        """Logical axis and size of each bias dim. A bias over embed is stored whole, like a norm's scale."""
-        experts = (("expert", self.num_experts),) if self.num_experts else ()
-        return *experts, *(("norm" if name == "embed" else name, size) for name, size in self.outputs)
+        """Logical axis and size of each bias dim."""
+        return *((("expert", self.num_experts),) if self.num_experts else ()), *vector_dims(self.outputs)
 
     @property
     def fan_in(self) -> int:

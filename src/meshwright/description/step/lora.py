@@ -34,6 +34,8 @@ class LoRA:
     # `families.adapters.lora_targets`.
     targets: tuple[str, ...]
     dropout: float = 0.0  # Probability of dropping an element of a branch's input, sampled for each branch.
+    # Whether each output has a trained magnitude too (DoRA, arXiv:2402.09353).
+    dora: bool = False
     # In a server, the adapters of this rank that it holds at once; 0: one adapter, which all tokens use.
     slots: int = 0
 
@@ -47,13 +49,21 @@ class LoRA:
             raise MeshwrightError(f"lora dropout is {self.dropout:g}; it is a share from 0 to below 1, as 0.05")
         if not 0 <= self.slots <= MAX_SLOTS:
             raise MeshwrightError(f"adapter slots are {self.slots}; they are a whole number from 0 to {MAX_SLOTS:,}")
+        if self.dora and self.slots:
+            raise MeshwrightError("adapters by name are not DoRA here, whose magnitudes depend on the weights; merge it")
         if not self.targets:
             raise MeshwrightError("lora has no targets; name the matmuls that get adapters, as query")
 
     @property
     def low_rank(self) -> LowRank:
         """The branch that each target gets."""
-        return LowRank(rank=self.rank, scale=self.alpha / self.rank, dropout=self.dropout, slots=self.slots)
+        return LowRank(
+            rank=self.rank,
+            scale=self.alpha / self.rank,
+            dropout=self.dropout,
+            slots=self.slots,
+            has_magnitude=self.dora,
+        )
 
 
 def can_adapt(op: LayerOp) -> bool:

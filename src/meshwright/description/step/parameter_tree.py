@@ -22,6 +22,7 @@ from meshwright.description.step.layer import (
     Lookup,
     LowRank,
     Norm,
+    vector_dims,
 )
 from meshwright.description.step.model import Model
 
@@ -42,8 +43,8 @@ SINKS = "sinks"
 DECAY_LOG, DECAY_BIAS = "decay_log", "decay_bias"
 """Names of the parameters that give the decay of linear attention (`GatedDelta`)."""
 
-LORA_A, LORA_B = "_lora_a", "_lora_b"
-"""Suffixes of the names of a low-rank branch's two weights (`LowRank`)."""
+LORA_A, LORA_B, LORA_M = "_lora_a", "_lora_b", "_lora_m"
+"""Suffixes of the names of a low-rank branch's two weights, and of its magnitudes (`LowRank`)."""
 
 RANK, SLOT = "rank", "adapter"
 """The logical axes of the inner dims of a low-rank branch; they are never split."""
@@ -169,7 +170,7 @@ def _weight(op: Linear) -> dict[str, Parameter]:
 def _branch(
     name: str, branch: LowRank | None, inputs: Dims, outputs: Dims, *, is_table: bool = False
 ) -> dict[str, Parameter]:
-    """Declare the two weights of a low-rank branch, if there is one.
+    """Declare the weights of a low-rank branch, if there is one.
 
     Initialised as in PEFT. A matmul's A: kaiming_uniform_ with a = sqrt(5), which is uniform within 1 / sqrt(fan in);
     its B is zero. Of a table A is zero, and B standard normal.
@@ -186,12 +187,17 @@ def _branch(
         fan_in = math.prod(size for _, size in inputs)
         a = Parameter(shape=shape_a, axes=axes_a, init="uniform", scale=1 / math.sqrt(fan_in))
         b = Parameter(shape=shape_b, axes=axes_b, init="uniform", scale=0.0)
-    return {f"{name}{LORA_A}": a, f"{name}{LORA_B}": b}
+    found = {f"{name}{LORA_A}": a, f"{name}{LORA_B}": b}
+    if branch.has_magnitude:
+        # A run begins with the norms of W's columns (`models.adapters.with_magnitudes`).
+        names, sizes = zip(*vector_dims(outputs), strict=True)
+        found[f"{name}{LORA_M}"] = Parameter(shape=sizes, axes=names, init="ones", role="vector")
+    return found
 
 
 def is_adapter(path: str) -> bool:
     """Whether a path is that of a LoRA parameter."""
-    return path.endswith((LORA_A, LORA_B))
+    return path.endswith((LORA_A, LORA_B, LORA_M))
 
 
 def _is_tree(value: Leaf | Tree[Leaf]) -> TypeIs[Tree[Leaf]]:

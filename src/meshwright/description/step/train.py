@@ -107,7 +107,7 @@ def _of_layout(strategy: Strategy) -> Strategy:
     names = ("tp_stream", "collective_matmul", "attention", "sp_method", "dropout")
     kept = {name: getattr(strategy, name) for name in names}
     profile = replace(XLA, spmd_pipeline=strategy.profile.spmd_pipeline)
-    return Strategy(zero_stage=3 if strategy.zero_stage else 0, profile=profile, **kept)
+    return Strategy(zero_stage=strategy.zero_stage, profile=profile, **kept)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -192,6 +192,7 @@ def layout_of(
         collective_matmul=strategy.collective_matmul and strategy.tp_stream == "split" and "tp" in live,
         tp_stream=strategy.tp_stream,
         dropout=strategy.dropout > 0,
+        is_gathered_once=strategy.zero_stage in (1, 2),
     )
 
 

@@ -11,21 +11,22 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from meshwright.description.families.adapters import read_adapter_config
+from meshwright.description.families.adapters import adapter_config, end_modules, read_adapter_config
 from meshwright.description.families.load import load_model
 from meshwright.description.families.wrappers import text_config
 from meshwright.description.hardware.system import System
 from meshwright.description.step.legality import check_runnable
+from meshwright.description.step.lora import UNEMBEDDING
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import leaves, map_leaves, parameters
 from meshwright.description.step.strategy import DEFAULT
 from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError
-from meshwright.execution.models.adapters import merge_adapters
+from meshwright.execution.models.adapters import merge_adapters, merged_model
 from meshwright.execution.models.inference.loaded import LoadedModel
 from meshwright.execution.models.inference.save import StoredDtype
-from meshwright.execution.runtime.arrays import DTYPES, abstract_for_inference, shardings
+from meshwright.execution.runtime.arrays import DTYPES, abstract_for_inference, fit, shardings
 from meshwright.execution.runtime.devices import claim_devices
 from meshwright.execution.runtime.mesh import build_mesh
 from meshwright.execution.runtime.sharding_context import ShardingContext
@@ -35,6 +36,7 @@ from meshwright.execution.training.run_directory.checkpoint import Note
 from meshwright.execution.training.run_directory.resume import restore_params
 from meshwright.execution.training.run_directory.run import RunConfig, holds_run, read_config
 from meshwright.execution.training.slots import move_to_stage_layout, with_whole_heads
+from meshwright.execution.training.trainable import merge_trees
 from meshwright.execution.weights.directory import Tensor, tensor_dtype
 from meshwright.execution.weights.load import load_weights, read_tensors
 from meshwright.execution.weights.peft import read_adapter, saved_tensors
@@ -115,8 +117,6 @@ class Found:
             if self.run is None:
                 layout = ShardingContext(self.mesh)
                 params = self._read(mesh, layout, on_bytes)
-                if self.adapter is not None:
-                    params = _with_adapter(params, *self.adapter, mesh, layout)
             else:
                 params = restore_params(self.path, self.run, self.mesh, mesh, on_note, dtype=self.params_dtype)
         return LoadedModel(
@@ -134,13 +134,16 @@ class Found:
         )
 
     def _read(self, mesh: Mesh, layout: ShardingContext, on_bytes: Callable[[int], None]) -> Any:
-        """Read the weights onto the mesh; heads that are copied or padded are read once and then put in place."""
-        in_file = with_whole_heads(layout, self.model)
+        """Read the weights onto the mesh, with adapters; heads that are copied or padded are put in place after that."""
+        model = self.model if self.adapter is None else replace(self.adapter[1], lora=None)
+        in_file = with_whole_heads(layout, model)
         read, wanted = (
-            abstract_for_inference(parameters(padded(self.model, self.mesh, each.rules)), mesh, each, self.params_dtype)
-            for each in (in_file, layout)
+            abstract_for_inference(parameters(padded(each, self.mesh, of.rules)), mesh, of, self.params_dtype)
+            for each, of in ((model, in_file), (self.model, layout))
         )
-        params = load_weights(self.tensors, self.model, read, on_bytes)
+        params = load_weights(self.tensors, model, read, on_bytes)
+        if self.adapter is not None:
+            params = _with_adapter(params, *self.adapter, mesh, in_file)
         return params if in_file is layout else move_to_stage_layout(params, wanted, self.model, layout, DEFAULT)
 
 
@@ -167,7 +170,7 @@ def find_model(
             raise MeshwrightError(f"{path} is a run, which has its own adapters; leave --adapter {adapter} out")
         run = read_config(path)
         # Adapters are merged into the weights when these are read.
-        model = replace(run.workload.config, lora=None)
+        model = merged_model(run.workload.config)
         system = run.system if on is None else read_system(on, run.hardware_file)
         # Pipeline stages are for training: one token would pass through them one after the other.
         is_same = mesh is None and str(system) == run.hardware and run.mesh.pp == 1
@@ -197,6 +200,8 @@ def find_model(
     tensors = read_tensors(path, notes.append)
     if adapter is not None:
         tensors |= _saved(Path(adapter), model, tensors)
+    if adapted is not None:
+        model = merged_model(adapted)
     stored = tensor_dtype(tensors)
     kept = dtype or ("bf16" if stored == "bf16" else "f32")
     return Found(
@@ -217,10 +222,13 @@ def _with_adapter(
     params: Any, adapter: Path, model: ModelConfig, mesh: Mesh, layout: ShardingContext
 ) -> dict[str, Any]:
     """Merge the adapters of a directory into parameters. Call under `jax.set_mesh`."""
-    where = dict(leaves(shardings(parameters(padded(model, layout.mesh, layout.rules)), mesh, layout)))
-    own = map_leaves(lambda path, array: jax.device_put(array, where[path]), read_adapter(adapter, model))
-    both = {name: {**part, **own[name]} if name in own else part for name, part in params.items()}
-    return jax.jit(lambda params: merge_adapters(params, model))(both)
+    declared = parameters(padded(model, layout.mesh, layout.rules))
+    where = dict(leaves(shardings(declared, mesh, layout)))
+    shapes = {path: parameter.shape for path, parameter in leaves(declared)}
+    own = map_leaves(
+        lambda path, array: jax.device_put(fit(array, shapes[path]), where[path]), read_adapter(adapter, model)
+    )
+    return jax.jit(lambda params: merge_adapters(params, model))(merge_trees(params, own))
 
 
 def _saved(adapter: Path, model: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -229,7 +237,12 @@ def _saved(adapter: Path, model: ModelConfig, tensors: Mapping[str, Tensor]) -> 
     Raises:
         MeshwrightError: if the model lacks one, or ties its embedding to its head.
     """
+    saved = adapter_config(adapter).get("modules_to_save")
     found = {name: replace(tensor, name=name) for name, tensor in saved_tensors(adapter).items()}
+    if not saved and model.tied_embeddings:
+        # PEFT writes the table beside each of its adapters.
+        found.pop(end_modules(model)[UNEMBEDDING] + ".weight", None)
+        return found
     for name in found:
         if name not in tensors or model.tied_embeddings:
             why = "ties its embedding to its head" if model.tied_embeddings else f"has no {name}"

@@ -1,41 +1,134 @@
-"""Merge low-rank adapters into the weights that they adapt, so that a model runs without adapters."""
+"""Merge low-rank adapters into the weights that they adapt, so that a model runs without adapters; the norms of DoRA."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec as P
 
-from meshwright.description.step import blocks
-from meshwright.description.step.layer import Linear
+from meshwright.description.step.blocks import program
+from meshwright.description.step.layer import Linear, Lookup, LowRank
+from meshwright.description.step.lora import EMBEDDING, UNEMBEDDING
 from meshwright.description.step.model import ModelConfig
-from meshwright.description.step.parameter_tree import LORA_A, LORA_B, is_adapter
+from meshwright.description.step.parameter_tree import LORA_A, LORA_B, LORA_M, is_adapter
+
+
+def merged_model(model: ModelConfig) -> ModelConfig:
+    """Return the model whose weights `merge_adapters` returns.
+
+    Embeddings that are tied are no longer, if the lookup or the head has an adapter: the other is without it.
+    """
+    is_tied = model.tied_embeddings and not _ends(model)
+    return replace(model, lora=None, tied_embeddings=is_tied)
 
 
 def merge_adapters(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
-    """Return a model's parameters with W + scale * A B in place of each adapted weight W, and without its adapters.
+    """Return the parameters of `merged_model`: W + scale * A B in place of each adapted weight W, with its magnitudes.
 
     The sum is computed in float32 and cast to the dtype of W. Call this under `jax.jit`.
     """
-    found = dict(params)
-    for stack in blocks.layers(model):
-        weights = dict(params[stack.name])
-        for op in stack.ops:
-            if isinstance(op, Linear) and op.low_rank:
-                a, b = weights[f"{op.name}{LORA_A}"], weights[f"{op.name}{LORA_B}"]
-                weights[op.name] = _with_branch(weights[op.name], a, b, op.low_rank.scale)
-        found[stack.name] = {name: array for name, array in weights.items() if not is_adapter(name)}
+    found: dict[str, Any] = {name: array for name, array in params.items() if not is_adapter(name)}
+    if model.tied_embeddings and (branches := _ends(model)):
+        found[UNEMBEDDING] = params[EMBEDDING].T
+    else:
+        branches = _ends(model)
+    for name, branch in branches.items():
+        found[name] = _merged(found[name], params, name, branch)
+    for stack in program(model).stacks:
+        own = params[stack.name]
+        merged = {op.name: _merged(own[op.name], own, op.name, branch) for op, branch in _adapted(stack.ops)}
+        found[stack.name] = {name: array for name, array in own.items() if not is_adapter(name)} | merged
     return found
 
 
-def _with_branch(weight: Array, a: Array, b: Array, scale: float) -> Array:
-    """Compute W [layers, *inputs, *outputs] + scale * A [layers, *inputs, rank] B [layers, rank, *outputs]."""
+def with_magnitudes(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
+    """Return parameters with the magnitudes of DoRA as the norms of the columns of the adapted weights.
+
+    So PEFT begins: where B is zero, the adapted model is the model. Call this under `jax.jit`.
+    """
+
+    def of(weights: Mapping[str, Any], name: str, branch: LowRank) -> dict[str, Array]:
+        array = weights[f"{name}{LORA_M}"]
+        norms = column_norms(weights[name], *factors(weights, name), branch.scale)
+        return {f"{name}{LORA_M}": jax.reshard(norms, jax.typeof(array).sharding.spec).astype(array.dtype)}
+
+    found = dict(params)
+    for stack in program(model).stacks:
+        own = params[stack.name]
+        for op, branch in _adapted(stack.ops):
+            if branch.has_magnitude:
+                found[stack.name] = found[stack.name] | of(own, op.name, branch)
+    return found
+
+
+def factors(weights: Mapping[str, Any], name: str) -> tuple[Array, Array]:
+    """Return the two weights A and B of a low-rank branch."""
+    return weights[f"{name}{LORA_A}"], weights[f"{name}{LORA_B}"]
+
+
+def column_norms(weight: Array, a: Array, b: Array, scale: float) -> Array:
+    """Return the norm of each column of W + scale * A B, summed over the inputs, in float32 and without a gradient.
+
+    Args:
+        weight: W [*lead, *inputs, *outputs], as stored: devices that split the inputs sum squares.
+        a, b: A [*lead, *inputs, rank] and B [*lead, rank, *outputs].
+        scale: the scale.
+
+    Returns:
+        [*lead, *outputs].
+    """
+    total = _sum(*(_constant(array) for array in (weight, a, b)), scale)
+    lead = a.ndim + b.ndim - 2 - weight.ndim
+    return jnp.sqrt(jnp.sum(total * total, axis=tuple(range(lead, a.ndim - 1))))
+
+
+def _constant(array: Array) -> Array:
+    """Return an array without a gradient, nor the type of one whose gradient is summed later."""
+    return jax.reshard(jax.lax.stop_gradient(array), P(*jax.typeof(array).sharding.spec.partitions))
+
+
+def share_of_norm(magnitude: Array, norms: Array) -> Array:
+    """Return m / n; 0 for columns of zeros, which pad heads."""
+    is_zero = norms == 0
+    return jnp.where(is_zero, 0, magnitude.astype(jnp.float32) / jnp.where(is_zero, 1, norms))
+
+
+def _ends(model: ModelConfig) -> dict[str, LowRank]:
+    """Return the branches outside the layers: of `EMBEDDING`, `UNEMBEDDING`, both or none."""
+    found = program(model)
+    ops = {op.name: op for op in found.embedding if isinstance(op, Lookup)}
+    ends = ops | {op.branch: op for op in found.logits if isinstance(op, Linear)}
+    return {name: op.low_rank for name, op in ends.items() if op.low_rank}
+
+
+def _adapted(ops: tuple[Any, ...]) -> Iterator[tuple[Linear, LowRank]]:
+    """Yield the matmuls with a low-rank branch, and the branch."""
+    yield from ((op, op.low_rank) for op in ops if isinstance(op, Linear) and op.low_rank)
+
+
+def _merged(weight: Array, weights: Mapping[str, Any], name: str, branch: LowRank) -> Array:
+    """Return a weight with its branch and its magnitudes."""
+    a, b = factors(weights, name)
+    total = _sum(weight, a, b, branch.scale)
+    if branch.has_magnitude:
+        share = share_of_norm(weights[f"{name}{LORA_M}"], column_norms(weight, a, b, branch.scale))
+        lead = a.ndim + b.ndim - 2 - weight.ndim
+        wide = jnp.expand_dims(share, tuple(range(lead, a.ndim - 1)))
+        total = total * jnp.broadcast_to(wide, total.shape, out_sharding=jax.typeof(total).sharding)
+    return total.astype(weight.dtype)
+
+
+def _sum(weight: Array, a: Array, b: Array, scale: float) -> Array:
+    """Compute W [*lead, *inputs, *outputs] + scale * A [*lead, *inputs, rank] B [*lead, rank, *outputs] in float32."""
+    lead = a.ndim + b.ndim - 2 - weight.ndim
     letters = "abcdefghij"[: weight.ndim]
-    inputs, outputs = letters[1 : a.ndim - 1], letters[a.ndim - 1 :]
+    first, inputs, outputs = letters[:lead], letters[lead : a.ndim - 1], letters[a.ndim - 1 :]
     wide = (array.astype(jnp.float32) for array in (a, b))
     spec = jax.typeof(weight).sharding.spec
-    added = jnp.einsum(f"a{inputs}z,az{outputs}->{letters}", *wide, out_sharding=spec)
-    return (weight.astype(jnp.float32) + jnp.float32(scale) * added).astype(weight.dtype)
+    added = jnp.einsum(f"{first}{inputs}z,{first}z{outputs}->{letters}", *wide, out_sharding=spec)
+    return weight.astype(jnp.float32) + jnp.float32(scale) * added

@@ -36,9 +36,11 @@ from meshwright.description.step.layer import (
     SigmoidGate,
     Slice,
     Stack,
+    vector_dims,
 )
-from meshwright.description.step.parameter_tree import LORA_A, LORA_B, SINKS
+from meshwright.description.step.parameter_tree import LORA_M, SINKS
 from meshwright.execution.models.activation import activate
+from meshwright.execution.models.adapters import column_norms, factors, share_of_norm
 from meshwright.execution.models.attention_layer import attention_layer
 from meshwright.execution.models.context import LayerContext, Weights
 from meshwright.execution.models.dropout import ATTENTION, MLP, dropout
@@ -131,25 +133,48 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
         weights = [run.weights[each.name] for each in ops]
         products = column_parallel_linear(source, weights, ops, layout, strategy, run.whole)
         for each, product in zip(ops, products, strict=True):
-            run.values[each.target] = _with_bias(product, _bias(run, each))
-            if each.low_rank:
-                added = low_rank_columns(source, *_factors(run, each), each, layout, run.context.rng)
-                run.values[each.target] = checkpoint_name(run.values[each.target] + added, PRODUCT)
+            if not each.low_rank:
+                run.values[each.target] = _with_bias(product, _bias(run, each))
+                continue
+            added = low_rank_columns(source, *factors(run.weights, each.name), each, layout, run.context.rng)
+            run.values[each.target] = _with_branch(run, each, product, added)
     else:
         # A collective matmul includes the sum.
-        is_partial = op.target in _summed_together(block) and not strategy.collective_matmul
+        is_partial = op.target in _summed_together(block) and not (strategy.collective_matmul or _has_magnitude(op))
         weight = run.weights[op.name]
         added, bias = row_parallel_linear(source, weight, op, layout, strategy, is_partial=is_partial), _bias(run, op)
+        branch = None
+        if op.low_rank:
+            branch = low_rank_rows(source, *factors(run.weights, op.name), op, layout, run.context.rng)
         if is_partial:
             run.values[op.target], run.partial[op.target] = added, bias
-        else:
-            run.values[op.target] = _with_bias(checkpoint_name(added, PRODUCT), bias)
-        if op.low_rank:
-            branch = low_rank_rows(source, *_factors(run, op), op, layout, run.context.rng)
-            if is_partial:
+            if branch is not None:
                 run.branches[op.target] = branch
-            else:
-                run.values[op.target] = checkpoint_name(run.values[op.target] + branch, PRODUCT)
+        elif branch is None:
+            run.values[op.target] = _with_bias(checkpoint_name(added, PRODUCT), bias)
+        else:
+            run.values[op.target] = _with_branch(run, op, checkpoint_name(added, PRODUCT), branch)
+
+
+def _has_magnitude(op: Linear) -> bool:
+    return op.low_rank is not None and op.low_rank.has_magnitude
+
+
+def _with_branch(run: _Run, op: Linear, product: Array, branch: Array) -> Array:
+    """Return a matmul's result with its low-rank branch and bias; with DoRA, times each output's magnitude over its norm.
+
+    product, branch: [b, s, *outputs].
+    """
+    assert op.low_rank
+    if not op.low_rank.has_magnitude:
+        return checkpoint_name(_with_bias(product, _bias(run, op)) + branch, PRODUCT)
+    layout, weights = run.context.layout, run.weights
+    norms = column_norms(weights[op.name], *factors(weights, op.name), op.low_rank.scale)
+    norms = checkpoint_name(layout.place(norms, *dict(vector_dims(op.outputs))), PRODUCT)
+    share = share_of_norm(weights[f"{op.name}{LORA_M}"], norms)
+    total = checkpoint_name(product + branch, PRODUCT)
+    scaled = total.astype(jnp.float32) * lax.broadcast_to_rank(share, total.ndim)
+    return _with_bias(scaled.astype(total.dtype), _bias(run, op))
 
 
 def _run_stationary(run: _Run, block: Block, *ops: Linear) -> None:
@@ -161,7 +186,7 @@ def _run_stationary(run: _Run, block: Block, *ops: Linear) -> None:
     for op in ops:
         made = stationary_product(source, run.weights[op.name], op, layout, jnp.float32 if op.is_on_residual else None)
         if op.low_rank and run.context.slots is not None:
-            made += low_rank_of_rows(source, *_factors(run, op), op, layout, run.context.slots)
+            made += low_rank_of_rows(source, *factors(run.weights, op.name), op, layout, run.context.slots)
         bias = _bias(run, op)
         if op.is_on_residual:
             run.values[op.target] = _with_bias(layout.place(made, "batch", "residual_sequence", "router"), bias)
@@ -333,11 +358,6 @@ def _attention_inputs(block: Block) -> frozenset[str]:
 
 def _bias(run: _Run, op: Linear) -> Array | None:
     return run.weights[f"{op.name}_bias"] if op.has_bias else None
-
-
-def _factors(run: _Run, op: Linear) -> tuple[Array, Array]:
-    """Return the two weights of a matmul's low-rank branch."""
-    return run.weights[f"{op.name}{LORA_A}"], run.weights[f"{op.name}{LORA_B}"]
 
 
 def _with_bias(x: Array, bias: Array | None, *, is_split: bool = False) -> Array:

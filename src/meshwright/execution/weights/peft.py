@@ -2,7 +2,8 @@
 
 PEFT has an A [rank, in] and a B [out, rank] for each adapted module. A module that contains several of our matmuls
 (c_attn, qkv_proj) has one A for all, while our matmuls have one each: in PEFT's format these become one A of the summed
-rank, with a block-diagonal B, which computes the same. PEFT's adapters are read as matmuls with equal A.
+rank, with a block-diagonal B, which computes the same. PEFT's adapters are read as matmuls with equal A. A lookup has
+`lora_embedding_A` [rank, rows] and `lora_embedding_B` [columns, rank]; DoRA a `lora_magnitude_vector` [out].
 """
 
 from __future__ import annotations
@@ -15,10 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.description.families.adapters import ADAPTER_CONFIG, adapter_config, is_adapted, module_scale
-from meshwright.description.step.lora import LoRA
+from meshwright.description.families.adapters import (
+    ADAPTER_CONFIG,
+    adapter_config,
+    end_modules,
+    is_adapted,
+    module_scale,
+)
+from meshwright.description.step.lora import EMBEDDING, LoRA
 from meshwright.description.step.model import ModelConfig, without_lora
-from meshwright.description.step.parameter_tree import LORA_A, LORA_B, RANK, Parameter
+from meshwright.description.step.parameter_tree import LORA_A, LORA_B, LORA_M, RANK, Parameter
 from meshwright.errors import MeshwrightError
 from meshwright.execution.weights.directory import DTYPES, Tensor, read_file, write_file
 from meshwright.execution.weights.places import Place, places
@@ -44,11 +51,16 @@ class _Module:
         """The module's path within a layer, as in PEFT's target_modules."""
         return self.published.split("{layer}.")[1].removesuffix(".weight")
 
-    def names(self) -> Iterator[tuple[int, str, str]]:
-        """Yield the number of each layer of the stack, and the names of PEFT's A and B in that layer."""
+    def names(self) -> Iterator[tuple[int, str]]:
+        """Yield the number of each layer of the stack, and the module's full name in that layer."""
         for (layer,), name in self.parts[0][1].names():
-            module = PREFIX + name.removesuffix(".weight")
-            yield layer, f"{module}.lora_A.weight", f"{module}.lora_B.weight"
+            yield layer, name.removesuffix(".weight")
+
+
+def _tensor_names(module: str, is_lookup: bool = False) -> tuple[str, str, str]:
+    """Return the names of PEFT's tensors of a module: A, B, and the magnitudes of DoRA."""
+    a, b = ("embedding_A", "embedding_B") if is_lookup else ("A.weight", "B.weight")
+    return f"{PREFIX}{module}.lora_{a}", f"{PREFIX}{module}.lora_{b}", f"{PREFIX}{module}.lora_magnitude_vector"
 
 
 def write_adapter(
@@ -66,78 +78,115 @@ def write_adapter(
     tensors: dict[str, np.ndarray] = {}
     for module in modules:
         stacks = [(place, _stack(params, path)) for path, place in module.parts]
-        for layer, name_a, name_b in module.names():
-            blocks = [(place, (own[LORA_A][layer], own[LORA_B][layer]) if own else None) for place, own in stacks]
-            tensors[name_a], tensors[name_b] = _joined(blocks, lora)
+        for layer, name in module.names():
+            blocks = [(place, {end: array[layer] for end, array in own.items()}) for place, own in stacks]
+            tensors |= zip(_tensor_names(name), _joined(blocks, lora, name), strict=False)
+    for ours, name in end_modules(model).items():
+        if ours in lora.targets:
+            ends = zip((LORA_A, LORA_B, LORA_M), _tensor_names(name, ours == EMBEDDING), strict=True)
+            tensors |= {theirs: np.asarray(params[ours + end], np.float32).T for end, theirs in ends if ours + end in params}
     entries = [(name, array.shape, dtype) for name, array in tensors.items()]
     write_file(directory / ADAPTER_WEIGHTS, entries, lambda name: tensors[name].astype(DTYPES[dtype]))
-    write_text(directory / ADAPTER_CONFIG, json.dumps(_config(lora, modules, base), indent=2) + "\n")
+    write_text(directory / ADAPTER_CONFIG, json.dumps(_config(model, modules, base), indent=2) + "\n")
 
 
-def read_adapter(directory: Path, model: ModelConfig) -> dict[str, dict[str, np.ndarray]]:
-    """Return the float32 adapters of a model with `lora`, layers stacked, from PEFT's tensors.
+def read_adapter(directory: Path, model: ModelConfig) -> dict[str, Any]:
+    """Return the float32 adapters of a model with `lora`, a tree with layers stacked, from PEFT's tensors.
 
     Layers without an adapter (`is_adapted`) have zeros, whose gradients are 0 too: training leaves them as they are.
 
     Raises:
         MeshwrightError: if a tensor is missing, extra, of another shape, or not finite.
     """
-    lora, tensors = _lora(model), {tensor.name: tensor for tensor in read_file(directory / ADAPTER_WEIGHTS)}
-    config, found = adapter_config(directory), dict[str, dict[str, list[np.ndarray]]]()
-    used = {tensor.name for tensor in saved_tensors(directory).values()}
+    lora, config, reader = _lora(model), adapter_config(directory), _Reader(directory, _lora(model))
+    found = dict[str, dict[str, list[np.ndarray]]]()
     for module in _modules(model):
-        for _, name_a, name_b in module.names():
-            name = name_a.removeprefix(PREFIX).removesuffix(".lora_A.weight")
-            if not is_adapted(config, name):
-                for path, place in module.parts:
-                    a, b = np.zeros((*place.inputs, lora.rank)), np.zeros((lora.rank, *place.outputs))
-                    _append(found, path, a.astype(np.float32), b.astype(np.float32))
+        for _, name in module.names():
+            if is_adapted(config, name):
+                for path, arrays in _split(module, reader.module(name), lora, f"{name} in {directory}"):
+                    _append(found, path, arrays)
                 continue
-            a, b = (_array(name, tensors, directory) for name in (name_a, name_b))
-            used |= {name_a, name_b}
-            own = module_scale(config, name)
-            if a.shape[:1] != (own.rank,) or b.shape[-1:] != (own.rank,):
-                raise MeshwrightError(
-                    f"{name_a} in {tensors[name_a].file} has shape {list(a.shape)}, and its B {list(b.shape)};"
-                    f" {ADAPTER_CONFIG} makes them [{own.rank}, in] and [out, {own.rank}]"
-                )
-            # All adapters get one rank and one scale: pad with zeros, and multiply B by the ratio of the scales.
-            if (rest := lora.rank - own.rank) > 0:
-                a, b = np.pad(a, ((0, rest), (0, 0))), np.pad(b, ((0, 0), (0, rest)))
-            b = b * np.float32(own.scale / lora.low_rank.scale)
-            for path, ours_a, ours_b in _split(module, a, b, lora, tensors[name_a]):
-                _append(found, path, ours_a, ours_b)
-    if extra := sorted(tensors.keys() - used):
-        raise MeshwrightError(f"{tensors[extra[0]].file} holds {extra[0]}, which no target of {ADAPTER_CONFIG} has")
-    return {stack: {name: np.stack(layers) for name, layers in own.items()} for stack, own in found.items()}
+            if lora.dora:
+                raise MeshwrightError(f"{directory} has DoRA in some layers and none in {name}; it is read of all layers")
+            for path, place in module.parts:
+                a, b = np.zeros((*place.inputs, lora.rank)), np.zeros((lora.rank, *place.outputs))
+                _append(found, path, {LORA_A: a.astype(np.float32), LORA_B: b.astype(np.float32)})
+    ends = {}
+    for ours, name in end_modules(model).items():
+        if ours in lora.targets:
+            arrays, shape = reader.module(name, is_lookup=ours == EMBEDDING), (model.embed, model.vocab)
+            of_tensors = (arrays[LORA_A].shape[1], arrays[LORA_B].shape[0])
+            if of_tensors != (wanted := shape[:: -1 if ours == EMBEDDING else 1]):
+                raise MeshwrightError(f"{name} in {directory} is for {list(of_tensors)}; the model has {list(wanted)} there")
+            ends |= {ours + end: array.T for end, array in arrays.items()}
+    reader.check_all_read()
+    return ends | {stack: {name: np.stack(layers) for name, layers in own.items()} for stack, own in found.items()}
 
 
-def _append(found: dict[str, dict[str, list[np.ndarray]]], path: str, a: np.ndarray, b: np.ndarray) -> None:
-    """Append a layer's A and B to those of the matmul at `path`."""
+class _Reader:
+    """Reader of PEFT's tensors by module, with the rank and the scale of the model's adapters."""
+
+    def __init__(self, directory: Path, lora: LoRA) -> None:
+        self.directory, self.lora, self.config = directory, lora, adapter_config(directory)
+        self.tensors = {tensor.name: tensor for tensor in read_file(directory / ADAPTER_WEIGHTS)}
+        self.used = {tensor.name for tensor in saved_tensors(directory).values()}
+
+    def module(self, name: str, *, is_lookup: bool = False) -> dict[str, np.ndarray]:
+        """Return a module's A [rank, in], B [out, rank] and, with DoRA, magnitudes [out], by `LORA_A` and so on.
+
+        Ranks are padded with zeros, and B is multiplied by the ratio of the scales.
+        """
+        names = dict(zip((LORA_A, LORA_B, LORA_M)[: 3 if self.lora.dora else 2], _tensor_names(name, is_lookup), strict=False))
+        found = {end: _array(each, self.tensors, self.directory) for end, each in names.items()}
+        self.used |= {*names.values()}
+        (a, b), own = (found[LORA_A], found[LORA_B]), module_scale(self.config, name)
+        if a.shape[:1] != (own.rank,) or b.shape[-1:] != (own.rank,) or (a.ndim, b.ndim) != (2, 2):
+            raise MeshwrightError(
+                f"{names[LORA_A]} in {self.tensors[names[LORA_A]].file} has shape {list(a.shape)}, and its B"
+                f" {list(b.shape)}; {ADAPTER_CONFIG} makes them [{own.rank}, in] and [out, {own.rank}]"
+            )
+        if self.lora.dora and found[LORA_M].shape != b.shape[:1]:
+            raise MeshwrightError(
+                f"{names[LORA_M]} in {self.tensors[names[LORA_M]].file} has shape {list(found[LORA_M].shape)}, and B"
+                f" {list(b.shape)}"
+            )
+        if (rest := self.lora.rank - own.rank) > 0:
+            a, b = np.pad(a, ((0, rest), (0, 0))), np.pad(b, ((0, 0), (0, rest)))
+        return found | {LORA_A: a, LORA_B: b * np.float32(own.scale / self.lora.low_rank.scale)}
+
+    def check_all_read(self) -> None:
+        """Raise if a tensor belongs to no target."""
+        if extra := sorted(self.tensors.keys() - self.used):
+            file = self.tensors[extra[0]].file
+            raise MeshwrightError(f"{file} holds {extra[0]}, which no target of {ADAPTER_CONFIG} has")
+
+
+def _append(found: dict[str, dict[str, list[np.ndarray]]], path: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Append a layer's A, B and magnitudes, by `LORA_A` and so on, to those of the matmul at `path`."""
     stack, _, name = path.rpartition(".")
-    own = found.setdefault(stack, {})
-    own.setdefault(f"{name}{LORA_A}", []).append(a)
-    own.setdefault(f"{name}{LORA_B}", []).append(b)
+    for end, array in arrays.items():
+        found.setdefault(stack, {}).setdefault(name + end, []).append(array)
 
 
 def saved_tensors(directory: Path) -> dict[str, Tensor]:
-    """Return full weights stored with an adapter (`modules_to_save`), by the names of the weights they replace.
+    """Return full weights stored with an adapter, by the names of the weights they replace.
+
+    They are those of `modules_to_save`, and the tables that PEFT writes beside adapters of them (`base_layer`).
 
     Raises:
         MeshwrightError: if a module has no tensor.
     """
-    modules = adapter_config(directory).get("modules_to_save") or ()
-    tensors = list(read_file(directory / ADAPTER_WEIGHTS)) if modules else []
-    found: dict[str, Tensor] = {}
-    for module in modules:
-        held = {
-            name: tensor
-            for tensor in tensors
-            if f".{module}." in (name := tensor.name.removeprefix(PREFIX.removesuffix("."))) and ".lora_" not in name
-        }
+    tensors = {
+        tensor.name.removeprefix(PREFIX): tensor
+        for tensor in read_file(directory / ADAPTER_WEIGHTS)
+        if ".lora_" not in tensor.name
+    }
+    found = {name.replace(".base_layer", ""): each for name, each in tensors.items() if ".base_layer." in name}
+    for module in adapter_config(directory).get("modules_to_save") or ():
+        held = {name: tensor for name, tensor in tensors.items() if f".{module}." in f".{name}"}
         if not held:
             raise MeshwrightError(f"{directory / ADAPTER_WEIGHTS} has no {module}, which modules_to_save names")
-        found |= {name.removeprefix("."): tensor for name, tensor in held.items()}
+        found |= held
     return found
 
 
@@ -166,40 +215,47 @@ def _stack(params: Mapping[str, Any], path: str) -> Mapping[str, Any]:
     """Return the adapters of a matmul, unsharded, for all layers; empty for a matmul without adapters."""
     stack, _, name = path.rpartition(".")
     own = params[stack]
-    return {end: np.asarray(own[name + end], np.float32) for end in (LORA_A, LORA_B) if name + end in own}
+    return {end: np.asarray(own[name + end], np.float32) for end in (LORA_A, LORA_B, LORA_M) if name + end in own}
 
 
-def _joined(
-    blocks: list[tuple[Place, tuple[np.ndarray, np.ndarray] | None]], lora: LoRA
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return a module's A and B in PEFT's format from those of its matmuls."""
+def _joined(blocks: list[tuple[Place, Mapping[str, np.ndarray]]], lora: LoRA, name: str) -> Iterator[np.ndarray]:
+    """Yield a module's A and B in PEFT's format from those of its matmuls, and its magnitudes if there are any.
+
+    Raises:
+        MeshwrightError: if some of its matmuls have magnitudes and others none.
+    """
     rank = lora.rank * len(blocks)
     first = blocks[0][0]
     rows = int(np.prod(first.inputs))
     a, b = np.zeros((rank, rows), np.float32), np.zeros(_place_of_b(first, rank).tensor_shape, np.float32)
+    m = np.zeros((b.shape[0], 1), np.float32)
     for number, (place, factors) in enumerate(blocks):
-        if factors is not None:
+        if factors:
             own = slice(number * lora.rank, (number + 1) * lora.rank)
-            a[own] = factors[0].reshape(rows, lora.rank).T
-            _place_of_b(place, rank).view(b)[own] = factors[1]
-    return a, b
+            a[own] = factors[LORA_A].reshape(rows, lora.rank).T
+            _place_of_b(place, rank).view(b)[own] = factors[LORA_B]
+        if LORA_M in factors:
+            _place_of_b(place, 1).view(m)[0] = factors[LORA_M]
+        elif lora.dora:
+            raise MeshwrightError(
+                f"{name} holds several products, and only some have DoRA; PEFT has it for all of a module, or none"
+            )
+    yield from (a, b, m[:, 0])[: 3 if lora.dora else 2]
 
 
 def _split(
-    module: _Module, a: np.ndarray, b: np.ndarray, lora: LoRA, tensor: Tensor
-) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield the path of each matmul of a module, with its A [*inputs, rank] and B [rank, *outputs]."""
+    module: _Module, arrays: Mapping[str, np.ndarray], lora: LoRA, what: str
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Yield the path of each matmul of a module, with its A [*inputs, rank], B [rank, *outputs] and magnitudes."""
+    a, b = arrays[LORA_A], arrays[LORA_B]
     rank, count = a.shape[0], len(module.parts)
-    if a.ndim != 2 or rank not in (lora.rank, lora.rank * count) or b.shape[-1:] != (rank,):
-        raise MeshwrightError(
-            f"{tensor.name} in {tensor.file} has shape {list(a.shape)}, and its B {list(b.shape)};"
-            f" {ADAPTER_CONFIG} makes them [{lora.rank}, in] and [out, {lora.rank}]"
-        )
+    if rank not in (lora.rank, lora.rank * count):
+        raise MeshwrightError(f"{what} has rank {rank}; {ADAPTER_CONFIG} makes it {lora.rank}")
     for number, (path, place) in enumerate(module.parts):
         inputs, where = place.inputs, _place_of_b(place, rank)
         if b.shape != where.tensor_shape or a.shape[1] != int(np.prod(inputs)):
             raise MeshwrightError(
-                f"{tensor.name} in {tensor.file} is for [{a.shape[1]}, {b.shape[0]}]; the model has"
+                f"{what} is for [{a.shape[1]}, {b.shape[0]}]; the model has"
                 f" [{int(np.prod(inputs))}, {where.tensor_shape[0]}] there"
             )
         ours_b, own = where.view(b), slice(0, rank)
@@ -207,10 +263,12 @@ def _split(
             own = slice(number * lora.rank, (number + 1) * lora.rank)
             if np.delete(ours_b, np.r_[own], axis=0).any():
                 raise MeshwrightError(
-                    f"{tensor.name} in {tensor.file} has rank {rank} and no blocks of rank {lora.rank}, one for each"
-                    f" product that it holds"
+                    f"{what} has rank {rank} and no blocks of rank {lora.rank}, one for each product that it holds"
                 )
-        yield path, a[own].T.reshape(*inputs, lora.rank), np.array(ours_b[own])
+        found = {LORA_A: a[own].T.reshape(*inputs, lora.rank), LORA_B: np.array(ours_b[own])}
+        if LORA_M in arrays:
+            found[LORA_M] = np.array(_place_of_b(place, 1).view(arrays[LORA_M][:, None])[0])
+        yield path, found
 
 
 def _place_of_b(place: Place, rank: int) -> Place:
@@ -233,10 +291,12 @@ def _array(name: str, tensors: Mapping[str, Tensor], directory: Path) -> np.ndar
     return found
 
 
-def _config(lora: LoRA, modules: list[_Module], base: str | None) -> dict[str, Any]:
+def _config(model: ModelConfig, modules: list[_Module], base: str | None) -> dict[str, Any]:
     """Return adapter_config.json; the rank of modules with several matmuls is the sum."""
+    lora = _lora(model)
     several = {module.path: len(module.parts) for module in modules if len(module.parts) > 1}
     whole = int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha
+    ends = {name.rpartition(".")[2] for ours, name in end_modules(model).items() if ours in lora.targets}
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -244,7 +304,8 @@ def _config(lora: LoRA, modules: list[_Module], base: str | None) -> dict[str, A
         "r": lora.rank,
         "lora_alpha": whole,
         "lora_dropout": lora.dropout,
-        "target_modules": sorted({module.path for module in modules}),
+        "use_dora": lora.dora,
+        "target_modules": sorted({*ends, *(module.path for module in modules)}),
         "rank_pattern": {path: count * lora.rank for path, count in several.items()},
         "alpha_pattern": {path: count * whole for path, count in several.items()},
         "fan_in_fan_out": not all(module.parts[0][1].published.is_transposed for module in modules),

@@ -69,6 +69,7 @@ class Layout:
         sp_method: how queries reach the keys of a split sequence.
         is_packed: whether rows hold several documents.
         is_pair: whether sp is 2.
+        is_gathered_once: whether weights are gathered at the start of a step (ZeRO 1 and 2), not in each layer.
         frozen: paths of parameters without gradient.
     """
 
@@ -83,6 +84,7 @@ class Layout:
     collective_matmul: bool
     tp_stream: TpStream
     dropout: bool
+    is_gathered_once: bool = False
     frozen: frozenset[str] = frozenset()
 
     @cached_property

@@ -29,9 +29,10 @@ from meshwright.description.step.layer import (
     SigmoidGate,
     Slice,
     Stack,
+    vector_dims,
 )
 from meshwright.description.step.layer import Block as LayerBlock
-from meshwright.description.step.parameter_tree import DECAY_BIAS, DECAY_LOG, LORA_A, LORA_B, RANK, SINKS
+from meshwright.description.step.parameter_tree import DECAY_BIAS, DECAY_LOG, LORA_A, LORA_B, LORA_M, RANK, SINKS
 from meshwright.description.step.passes.nodes import (
     IMBALANCE,
     Core,
@@ -166,6 +167,9 @@ class _BlockSharder:
 
     def _linear(self, op: Linear) -> Iterator[Node]:
         """Yield a matmul with a weight. Its input is gathered along the tokens over the axes that split the weight."""
+        if op.low_rank and op.low_rank.has_magnitude:
+            yield from self._with_magnitude(op, op.low_rank)
+            return
         inner, columns = self.layout.used(op.inputs), self.layout.used(op.outputs)
         lead = self._rows(op)
         source = op.source
@@ -252,6 +256,34 @@ class _BlockSharder:
             # The branch is added after the matmul's sum over tp, whose gradient is resharded differently (`_summed`).
             self.branches[op.target] = made = f"{op.target} of low rank"
             yield self._node(*out, added, reads=(split,), writes=made, saved=saved)
+
+    def _with_magnitude(self, op: Linear, branch: LowRank) -> Iterator[Node]:
+        """Yield a matmul and its branch, times a magnitude over the norm of each output's column (DoRA).
+
+        The squares are of the weights as a layer finds them, so that devices sum them over all axes that split the inputs.
+        """
+        total, norms = f"{op.target} before magnitudes", f"{op.target} norms"
+        yield from self._linear(replace(op, target=total, low_rank=replace(branch, has_magnitude=False)))
+        yield from self._summed((total,), total)
+        of_layer = self.layout.used if self.layout.is_gathered_once else self.layout.stored
+        inner, columns = of_layer(op.inputs), of_layer(op.outputs)
+        product = Product(
+            name=f"{self.stack}.{op.name} norms", rows=inner, inner=self.layout.stored(((RANK, branch.rank),)),
+            columns=columns, passes="forward",
+        )  # fmt: skip
+        work: list[Work] = [product]
+        stored, whole = Array(norms, columns, width="float32"), self.layout.used(vector_dims(op.outputs))
+        phases: Phases = ("forward", "recompute")
+        if axes := outermost_first(axes_of(inner)):
+            work.append(Exchange(name=norms, kind="all-reduce", axes=axes, array=stored, phases=phases))
+        if axes := outermost_first(axis for axis in axes_of(columns) if axis not in axes_of(whole)):
+            array = replace(stored, dims=whole)
+            work.append(Exchange(name=norms, kind="all-gather", axes=axes, array=array, phases=phases))
+        yield self._node(*work, writes=norms, tag=Tag.PRODUCT)
+        self.arrays[op.target] = on = replace(self.arrays[total], name=op.target)
+        vector = self._vector(f"{op.name}{LORA_M}", vector_dims(op.outputs), on)
+        both = (total, norms)
+        yield self._node(PassOver(kind="low_rank", arrays=(on,)), vector, reads=both, writes=op.target, saved=both)
 
     def _factor(self, name: str, rows: tuple[Dim, ...], inputs: Dims, outputs: Dims) -> tuple[Weight, Product]:
         """Return one of the two matmuls of a low-rank branch, and its weight."""
