@@ -21,12 +21,15 @@ from meshwright.serving.engine.engine import Engine
 from meshwright.serving.engine.followers import decode_work, encode_work
 from meshwright.serving.engine.request import Request, UnknownAdapterError
 from meshwright.serving.engine.settings import EngineSettings
+from meshwright.support.field_types import nested
 
 TINY = replace(PRESETS["tiny"], num_layers=2, num_kv_heads=4)
 SMALL, FEW_HEADS = replace(TINY, num_layers=1), replace(TINY, num_kv_heads=2)
-SETTINGS = EngineSettings(rows=8, context=64, page_size=4, chunk_tokens=16, adapter_slots=3, adapter_rank=6)
+SETTINGS = EngineSettings(
+    rows=8, context=64, page_size=4, chunk_tokens=16, adapter_slots=3, adapter_rank=6, adapter_ends=("embedding", "unembedding")
+)  # fmt: skip
 ADAPTERS = {
-    "one": {"rank": 2, "targets": ("q_proj", "v_proj")},
+    "one": {"rank": 2, "targets": ("q_proj", "v_proj", "embed_tokens", "lm_head")},
     "all": {"rank": 6, "alpha": 3.0},
     "down": {"rank": 3, "targets": ("down", "output", "key"), "alpha": 30.0},
 }
@@ -37,12 +40,12 @@ def save_adapter(directory, config, seed, *, rank, targets=("all-linear",), alph
     adapted = with_adapters(config, rank=rank, targets=targets, alpha=alpha)
     draw = np.random.default_rng(seed)
     own = {
-        path.removeprefix("layers."): draw.normal(0, 0.2, parameter.shape)
+        path: draw.normal(0, 0.2, parameter.shape)
         for path, parameter in leaves(parameters(adapted))
         if is_adapter(path)
     }
     directory.mkdir(parents=True)
-    write_adapter(directory, adapted, {"layers": own}, base="drawn")
+    write_adapter(directory, adapted, nested(own), base="drawn")
     return directory
 
 

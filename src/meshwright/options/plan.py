@@ -51,9 +51,11 @@ class WorkloadArgs:
     lora_alpha: Annotated[float | None, option("NUMBER")] = None
     """Adapters' output is scaled by alpha / rank. Default: 2 * rank."""
     lora_targets: Annotated[str | None, option("NAMES"), Keyword("str | Sequence[str] | None")] = None
-    """Matmuls with adapters, as q_proj,v_proj or query,value. Default: all-linear."""
+    """Matmuls with adapters, as q_proj,v_proj or query,value, and embed_tokens, lm_head. Default: all-linear."""
     lora_dropout: Annotated[float | None, option("SHARE")] = None
     """Dropout of the adapters' input in training, as 0.05. Default: 0."""
+    lora_dora: Annotated[bool, option()] = False
+    """Train a magnitude for each output of the adapted matmuls too, as DoRA does (arXiv:2402.09353). Default: off."""
     quantize_base: Annotated[BaseFormat | None, option("nf4|int8")] = None
     """With adapters: store the weights of layers in 4 bits (nf4) or in int8, as QLoRA does. Default: in --dtype.
     """

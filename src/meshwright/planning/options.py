@@ -103,7 +103,7 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
     return workload, system
 
 
-LORA_OPTIONS = ("lora_rank", "lora_alpha", "lora_targets", "lora_dropout")
+LORA_OPTIONS = ("lora_rank", "lora_alpha", "lora_targets", "lora_dropout", "lora_dora")
 """Options of low-rank adapters."""
 
 
@@ -127,7 +127,14 @@ def read_adapters(model: ModelConfig, options: Mapping[str, Any]) -> ModelConfig
         return model
     rank, targets = read_count("lora_rank", options["lora_rank"]), read_names(options.get("lora_targets", ALL_LINEAR))
     dropout = options.get("lora_dropout", 0.0)
-    return with_adapters(model, rank=rank, alpha=options.get("lora_alpha"), targets=targets, dropout=dropout)
+    return with_adapters(
+        model,
+        rank=rank,
+        alpha=options.get("lora_alpha"),
+        targets=targets,
+        dropout=dropout,
+        dora=options.get("lora_dora", False),
+    )
 
 
 def read_names(value: str | Sequence[str]) -> tuple[str, ...]:

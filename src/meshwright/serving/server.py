@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from meshwright.description.families.adapters import read_adapter_config
-from meshwright.description.step.lora import MAX_RANK, MAX_SLOTS
+from meshwright.description.step.lora import EMBEDDING, MAX_RANK, MAX_SLOTS, UNEMBEDDING
 from meshwright.description.step.model import ModelConfig
 from meshwright.errors import MeshwrightError
 from meshwright.execution.loading.advice import advised_mesh
@@ -170,11 +170,12 @@ def _find_models(args: ServeArgs) -> tuple[Found, Found | None, EngineSettings]:
 
 def _slots(
     args: ServeArgs, options: Mapping[str, Any], named: Mapping[str, Path], model: ModelConfig
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Return the engine's settings of adapter slots."""
     slots = options.get("adapter_slots", len(named))
-    ranks = [read_adapter_config(path, model).rank for path in named.values()]
-    rank = options.get("adapter_rank", max(ranks, default=EngineSettings.adapter_rank))
+    adapters = [read_adapter_config(path, model) for path in named.values()]
+    rank = options.get("adapter_rank", max((each.rank for each in adapters), default=EngineSettings.adapter_rank))
+    ends = tuple(end for end in (EMBEDDING, UNEMBEDDING) if any(end in each.targets for each in adapters))
     for name, value, most in (("slots", slots, MAX_SLOTS), ("rank", rank, MAX_RANK)):
         if not 1 <= value <= most and (name, value) != ("slots", 0):
             raise MeshwrightError(f"--adapter-{name} is {value}; it must be a whole number from 1 to {most:,}")
@@ -185,7 +186,7 @@ def _slots(
         raise MeshwrightError(f"{what} is given, and there are no slots for adapters; add --adapter-slots, as 4")
     if args.adapter_folder is not None and not args.adapter_folder.is_dir():
         raise MeshwrightError(f"--adapter-folder {args.adapter_folder} is no directory")
-    return {"adapter_slots": slots, "adapter_rank": rank}
+    return {"adapter_slots": slots, "adapter_rank": rank, "adapter_ends": ends}
 
 
 def _serve(

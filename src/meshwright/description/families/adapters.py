@@ -59,8 +59,10 @@ def with_adapters(
     return replace(model, lora=lora)
 
 
-def with_adapter_slots(model: ModelConfig, *, slots: int, rank: int) -> ModelConfig:
-    """Return the model with room for several adapters beside every matmul that can have one; as it is for no slots.
+def with_adapter_slots(model: ModelConfig, *, slots: int, rank: int, ends: Sequence[str] = ()) -> ModelConfig:
+    """Return the model with room for several adapters beside every matmul of its layers that can have one.
+
+    For no slots it is as it was.
 
     Each row of a server's step uses one of them, or none.
 
@@ -68,11 +70,13 @@ def with_adapter_slots(model: ModelConfig, *, slots: int, rank: int) -> ModelCon
         model: the model without adapters.
         slots: the number of adapters.
         rank: their largest rank; adapters of a smaller one are padded with zeros.
+        ends: those of `EMBEDDING` and `UNEMBEDDING` that have room too.
     """
     if not slots:
         return model
     # Adapters of different scales share the slots, so that each B is multiplied by its scale when it is read.
-    return replace(model, lora=LoRA(rank=rank, alpha=rank, targets=lora_targets(model, (ALL_LINEAR,)), slots=slots))
+    targets = lora_targets(model, (ALL_LINEAR, *ends))
+    return replace(model, lora=LoRA(rank=rank, alpha=rank, targets=targets, slots=slots))
 
 
 def lora_targets(model: ModelConfig, names: Sequence[str]) -> tuple[str, ...]:

@@ -388,6 +388,15 @@ def _embedding(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
             columns = layout.stored((op.columns,))
             rows = Array("embedding", (*layout.tokens, *columns), layout.axes("vocab"))
             yield from _moved("embedding", EMBEDDING, (rows, Array("embedding", (*layout.residual_tokens, *columns))))
+            if op.low_rank:
+                # The branches of all slots: their rows are summed like the table's, and multiplied by B.
+                low = layout.stored(op.low_rank.dims)
+                rows = Array("embedding low rank", (*layout.tokens, *low), layout.axes("vocab"))
+                yield from _moved(rows.name, EMBEDDING, (rows, Array(rows.name, (*layout.residual_tokens, *low))))
+                yield Matmul(
+                    name=f"{op.name}{LORA_B}", target=op.target, phase="forward", region=EMBEDDING, block=Block.EMBEDDING,
+                    role="result", rows=layout.residual_tokens, inner=low, columns=columns,
+                )  # fmt: skip
 
 
 def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
@@ -406,6 +415,13 @@ def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
                 name=op.name, target=op.target, phase="forward", region=LOGITS, block=Block.LOGITS, role="result",
                 rows=(batch,), inner=inner, columns=columns,
             )  # fmt: skip
+            if op.low_rank:
+                low = layout.stored(op.low_rank.dims)
+                for name, read, made in ((LORA_A, inner, low), (LORA_B, low, columns)):
+                    yield Matmul(
+                        name=f"{op.branch}{name}", target=op.target, phase="forward", region=LOGITS, block=Block.LOGITS,
+                        role="result", rows=(batch,), inner=read, columns=made,
+                    )  # fmt: skip
             logits = Array("logits", (batch, *columns), axes_of(inner), width="float32")
             yield from _moved("logits", LOGITS, (logits, _reduced(logits)))
             # (value, id)

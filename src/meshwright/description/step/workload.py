@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+from meshwright.description.step.lora import EMBEDDING, UNEMBEDDING
 from meshwright.description.step.model import Model, ModelConfig, ProgramModel, largest
 from meshwright.description.step.parameter_tree import Parameter
 from meshwright.description.step.trained import BaseFormat, can_be_quantised, frozen_paths
@@ -71,7 +72,17 @@ class Workload:
             if not 1 <= (value := getattr(self, field)) <= largest(field):
                 raise MeshwrightError(f"{field} is {value}; it takes a whole number from 1 to {largest(field):,}")
         frozen_paths(self.model, self.frozen)
-        if self.quantize_base is not None and (not isinstance(self.model, ModelConfig) or self.model.lora is None):
+        lora = self.model.lora if isinstance(self.model, ModelConfig) else None
+        if lora and lora.dora and lora.dropout:
+            raise MeshwrightError(
+                f"lora_dropout is {lora.dropout:g} with DoRA, in which PEFT multiplies dropped inputs by the frozen weights"
+                " too; that is not trained here, use lora_dropout=0"
+            )
+        if lora and lora.dora and (ends := {EMBEDDING, UNEMBEDDING}.intersection(lora.targets)):
+            raise MeshwrightError(
+                f"DoRA of {' and '.join(sorted(ends))} is read and merged, and not trained here; leave it out of the targets"
+            )
+        if self.quantize_base is not None and lora is None:
             raise MeshwrightError(
                 f"quantize_base is {self.quantize_base}, of weights under adapters, and {self.model.name} has none;"
                 " give lora_rank too, as 16"
@@ -127,7 +138,7 @@ class Workload:
     def task(self) -> str:
         """The task, as printed after the model's name: `train`, `train LoRA 16`."""
         lora = self.model.lora if isinstance(self.model, ModelConfig) else None
-        words = f"train LoRA {lora.rank}" if lora else "train"
+        words = f"train {'DoRA' if lora.dora else 'LoRA'} {lora.rank}" if lora else "train"
         words += f" on {self.quantize_base} weights" if self.quantize_base else ""
         return f"{words}, {', '.join(self.frozen)} frozen" if self.frozen else words
 

@@ -16,6 +16,7 @@ from meshwright.description.step.layer import Linear, Lookup, LowRank
 from meshwright.description.step.lora import EMBEDDING, UNEMBEDDING
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.parameter_tree import LORA_A, LORA_B, LORA_M, is_adapter
+from meshwright.execution.models.quantised.weights import dequantised
 
 
 def merged_model(model: ModelConfig) -> ModelConfig:
@@ -46,24 +47,29 @@ def merge_adapters(params: Mapping[str, Any], model: ModelConfig) -> dict[str, A
     return found
 
 
-def with_magnitudes(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
-    """Return parameters with the magnitudes of DoRA as the norms of the columns of the adapted weights.
+def first_magnitudes(params: Mapping[str, Any], model: ModelConfig, dtype: Any) -> dict[str, Any]:
+    """Return the magnitudes with which DoRA begins, by stack: the norms of the columns of the adapted weights.
 
     So PEFT begins: where B is zero, the adapted model is the model. Call this under `jax.jit`.
+
+    Args:
+        params: the parameters, whose weights may be quantised.
+        model: the model, with its adapters.
+        dtype: dtype to which quantised weights are dequantised.
     """
 
-    def of(weights: Mapping[str, Any], name: str, branch: LowRank) -> dict[str, Array]:
-        array = weights[f"{name}{LORA_M}"]
-        norms = column_norms(weights[name], *factors(weights, name), branch.scale)
-        return {f"{name}{LORA_M}": jax.reshard(norms, jax.typeof(array).sharding.spec).astype(array.dtype)}
+    def norms(weights: Mapping[str, Any], op: Linear) -> Array:
+        # One layer at a time, because it is computed in float32.
+        found = jax.lax.map(lambda own: _norms(dequantised(own, dtype), len(op.inputs)), weights[op.name])
+        return jax.reshard(found, jax.typeof(weights[f"{op.name}{LORA_M}"]).sharding.spec)
 
-    found = dict(params)
-    for stack in program(model).stacks:
-        own = params[stack.name]
-        for op, branch in _adapted(stack.ops):
-            if branch.has_magnitude:
-                found[stack.name] = found[stack.name] | of(own, op.name, branch)
-    return found
+    return {
+        stack.name: {
+            f"{op.name}{LORA_M}": norms(params[stack.name], op).astype(params[stack.name][f"{op.name}{LORA_M}"].dtype)
+            for op, branch in _adapted(stack.ops) if branch.has_magnitude
+        }
+        for stack in program(model).stacks
+    }  # fmt: skip
 
 
 def factors(weights: Mapping[str, Any], name: str) -> tuple[Array, Array]:
@@ -82,9 +88,14 @@ def column_norms(weight: Array, a: Array, b: Array, scale: float) -> Array:
     Returns:
         [*lead, *outputs].
     """
-    total = _sum(*(_constant(array) for array in (weight, a, b)), scale)
     lead = a.ndim + b.ndim - 2 - weight.ndim
-    return jnp.sqrt(jnp.sum(total * total, axis=tuple(range(lead, a.ndim - 1))))
+    return _norms(_sum(*(_constant(array) for array in (weight, a, b)), scale), a.ndim - 1 - lead, lead)
+
+
+def _norms(weight: Array, num_inputs: int, lead: int = 0) -> Array:
+    """Return the norm of each column of a weight [*lead, *inputs, *outputs], in float32."""
+    wide = weight.astype(jnp.float32)
+    return jnp.sqrt(jnp.sum(wide * wide, axis=tuple(range(lead, lead + num_inputs))))
 
 
 def _constant(array: Array) -> Array:

@@ -11,9 +11,9 @@ from jax import Array
 from meshwright.description.step.blocks import program
 from meshwright.description.step.layer import CrossEntropy, Linear, Lookup, LowRank, Norm
 from meshwright.description.step.model import ModelConfig
-from meshwright.description.step.parameter_tree import LORA_A, LORA_B
+from meshwright.description.step.parameter_tree import LORA_A, LORA_B, RANK
 from meshwright.execution.models.context import PositionInfo, Weights
-from meshwright.execution.models.generation.stationary import multiply_stored
+from meshwright.execution.models.generation.stationary import low_rank_of_rows, multiply_stored, of_own_slot
 from meshwright.execution.models.dropout import DropoutRng
 from meshwright.execution.models.linear import GATHERED, RESIDUAL, gathered, low_rank_columns
 from meshwright.execution.models.norm import norm
@@ -23,15 +23,26 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 
 
 def embed(
-    params: Weights, tokens: Array, positions: PositionInfo, model: ModelConfig, layout: ShardingContext, dtype: Any
+    params: Weights,
+    tokens: Array,
+    positions: PositionInfo,
+    model: ModelConfig,
+    layout: ShardingContext,
+    dtype: Any,
+    slots: Array | None = None,
 ) -> tuple[Array, Array]:
-    """Return the residual stream of `tokens` [b, s] before the layers, and the gathered embedding table."""
+    """Return the residual stream of `tokens` [b, s] before the layers, and the gathered embedding table.
+
+    slots: in a server, the slot of each row's adapter (`LayerContext`).
+    """
     table, x = table_in_use(params, layout, dtype), None
     for op in program(model).embedding:
         match op:
             case Lookup(is_positional=False):
                 x = _lookup(table, tokens, layout)
-                if op.low_rank:
+                if op.low_rank and slots is not None:
+                    x = x + _lookup_of_slots(params, tokens, op.name, layout, dtype, slots)
+                elif op.low_rank and not op.low_rank.slots:
                     x = x + _low_rank_lookup(params, tokens, op.name, op.low_rank, layout, dtype)
                 if op.multiplier != 1.0:
                     x = x * jnp.asarray(op.multiplier, dtype)
@@ -50,8 +61,10 @@ def table_in_use(params: Weights, layout: ShardingContext, dtype: Any) -> Array:
     return layout.weight(params["embedding"], "vocab", "embed", dtype=dtype)
 
 
-def _lookup(table: Array, tokens: Array, layout: ShardingContext) -> Array:
+def _lookup(table: Array, tokens: Array, layout: ShardingContext, columns: str = "activation") -> Array:
     """Return the rows of `table` for tokens [b, s], sharded like the residual stream between blocks.
+
+    columns: the logical axis of the rows' elements.
 
     With a sharded vocab each device looks up the tokens of all devices in its own rows, and the results are summed.
     """
@@ -62,7 +75,8 @@ def _lookup(table: Array, tokens: Array, layout: ShardingContext) -> Array:
     }
     copied = tuple(axis for axis in axes if not any(axis in split for split in dims.values()))
     if not axes:
-        return layout.place(table.at[tokens].get(out_sharding=layout.spec(*GATHERED)), *RESIDUAL)
+        rows = table.at[tokens].get(out_sharding=layout.spec(*GATHERED[:2], columns))
+        return layout.place(rows, *RESIDUAL[:2], columns)
 
     def lookup(table: Array, tokens: Array) -> Array:
         local = tokens - jax.lax.axis_index(axes) * table.shape[0]
@@ -73,7 +87,7 @@ def _lookup(table: Array, tokens: Array, layout: ShardingContext) -> Array:
         return jax.lax.psum(rows, copied) if copied else rows
 
     specs = (jax.typeof(table).sharding.spec, jax.typeof(tokens).sharding.spec)
-    return jax.shard_map(lookup, in_specs=specs, out_specs=layout.spec(*RESIDUAL))(table, tokens)
+    return jax.shard_map(lookup, in_specs=specs, out_specs=layout.spec(*RESIDUAL[:2], columns))(table, tokens)
 
 
 def _low_rank_lookup(
@@ -84,9 +98,20 @@ def _low_rank_lookup(
     Instead of its result, the rows of A [b, s, rank] are summed over the devices that split the vocabulary.
     """
     rows = layout.weight(params[f"{name}{LORA_A}"], "vocab", "rank", dtype=dtype)
-    low = _lookup(rows, tokens, layout) * jnp.asarray(branch.scale, dtype)
+    low = _lookup(rows, tokens, layout, RANK) * jnp.asarray(branch.scale, dtype)
     out = layout.weight(params[f"{name}{LORA_B}"], "rank", "embed", dtype=dtype, along="residual_sequence")
     return product("bsr,rd->bsd", low, out)
+
+
+def _lookup_of_slots(
+    params: Weights, tokens: Array, name: str, layout: ShardingContext, dtype: Any, slots: Array
+) -> Array:
+    """Return the low-rank branch of a lookup, of each row's adapter: the rows of A of all slots, masked before B."""
+    a, b = (params[f"{name}{end}"].astype(dtype) for end in (LORA_A, LORA_B))
+    vocab, count, rank = a.shape
+    rows = jax.lax.reshape(a, (vocab, count * rank), out_sharding=layout.spec("vocab", RANK))
+    low = _lookup(rows, tokens, layout, RANK).reshape(*tokens.shape, count, rank)
+    return jnp.einsum("bsnr,nrd->bsd", of_own_slot(low, slots), b, out_sharding=layout.spec(*RESIDUAL))
 
 
 def _positions(stored: Array, tokens: Array, numbers: Array, layout: ShardingContext, dtype: Any) -> Array:
@@ -106,10 +131,12 @@ def logits(
     model: ModelConfig,
     layout: ShardingContext,
     rng: DropoutRng | None = None,
+    slots: Array | None = None,
 ) -> Array:
     """Return the float32 logits [b, s, v] of the residual stream x, sharded over vocab. `table` comes from `embed`.
 
     Those of rows that pad the vocabulary (`step.padding`) are minus infinity. rng: dropout of the adapter's input.
+    slots: in a server, the slot of each row's adapter.
     """
     final, unembedding, loss = program(model).logits
     assert isinstance(final, Norm)
@@ -123,13 +150,16 @@ def logits(
         weight = jax.reshard(stored, layout.spec("vocab", "embed"))
         sums = layout.spec("batch", "sequence", "vocab", unreduced=layout.axes("activation"))
         scores = multiply_stored("bsd,vd->bsv", h, weight, layout, dtype=jnp.float32, out=sums)
+        if unembedding.low_rank and slots is not None:
+            a, b = (params[f"{unembedding.branch}{end}"].astype(h.dtype) for end in (LORA_A, LORA_B))
+            scores += low_rank_of_rows(h, a, b, unembedding, layout, slots).astype(jnp.float32)
         scores = layout.place(scores, "batch", "sequence", "vocab")
     elif unembedding.is_tied:
         scores = product("bsd,vd->bsv", h, table, dtype=jnp.float32)
     else:
         weight = layout.weight(params[unembedding.name], "embed", "vocab", dtype=h.dtype)
         scores = product("bsd,dv->bsv", h, weight, dtype=jnp.float32)
-    if unembedding.low_rank:
+    if unembedding.low_rank and not unembedding.low_rank.slots:
         a, b = params[f"{unembedding.branch}{LORA_A}"], params[f"{unembedding.branch}{LORA_B}"]
         scores = scores + low_rank_columns(residual, a, b, unembedding, layout, rng, dtype=jnp.float32)
     if unembedding.has_bias:

@@ -23,7 +23,7 @@ from meshwright.description.step.stages import staged_parameters
 from meshwright.description.step.strategy import DEFAULT, Strategy, strategy_from_data
 from meshwright.description.step.strategy_checks import check_strategy
 from meshwright.description.step.workload import Dtype, Workload
-from meshwright.execution.models.adapters import with_magnitudes
+from meshwright.execution.models.adapters import first_magnitudes
 from meshwright.execution.models.quantised.weights import abstract_quantised, quantised
 from meshwright.execution.runtime.arrays import DTYPES, abstract, initialise, widest
 from meshwright.execution.runtime.sharding_context import ShardingContext
@@ -183,8 +183,10 @@ def first_parameters(
         one = map_leaves(lambda _, array: convert(array, declared[path], base), first([path]))  # noqa: B023
         found = merge_trees(found, jax.block_until_ready(one))
     if adapter is None:
-        has_magnitudes = model.lora is not None and model.lora.dora and paths is None
-        return jax.jit(lambda params: with_magnitudes(params, model))(found) if has_magnitudes else found
+        if paths is not None or model.lora is None or not model.lora.dora:
+            return found
+        begin = jax.jit(lambda params: first_magnitudes(params, model, DTYPES[workload.compute_dtype]))
+        return merge_trees(found, begin(found))
     stored = dict(leaves(_abstract_parameters(parameters(model), mesh, ordered, whole, dtype)))
     own: Any = read_adapter(adapter, model)
     return merge_trees(found, map_leaves(lambda path, array: jax.device_put(array, stored[path].sharding), own))

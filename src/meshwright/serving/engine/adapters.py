@@ -21,6 +21,7 @@ from jax import Array
 
 from meshwright.description.families.adapters import read_adapter_config
 from meshwright.description.step.blocks import program
+from meshwright.description.step.lora import EMBEDDING, UNEMBEDDING
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import (
@@ -36,6 +37,7 @@ from meshwright.description.step.serving import SERVING_RULES
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.arrays import fit
 from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.trainable import merge_trees
 from meshwright.execution.weights.peft import read_adapter
 from meshwright.mesh import MeshShape
 from meshwright.serving.engine.request import Adapter
@@ -44,8 +46,8 @@ from meshwright.support.field_types import nested
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """The names that adapters can have."""
 
-Factors = Mapping[str, Mapping[str, np.ndarray]]
-"""The weights of one adapter by stack and name, layers stacked, of the shapes that a mesh stores."""
+Factors = Mapping[str, Any]
+"""The weights of one adapter, a tree with layers stacked, of the shapes that a mesh stores."""
 
 
 class SlotWeights(NamedTuple):
@@ -138,17 +140,26 @@ def read_factors(directory: Path, model: ModelConfig, mesh: MeshShape) -> Factor
     own = read_adapter_config(directory, base)
     if own.rank > most:
         raise MeshwrightError(f"{directory} has rank {own.rank}; the slots of this server take {most} (--adapter-rank)")
+    if own.dora:
+        raise MeshwrightError(
+            f"{directory} has use_dora=True, which is not served by name; add it to the weights (--adapter {directory})"
+        )
+    if missing := set(own.targets) & {EMBEDDING, UNEMBEDDING} - set(model.lora.targets):
+        raise MeshwrightError(
+            f"{directory} has an adapter of the {' and the '.join(sorted(missing))}, for which the slots of this server"
+            f" have no room; start it with one that has it (--adapter NAME={directory})"
+        )
     adapted = replace(base, lora=own)
     program(adapted)  # Raises for matmuls that have no slots.
-    read = read_adapter(directory, adapted)
+    read = dict(leaves(read_adapter(directory, adapted)))
 
     def factor(path: str, empty: np.ndarray) -> np.ndarray:
-        stack, _, name = path.rpartition(".")
-        if (array := read.get(stack, {}).get(name)) is None:
+        if (array := read.get(path)) is None:
             return empty
-        at = 1 if name.endswith(LORA_B) else array.ndim - 1
+        is_b = path.endswith(LORA_B)
+        at = int("." in path) if is_b else array.ndim - 1  # In layers, B's first dim is that of the layers.
         padded_rank = np.pad(array, [(0, most - own.rank if dim == at else 0) for dim in range(array.ndim)])
-        return fit(padded_rank * np.float32(own.low_rank.scale if name.endswith(LORA_B) else 1), empty.shape)
+        return fit(padded_rank * np.float32(own.low_rank.scale if is_b else 1), empty.shape)
 
     return map_leaves(factor, empty_factors(model, mesh))  # type: ignore
 
@@ -179,8 +190,7 @@ def with_empty_slots(params: Mapping[str, Any], model: ModelConfig, layout: Shar
             for path, parameter in declared.items()
         }
 
-    slots = nested(jax.jit(zeros)())
-    return {stack: {**own, **slots[stack]} if stack in slots else own for stack, own in params.items()}
+    return merge_trees(params, nested(jax.jit(zeros)()))
 
 
 def write_slot(params: Mapping[str, Any], weights: SlotWeights, model: ModelConfig, layout: ShardingContext) -> Any:
@@ -194,6 +204,10 @@ def write_slot(params: Mapping[str, Any], weights: SlotWeights, model: ModelConf
     """
     declared, found = dict(slot_parameters(model, layout.mesh)), dict(params)
     for stack, factors in weights.factors.items():
+        if not isinstance(factors, Mapping):  # Of the embedding or the head.
+            axes = declared[stack].axes
+            found[stack] = _written(params[stack], factors, weights.slot, axes.index(SLOT), layout, axes)
+            continue
         stored: Any = params[stack]
         is_apart = isinstance(stored, tuple)
         for name, whole in factors.items():

@@ -115,7 +115,7 @@ def greedy_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape
     ) -> tuple[Any, Array, Array]:
         read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype, drafts=drafts)
         seed = jnp.zeros(shape.rows, jnp.uint32)
-        scores = logits(params, x, table, model, layout)
+        scores = logits(params, x, table, model, layout, slots=read.slot)
         chosen = [
             jax.reshard(choose(own, likeliest_of(seed), Written(), read.drawn), P())
             for own in jnp.unstack(scores, axis=1)
@@ -149,7 +149,7 @@ def sampling_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, sha
         mask: Array,
     ) -> tuple[Any, Array, Array, Written, Logprobs]:
         read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype, drafts=drafts)
-        whole = jax.reshard(logits(params, x, table, model, layout), P())
+        whole = jax.reshard(logits(params, x, table, model, layout, slots=read.slot), P())
         state = RowState(samplers, seed, written, bias)
         chosen, written = _choose_each(whole, read, state, mask)
         made, last = _taken(read, chosen, last)
@@ -171,7 +171,7 @@ def scoring_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shap
         params: Any, pages: CacheArrays, last: Array, numbers: Array, targets: Array
     ) -> tuple[Any, Logprobs, Array]:
         read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype, is_whole=True)
-        scores = logits(params, x, table, model, layout)
+        scores = logits(params, x, table, model, layout, slots=read.slot)
         final = program(model).logits[0]
         assert isinstance(final, Norm)
         hidden = norm(x, final, params[final.name], params.get(f"{final.name}_bias"))
@@ -227,6 +227,7 @@ class _Read(NamedTuple):
     is_token: Array
     is_chosen: Array
     drawn: Array
+    slot: Array
     num_logprobs: Array
 
 
@@ -267,6 +268,7 @@ def _through(
         is_token=places < numbers[:, Columns.count, None],
         is_chosen=numbers[:, Columns.is_chosen] > 0,
         drawn=numbers[:, Columns.drawn],
+        slot=numbers[:, Columns.slot],
         num_logprobs=numbers[:, Columns.num_logprobs],
     )
     return read, x, table, pages

@@ -32,6 +32,8 @@ class EngineSettings:
         prefix_cache: whether pages of sequences that ended are kept for prompts with the same prefix.
         adapter_slots: maximum number of low-rank adapters that are loaded at once.
         adapter_rank: maximum rank of an adapter.
+        adapter_ends: which of the embedding and the output head (`step.lora`) adapters may have, besides all matmuls of
+            layers that can.
         num_drafts: draft tokens per step, from n-grams of the sequence or a draft model; 0 for none.
         max_queue: maximum number of waiting sequences; further requests are refused and can be retried.
     """
@@ -47,6 +49,7 @@ class EngineSettings:
     prefix_cache: bool = True
     adapter_slots: int = 0
     adapter_rank: int = 16
+    adapter_ends: tuple[str, ...] = ()
     num_drafts: int = 0
     max_queue: int = 1024
 
@@ -64,7 +67,8 @@ class EngineSettings:
 
     def with_slots(self, model: ModelConfig) -> ModelConfig:
         """Return the model with the adapter slots of the engine."""
-        return with_adapter_slots(model, slots=self.adapter_slots, rank=self.adapter_rank)
+        ends = self.adapter_ends
+        return with_adapter_slots(model, slots=self.adapter_slots, rank=self.adapter_rank, ends=ends)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -316,7 +316,7 @@ def through_cache(
     caches: `Caches` if s is 1, or one `PagedCache` for each window, and the `DeltaCache` of linear attention, if any.
     lengths: see `positions_in_cache`. slots: see `LayerContext`.
     """
-    x, table = embed(params, tokens, PositionInfo(positions, {}), model, layout, dtype)
+    x, table = embed(params, tokens, PositionInfo(positions, {}), model, layout, dtype, slots)
     # On a device, heads may have fewer rows than the stream.
     rows = head_rows(layout, model.attention.latent is not None) or None
     ends = None if lengths is None else jax.reshard(lengths, P(rows, None))

@@ -149,8 +149,7 @@ def low_rank_of_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingC
 
     def local(x: Array, a: Array, b: Array, slots: Array) -> Array:
         low = jnp.einsum(f"yz{inner},{inner}nr->yznr", x, a)
-        is_own = slots[:, None] == 1 + jnp.arange(a.shape[-2])[None]
-        low = jnp.where(is_own[:, None, :, None], low, 0)
+        low = of_own_slot(low, slots)
         made = jnp.einsum(f"yznr,nr{columns}->yz{columns}", low, b)
         return jax.lax.pcast(made, tuple(sums), to="unreduced") if sums else made
 
@@ -160,7 +159,14 @@ def low_rank_of_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingC
     )  # fmt: skip
     out = layout.spec("batch", "sequence", *outputs, unreduced=tuple(sums))
     with jax.named_scope(WEIGHTS):
-        return on_shards(local, layout, in_specs=specs, out_specs=out)(jax.reshard(x, specs[0]), a, b, slots)
+        own = jax.reshard(slots, specs[3])
+        return on_shards(local, layout, in_specs=specs, out_specs=out)(jax.reshard(x, specs[0]), a, b, own)
+
+
+def of_own_slot(low: Array, slots: Array) -> Array:
+    """Return the inner values [b, s, slots, rank] of low-rank branches, zeros for all slots but each row's own [b]."""
+    is_own = slots[:, None] == 1 + jnp.arange(low.shape[-2])[None]
+    return jnp.where(is_own[:, None, :, None], low, 0)
 
 
 def sum_of_heads(x: Array, op: Linear, layout: ShardingContext, *, is_latent: bool, is_prompt: bool) -> Array:
