@@ -2,8 +2,8 @@
 
 Names as arguments make those alone. Each folder is what `save_pretrained` of PEFT writes (`adapter_config.json`,
 `adapter_model.safetensors`) and `golden.npz`: `tokens` [rows, tokens] and the float32 `logits` [rows, tokens, vocab] of
-the golden with the adapter; of an adapter with magnitudes (DoRA) also what PEFT merges, by the names of the weights. The
-golden is the part of NAME before a `-`. Both factors are drawn so large that every one of them changes the logits.
+the golden with the adapter; of an adapter with magnitudes (DoRA) also what PEFT merges, by the names of the weights.
+The golden is the part of NAME before a `-`. Both factors are drawn so large that every one of them changes the logits.
 
     python tests/references/make_adapters.py
 

@@ -26,7 +26,8 @@ from meshwright.support.field_types import nested
 TINY = replace(PRESETS["tiny"], num_layers=2, num_kv_heads=4)
 SMALL, FEW_HEADS = replace(TINY, num_layers=1), replace(TINY, num_kv_heads=2)
 SETTINGS = EngineSettings(
-    rows=8, context=64, page_size=4, chunk_tokens=16, adapter_slots=3, adapter_rank=6, adapter_ends=("embedding", "unembedding")
+    rows=8, context=64, page_size=4, chunk_tokens=16, adapter_slots=3, adapter_rank=6,
+    adapter_ends=("embedding", "unembedding"),
 )  # fmt: skip
 ADAPTERS = {
     "one": {"rank": 2, "targets": ("q_proj", "v_proj", "embed_tokens", "lm_head")},

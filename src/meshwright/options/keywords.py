@@ -54,9 +54,11 @@ class WorkloadOptions(TypedDict, total=False):
     lora_alpha: float | None
     """Adapters' output is scaled by alpha / rank. Default: 2 * rank."""
     lora_targets: str | Sequence[str] | None
-    """Matmuls with adapters, as q_proj,v_proj or query,value. Default: all-linear."""
+    """Matmuls with adapters, as q_proj,v_proj or query,value, and embed_tokens, lm_head. Default: all-linear."""
     lora_dropout: float | None
     """Dropout of the adapters' input in training, as 0.05. Default: 0."""
+    lora_dora: bool | None
+    """Train a magnitude for each output of the adapted matmuls too, as DoRA does (arXiv:2402.09353). Default: off."""
     quantize_base: BaseFormat | None
     """With adapters: store the weights of layers in 4 bits (nf4) or in int8, as QLoRA does. Default: in --dtype."""
     adapter: str | Path | None

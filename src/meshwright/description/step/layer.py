@@ -65,11 +65,11 @@ class Norm:
 class LowRank:
     """A LoRA branch beside a matmul (arXiv:2106.09685) that adds scale * B A x.
 
-    A is the parameter `{name}_lora_a` [*inputs, *dims], B is `{name}_lora_b` [*dims, *outputs]. Beside a lookup the rows
+    A is the parameter `{name}_lora_a` [*inputs, *dims], B is `{name}_lora_b` [*dims, *outputs]. Beside a lookup, rows
     of A are looked up.
 
     has_magnitude: DoRA (arXiv:2402.09353). The sum is multiplied by m / n for each output, before the bias: m is the
-    parameter `{name}_lora_m` [*outputs], and n the norm of the output's column of W + scale * A B, without a gradient
+    parameter `{name}_lora_m` [*outputs], and n the norm of the output's column of W + scale * A B. n has no gradient
     (section 4.3).
     """
 

@@ -50,7 +50,9 @@ class LoRA:
         if not 0 <= self.slots <= MAX_SLOTS:
             raise MeshwrightError(f"adapter slots are {self.slots}; they are a whole number from 0 to {MAX_SLOTS:,}")
         if self.dora and self.slots:
-            raise MeshwrightError("adapters by name are not DoRA here, whose magnitudes depend on the weights; merge it")
+            raise MeshwrightError(
+                "adapters by name are not DoRA here, whose magnitudes depend on the weights; merge it"
+            )
         if not self.targets:
             raise MeshwrightError("lora has no targets; name the matmuls that get adapters, as query")
 

@@ -394,8 +394,8 @@ def _embedding(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
                 rows = Array("embedding low rank", (*layout.tokens, *low), layout.axes("vocab"))
                 yield from _moved(rows.name, EMBEDDING, (rows, Array(rows.name, (*layout.residual_tokens, *low))))
                 yield Matmul(
-                    name=f"{op.name}{LORA_B}", target=op.target, phase="forward", region=EMBEDDING, block=Block.EMBEDDING,
-                    role="result", rows=layout.residual_tokens, inner=low, columns=columns,
+                    name=f"{op.name}{LORA_B}", target=op.target, phase="forward", region=EMBEDDING,
+                    block=Block.EMBEDDING, role="result", rows=layout.residual_tokens, inner=low, columns=columns,
                 )  # fmt: skip
 
 

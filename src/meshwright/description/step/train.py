@@ -144,7 +144,9 @@ def _ops(
     build = _Builder(strategy, mesh, has_chunks, layout)
     ops: list[Op] = []
     # In backward, a tick of an SPMD pipeline looks up the rows of an adapter again, for the gradient of its B.
-    is_looked_up_again = build.is_spmd_pipeline and any(isinstance(op, Lookup) and op.low_rank for op in found.embedding)
+    is_looked_up_again = build.is_spmd_pipeline and any(
+        isinstance(op, Lookup) and op.low_rank for op in found.embedding
+    )
     entry = build.ends(embedding_nodes(found.embedding, ahead), is_recomputed=before is not None or is_looked_up_again)
     ops += (op for op in entry if before is not None or not (isinstance(op, Matmul) and op.phase == "recompute"))
     # Whether the stages' input has a gradient.

@@ -75,12 +75,13 @@ class Workload:
         lora = self.model.lora if isinstance(self.model, ModelConfig) else None
         if lora and lora.dora and lora.dropout:
             raise MeshwrightError(
-                f"lora_dropout is {lora.dropout:g} with DoRA, in which PEFT multiplies dropped inputs by the frozen weights"
-                " too; that is not trained here, use lora_dropout=0"
+                f"lora_dropout is {lora.dropout:g} with DoRA, in which PEFT multiplies dropped inputs by the frozen"
+                " weights too; that is not trained here, use lora_dropout=0"
             )
         if lora and lora.dora and (ends := {EMBEDDING, UNEMBEDDING}.intersection(lora.targets)):
             raise MeshwrightError(
-                f"DoRA of {' and '.join(sorted(ends))} is read and merged, and not trained here; leave it out of the targets"
+                f"DoRA of {' and '.join(sorted(ends))} is read and merged, and not trained here; leave it out of the"
+                " targets"
             )
         if self.quantize_base is not None and lora is None:
             raise MeshwrightError(

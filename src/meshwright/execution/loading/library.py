@@ -134,7 +134,7 @@ class Found:
         )
 
     def _read(self, mesh: Mesh, layout: ShardingContext, on_bytes: Callable[[int], None]) -> Any:
-        """Read the weights onto the mesh, with adapters; heads that are copied or padded are put in place after that."""
+        """Read the weights onto the mesh, with adapters; then put heads that are copied or padded in place."""
         model = self.model if self.adapter is None else replace(self.adapter[1], lora=None)
         in_file = with_whole_heads(layout, model)
         read, wanted = (

@@ -1,4 +1,4 @@
-"""Merge low-rank adapters into the weights that they adapt, so that a model runs without adapters; the norms of DoRA."""
+"""Merge low-rank adapters into the weights that they adapt, so that a model runs without them; the norms of DoRA."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def column_norms(weight: Array, a: Array, b: Array, scale: float) -> Array:
         [*lead, *outputs].
     """
     lead = a.ndim + b.ndim - 2 - weight.ndim
-    return _norms(_sum(*(_constant(array) for array in (weight, a, b)), scale), a.ndim - 1 - lead, lead)
+    return _norms(_sum(_constant(weight), _constant(a), _constant(b), scale), a.ndim - 1 - lead, lead)
 
 
 def _norms(weight: Array, num_inputs: int, lead: int = 0) -> Array:

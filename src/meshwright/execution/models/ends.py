@@ -13,8 +13,8 @@ from meshwright.description.step.layer import CrossEntropy, Linear, Lookup, LowR
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.parameter_tree import LORA_A, LORA_B, RANK
 from meshwright.execution.models.context import PositionInfo, Weights
-from meshwright.execution.models.generation.stationary import low_rank_of_rows, multiply_stored, of_own_slot
 from meshwright.execution.models.dropout import DropoutRng
+from meshwright.execution.models.generation.stationary import low_rank_of_rows, multiply_stored, of_own_slot
 from meshwright.execution.models.linear import GATHERED, RESIDUAL, gathered, low_rank_columns
 from meshwright.execution.models.norm import norm
 from meshwright.execution.models.product import product

@@ -161,9 +161,9 @@ def _has_magnitude(op: Linear) -> bool:
 
 
 def _with_branch(run: _Run, op: Linear, product: Array, branch: Array) -> Array:
-    """Return a matmul's result with its low-rank branch and bias; with DoRA, times each output's magnitude over its norm.
+    """Return a matmul's result with its low-rank branch and bias.
 
-    product, branch: [b, s, *outputs].
+    With DoRA it is multiplied by each output's magnitude over its norm. product, branch: [b, s, *outputs].
     """
     assert op.low_rank
     if not op.low_rank.has_magnitude:

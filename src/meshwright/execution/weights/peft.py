@@ -9,7 +9,7 @@ rank, with a block-diagonal B, which computes the same. PEFT's adapters are read
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,9 @@ def write_adapter(
     for ours, name in end_modules(model).items():
         if ours in lora.targets:
             ends = zip((LORA_A, LORA_B, LORA_M), _tensor_names(name, ours == EMBEDDING), strict=True)
-            tensors |= {theirs: np.asarray(params[ours + end], np.float32).T for end, theirs in ends if ours + end in params}
+            tensors |= {
+                theirs: np.asarray(params[ours + end], np.float32).T for end, theirs in ends if ours + end in params
+            }
     entries = [(name, array.shape, dtype) for name, array in tensors.items()]
     write_file(directory / ADAPTER_WEIGHTS, entries, lambda name: tensors[name].astype(DTYPES[dtype]))
     write_text(directory / ADAPTER_CONFIG, json.dumps(_config(model, modules, base), indent=2) + "\n")
@@ -107,7 +109,9 @@ def read_adapter(directory: Path, model: ModelConfig) -> dict[str, Any]:
                     _append(found, path, arrays)
                 continue
             if lora.dora:
-                raise MeshwrightError(f"{directory} has DoRA in some layers and none in {name}; it is read of all layers")
+                raise MeshwrightError(
+                    f"{directory} has DoRA in some layers and none in {name}; it is read of all layers"
+                )
             for path, place in module.parts:
                 a, b = np.zeros((*place.inputs, lora.rank)), np.zeros((lora.rank, *place.outputs))
                 _append(found, path, {LORA_A: a.astype(np.float32), LORA_B: b.astype(np.float32)})
@@ -117,7 +121,9 @@ def read_adapter(directory: Path, model: ModelConfig) -> dict[str, Any]:
             arrays, shape = reader.module(name, is_lookup=ours == EMBEDDING), (model.embed, model.vocab)
             of_tensors = (arrays[LORA_A].shape[1], arrays[LORA_B].shape[0])
             if of_tensors != (wanted := shape[:: -1 if ours == EMBEDDING else 1]):
-                raise MeshwrightError(f"{name} in {directory} is for {list(of_tensors)}; the model has {list(wanted)} there")
+                raise MeshwrightError(
+                    f"{name} in {directory} is for {list(of_tensors)}; the model has {list(wanted)} there"
+                )
             ends |= {ours + end: array.T for end, array in arrays.items()}
     reader.check_all_read()
     return ends | {stack: {name: np.stack(layers) for name, layers in own.items()} for stack, own in found.items()}
@@ -136,7 +142,9 @@ class _Reader:
 
         Ranks are padded with zeros, and B is multiplied by the ratio of the scales.
         """
-        names = dict(zip((LORA_A, LORA_B, LORA_M)[: 3 if self.lora.dora else 2], _tensor_names(name, is_lookup), strict=False))
+        names = dict(
+            zip((LORA_A, LORA_B, LORA_M)[: 3 if self.lora.dora else 2], _tensor_names(name, is_lookup), strict=False)
+        )
         found = {end: _array(each, self.tensors, self.directory) for end, each in names.items()}
         self.used |= {*names.values()}
         (a, b), own = (found[LORA_A], found[LORA_B]), module_scale(self.config, name)
@@ -218,7 +226,7 @@ def _stack(params: Mapping[str, Any], path: str) -> Mapping[str, Any]:
     return {end: np.asarray(own[name + end], np.float32) for end in (LORA_A, LORA_B, LORA_M) if name + end in own}
 
 
-def _joined(blocks: list[tuple[Place, Mapping[str, np.ndarray]]], lora: LoRA, name: str) -> Iterator[np.ndarray]:
+def _joined(blocks: Sequence[tuple[Place, Mapping[str, np.ndarray]]], lora: LoRA, name: str) -> Iterator[np.ndarray]:
     """Yield a module's A and B in PEFT's format from those of its matmuls, and its magnitudes if there are any.
 
     Raises:

@@ -152,6 +152,27 @@ class Weight:
     is_trained: bool = True
 
 
+def weight_of(path: str, dims: Iterable[tuple[str, int]], tokens: Iterable[str], layout: Layout) -> Weight:
+    """Return a parameter with these dims, from its stored layout to the layout in use.
+
+    Args:
+        path: its path; the arrays are named by its last part.
+        dims: its dims.
+        tokens: axes that split the tokens that it is used for, over which its gradient is summed unless they split it.
+        layout: the layout.
+    """
+    name, dims = path.rpartition(".")[2], tuple(dims)
+    used = layout.used(dims)
+    split = {axis for dim in used for axis in dim.axes}
+    return Weight(
+        name=path,
+        stored=Array(name, layout.stored(dims)),
+        used=Array(name, used),
+        pending=outermost_first(axis for axis in tokens if axis not in split),
+        is_trained=path not in layout.frozen,
+    )
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Vector:
     """A replicated scale or bias. Its gradient is all-reduced over each group of `pending` axes, one after the other.

@@ -18,7 +18,6 @@ from meshwright.description.step.layer import (
     Attention,
     Combine,
     Concat,
-    Dims,
     Dispatch,
     Gated,
     GatedDelta,
@@ -45,12 +44,13 @@ from meshwright.description.step.passes.nodes import (
     Product,
     Tag,
     Vector,
-    Weight,
     Work,
     outermost_first,
+    weight_of,
 )
 from meshwright.description.step.passes.shard_delta import delta_matmuls
 from meshwright.description.step.passes.shard_experts import combine_moves, dispatch_moves, routing_of_tokens
+from meshwright.description.step.passes.shard_low_rank import column_norms, factor
 from meshwright.record import Kind
 
 
@@ -177,7 +177,8 @@ class _BlockSharder:
             source = yield from self._entry(op)
         dims = (*((("expert", op.num_experts),) if op.num_experts else ()), *op.inputs, *op.outputs)
         tokens = self._token_axes(op, lead)
-        path, weight = f"{self.stack}.{op.name}", self._weight(op.name, dims, tokens)
+        path = f"{self.stack}.{op.name}"
+        weight = weight_of(path, dims, tokens, self.layout)
         partial = axes_of(inner)
         experts = weight.used.dims[:1] if op.num_experts else ()
         self.arrays[op.target] = Array(op.target, (*experts, *lead, *columns), partial)
@@ -210,20 +211,6 @@ class _BlockSharder:
         if op.low_rank:
             yield from self._branch(op, op.low_rank, tag)
 
-    def _weight(self, name: str, dims: Dims, pending: tuple[str, ...]) -> Weight:
-        """Return a layer's weight, from its stored layout to the layout in use.
-
-        pending: axes that split the matmul's tokens, over which the weight's gradient is summed later.
-        """
-        stored, used, path = self.layout.stored(dims), self.layout.used(dims), f"{self.stack}.{name}"
-        return Weight(
-            name=path,
-            stored=Array(name, stored),
-            used=Array(name, used),
-            pending=pending,
-            is_trained=path not in self.layout.frozen,
-        )
-
     def _branch(self, op: Linear, branch: LowRank, tag: Tag) -> Iterator[Node]:
         """Yield the low-rank branch of a matmul, added to the matmul's result.
 
@@ -231,11 +218,11 @@ class _BlockSharder:
         splits the columns (it is computed from the stream between blocks), scattered to the layout of that stream if tp
         splits the rows.
         """
-        layout, rank = self.layout, (RANK, branch.rank)
+        layout, rank, path = self.layout, (RANK, branch.rank), f"{self.stack}.{op.name}"
         is_column = op.inputs[0][0] == "embed"
         rows = (layout.residual_tokens, layout.tokens) if is_column else (layout.tokens, layout.residual_tokens)
         low, split = f"{op.target} in low rank", f"{op.target} in low rank as read"
-        weight, product = self._factor(f"{op.name}{LORA_A}", rows[0], op.inputs, (rank,))
+        weight, product = factor(f"{path}{LORA_A}", rows[0], op.inputs, (rank,), layout)
         read = Array(op.source, (*rows[0], *product.inner))
         dropped = (PassOver(kind="low_rank_dropout", arrays=(read,)),) if branch.dropout else ()
         partial = axes_of(product.inner)
@@ -247,7 +234,7 @@ class _BlockSharder:
         after = Array(low, (*rows[1], *product.columns))
         move = Move(name=f"{self.name} low rank", before=before, after=after, pending=pending)
         yield self._node(move, reads=(low,), writes=split, tag=Tag.READ if is_column else Tag.PRODUCT)
-        out = self._factor(f"{op.name}{LORA_B}", rows[1], (rank,), op.outputs)
+        out = factor(f"{path}{LORA_B}", rows[1], (rank,), op.outputs, layout)
         added = PassOver(kind="low_rank", arrays=(Array(op.target, (*rows[1], *out[1].columns)),))
         saved = (split,) if out[0].is_trained else ()
         if not partial:
@@ -258,38 +245,16 @@ class _BlockSharder:
             yield self._node(*out, added, reads=(split,), writes=made, saved=saved)
 
     def _with_magnitude(self, op: Linear, branch: LowRank) -> Iterator[Node]:
-        """Yield a matmul and its branch, times a magnitude over the norm of each output's column (DoRA).
-
-        The squares are of the weights as a layer finds them, so that devices sum them over all axes that split the inputs.
-        """
+        """Yield a matmul and its branch, times a magnitude over the norm of each output's column (DoRA)."""
         total, norms = f"{op.target} before magnitudes", f"{op.target} norms"
         yield from self._linear(replace(op, target=total, low_rank=replace(branch, has_magnitude=False)))
         yield from self._summed((total,), total)
-        of_layer = self.layout.used if self.layout.is_gathered_once else self.layout.stored
-        inner, columns = of_layer(op.inputs), of_layer(op.outputs)
-        product = Product(
-            name=f"{self.stack}.{op.name} norms", rows=inner, inner=self.layout.stored(((RANK, branch.rank),)),
-            columns=columns, passes="forward",
-        )  # fmt: skip
-        work: list[Work] = [product]
-        stored, whole = Array(norms, columns, width="float32"), self.layout.used(vector_dims(op.outputs))
-        phases: Phases = ("forward", "recompute")
-        if axes := outermost_first(axes_of(inner)):
-            work.append(Exchange(name=norms, kind="all-reduce", axes=axes, array=stored, phases=phases))
-        if axes := outermost_first(axis for axis in axes_of(columns) if axis not in axes_of(whole)):
-            array = replace(stored, dims=whole)
-            work.append(Exchange(name=norms, kind="all-gather", axes=axes, array=array, phases=phases))
-        yield self._node(*work, writes=norms, tag=Tag.PRODUCT)
+        of_weight = column_norms(op, branch.rank, norms, f"{self.stack}.{op.name}", self.layout)
+        yield self._node(*of_weight, writes=norms, tag=Tag.PRODUCT)
         self.arrays[op.target] = on = replace(self.arrays[total], name=op.target)
         vector = self._vector(f"{op.name}{LORA_M}", vector_dims(op.outputs), on)
-        both = (total, norms)
-        yield self._node(PassOver(kind="low_rank", arrays=(on,)), vector, reads=both, writes=op.target, saved=both)
-
-    def _factor(self, name: str, rows: tuple[Dim, ...], inputs: Dims, outputs: Dims) -> tuple[Weight, Product]:
-        """Return one of the two matmuls of a low-rank branch, and its weight."""
-        weight = self._weight(name, (*inputs, *outputs), outermost_first(axes_of(rows)))
-        inner, columns = self.layout.used(inputs), self.layout.used(outputs)
-        return weight, Product(name=weight.name, rows=rows, inner=inner, columns=columns, weight=weight)
+        work, both = (PassOver(kind="low_rank", arrays=(on,)), vector), (total, norms)
+        yield self._node(*work, reads=both, writes=op.target, saved=both)
 
     def _rows(self, op: Linear) -> tuple[Dim, ...]:
         """Return the row dims of a matmul: tokens in blocks, tokens of the residual stream, or expert rows."""

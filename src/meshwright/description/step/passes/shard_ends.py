@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from meshwright.description.step.ir import Array, Block, Dim, Region, axes_of
-from meshwright.description.step.layer import CrossEntropy, Dims, DotProduct, EndOp, Linear, Lookup, Norm
+from meshwright.description.step.layer import CrossEntropy, DotProduct, EndOp, Linear, Lookup, Norm
 from meshwright.description.step.parameter_tree import LORA_A, LORA_B, RANK
 from meshwright.description.step.passes.nodes import (
     Exchange,
@@ -17,10 +17,11 @@ from meshwright.description.step.passes.nodes import (
     PassOver,
     Product,
     Vector,
-    Weight,
     Work,
     outermost_first,
+    weight_of,
 )
+from meshwright.description.step.passes.shard_low_rank import factor
 from meshwright.description.step.workload import Objective
 
 EMBEDDING, LOGITS = Region("embedding"), Region("logits")
@@ -50,7 +51,7 @@ def _lookup(op: Lookup, layout: Layout, split: tuple[str, ...]) -> Node:
     """Return the lookup: the gather of its table, and the sum of its rows into the residual stream's layout."""
     # Positions are looked up for a device's tokens between blocks, token ids for its tokens in matmuls.
     tokens = layout.residual_tokens if op.is_positional else layout.tokens
-    work: list[Work] = [_weight(op.name, (op.rows, op.columns), layout, outermost_first(axes_of(tokens)))]
+    work: list[Work] = [weight_of(op.name, (op.rows, op.columns), axes_of(tokens), layout)]
     if not op.is_positional:
         work += _sum_of_rows("embedding", Dim("D", op.columns[1]), layout, split)
     return _node(EMBEDDING, Block.EMBEDDING, *work, writes=op.target)
@@ -74,10 +75,10 @@ def _sum_of_rows(name: str, columns: Dim, layout: Layout, split: tuple[str, ...]
 def _branch_of_lookup(op: Lookup, rank: int, layout: Layout, split: tuple[str, ...]) -> Iterator[Node]:
     """Yield the low-rank branch of a lookup: A's rows are looked up like the table's, and multiplied by B."""
     low, name = (RANK, rank), "embedding low rank"
-    weight = _weight(f"{op.name}{LORA_A}", (op.rows, low), layout, outermost_first(axes_of(layout.tokens)))
+    weight = weight_of(f"{op.name}{LORA_A}", (op.rows, low), axes_of(layout.tokens), layout)
     moves = _sum_of_rows(name, layout.used((low,))[0], layout, split)
     yield _node(EMBEDDING, Block.EMBEDDING, weight, *moves, writes=name)
-    out = _factor(f"{op.name}{LORA_B}", layout.residual_tokens, (low,), (op.columns,), layout)
+    out = factor(f"{op.name}{LORA_B}", layout.residual_tokens, (low,), (op.columns,), layout)
     added = PassOver(kind="low_rank", arrays=(Array(op.target, (*layout.residual_tokens, *out[1].columns)),))
     yield _node(EMBEDDING, Block.EMBEDDING, *out, added, writes=op.target)
 
@@ -86,24 +87,15 @@ def _branch_of_logits(op: Linear, layout: Layout, vocab: tuple[str, ...]) -> Ite
     """Yield the low-rank branch of the logits: its inner value is gathered over tp, as a layer's is."""
     assert op.low_rank
     low, name = (RANK, op.low_rank.rank), "logits low rank"
-    inner = _factor(f"{op.branch}{LORA_A}", layout.residual_tokens, op.inputs, (low,), layout)
+    inner = factor(f"{op.branch}{LORA_A}", layout.residual_tokens, op.inputs, (low,), layout)
     read = Array(op.source, (*layout.residual_tokens, *inner[1].inner))
     dropped = (PassOver(kind="low_rank_dropout", arrays=(read,)),) if op.low_rank.dropout else ()
     yield _node(LOGITS, Block.LOGITS, *dropped, *inner, writes=name)
     before, after = (Array(name, (*rows, *inner[1].columns)) for rows in (layout.residual_tokens, layout.tokens))
     yield _node(LOGITS, Block.LOGITS, Move(name=name, before=before, after=after, pending=vocab), writes=name)
-    out = _factor(f"{op.branch}{LORA_B}", layout.tokens, (low,), op.outputs, layout)
+    out = factor(f"{op.branch}{LORA_B}", layout.tokens, (low,), op.outputs, layout)
     added = PassOver(kind="low_rank", arrays=(Array(op.target, (*layout.tokens, *out[1].columns), width="float32"),))
     yield _node(LOGITS, Block.LOGITS, *out, added, writes=op.target)
-
-
-def _factor(
-    name: str, rows: tuple[Dim, ...], inputs: Dims, outputs: Dims, layout: Layout
-) -> tuple[Weight, Product]:
-    """Return one of the two matmuls of a low-rank branch, and its weight."""
-    weight = _weight(name, (*inputs, *outputs), layout, outermost_first(axes_of(rows)))
-    inner, columns = layout.used(inputs), layout.used(outputs)
-    return weight, Product(name=name, rows=rows, inner=inner, columns=columns, weight=weight)
 
 
 @lru_cache(maxsize=1 << 10)
@@ -127,7 +119,7 @@ def _logits_nodes(ops: tuple[EndOp, ...], layout: Layout, objective: Objective) 
                 whole = replace(residual, dims=(*layout.tokens, width))
                 entry = Move(name="logits input", before=residual, after=whole, pending=vocab)
                 dims = (*op.outputs, *op.inputs) if op.is_tied else (*op.inputs, *op.outputs)
-                weight = _weight(op.name, dims, layout, outermost_first(axes_of(layout.tokens)))
+                weight = weight_of(op.name, dims, axes_of(layout.tokens), layout)
                 product = Product(
                     name=op.name,
                     rows=layout.tokens,
@@ -231,19 +223,6 @@ def _bias(op: Linear, layout: Layout) -> Vector:
         name=name,
         array=Array(name, used, width="float32"),
         pending=(*others, batch),
-        is_trained=name not in layout.frozen,
-    )
-
-
-def _weight(name: str, dims: tuple[tuple[str, int], ...], layout: Layout, pending: tuple[str, ...]) -> Weight:
-    """Return a table, with its layouts in storage and in use."""
-    used = layout.used(dims)
-    split = {axis for dim in used for axis in dim.axes}
-    return Weight(
-        name=name,
-        stored=Array(name, layout.stored(dims)),
-        used=Array(name, used),
-        pending=tuple(axis for axis in pending if axis not in split),
         is_trained=name not in layout.frozen,
     )
 
