@@ -51,7 +51,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "target_modules": ["c_attn", "c_proj"],
         "fan_in_fan_out": True,
         "use_dora": True,
-        "rank_pattern": {"c_proj": 3},
     },
     "qwen3-excluded": {
         "r": 2,

@@ -20,7 +20,7 @@ def main() -> None:
     for path in sorted(GOLDENS.glob("adapters/*/adapter_config.json")):
         if json.loads(path.read_text())["modules_to_save"]:
             continue  # It is read, not written.
-        base = load_model(str(GOLDENS / path.parent.name))
+        base = load_model(str(GOLDENS / path.parent.name.partition("-")[0]))
         model = replace(base, lora=read_adapter_config(path.parent, base))
         folder = Path(sys.argv[1]) / path.parent.name
         folder.mkdir(parents=True)
