@@ -66,6 +66,7 @@ def test_what_is_loaded_and_exported_has_the_loss_of_the_run(folder, tied, tmp_p
     assert begun == pytest.approx(losses, rel=1e-6)
 
 
+@pytest.mark.matrix
 def test_a_run_of_dora_begins_with_the_norms_of_the_columns(folder, tmp_path):  # noqa: F811
     """So that its first step is the model's own; frozen weights stay."""
     train(folder, tmp_path / "run", "fsdp=4,tp=2", steps=1, first_rate=0.0, **DORA)

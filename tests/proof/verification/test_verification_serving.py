@@ -1,8 +1,11 @@
 """The steps of the engine and of generation, beside the serving plan."""
 
+from functools import partial
+
 import pytest
 
 import meshwright as mw
+import meshwright.planning.options as planning_options
 from meshwright.planning.serving.plan import write_serving_plan
 from meshwright.planning.serving.search import best_serving_plan
 
@@ -61,6 +64,23 @@ def test_a_chunk_of_prompts_is_as_planned_or_differs_by_name(model, options):
     assert collectives(found)
     assert all(row.is_explained for row in found.rows)
     assert found.plan.mesh.ep > 1 or all(row.is_equal for row in collectives(found))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"serve": "decode", "prompt_len": 48, "output_len": 16, "mesh": "dp=2,fsdp=2,tp=2", "cache": "batch"},
+        {"serve": "prefill", "prompt_len": 64, "chunk": 16, "mesh": "fsdp=4,tp=2"},
+    ],
+)
+def test_slots_of_the_embedding_and_the_head_are_as_planned(options, monkeypatch):
+    """No option of a plan has them: a server has them if an adapter that it starts with does."""
+    with_ends = partial(planning_options.with_adapter_slots, ends=("embedding", "unembedding"))
+    monkeypatch.setattr(planning_options, "with_adapter_slots", with_ends)
+    found = mw.verify("tiny", on="cpu:8", batch=8, adapter_slots=3, adapter_rank=4, **options)
+    assert all(row.is_equal for row in collectives(found))
+    assert all(row.is_equal for row in found.rows if row.quantity in ("flops", "memory arguments"))
 
 
 @pytest.mark.parametrize(

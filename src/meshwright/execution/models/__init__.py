@@ -25,6 +25,6 @@ sequence computes no scores of the first half's queries with the second half's k
 
 Attention latents are replicated over tp, and their gradients are summed over tp. In generation the cache holds the
 latents, and queries are projected into latent space (`latent_attention`). Low-rank adapters are a field of a matmul
-(`step.lora`), so their weights are declared, planned and run like others. Dropout masks depend on seed, step, layer and
-token, never on the mesh (`dropout`).
+or a lookup (`step.lora`), so their weights are declared, planned and run like others. Dropout masks depend on seed,
+step, layer and token, never on the mesh (`dropout`).
 """
