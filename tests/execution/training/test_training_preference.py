@@ -15,13 +15,14 @@ from meshwright.description.families.registry import PRESETS
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.step.lora import LoRA
 from meshwright.description.step.model import Experts
-from meshwright.description.step.parameter_tree import parameters
-from meshwright.description.step.reference import reference_pass, shares_base
+from meshwright.description.step.parameter_tree import is_adapter, leaves, parameters
+from meshwright.description.step.reference import check_reference, reference_pass, shares_base
 from meshwright.description.step.rules import rules_of
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.forward import all_logits
+from meshwright.execution.models.quantised.weights import is_quantised, plain
 from meshwright.execution.runtime.arrays import initialise
 from meshwright.execution.runtime.mesh import build_mesh
 from meshwright.execution.runtime.sharding_context import ShardingContext
@@ -32,10 +33,11 @@ from meshwright.execution.training.gradients import loss_and_gradients
 from meshwright.execution.training.library import train
 from meshwright.execution.training.preference import inputs as preference_inputs
 from meshwright.execution.training.preference.loss import MEANS, Preference, pair_means
-from meshwright.execution.training.preference.reference import reference_step
+from meshwright.execution.training.preference.reference import abstract_reference, reference_step
 from meshwright.execution.training.run_directory.run import RunConfig, read_metrics
 from meshwright.execution.training.run_directory.saving import Saving
 from meshwright.execution.training.step import initial_state, train_step
+from meshwright.execution.training.trainable import drop_paths
 from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.execution.training.watching import EvaluationConfig
 from meshwright.mesh import MeshShape
@@ -328,6 +330,7 @@ VERIFIED = [
     (replace(MODEL, name="adapted", lora=LORA), "cpu:8", MeshShape(fsdp=4, tp=2), DEFAULT),
     (replace(MODEL, name="adapted", lora=LORA), "cpu:8", MeshShape(fsdp=4, tp=2), Strategy(zero_stage=0)),
     (replace(MODEL, name="adapted", lora=LORA), "v5e:2x4", MeshShape(fsdp=8), DEFAULT),
+    (replace(MODEL, name="quantised", lora=LORA), "cpu:8", MeshShape(fsdp=4, tp=2), DEFAULT),
 ]
 
 
@@ -338,7 +341,7 @@ VERIFIED = [
 def test_both_programs_have_the_flops_and_collectives_of_the_plan_or_the_difference_is_named(
     model, hardware, shape, strategy
 ):
-    workload = replace(WORKLOAD, model=model)
+    workload = replace(WORKLOAD, model=model, quantize_base="int8" if model.name == "quantised" else None)
     found = verify_plan(make_plan(workload, shape, parse_system(hardware), strategy))
     rows = {row.quantity: row for row in found.rows}
     assert rows["flops"].is_explained
@@ -381,6 +384,61 @@ def test_the_reference_of_adapters_is_the_base_and_trains_as_a_copy_does(pairs, 
     assert [row.get("eval_loss") for row in rows] == [row.get("eval_loss") for row in others]
     assert rows[-1]["reward_margin"] > 0
     assert rows[0]["loss"] == pytest.approx(np.log(2), abs=1e-6)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("shape", [MeshShape(), MeshShape(fsdp=4, tp=2)], ids=str)
+def test_a_step_on_a_quantised_base_is_that_on_the_weights_it_stands_for(shape):
+    """The loss, its gradients, and what the reference makes of the base, beside dequantised weights on one device."""
+
+    def step(work, shape, whole=None):
+        mesh, layout, batch = put_in_shards(shape, DEFAULT)
+        own = reference_pass(work, shape, DEFAULT)
+        with jax.set_mesh(mesh):
+            params = initial_state(work, layout, Optimizer(), mesh, seed=0)["params"]
+            params["layers"]["down_lora_b"] += 0.1
+            if whole is not None:
+                params = jax.tree.map(lambda to, array: jax.device_put(array, to.sharding), params, whole)
+            base = drop_paths(params, [path for path, _ in leaves(params) if is_adapter(path)])
+            lowered = reference_step(own).lower(abstract_reference(own, mesh, base=work.quantize_base), batch)
+            made = lowered.compile()(base, batch)
+            batch["reference"] = jax.device_put(made, NamedSharding(mesh, layout.spec("batch")))
+            run = partial(loss_and_gradients, workload=work, layout=layout, strategy=DEFAULT)
+            (value, _), gradients = jax.jit(lambda params, batch: run(params, batch))(params, batch)
+        return value.item(), np.asarray(made), jax.tree.map(np.asarray, gradients), params
+
+    quantised = replace(ADAPTED, quantize_base="int8")
+    value, made, gradients, stored = step(quantised, shape)
+    assert is_quantised(stored["layers"]["query"])
+    whole = jax.tree.map(np.asarray, plain(step(quantised, MeshShape())[-1], jnp.float32))
+    wanted = step(ADAPTED, MeshShape(), whole)
+    np.testing.assert_allclose(made, wanted[1], rtol=1e-5)
+    assert abs(value - np.log(2)) > 1e-4
+    np.testing.assert_allclose(value, wanted[0], rtol=1e-5)
+    for (path, found), (_, exact) in zip(leaves(gradients), leaves(wanted[2]), strict=True):
+        np.testing.assert_allclose(found, exact, rtol=1e-3, atol=2e-5 * np.abs(exact).max(), err_msg=path)
+
+
+@pytest.mark.matrix
+def test_a_run_of_pairs_on_a_quantised_base_begins_at_its_reference_and_goes_on(pairs, tmp_path):
+    config = replace(
+        CONFIG, workload=replace(ADAPTED, quantize_base="int8"), mesh=MeshShape(fsdp=4, tp=2), strategy=DEFAULT
+    )
+    train(with_data(pairs, config), tmp_path / "whole")
+    train(with_data(pairs, replace(config, steps=3)), tmp_path / "run")
+    train(with_data(pairs, config), tmp_path / "run")
+    rows, others = (read_metrics(tmp_path / name) for name in ("whole", "run"))
+    assert same(rows, others)
+    assert rows[0]["loss"] == pytest.approx(np.log(2), abs=1e-6)
+    assert rows[-1]["reward_margin"] > 0
+
+
+def test_a_reference_of_a_quantised_base_is_that_base(pairs, tmp_path):
+    quantised = replace(ADAPTED, quantize_base="int8")
+    with pytest.raises(MeshwrightError, match="the reference reads the policy's weights in int8 where they are"):
+        check_reference(quantised, MeshShape(fsdp=8), Strategy(reference_mesh=ELSEWHERE))
+    with pytest.raises(MeshwrightError, match="reference='precomputed' is of weights before they are in int8"):
+        replace(quantised, reference="precomputed")
 
 
 @pytest.mark.matrix

@@ -176,7 +176,6 @@ def test_a_run_goes_on_and_is_exported_as_what_it_computed(folder, run, tmp_path
         ({"quantize_base": "nf4", "mesh": "pp=2,fsdp=4", **LORA}, "weights in nf4 have no pipeline yet"),
         ({"quantize_base": "int8", "zero_stage": 1, **LORA}, "zero_stage=1 gathers all weights once a step"),
         ({"quantize_base": "nf4", **LORA}, "layers.query is [4, 32, 4, 2, 12]: nf4 would have blocks of 4; use int8"),
-        ({"quantize_base": "int8", "objective": "dpo", **LORA}, "quantize_base is int8, which dpo does not train yet"),
     ],
 )
 def test_what_no_quantised_run_can_have_is_one_line(folder, tmp_path, options, said):  # noqa: F811

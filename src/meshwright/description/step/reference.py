@@ -54,7 +54,7 @@ def reference_pass(workload: Workload, mesh: MeshShape, strategy: Strategy) -> R
     each = max(1, workload.batch // own.degree(RULES["batch"]))
     kept = replace(kept, num_microbatches=math.gcd(each, strategy.num_microbatches))
     # The reference saves nothing for backward. Adapters are only the policy's.
-    read = replace(workload, model=without_lora(workload.model), frozen=(), remat="none")
+    read = replace(workload, model=without_lora(workload.model), frozen=(), remat="none", quantize_base=None)
     if shares_base(workload, mesh, strategy) and not strategy.zero_stage:
         kept = replace(kept, zero_stage=0)  # The policy's arrays are whole; with any other stage they are sharded.
     idle = unused_options(read, own, kept)
@@ -82,6 +82,10 @@ def check_reference(workload: Workload, mesh: MeshShape, strategy: Strategy, *, 
         raise MeshwrightError(
             f"reference_mesh {own} has {own.num_devices} devices; the reference shares the policy's, {mesh} of"
             f" {mesh.num_devices}"
+        )
+    if (base := workload.quantize_base) is not None and not shares_base(workload, mesh, strategy) and own is not None:
+        raise MeshwrightError(
+            f"reference_mesh is {own}; the reference reads the policy's weights in {base} where they are: leave it out"
         )
     if (found := reference_pass(workload, mesh, strategy)) is None:
         return

@@ -88,8 +88,10 @@ class Workload:
                 f"quantize_base is {self.quantize_base}, of weights under adapters, and {self.model.name} has none;"
                 " give lora_rank too, as 16"
             )
-        if self.quantize_base is not None and self.objective == "dpo":
-            raise MeshwrightError(f"quantize_base is {self.quantize_base}, which dpo does not train yet; leave it out")
+        if self.quantize_base is not None and self.reference == "precomputed":
+            raise MeshwrightError(
+                f"reference='precomputed' is of weights before they are in {self.quantize_base}; use reference='live'"
+            )
         if self.objective != "dpo" and self.reference != "live":
             raise MeshwrightError(f"reference={self.reference!r} is for objective='dpo'; {self.objective} has none")
         if self.objective == "dpo" and (self.packed or self.z_loss):

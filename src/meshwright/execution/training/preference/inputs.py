@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding
 from meshwright.description.step.parameter_tree import is_adapter, leaves
 from meshwright.description.step.reference import ReferencePass, reference_pass, shares_base
 from meshwright.description.step.rules import rules_of
+from meshwright.description.step.trained import BaseFormat
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.arrays import DTYPES
 from meshwright.execution.runtime.mesh import build_mesh
@@ -87,7 +88,7 @@ def pair_inputs(
         params = _restored(directory, own, there)
     else:
         params = _first(config, own, there, on_bytes)
-    run, rows = _compiled(own, there), NamedSharding(mesh, layout.spec("batch"))
+    run, rows = _compiled(own, there, config.workload.quantize_base), NamedSharding(mesh, layout.spec("batch"))
 
     def prepare(state: State, batch: Mapping[str, Any]) -> Mapping[str, Array]:
         text = {name: array for name, array in batch.items() if name != REFERENCE_BATCH}
@@ -115,10 +116,13 @@ def _without_adapters(params: Any) -> Any:
     return drop_paths(params, [path for path, _ in leaves(params) if is_adapter(path)])
 
 
-def _compiled(own: ReferencePass, mesh: Mesh) -> Callable[..., Array]:
-    """Return the reference's forward pass, compiled for its mesh."""
+def _compiled(own: ReferencePass, mesh: Mesh, base: BaseFormat | None = None) -> Callable[..., Array]:
+    """Return the reference's forward pass, compiled for its mesh.
+
+    base: the format of the policy's quantised weights, which it reads.
+    """
     with jax.set_mesh(mesh):
-        return reference_step(own).lower(abstract_reference(own, mesh), text_batch(own, mesh)).compile()
+        return reference_step(own).lower(abstract_reference(own, mesh, base=base), text_batch(own, mesh)).compile()
 
 
 def _first(config: RunConfig, own: ReferencePass, mesh: Mesh, on_bytes: Callable[[int], None]) -> Any:

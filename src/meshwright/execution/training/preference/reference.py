@@ -16,9 +16,11 @@ from meshwright.description.step.parameter_tree import leaves, map_leaves, param
 from meshwright.description.step.reference import ReferencePass, check_reference, reference_pass
 from meshwright.description.step.rules import rules_of
 from meshwright.description.step.strategy import strategy_from_data
+from meshwright.description.step.trained import BaseFormat, can_be_quantised
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.decoder import log_probabilities_and_load
 from meshwright.execution.models.pipelined import microbatches
+from meshwright.execution.models.quantised.weights import abstract_quantised
 from meshwright.execution.runtime.arrays import DTYPES, abstract
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.compiler import compiler_options
@@ -61,11 +63,14 @@ def _in_rows(parts: Array, layout: ShardingContext) -> Array:
     return jax.lax.reshape(jax.numpy.moveaxis(pairs, 0, 1), (count * size,), out_sharding=P(split))
 
 
-def abstract_reference(own: ReferencePass, mesh: Mesh, *, is_saved: bool = False) -> Any:
+def abstract_reference(
+    own: ReferencePass, mesh: Mesh, *, is_saved: bool = False, base: BaseFormat | None = None
+) -> Any:
     """Return the parameters of a reference as shapes, dtypes and shardings: sharded weights in the compute dtype.
 
     Norm scales and biases, which are used in float32, have the policy's dtype, so that a reference computes the same as
-    a policy with its parameters. is_saved: return them as stored in files, without padding.
+    a policy with its parameters. is_saved: return them as stored in files, without padding. base: the format of the
+    policy's quantised weights, which the reference reads.
     """
     layout, read = ShardingContext(own.mesh, rules_of(own.strategy)), own.workload
     if is_saved:
@@ -73,9 +78,14 @@ def abstract_reference(own: ReferencePass, mesh: Mesh, *, is_saved: bool = False
     declared = parameters(padded(read.config, layout.mesh, layout.rules))
     vectors = {path for path, parameter in leaves(declared) if parameter.role == "vector"}
     params = abstract(declared, mesh, layout, read.compute_dtype)
-    return map_leaves(
-        lambda path, leaf: leaf.update(dtype=DTYPES[read.param_dtype]) if path in vectors else leaf, params
-    )
+    by_path = dict(leaves(declared))
+
+    def stored(path: str, leaf: jax.ShapeDtypeStruct) -> Any:
+        if base is not None and can_be_quantised(by_path[path]):
+            return abstract_quantised(by_path[path], base, mesh, layout)
+        return leaf.update(dtype=DTYPES[read.param_dtype]) if path in vectors else leaf
+
+    return map_leaves(stored, params)
 
 
 def to_reference(params: Any, own: ReferencePass, mesh: Mesh) -> Any:
@@ -110,7 +120,8 @@ def lower_reference_step(mesh: Mesh, *, workload: dict[str, Any], strategy: dict
     if (own := reference_pass(read, way.reference_mesh or shape, way)) is None:
         raise MeshwrightError("this step runs no reference")
     with jax.set_mesh(mesh):
-        return reference_step(own).lower(abstract_reference(own, mesh), text_batch(own, mesh))
+        params = abstract_reference(own, mesh, base=read.quantize_base)
+        return reference_step(own).lower(params, text_batch(own, mesh))
 
 
 def text_batch(own: ReferencePass, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
