@@ -16,7 +16,8 @@ from meshwright.description.families.registry import PRESETS
 from meshwright.description.step.parameter_tree import is_adapter, leaves, parameters
 from meshwright.errors import MeshwrightError
 from meshwright.execution.weights.peft import write_adapter
-from meshwright.serving.engine.adapters import SlotWeights
+from meshwright.mesh import MeshShape
+from meshwright.serving.engine.adapters import AdapterTable, SlotWeights
 from meshwright.serving.engine.engine import Engine
 from meshwright.serving.engine.followers import decode_work, encode_work
 from meshwright.serving.engine.request import Request, UnknownAdapterError
@@ -36,9 +37,9 @@ ADAPTERS = {
 }
 
 
-def save_adapter(directory, config, seed, *, rank, targets=("all-linear",), alpha=None):
+def save_adapter(directory, config, seed, *, rank, targets=("all-linear",), alpha=None, dora=False):
     """Write an adapter of drawn values, large enough that it changes tokens."""
-    adapted = with_adapters(config, rank=rank, targets=targets, alpha=alpha)
+    adapted = with_adapters(config, rank=rank, targets=targets, alpha=alpha, dora=dora)
     draw = np.random.default_rng(seed)
     own = {
         path: draw.normal(0, 0.2, parameter.shape)
@@ -230,6 +231,19 @@ def test_an_adapter_with_whole_modules_or_without_files_is_refused(engine, direc
         engine.adapters.read("saved", tmp_path / "saved")
     with pytest.raises(MeshwrightError, match="there is no directory"):
         engine.adapters.read("none", tmp_path / "none")
+
+
+def test_what_slots_have_no_room_for_is_refused_in_a_line(saved, tmp_path):
+    table = AdapterTable(replace(SETTINGS, adapter_ends=("unembedding",)).with_slots(TINY), MeshShape())
+    with pytest.raises(
+        MeshwrightError, match="one has an adapter of the embedding, for which the slots of this server"
+    ):
+        table.read("one", saved(TINY) / "one")
+    save_adapter(tmp_path / "dora", TINY, 0, rank=2, dora=True)
+    with pytest.raises(
+        MeshwrightError, match="dora has use_dora=True, which is not served by name; add it to the weights"
+    ):
+        table.read("dora", tmp_path / "dora")
 
 
 def test_an_adapter_goes_to_another_process_as_it_is(engine, directory):
