@@ -587,6 +587,7 @@ FINE_TUNING = [
     Row(with_lora(ONE, "q_proj", "o_proj", dora=True), MeshShape(fsdp=2, tp=2), core=True),
     Row(with_lora(replace(ONE, tied_embeddings=True), *ENDS), MeshShape(fsdp=2, tp=2), core=True),
     Row(with_lora(NEOX, dora=True), MeshShape(fsdp=2, tp=2)),
+    Row(with_lora(GPT2, dora=True), MeshShape(fsdp=2, sp=2, tp=2)),
     Row(with_lora(DENSE, *ENDS, "q_proj"), MeshShape(fsdp=2, sp=2, tp=2)),
     Row(with_lora(DENSE, *ENDS, dropout=0.2), MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
     Row(with_lora(DENSE, *ENDS), MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
