@@ -189,7 +189,7 @@ def _branch(
         b = Parameter(shape=shape_b, axes=axes_b, init="uniform", scale=0.0)
     found = {f"{name}{LORA_A}": a, f"{name}{LORA_B}": b}
     if branch.has_magnitude:
-        # A run begins with the norms of W's columns (`models.adapters.with_magnitudes`).
+        # A run begins with the norms of W's columns (`models.adapters.first_magnitudes`).
         names, sizes = zip(*vector_dims(outputs), strict=True)
         found[f"{name}{LORA_M}"] = Parameter(shape=sizes, axes=names, init="ones", role="vector")
     return found

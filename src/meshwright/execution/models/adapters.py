@@ -34,10 +34,9 @@ def merge_adapters(params: Mapping[str, Any], model: ModelConfig) -> dict[str, A
     The sum is computed in float32 and cast to the dtype of W. Call this under `jax.jit`.
     """
     found: dict[str, Any] = {name: array for name, array in params.items() if not is_adapter(name)}
-    if model.tied_embeddings and (branches := _ends(model)):
+    branches = _ends(model)
+    if model.tied_embeddings and branches:
         found[UNEMBEDDING] = params[EMBEDDING].T
-    else:
-        branches = _ends(model)
     for name, branch in branches.items():
         found[name] = _merged(found[name], params, name, branch)
     for stack in program(model).stacks:
