@@ -74,8 +74,12 @@ LISTS = {"matrix": listed("matrix.txt"), "exhaustive": listed("exhaustive.txt")}
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what is too slow for `make test`, or for `make matrix` too, before `-m` chooses."""
+    if config.args == config.getini("testpaths"):
+        there = {name for item in items for name in (item.nodeid, item.nodeid.split("[")[0])}
+        if gone := sorted(name for names in LISTS.values() for name in names - there):
+            raise pytest.UsageError(f"tests/matrix.txt or exhaustive.txt names what is no test: {', '.join(gone)}")
     for item in items:
         for mark, names in LISTS.items():
             if item.nodeid in names or item.nodeid.split("[")[0] in names:
