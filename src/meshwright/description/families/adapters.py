@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshwright.description.families.family import LLAMA_NAMES, Published
-from meshwright.description.families.registry import PUBLISHED
+from meshwright.description.families.registry import published_of
 from meshwright.description.step.blocks import program
 from meshwright.description.step.lora import EMBEDDING, UNEMBEDDING, LoRA, adaptable
 from meshwright.description.step.model import ModelConfig
@@ -116,7 +116,7 @@ def module_products(model: ModelConfig) -> dict[str, list[str]]:
 
     Modules of Llama are added under names that the family does not have.
     """
-    published = next((known for known in PUBLISHED if known.family == model.family), None)
+    published = published_of(model)
     own = {name: [ours] for ours, name in end_modules(model).items()} | _products(published.names if published else {})
     ended = {path.rpartition(".")[2] for path in own}
     llama = {LLAMA_NAMES[ours].removesuffix(".weight"): [ours] for ours in (EMBEDDING, UNEMBEDDING)}
@@ -277,14 +277,14 @@ def end_modules(model: ModelConfig) -> dict[str, str]:
 
     A family that always ties its embeddings has a head that its weights do not name.
     """
-    published = next((known for known in PUBLISHED if known.family == model.family), None)
+    published = published_of(model)
     names = {ours: place.name for ours, place in published.names.items()} if published else LLAMA_NAMES
     return {ours: names.get(ours, LLAMA_NAMES[ours]).removesuffix(".weight") for ours in (EMBEDDING, UNEMBEDDING)}
 
 
 def _modules(model: ModelConfig) -> dict[str, list[str]]:
     """Return the matmuls in each module of a family, by its full name, with {layer} in layers."""
-    published = next((known for known in PUBLISHED if known.family == model.family), None)
+    published = published_of(model)
     found = {name: [ours] for ours, name in end_modules(model).items()}
     for path, place in (published.names if published else {}).items():
         stack, _, op = path.rpartition(".")

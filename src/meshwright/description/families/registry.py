@@ -125,13 +125,18 @@ def model_from_hugging_face(data: Config, *, name: str) -> ModelConfig:
     return ModelConfig(name=name, family=published.family, **features)
 
 
+def published_of(model: ModelConfig) -> PublishedFamily | None:
+    """Return the family of a model with its names on Hugging Face; None if they are not known."""
+    return next((known for known in PUBLISHED if known.family == model.family), None)
+
+
 def hugging_face_config(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a model, from which `model_from_hugging_face` reads the same model.
 
     Raises:
         MeshwrightError: no family of Hugging Face describes all features of the model.
     """
-    published = next((known for known in PUBLISHED if known.family == model.family), None)
+    published = published_of(model)
     written = published.write(model) if published and published.write else {}
     read = model_from_hugging_face(written, name=model.name) if written else None
     if read is not None and model.experts and all(map(model.experts.are_in, range(model.num_layers))):

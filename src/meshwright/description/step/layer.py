@@ -401,9 +401,7 @@ class Stack:
             match op:
                 case Attention():
                     return replace(op, windows=(op.windows[number % len(op.windows)],))
-                case Rotary():
-                    return replace(op, by_layer=(op.by_layer[number % len(op.by_layer)],))
-                case Norm():
+                case Rotary() | Norm():
                     return replace(op, by_layer=(op.by_layer[number % len(op.by_layer)],))
                 case _:
                     return op

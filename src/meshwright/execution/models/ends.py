@@ -11,7 +11,8 @@ from jax import Array
 from meshwright.description.step.blocks import program
 from meshwright.description.step.layer import CrossEntropy, Linear, Lookup, LowRank, Norm
 from meshwright.description.step.model import ModelConfig
-from meshwright.description.step.parameter_tree import LORA_A, LORA_B, RANK
+from meshwright.description.step.parameter_tree import RANK
+from meshwright.execution.models.adapters import factors
 from meshwright.execution.models.context import PositionInfo, Weights
 from meshwright.execution.models.dropout import DropoutRng
 from meshwright.execution.models.generation.stationary import low_rank_of_rows, multiply_stored, of_own_slot
@@ -97,9 +98,10 @@ def _low_rank_lookup(
 
     Instead of its result, the rows of A [b, s, rank] are summed over the devices that split the vocabulary.
     """
-    rows = layout.weight(params[f"{name}{LORA_A}"], "vocab", "rank", dtype=dtype)
+    a, b = factors(params, name)
+    rows = layout.weight(a, "vocab", "rank", dtype=dtype)
     low = _lookup(rows, tokens, layout, RANK) * jnp.asarray(branch.scale, dtype)
-    out = layout.weight(params[f"{name}{LORA_B}"], "rank", "embed", dtype=dtype, along="residual_sequence")
+    out = layout.weight(b, "rank", "embed", dtype=dtype, along="residual_sequence")
     return product("bsr,rd->bsd", low, out)
 
 
@@ -107,7 +109,7 @@ def _lookup_of_slots(
     params: Weights, tokens: Array, name: str, layout: ShardingContext, dtype: Any, slots: Array
 ) -> Array:
     """Return the low-rank branch of a lookup, of each row's adapter: the rows of A of all slots, masked before B."""
-    a, b = (params[f"{name}{end}"].astype(dtype) for end in (LORA_A, LORA_B))
+    a, b = (each.astype(dtype) for each in factors(params, name))
     vocab, count, rank = a.shape
     rows = jax.lax.reshape(a, (vocab, count * rank), out_sharding=layout.spec("vocab", RANK))
     low = _lookup(rows, tokens, layout, RANK).reshape(*tokens.shape, count, rank)
@@ -151,7 +153,7 @@ def logits(
         sums = layout.spec("batch", "sequence", "vocab", unreduced=layout.axes("activation"))
         scores = multiply_stored("bsd,vd->bsv", h, weight, layout, dtype=jnp.float32, out=sums)
         if unembedding.low_rank and slots is not None:
-            a, b = (params[f"{unembedding.branch}{end}"].astype(h.dtype) for end in (LORA_A, LORA_B))
+            a, b = (each.astype(h.dtype) for each in factors(params, unembedding.branch))
             scores += low_rank_of_rows(h, a, b, unembedding, layout, slots).astype(jnp.float32)
         scores = layout.place(scores, "batch", "sequence", "vocab")
     elif unembedding.is_tied:
@@ -160,8 +162,8 @@ def logits(
         weight = layout.weight(params[unembedding.name], "embed", "vocab", dtype=h.dtype)
         scores = product("bsd,dv->bsv", h, weight, dtype=jnp.float32)
     if unembedding.low_rank and not unembedding.low_rank.slots:
-        a, b = params[f"{unembedding.branch}{LORA_A}"], params[f"{unembedding.branch}{LORA_B}"]
-        scores = scores + low_rank_columns(residual, a, b, unembedding, layout, rng, dtype=jnp.float32)
+        branch = factors(params, unembedding.branch)
+        scores = scores + low_rank_columns(residual, *branch, unembedding, layout, rng, dtype=jnp.float32)
     if unembedding.has_bias:
         scores = scores + jax.lax.broadcast_to_rank(params[f"{unembedding.name}_bias"].astype(jnp.float32), 3)
     if loss.scale != 1.0:

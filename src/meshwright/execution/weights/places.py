@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.description.families.family import Published, PublishedFamily
-from meshwright.description.families.registry import PUBLISHED
+from meshwright.description.families.registry import PUBLISHED, published_of
 from meshwright.description.step.blocks import program
 from meshwright.description.step.layer import Linear, Lookup, alternating
 from meshwright.description.step.model import ModelConfig
@@ -153,9 +153,8 @@ def published_family(model: ModelConfig) -> PublishedFamily:
     Raises:
         MeshwrightError: if the tensor names of the family are not known.
     """
-    for known in PUBLISHED:
-        if known.family == model.family:
-            return known
+    if (known := published_of(model)) is not None:
+        return known
     raise MeshwrightError(
         f"model {model.name} is of the family {model.family.name!r}, whose published names are not known;"
         f" those known are {', '.join(known.family.name for known in PUBLISHED)}"

@@ -299,7 +299,7 @@ class Applied:
         """
         variables = equation.invars[:2]
         *values, result = (Value(self._dims(body.shape(var)), 0.0) for var in (*variables, equation.outvars[0]))
-        lost, _, _ = moves(product_of(equation, "forward", values, result), self.layout)
+        lost = moves(product_of(equation, "forward", values, result), self.layout).gathered
         found = []
         for var, value, axes in zip(variables, operands, lost, strict=True):
             if axes and (var, axes) not in gathered:

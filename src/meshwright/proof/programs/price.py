@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.description.hardware.fabric import lay_mesh
 from meshwright.description.hardware.system import System
@@ -17,7 +17,7 @@ from meshwright.planning.cost.rates.efficiency import launch_seconds
 from meshwright.proof.programs.classes import batch_atoms
 from meshwright.proof.programs.flat import Atoms, Value
 from meshwright.proof.programs.layout import Layout, dims_at_rest, of_any_order
-from meshwright.proof.programs.products import Contraction, moves
+from meshwright.proof.programs.products import Contraction, Moves, moves
 from meshwright.proof.programs.trace import Program
 from meshwright.proof.programs.work import Live, Moved, Work
 from meshwright.record import Bound, Collective, Kind, Phase, Record, merge
@@ -84,9 +84,10 @@ class Priced:
 
         Collectives of weights and their gradients overlap with ops, up to the ops' time; all others are exposed.
         """
-        computing = self._computing(layout)
+        products = [_local(product, times, layout) for product, times in self.work.products.items()]
+        computing = self._computing(layout, products)
         total = sum(computing.values())
-        collectives = self._timed(layout, total)
+        collectives = self._timed(layout, total, products)
         exposed = sum(move.exposed_seconds or 0.0 for move in collectives)
         breakdown = computing | {"exposed communication": exposed}
         memory = self.memory(layout)
@@ -101,7 +102,7 @@ class Priced:
             mesh=layout.degrees,
             hardware=str(self.system),
             step_seconds=step,
-            flops=self.flops(layout),
+            flops=sum(each.times * 2 * math.prod(each.sizes) for each in products),
             memory_bytes=memory,
             fits=memory["peak"] <= self.system.plannable_bytes,
             bound=max(bound, key=bound.__getitem__),
@@ -110,14 +111,14 @@ class Priced:
             notes=lay_mesh(self.system, layout.degrees).notes,
         )
 
-    def _timed(self, layout: Layout, computing: float) -> list[Collective]:
+    def _timed(self, layout: Layout, computing: float, products: Sequence[_Local]) -> list[Collective]:
         """Return the collectives with their seconds. Those of weights and gradients overlap with ops.
 
         computing: seconds of all ops.
         """
         placed = lay_mesh(self.system, layout.degrees)
         counts = Counter[tuple[Kind, tuple[str, ...], Phase, float, bool]]()
-        for *sent, times in self._collectives(layout):
+        for *sent, times in self._collectives(layout, products):
             counts[tuple(sent)] += times  # type: ignore[index]
         moves = []
         for (kind, axes, phase, size, hides), times in counts.items():
@@ -131,50 +132,43 @@ class Priced:
             replace(move, exposed_seconds=(share if hides else 1.0) * (move.seconds or 0.0)) for move, hides in moves
         ]
 
-    def flops(self, layout: Layout) -> float:
-        """Return the flops of a device's matmuls."""
-        return sum(
-            times * 2 * rows * inner * columns
-            for product, times in self.work.products.items()
-            for rows, inner, columns in (_sizes(product, layout),)
-        )
-
-    def _computing(self, layout: Layout) -> dict[str, float]:
-        products = sum(times * self._product_seconds(one, layout) for one, times in self.work.products.items())
+    def _computing(self, layout: Layout, products: Sequence[_Local]) -> dict[str, float]:
         moved = sum(times * self._at_rest(value, layout) for value, times in self.work.passes.items())
         passes = moved / (HBM_SHARE * self.system.hbm_bytes_per_second)
         return {
-            "matmuls": products,
+            "matmuls": sum(each.times * self._product_seconds(each, layout) for each in products),
             "passes over memory": passes,
             "launches": self.work.kernels * launch_seconds(self.system),
         }
 
-    def _product_seconds(self, product: Contraction, layout: Layout) -> float:
-        rows, inner, columns = _sizes(product, layout)
+    def _product_seconds(self, local: _Local, layout: Layout) -> float:
+        product = local.product
         moved = sum(layout.size(value) for value in (product.left, product.right, product.result))
         dtype = DTYPES.get(product.dtype, "bf16")
-        return product_seconds(rows, inner, columns, system=self.system, dtype=dtype, moved_bytes=moved)
+        return product_seconds(*local.sizes, system=self.system, dtype=dtype, moved_bytes=moved)
 
     def _at_rest(self, value: Value, layout: Layout) -> float:
         """Return the bytes of a value on a device. Values with a state leaf's dims are split like the state at rest."""
         size = layout.size(value)
         return size / layout.degree(layout.stored_over(value.dims)) if self._is_of_state(value) else size
 
-    def _collectives(self, layout: Layout) -> Iterator[Sent]:
+    def _collectives(self, layout: Layout, products: Sequence[_Local]) -> Iterator[Sent]:
         """Yield each collective."""
         for (value, phase), times in self.work.gathered.items():
             if axes := layout.stored_over(value.dims):
                 yield "all-gather", axes, phase, layout.size(value), True, times
-        for product, times in self.work.products.items():
-            yield from self._of_product(product, times, layout)
+        for each in products:
+            yield from self._of_product(each, layout)
         for moved, times in self.work.moved.items():
             yield from self._of_moved(moved, times, layout)
 
-    def _of_product(self, product: Contraction, times: int, layout: Layout) -> Iterator[Sent]:
-        gathered, partial, scattered = moves(product, layout)
+    def _of_product(self, local: _Local, layout: Layout) -> Iterator[Sent]:
+        product, times, (gathered, partial, scattered) = local.product, local.times, local.moves
         for number, value in enumerate((product.left, product.right)):
-            known = {axis for one, place in product.earlier[number] for axis in moves(one, layout)[0][place]}
-            if axes := tuple(axis for axis in gathered[number] if axis not in known):
+            axes = gathered[number]
+            for one, place in product.earlier[number] if axes else ():
+                axes = tuple(axis for axis in axes if axis not in moves(one, layout).gathered[place])
+            if axes:
                 width = min(value.width, 2.0) if product.rounds else value.width
                 size = width * layout.elements(value.dims) * layout.degree(axes)
                 yield "all-gather", axes, product.phase, size, False, times
@@ -258,16 +252,24 @@ class Priced:
         return sum(self._at_rest(value, layout) for value in values)
 
 
-def _sizes(product: Contraction, layout: Layout) -> tuple[float, float, float]:
-    """Return m, k and n of a device's matmul [m, k] @ [k, n]; m includes the batch dims."""
-    dims, splits = product.result.dims, layout.split(product.result.dims)
-    left, right = product.places
+class _Local(NamedTuple):
+    """A matmul on a device: how it communicates, and m, k and n of [m, k] @ [k, n], where m includes batch dims."""
+
+    product: Contraction
+    times: int
+    moves: Moves
+    sizes: tuple[float, float, float]
+
+
+def _local(product: Contraction, times: int, layout: Layout) -> _Local:
+    moved, dims = moves(product, layout), product.result.dims
+    splits, (left, right) = layout.split(dims), product.places
     columns = math.prod(
         layout.whole((dims[place],)) / layout.degree(splits[place])
         for place in right
         if place is not None and place not in left
     )
-    _, partial, scattered = moves(product, layout)
-    inner = max(1.0, layout.whole(product.inner) * product.window / layout.degree((*partial, *scattered)))
-    whole = layout.elements(dims) * layout.degree(scattered)
-    return whole / columns, inner, columns
+    split = layout.degree((*moved.partial, *moved.scattered))
+    inner = max(1.0, layout.whole(product.inner) * product.window / split)
+    whole = layout.elements(dims) * layout.degree(moved.scattered)
+    return _Local(product, times, moved, (whole / columns, inner, columns))

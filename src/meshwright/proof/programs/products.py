@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.proof.programs.flat import Atoms, Value
 from meshwright.proof.programs.layout import Layout
@@ -37,11 +37,19 @@ class Contraction:
     earlier: tuple[tuple[tuple[Contraction, int], ...], ...] = ((), ())
 
 
-def moves(product: Contraction, layout: Layout) -> tuple[list[tuple[str, ...]], tuple[str, ...], tuple[str, ...]]:
-    """Return the axes over which a matmul gathers each operand, adds partial sums, and scatters them.
+class Moves(NamedTuple):
+    """The axes over which a matmul gathers each operand, adds partial sums, and scatters partial sums."""
 
-    Partial sums are added where the axis splits no dim of the result, and else scattered over that dim. An
-    operand is gathered if the axis splits another dim of the result than its own.
+    gathered: tuple[tuple[str, ...], ...]
+    partial: tuple[str, ...]
+    scattered: tuple[str, ...]
+
+
+def moves(product: Contraction, layout: Layout) -> Moves:
+    """Return how a matmul communicates in a layout.
+
+    Partial sums are added where the axis splits no dim of the result, and else scattered over that dim. An operand is
+    gathered if the axis splits another dim of the result than its own.
     """
     gathered: list[tuple[str, ...]] = [(), ()]
     partial: list[str] = []
@@ -58,7 +66,7 @@ def moves(product: Contraction, layout: Layout) -> tuple[list[tuple[str, ...]], 
         for number, kept in enumerate(to):
             if (summed[number] and fits) or (kept is not None and kept != result):
                 gathered[number] = (*gathered[number], axis)
-    return gathered, tuple(partial), tuple(scattered)
+    return Moves(tuple(gathered), tuple(partial), tuple(scattered))
 
 
 def _place(layout: Layout, value: Value, axis: str) -> int | None:

@@ -119,13 +119,11 @@ def _layouts(
             if rest == 1:
                 yield first
                 continue
-            for chosen in (*sets, *by_part):
-                if stored == 1 or chosen in sets:
-                    yield (*first, Axis(name(chosen), rest, chosen))
-                if stored == 1 or chosen in by_part:
-                    # Without another axis to store over, the state can be split over this one. An axis that splits the
-                    # batch too stores as the others do: the partitioner gathers what is summed over both otherwise.
-                    yield (*first, Axis(name(chosen), rest, chosen, True))
+            for chosen, is_stored in product((*sets, *by_part), (False, True)):
+                # Without another axis to store over, the state can be split over this one. An axis that splits the
+                # batch too stores as the others do: the partitioner gathers what is summed over both otherwise.
+                if stored == 1 or chosen in (by_part if is_stored else sets):
+                    yield (*first, Axis(name(chosen), rest, chosen, is_stored))
             for one, other in combinations(sets[:MOST_PAIRED], 2):
                 outer = name(one) + ("2" if name(one) == name(other) else "")
                 for degree in divisors(rest):
@@ -194,9 +192,10 @@ def model_sets(priced: Priced, classes: list[DimClass]) -> list[frozenset[int]]:
 
 def axes_by_part(work: Work, layout: Layout) -> list[Axis]:
     """Return the axes of a layout that split several dims of one array of a matmul, each in its part of the program."""
-    arrays = {value.dims for one in work.products for value in (one.left, one.right, one.result)}
-    firsts = [{dim[0] for dim in dims if dim} for dims in arrays]
-    return [axis for axis in layout.axes if any(len(one.intersection(axis.atoms)) > 1 for one in firsts)]
+    meets = _meetings(work, set())
+    return [
+        axis for axis in layout.axes if any(not meets.get(atom, set()).isdisjoint(axis.atoms) for atom in axis.atoms)
+    ]
 
 
 def _flops_by_atom(priced: Priced) -> dict[int, float]:
