@@ -184,7 +184,8 @@ class _Reader:
         return [*made, *out[carried:]]
 
     def _while(self, op: Op, states: list[_State]) -> list[_State]:
-        condition, body = self._loop_bodies(op)
+        condition = op.condition
+        body = next(one for one in op.bodies if one is not condition)
         first, second = op.params["cond_nconsts"], op.params["body_nconsts"]
         asked, fixed, carry = states[:first], states[first : first + second], states[first + second :]
         asks = _State()
@@ -200,10 +201,6 @@ class _Reader:
         step(made)
         self.taken = outer
         return made
-
-    def _loop_bodies(self, op: Op) -> tuple[OpBlock, OpBlock]:
-        condition = next(one for one in op.bodies if len(one.outputs) == 1 and one.outputs[0].dtype == "bool")
-        return condition, next(one for one in op.bodies if one is not condition)
 
     def _until_stable(self, carry: list[_State], step: Any) -> list[_State]:
         """Join the states of a loop's carry with those after an iteration until nothing changes."""
