@@ -6,14 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from meshwright.description.hardware.fabric import lay_mesh
 from meshwright.description.hardware.system import System
 from meshwright.planning.cost.rates.achieved import HBM_SHARE, product_seconds
 from meshwright.planning.cost.rates.collective_time import planned_seconds, reduce_scatter_runs_as_all_reduce
-from meshwright.planning.cost.rates.efficiency import launch_seconds
+from meshwright.planning.cost.rates.efficiency import launch_seconds, layer_shares
 from meshwright.proof.programs.classes import batch_atoms
 from meshwright.proof.programs.flat import Atoms, Value
 from meshwright.proof.programs.layout import Layout, dims_at_rest, of_any_order
@@ -145,7 +145,10 @@ class Priced:
         product = local.product
         moved = sum(layout.size(value) for value in (product.left, product.right, product.result))
         dtype = DTYPES.get(product.dtype, "bf16")
-        return product_seconds(*local.sizes, system=self.system, dtype=dtype, moved_bytes=moved)
+        seconds = partial(product_seconds, *local.sizes, system=self.system, dtype=dtype)
+        # Inside a program a matmul computes more slowly than alone, as in a declared model's plan; its bytes take as
+        # long.
+        return max(seconds(moved_bytes=moved), seconds(moved_bytes=1.0) / layer_shares(self.system)["rest"])
 
     def _at_rest(self, value: Value, layout: Layout) -> float:
         """Return the bytes of a value on a device. Values with a state leaf's dims are split like the state at rest."""

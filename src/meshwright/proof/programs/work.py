@@ -6,7 +6,7 @@ Nothing here depends on a mesh: `price` applies a layout.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -145,6 +145,8 @@ def _collect(
     sums = _sums(flat, caller)
     live, readers = Live(), dict[int, list[tuple[Contraction, int]]]()
 
+    by_reductions = _read_by_reductions(flat, reads) if work.is_tpu else {}
+
     def is_constant(value: int) -> bool:
         return value in constants or (value not in made and not reads[value])
 
@@ -182,7 +184,7 @@ def _collect(
         is_in_place = op.name in IN_PLACE and op.inputs[0] is not None
         for value in op.outputs:
             if value in made and op.name not in MATMULS and not op.called:
-                touched = op.inputs[1:] if is_in_place else (*reads[value], value)
+                touched = op.inputs[1:] if is_in_place else (*by_reductions.get(value, reads[value]), value)
                 for one in touched:
                     if one is not None:
                         work.passes[flat.values[one]] += times * (2 if is_in_place else 1)
@@ -194,6 +196,24 @@ def _collect(
         if new or called or gone:
             live.events.append(([flat.values[value] for value in new], called, [flat.values[value] for value in gone]))
     return live
+
+
+def _read_by_reductions(flat: Flat, reads: Mapping[int, tuple[int, ...]]) -> dict[int, list[int]]:
+    """Return for the result of each reduction the values in memory that it reads on a TPU.
+
+    XLA:TPU fuses it into the matmul that makes the last of them, which is then not read, and with the reductions that
+    could begin at the same time, so that each value is read once. reads: the values from which each is computed.
+    """
+    matmuls = {value for op in flat.ops if op.name in MATMULS for value in op.outputs}
+    known, found = set[tuple[int, int]](), dict[int, list[int]]()
+    for op in flat.ops:
+        if op.name in REDUCTIONS:
+            leaves = reads[op.outputs[0]]
+            last = max(leaves, default=-1)
+            read = [one for one in leaves if (last, one) not in known and not (one == last and one in matmuls)]
+            known.update((last, one) for one in read)
+            found[op.outputs[0]] = read
+    return found
 
 
 def _unchanged(op: Op) -> int:

@@ -197,7 +197,7 @@ def layer_shares(system: System) -> Mapping[str, float]:
 
     One fraction for attention through scores, one for the other ops. On TPUs: the compiler's estimates for a layer of
     Llama 2 (`benchmarks/tpu_layers.py`): norms and reductions are fused into matmul kernels, and weights are copied to
-    other layouts. On GPUs both are 1: kernels run one by one.
+    other layouts. On GPUs both are 1: kernels run one by one. A traced function's matmuls have that of the other ops.
     """
     if system.chip.kind != "tpu":
         return {"attention": 1.0, "rest": 1.0}
