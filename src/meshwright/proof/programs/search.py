@@ -9,8 +9,8 @@ between attention, or the norms between tensor parallel layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import combinations, islice, product
 
 from meshwright.errors import MeshwrightError
@@ -30,6 +30,10 @@ MOST_SETS = 24
 
 MOST_PAIRED = 6
 """The number of leading sets that are also tried in pairs, on two axes."""
+
+
+MOST_STARTS = 6
+"""The most layouts whose axis that splits by part gets other classes, one more or less at a time."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,28 @@ def find_layouts(priced: Priced, classes: tuple[DimClass, ...], degrees: Mapping
     else:
         made = _on_mesh(degrees, data, others, by_part)
     found: dict[tuple[Axis, ...], Found] = {}
-    for axes in made:
+
+    def add(axes: tuple[Axis, ...]) -> Found | None:
         axes = tuple(axis for axis in (_cut(axis, axes, sizes) for axis in axes) if axis.degree > 1 or degrees)
-        if axes in found or any(axis.degree > 1 and not axis.atoms for axis in axes):
-            continue
-        layout = Layout(axes, sizes, priced.barred)
-        found[axes] = Found(layout, priced.record(layout))
+        if any(axis.degree > 1 and not axis.atoms for axis in axes):
+            return None
+        if axes not in found:
+            layout = Layout(axes, sizes, priced.barred)
+            found[axes] = Found(layout, priced.record(layout))
+        return found[axes]
+
+    for axes in made:
+        add(axes)
+    flops = _flops_by_atom(priced)
+    own = [one.atom for one in splittable if one.atom in priced.weights - batch and flops.get(one.atom)]
+    for start in _starts(found.values(), own):
+        best = start
+        while better := [
+            other
+            for axes in _with_another_class(best.layout.axes, own, ordered)
+            if (other := add(axes)) and _is_better(other, best)
+        ]:
+            best = min(better, key=_order)
     if not found:
         sizes_of = ", ".join(f"{one.name} {one.size}" for one in splittable)
         raise MeshwrightError(
@@ -83,6 +103,43 @@ def _order(found: Found) -> tuple[bool, float, int, str]:
     record, axes = found.record, found.layout.axes
     wanted = record.step_seconds if record.fits else record.memory_bytes["peak"]
     return not record.fits, round(wanted or 0.0, 9), len(axes), str(record.mesh)
+
+
+def _is_better(found: Found, other: Found) -> bool:
+    """Whether a layout fits where another does not, or is faster by over 1%."""
+    one, two = found.record, other.record
+    if one.fits != two.fits:
+        return bool(one.fits)
+    return (one.step_seconds or 0.0) < 0.99 * (two.step_seconds or 0.0)
+
+
+def _is_by_part(axis: Axis, own: Iterable[int]) -> bool:
+    """Whether an axis splits classes of weights in a part of the program, and others elsewhere."""
+    return 0 < len(set(axis.atoms) - set(own)) < len(axis.atoms)
+
+
+def _starts(found: Iterable[Found], own: Iterable[int]) -> list[Found]:
+    """Return the best layouts with an axis that splits by part, one for each degree and way to store of this axis."""
+    best: dict[tuple[int, bool], Found] = {}
+    for one in sorted(found, key=_order):
+        for axis in one.layout.axes:
+            if _is_by_part(axis, own):
+                best.setdefault((axis.degree, axis.is_stored), one)
+    return list(best.values())[:MOST_STARTS]
+
+
+def _with_another_class(
+    axes: tuple[Axis, ...], own: Iterable[int], ordered: Callable[[Iterable[int]], tuple[int, ...]]
+) -> Iterator[tuple[Axis, ...]]:
+    """Yield the axes with one class of weights more or less on an axis that splits the program by part.
+
+    own: the classes. ordered: puts atoms in the order in which arrays take them.
+    """
+    for place, axis in enumerate(axes):
+        for atom in own if _is_by_part(axis, own) else ():
+            atoms = set(axis.atoms) ^ {atom}
+            if not atoms.isdisjoint(own):
+                yield (*axes[:place], replace(axis, atoms=ordered(atoms)), *axes[place + 1 :])
 
 
 def _cut(axis: Axis, axes: tuple[Axis, ...], sizes: Mapping[int, int]) -> Axis:

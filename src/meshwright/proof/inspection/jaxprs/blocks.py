@@ -165,8 +165,9 @@ def _turns(condition: OpBlock, body: OpBlock, asked: Sequence[Value], starts: Se
     if place is None or bound is None or (start := starts[place].number) is None:
         return 0
     held, adds = body.inputs[len(body.inputs) - len(starts) + place], body.outputs[place].op
-    is_counted = adds is not None and adds.name == "add" and any(one is held for one in adds.operands)
-    return math.ceil(bound - start) if is_counted and any(one.number == 1 for one in adds.operands) else 0
+    if adds is None or adds.name != "add" or not any(one is held for one in adds.operands):
+        return 0
+    return math.ceil(bound - start) if any(one.number == 1 for one in adds.operands) else 0
 
 
 def hlo_dtype(name: str) -> str:
