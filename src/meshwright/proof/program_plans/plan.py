@@ -167,9 +167,9 @@ def plan_program(
             devices, the unchanged function is compiled and compared too.
         on: the hardware, as `v5e:4x4`, which need not be present.
         mesh: axes and degrees, as `data=4,model=4`; only the table is searched then. Default: every mesh is tried.
-        num_compiled: number of layouts to compile: those with the shortest predicted step, of different strategies.
-            Data parallelism with a replicated and with a split state is compiled too, so that the chosen layout is
-            never slower. 0 for none.
+        num_compiled: number of layouts to compile: those with the shortest predicted step, of different strategies, and
+            up to two that mix strategies in other ways if they are predicted to be faster. Data parallelism with a
+            replicated and with a split state is compiled too, so that the chosen layout is never slower. 0 for none.
         kwargs: its arguments by name.
 
     Raises:
@@ -221,14 +221,25 @@ def _degrees(mesh: MeshLike | Mapping[str, int], system: System) -> dict[str, in
 
 
 def _to_compile(found: list[Found], candidates: list[Candidate], count: int) -> list[Candidate]:
-    """Return the candidates to compile: the best of each strategy, and data parallelism with whole and split state."""
+    """Return the candidates to compile: the best of each strategy, and data parallelism with whole and split state.
+
+    Of layouts whose classes were varied, and that are predicted to be faster than all others, the best that splits the
+    state and the best that does not: the price of such mixtures is less certain.
+    """
     chosen: dict[int, Candidate] = {}
     strategies: set[frozenset[tuple[tuple[int, ...], bool]]] = set()
+    varied: set[bool] = set()
     for place, one in enumerate(found):
         strategy = frozenset((axis.atoms, axis.is_stored) for axis in one.layout.axes if axis.degree > 1)
         names = [axis.name for axis in one.layout.axes if axis.degree > 1]
         is_data_parallel = names in (["dp"], ["fsdp"])
         if not one.record.fits and place:
+            continue
+        if one.is_varied:
+            is_stored = any(axis.is_stored for axis in one.layout.axes)
+            if not strategies and is_stored not in varied:
+                varied.add(is_stored)
+                chosen[place] = candidates[place]
             continue
         if (len(strategies) < count and strategy not in strategies) or is_data_parallel:
             strategies.add(strategy)

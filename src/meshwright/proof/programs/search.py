@@ -38,10 +38,11 @@ MOST_STARTS = 6
 
 @dataclass(frozen=True)
 class Found:
-    """A layout and its predicted record."""
+    """A layout and its predicted record. is_varied: it is another one with other classes on an axis."""
 
     layout: Layout
     record: Record
+    is_varied: bool = False
 
 
 def find_layouts(priced: Priced, classes: tuple[DimClass, ...], degrees: Mapping[str, int] | None) -> list[Found]:
@@ -69,13 +70,13 @@ def find_layouts(priced: Priced, classes: tuple[DimClass, ...], degrees: Mapping
         made = _on_mesh(degrees, data, others, by_part)
     found: dict[tuple[Axis, ...], Found] = {}
 
-    def add(axes: tuple[Axis, ...]) -> Found | None:
+    def add(axes: tuple[Axis, ...], *, is_varied: bool = False) -> Found | None:
         axes = tuple(axis for axis in (_cut(axis, axes, sizes) for axis in axes) if axis.degree > 1 or degrees)
         if any(axis.degree > 1 and not axis.atoms for axis in axes):
             return None
         if axes not in found:
             layout = Layout(axes, sizes, priced.barred)
-            found[axes] = Found(layout, priced.record(layout))
+            found[axes] = Found(layout, priced.record(layout), is_varied)
         return found[axes]
 
     for axes in made:
@@ -87,7 +88,7 @@ def find_layouts(priced: Priced, classes: tuple[DimClass, ...], degrees: Mapping
         while better := [
             other
             for axes in _with_another_class(best.layout.axes, own, ordered)
-            if (other := add(axes)) and _is_better(other, best)
+            if (other := add(axes, is_varied=True)) and _is_better(other, best)
         ]:
             best = min(better, key=_order)
     if not found:
