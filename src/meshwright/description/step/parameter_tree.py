@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Literal, TypeVar, Union
@@ -220,6 +220,28 @@ def map_leaves(function: Callable[[str, Leaf], Out], tree: Tree[Leaf], prefix: s
         name: map_leaves(function, value, f"{prefix}{name}.") if _is_tree(value) else function(f"{prefix}{name}", value)
         for name, value in tree.items()
     }
+
+
+def drop_paths(tree: Tree[Leaf], paths: Collection[str], prefix: str = "") -> Tree[Leaf]:
+    """Return a tree without the leaves at some paths (`layers.query`), and without empty subtrees."""
+    found: dict[str, Leaf | Tree[Leaf]] = {}
+    for name, value in tree.items():
+        path = f"{prefix}{name}"
+        if _is_tree(value):
+            if kept := drop_paths(value, paths, f"{path}."):
+                found[name] = kept
+        elif path not in paths:
+            found[name] = value
+    return found
+
+
+def merge_trees(tree: Tree[Leaf], part: Tree[Leaf]) -> Tree[Leaf]:
+    """Return a tree with the leaves of `part` added, or replacing its own."""
+    found = dict(tree)
+    for name, value in part.items():
+        old = found.get(name, {})
+        found[name] = merge_trees(old, value) if _is_tree(old) and _is_tree(value) else value
+    return found
 
 
 def num_parameters(model: Model) -> int:

@@ -60,6 +60,18 @@ def scores_made(workload: Workload, mesh: MeshShape) -> float:
     return 0.75 if halves_queries(workload, mesh) else 1.0
 
 
+def visible_pairs(length: float, window: int | None, *, is_chunked: bool) -> float:
+    """Return the pairs of a query and a key it attends to, of `length` tokens in a layer with this window.
+
+    For a window of w keys and s tokens they are s w - w^2 / 2, and w^2 / 2 for each whole chunk of w tokens.
+    """
+    keys = min(window or length, length)
+    if not is_chunked:
+        return length * keys - keys * keys / 2
+    whole, rest = divmod(length, keys)
+    return (whole * keys * keys + rest * rest) / 2
+
+
 def is_zigzag(mesh: MeshShape, strategy: Strategy) -> bool:
     """Whether tokens are in zigzag order, which balances causal attention; batches then include positions.
 

@@ -22,6 +22,7 @@ from meshwright.description.step.layer import Attention, Dispatch, Program
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
 from meshwright.description.step.passes.shard_delta import chunk_sizes
+from meshwright.description.step.sequence import visible_pairs
 from meshwright.description.step.serve_ops import EMBEDDING, LOGITS, serving_ops
 from meshwright.description.step.serving import SERVING_RULES, Serving, ServingLayout, cache_axes
 from meshwright.mesh import MeshShape
@@ -123,18 +124,6 @@ def layers_by_window(model: ModelConfig) -> Mapping[int | None, int]:
                     window = op.windows[layer % len(op.windows)]
                     counts[window] = counts.get(window, 0) + 1
     return counts
-
-
-def visible_pairs(length: float, window: int | None, *, is_chunked: bool) -> float:
-    """Return the pairs of a query and a key it attends to, of `length` tokens in a layer with this window.
-
-    For a window of w keys and s tokens they are s w - w^2 / 2, and w^2 / 2 for each whole chunk of w tokens.
-    """
-    keys = min(window or length, length)
-    if not is_chunked:
-        return length * keys - keys * keys / 2
-    whole, rest = divmod(length, keys)
-    return (whole * keys * keys + rest * rest) / 2
 
 
 def cache_slots(window: int | None, length: int, unit: int) -> int:

@@ -19,7 +19,7 @@ from meshwright.description.step.legality import check_runnable
 from meshwright.description.step.lora import UNEMBEDDING
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
-from meshwright.description.step.parameter_tree import leaves, map_leaves, parameters
+from meshwright.description.step.parameter_tree import leaves, map_leaves, merge_trees, parameters
 from meshwright.description.step.strategy import DEFAULT
 from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError
@@ -36,7 +36,6 @@ from meshwright.execution.training.run_directory.checkpoint import Note
 from meshwright.execution.training.run_directory.resume import restore_params
 from meshwright.execution.training.run_directory.run import RunConfig, holds_run, read_config
 from meshwright.execution.training.slots import move_to_stage_layout, with_whole_heads
-from meshwright.execution.training.trainable import merge_trees
 from meshwright.execution.weights.directory import Tensor, tensor_dtype
 from meshwright.execution.weights.load import load_weights, read_tensors
 from meshwright.execution.weights.peft import read_adapter, saved_tensors

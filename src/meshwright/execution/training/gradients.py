@@ -19,7 +19,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from meshwright.description.step.parameter_tree import RANK, Parameter, leaves, map_leaves, parameters
+from meshwright.description.step.parameter_tree import (
+    RANK,
+    Parameter,
+    drop_paths,
+    leaves,
+    map_leaves,
+    merge_trees,
+    parameters,
+)
 from meshwright.description.step.strategy import Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.execution.models.decoder import loss_and_load
@@ -30,7 +38,6 @@ from meshwright.execution.models.quantised.weights import is_quantised
 from meshwright.execution.runtime.arrays import DTYPES, widest
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.preference.loss import DPO, PairParts, Preference, pair_loss
-from meshwright.execution.training.trainable import drop_paths, merge_trees
 
 Batch = Mapping[str, Array]
 Parts = LossParts | PairParts

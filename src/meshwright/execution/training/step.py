@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,16 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from meshwright.description.families.registry import workload_from_data
 from meshwright.description.step.legality import check_mesh, check_runnable
 from meshwright.description.step.padding import padded
-from meshwright.description.step.parameter_tree import Parameter, Tree, is_adapter, leaves, map_leaves, parameters
+from meshwright.description.step.parameter_tree import (
+    Parameter,
+    Tree,
+    drop_paths,
+    is_adapter,
+    leaves,
+    map_leaves,
+    merge_trees,
+    parameters,
+)
 from meshwright.description.step.rules import rules_of, stream_rules
 from meshwright.description.step.sequence import is_zigzag
 from meshwright.description.step.stages import staged_parameters
@@ -32,7 +41,6 @@ from meshwright.execution.training.copies import each_once, sum_over_copies
 from meshwright.execution.training.gradients import loss_and_gradients
 from meshwright.execution.training.preference.loss import DPO, Preference
 from meshwright.execution.training.slots import in_order, to_stage_layout
-from meshwright.execution.training.trainable import drop_paths, merge_trees
 from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.execution.training.update.skipping import NORM_LIMIT, is_bad, unless
 from meshwright.execution.training.update.transformation import transformation
@@ -90,7 +98,7 @@ def _updated(state: State, gradients: Any, workload: Workload, rule: optax.Gradi
     stored = state.get("master", trained)
     wide = jax.tree.map(lambda g, to: g.astype(to.dtype), gradients, stored)
     updates, moments = rule.update(wide, moments, stored)
-    stored = optax.apply_updates(stored, updates)
+    stored = cast("Tree[Array]", optax.apply_updates(stored, updates))
     if "master" not in state:
         return {"params": merge_trees(params, stored), "optimizer": moments}
     narrow = jax.tree.map(lambda array, to: array.astype(to.dtype), stored, trained)

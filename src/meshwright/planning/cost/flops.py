@@ -16,8 +16,7 @@ from meshwright.description.step.ir import OPERANDS, AttentionOp, Extents, Matmu
 from meshwright.description.step.parameter_tree import is_adapter
 from meshwright.description.step.passes.muon import ITERATIONS, dealt_matrices, matrix_products
 from meshwright.description.step.reference import reference_pass
-from meshwright.description.step.sequence import halves_queries
-from meshwright.description.step.serve import visible_pairs
+from meshwright.description.step.sequence import halves_queries, visible_pairs
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.strategy_checks import has_reference
 from meshwright.description.step.token_routing import device_blocks, dropless_padding

@@ -31,13 +31,13 @@ from meshwright.description.step.parameter_tree import (
     is_adapter,
     leaves,
     map_leaves,
+    merge_trees,
     parameters,
 )
 from meshwright.description.step.serving import SERVING_RULES
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.arrays import fit
 from meshwright.execution.runtime.sharding_context import ShardingContext
-from meshwright.execution.training.trainable import merge_trees
 from meshwright.execution.weights.peft import read_adapter
 from meshwright.mesh import MeshShape
 from meshwright.serving.engine.request import Adapter

@@ -20,7 +20,7 @@ from jax import Array
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding
 
-from meshwright.description.step.parameter_tree import is_adapter, leaves
+from meshwright.description.step.parameter_tree import drop_paths, is_adapter, leaves
 from meshwright.description.step.reference import ReferencePass, reference_pass, shares_base
 from meshwright.description.step.rules import rules_of
 from meshwright.description.step.trained import BaseFormat
@@ -41,7 +41,6 @@ from meshwright.execution.training.preference.reference import (
 from meshwright.execution.training.run_directory.checkpoint import Checkpoints, Note
 from meshwright.execution.training.run_directory.run import RunConfig
 from meshwright.execution.training.step import State, first_parameters
-from meshwright.execution.training.trainable import drop_paths
 from meshwright.execution.training.watch.evaluation import HeldOutPairs
 from meshwright.support.files import write_file
 

@@ -15,14 +15,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshwright.description.step.parameter_tree import leaves, map_leaves
+from meshwright.description.step.parameter_tree import drop_paths, leaves, map_leaves, merge_trees
 from meshwright.description.step.strategy import Strategy
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.quantised.weights import is_quantised
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.run_directory.run import RunConfig
 from meshwright.execution.training.step import State, first_parameters
-from meshwright.execution.training.trainable import drop_paths, merge_trees
 
 
 def saved_parts(config: RunConfig, state: State) -> State:
