@@ -13,7 +13,7 @@ from meshwright.description.step.blocks import layers
 from meshwright.description.step.layer import Attention as AttentionOfLayer
 from meshwright.description.step.legality import check_mesh, check_positions, check_runnable, limits
 from meshwright.description.step.model import Model
-from meshwright.description.step.padding import divides_heads, kv_copies
+from meshwright.description.step.padding import divides_padded, kv_copies
 from meshwright.description.step.rules import RULES, stream_rules
 from meshwright.description.step.sequence import sequence_method
 from meshwright.description.step.stages import STAGE_REMATS, num_staged_layers
@@ -261,7 +261,7 @@ def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...], tp_strea
         else:
             mesh = MeshShape(**dict(zip(axes, degrees, strict=True)))
             copies = kv_copies(workload.model, mesh, rules)
-            if divides_heads(workload.model, mesh, rules) and (copies == 1 or mesh.tp <= MOST_TP_WITH_COPIES):
+            if divides_padded(workload.model, mesh, rules) and (copies == 1 or mesh.tp <= MOST_TP_WITH_COPIES):
                 found.append(mesh)
     if not found:
         raise MeshwrightError(_none_legal(workload, axes, shapes, tp_stream))

@@ -134,12 +134,13 @@ def moe_block(model: ModelConfig, experts: Experts) -> Block:
         num_active=experts.num_active,
         capacity_factor=experts.capacity_factor,
         routing=experts.routing,
+        num_padding=experts.padding,
     )
     ops: tuple[LayerOp, ...] = (
         _norm(model, "mlp_norm", STREAM, normed),
         on_residual("router", "router_logits", experts.count, has_bias=experts.has_bias),
         dispatch,
-        *_mlp(model, "expert_", "expert_rows", experts.mlp, num_experts=experts.count),
+        *_mlp(model, "expert_", "expert_rows", experts.mlp, num_experts=experts.num_stored),
         Combine(source="expert_down", target="expert_added"),
     )
     added = ("expert_added",)

@@ -249,7 +249,7 @@ SOFTMAX_ROUTING = Routing()
 class Dispatch:
     """Top-k routing: send rows of `source` to `num_experts` experts, chosen by the router's logits `router`.
 
-    capacity_factor: as in `Experts`; None: no token is dropped.
+    capacity_factor, num_padding: as in `Experts` (`padding`). Without a factor no token is dropped.
     """
 
     source: str
@@ -259,6 +259,12 @@ class Dispatch:
     num_active: int
     capacity_factor: float | None = None
     routing: Routing = SOFTMAX_ROUTING
+    num_padding: int = 0
+
+    @property
+    def num_stored(self) -> int:
+        """The number of experts in the arrays of their weights."""
+        return self.num_experts + self.num_padding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,7 @@ def _check_quantised(workload: Workload, stored: Tree[Parameter], mesh: MeshShap
 def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tuple[str, ...]]]:
     """Return the divisibility conditions of `check_mesh`, except pp's stages: pairs of a size and axes that split it.
 
-    Dims that are padded are left out: the caller checks `divides_heads`.
+    Dims that are padded are left out: the caller checks `divides_padded`.
 
     A mesh is legal if the product of each pair's degrees divides its size. An axis that splits nothing is paired with
     size 1.

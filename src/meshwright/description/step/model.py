@@ -67,6 +67,7 @@ class Experts:
     capacity_factor: float | None = None
     balance_weight: float = 0.01  # Weight of the load balancing loss (Switch, arXiv:2101.03961, section 2.2).
     routing: Routing = SOFTMAX_ROUTING  # How a token's experts are chosen.
+    padding: int = 0  # Experts of zeros that a mesh stores beyond `count`, and no token chooses (`step.padding`).
 
     def __post_init__(self) -> None:
         for field, least in (("count", 1), ("num_active", 1), ("mlp", 1), ("shared_mlp", 0), ("num_dense_layers", 0)):
@@ -108,6 +109,16 @@ class Experts:
         after = layer - self.num_dense_layers
         return after >= 0 and self.layers[after % len(self.layers)]
 
+    @property
+    def num_stored(self) -> int:
+        """The number of experts in the arrays of their weights."""
+        return self.count + self.padding
+
+    def padded(self, ep: int) -> Experts:
+        """Return the experts padded until `ep` divides those that are stored; unchanged if `ep` is above `count`."""
+        padding = -self.count % ep if ep <= self.count else 0
+        return self if padding == self.padding else replace(self, padding=padding)
+
     def slots(self, tokens: int) -> int:
         """Return the slots of each expert for `tokens` tokens of one device, rounded up.
 
@@ -120,7 +131,7 @@ class Experts:
 
         A token has `num_active` copies, at most one for each expert of that device.
         """
-        return tokens * min(self.num_active, self.count // ep)
+        return tokens * min(self.num_active, self.num_stored // ep)
 
 
 @dataclass(frozen=True, kw_only=True)

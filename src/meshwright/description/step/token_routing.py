@@ -21,10 +21,10 @@ def sent_tokens(workload: Workload, mesh: MeshShape) -> int:
 
 def routed_tokens(workload: Workload, mesh: MeshShape) -> int:
     """Return how many token copies one device sends to experts: all, or the slots with a capacity factor."""
-    experts, tokens = _experts(workload), sent_tokens(workload, mesh)
+    experts, tokens = stored_experts(workload, mesh), sent_tokens(workload, mesh)
     if experts.capacity_factor is None:
         return tokens * experts.num_active
-    return experts.count * experts.slots(tokens)
+    return experts.num_stored * experts.slots(tokens)
 
 
 def dropless_padding(workload: Workload, mesh: MeshShape) -> float:
@@ -33,7 +33,7 @@ def dropless_padding(workload: Workload, mesh: MeshShape) -> float:
     It is 1 with a capacity factor, which limits the rows, and without ep, because a device then has only its own
     copies.
     """
-    experts = _experts(workload)
+    experts = stored_experts(workload, mesh)
     if experts.capacity_factor is not None or mesh.ep == 1:
         return 1.0
     tokens = sent_tokens(workload, mesh)
@@ -84,11 +84,11 @@ def expert_blocks(num_rows: int, num_experts: int) -> tuple[int, int]:
 def device_blocks(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> Blocks:
     """Return a device's blocks for a microbatch, without a capacity factor."""
     rows = round(expert_rows(workload, mesh, strategy))
-    return Blocks(rows, *expert_blocks(rows, _experts(workload).count // mesh.ep))
+    return Blocks(rows, *expert_blocks(rows, stored_experts(workload, mesh).num_stored // mesh.ep))
 
 
-def _experts(workload: Workload) -> Experts:
-    """Return the experts of a workload's model, which must have some."""
+def stored_experts(workload: Workload, mesh: MeshShape) -> Experts:
+    """Return the experts of a workload's model, which must have some, padded as the mesh stores them."""
     experts = workload.model.experts
     assert experts is not None, workload.model.name
-    return experts
+    return experts.padded(mesh.ep)

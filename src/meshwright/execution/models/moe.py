@@ -40,9 +40,8 @@ class MoeOps(NamedTuple):
     hidden: Gated
     down: Linear
 
-    @property
-    def experts(self) -> Experts:
-        """The parameters of routing and dispatch."""
+    def experts(self, num_stored: int) -> Experts:
+        """Return the parameters of routing and dispatch, for weights of `num_stored` experts."""
         op = self.dispatch
         return Experts(
             count=op.num_experts,
@@ -50,6 +49,7 @@ class MoeOps(NamedTuple):
             mlp=self.hidden.width,
             capacity_factor=op.capacity_factor,
             routing=op.routing,
+            padding=num_stored - op.num_experts,
         )
 
 
@@ -99,6 +99,7 @@ def moe_layer(
         partial(
             _moe_on_device,
             ops=ops,
+            experts=ops.experts(jnp.shape(used[-1])[0]),
             split=_expert_axes(layout, tokens),
             sums=layout.axes("activation"),
             matmul_dtype=matmul_dtype,
@@ -147,12 +148,13 @@ def _moe_on_device(
     biases: Mapping[str, Array],
     *weights: Array,
     ops: MoeOps,
+    experts: Experts,
     split: ExpertAxes,
     sums: tuple[str, ...],
     matmul_dtype: MatmulDtype | None,
 ) -> tuple[Array, Array]:
     """Run `moe_layer` on one device. sums: axes that split the stream's width, over which first matmuls are summed."""
-    times, experts, (*openers, down) = partial(expert_product, matmul_dtype=matmul_dtype), ops.experts, weights
+    times, (*openers, down) = partial(expert_product, matmul_dtype=matmul_dtype), weights
     if split.width and not split.tokens:
         # Each device has all tokens and a shard of each expert: sum gradients once here, not once per matmul.
         h = jax.lax.pcast(h, split.width, to="varying")
@@ -160,7 +162,7 @@ def _moe_on_device(
     is_token = None if segments is None else _of_stream(segments, h, split) > 0
     if is_token is not None and experts.capacity_factor is not None:
         # Padding gets an expert number beyond the last, which has no slot.
-        choice = choice._replace(chosen=jnp.where(is_token[..., None], choice.chosen, experts.count))
+        choice = choice._replace(chosen=jnp.where(is_token[..., None], choice.chosen, experts.num_stored))
     here = dispatch_combine(h, choice, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
     rows, shares = here.rows, here.shares
     if split.width and not split.tokens:
@@ -187,7 +189,9 @@ def _moe_on_device(
     if is_token is not None:
         is_chosen &= is_token[..., None, None]
     copies = jnp.sum(is_chosen, axis=(0, 1, 2), dtype=jnp.float32)
-    return added, jnp.stack([copies, here.dropped, probabilities(logits, experts.routing, is_token)])[None]
+    return added, jnp.stack([copies, here.dropped[: experts.count], probabilities(logits, experts.routing, is_token)])[
+        None
+    ]
 
 
 def _of_stream(segments: Array, h: Array, split: ExpertAxes) -> Array:

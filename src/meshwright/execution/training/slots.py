@@ -1,9 +1,9 @@
 """Convert a state between the layout of checkpoints (layers in model order, no padding) and that of a mesh.
 
-On a mesh, layers may be in pipeline slots, some of them empty, and the vocabulary padded. Checkpoints have neither, so
-that any mesh can read them. During conversion, pp shards parameters along embed instead of layers, so that no device
-holds more than before. A vocabulary that a mesh pads is replicated during conversion, because its axes do not divide
-the unpadded one; padded heads are split along head_dim.
+On a mesh, layers may be in pipeline slots, some of them empty, and the vocabulary, heads or experts padded. Checkpoints
+have neither, so that any mesh can read them. During conversion, pp shards parameters along embed instead of layers, so
+that no device holds more than before. The axes of a padded dim do not divide the unpadded one: during conversion such a
+vocabulary is replicated, heads are split along head_dim, and experts along embed.
 """
 
 from __future__ import annotations
@@ -43,8 +43,12 @@ def in_order(layout: ShardingContext, model: ModelConfig, strategy: Strategy) ->
         if model.embed % layout.mesh.degree(stored) == 0:
             free = tuple(axis for axis in rules["vocab"] if axis not in stages)
             rules |= {"embed": stored, "vocab": free}
-    if padded(model, layout.mesh, rules).vocab != model.vocab:
+    stored = padded(model, layout.mesh, rules)
+    if stored.vocab != model.vocab:
         rules = {**rules, "vocab": ()}
+    if stored.experts != model.experts:
+        wide = (*rules["embed"], *rules["expert"])
+        rules = {**rules, "expert": (), "embed": rules["embed"] if model.embed % layout.mesh.degree(wide) else wide}
     return with_whole_heads(layout if rules is layout.rules else replace(layout, rules=rules), model)
 
 

@@ -52,12 +52,15 @@ def read_slice(
     result = _aligned([stop - start for start, stop in bounds], np.dtype(dtype))
     depth = len(place.stacked)
     within = tuple(slice(start, stop) for start, stop in bounds[depth:])
-    sizes = [len(range(*part.indices(size))) for part, size in zip(within, place.parameter.shape[depth:], strict=True)]
-    held = tuple(map(slice, sizes))
-    if tuple(sizes) != result.shape[depth:]:
+    sizes = [
+        len(range(*slice(start, stop).indices(size)))
+        for (start, stop), size in zip(bounds, place.parameter.shape, strict=True)
+    ]
+    held = tuple(map(slice, sizes[depth:]))
+    if tuple(sizes) != result.shape:
         result[...] = 0
     tasks = []
-    for numbers in np.ndindex(*(stop - start for start, stop in bounds[:depth])):
+    for numbers in np.ndindex(*sizes[:depth]):
         tensor = tensors[place.name(*(number + start for number, (start, _) in zip(numbers, bounds, strict=False)))]
         target = result[numbers][held]
         rows = max(1, TASK_BYTES // max(1, target[:1].nbytes))

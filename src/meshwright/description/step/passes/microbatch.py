@@ -13,7 +13,7 @@ from meshwright.description.step.passes.nodes import Weight
 from meshwright.description.step.passes.shard_delta import chunk_sizes
 from meshwright.description.step.rules import token_axes
 from meshwright.description.step.strategy import Strategy
-from meshwright.description.step.token_routing import routed_tokens, sent_tokens
+from meshwright.description.step.token_routing import routed_tokens, sent_tokens, stored_experts
 from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
 
@@ -40,16 +40,17 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
     # If each stage runs its own program, the last stage first sums the losses of all microbatches.
     sums = 1 if workload.z_loss == 0 else 2
     sizes["loss"] = sums if mesh.pp == 1 or strategy.profile.spmd_pipeline else sums / parts
-    if experts := workload.model.experts:
+    if workload.model.experts:
+        experts = stored_experts(workload, mesh)
         copies, tokens = routed_tokens(workload, mesh), sent_tokens(workload, mesh)
         device_tokens = workload.tokens / mesh.degree(token_axes())
         sizes |= {
             "C": copies / parts,
             "CT": copies * mesh.tp / parts,
-            "R": device_tokens * mesh.ep * copies / (tokens * experts.count) / parts,
+            "R": device_tokens * mesh.ep * copies / (tokens * experts.num_stored) / parts,
             "A": tokens * experts.num_active / parts,
-            "sent": experts.count + mesh.ep,
-            "gathered": experts.count * mesh.tp,
+            "sent": experts.num_stored + mesh.ep,
+            "gathered": experts.num_stored * mesh.tp,
             "M": -(-_num_moe_layers(workload.model) // mesh.pp),
         }
     if strategy.optimizer == "muon":

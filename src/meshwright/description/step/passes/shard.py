@@ -429,7 +429,7 @@ class _BlockSharder:
         layout = self.layout
         ep, tp = layout.axes("expert"), layout.axes("mlp")
         self.arrays[op.target] = Array(op.target, (Dim("R", None), Dim("D", self._embed())))
-        rows = Array(op.target, (Dim("E", op.num_experts, ep), *self.arrays[op.target].dims))
+        rows = Array(op.target, (Dim("E", op.num_stored, ep), *self.arrays[op.target].dims))
         work: list[Work] = [PassOver(kind="dispatch", arrays=(rows,))]
         reads = op.source
         if ep:
@@ -452,7 +452,7 @@ class _BlockSharder:
         layout = self.layout
         ep, tp = layout.axes("expert"), layout.axes("mlp")
         self.arrays[op.target] = after = self._stream(op.target)
-        count = next(each.num_experts for each in self.ops if isinstance(each, Dispatch))
+        count = next(each.num_stored for each in self.ops if isinstance(each, Dispatch))
         rows = Array(op.target, (Dim("E", count, ep), Dim("R", None), after.dims[-1]))
         work: list[Work] = [PassOver(kind="combine", arrays=(rows,))]
         if ep:

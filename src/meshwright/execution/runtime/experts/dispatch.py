@@ -96,7 +96,7 @@ def dispatch_combine(x: Array, routing: Choice, experts: Experts, axes: ExpertAx
 
 def _dispatch_dropless(x: Array, routing: Choice, experts: Experts, ep: Axes, tp: Axes, keep: Keep) -> Dispatched:
     t, d = x.shape
-    copies = sort_copies(routing.chosen, experts.count)
+    copies = sort_copies(routing.chosen, experts.num_stored)
     tokens, own = copies.permutations(identity(copies.order.shape[0]), t)
     rows, shares = permute(x, tokens), permute(routing.shares.T.reshape(-1, 1), own)
     none = jnp.zeros_like(copies.counts, dtype=jnp.float32)
@@ -123,13 +123,13 @@ def _dispatch_dropless(x: Array, routing: Choice, experts: Experts, ep: Axes, tp
 def _dispatch_with_capacity(x: Array, routing: Choice, experts: Experts, ep: Axes, tp: Axes, keep: Keep) -> Dispatched:
     t, d = x.shape
     slots = experts.slots(t)
-    copies = sort_copies(routing.chosen, experts.count)
+    copies = sort_copies(routing.chosen, experts.num_stored)
     tokens, own = copies.permutations(pad_groups(copies.counts, capacity=slots, num_rows=copies.order.shape[0]), t)
-    here = experts.count // (jax.lax.axis_size(ep) if ep else 1)
+    here = experts.num_stored // (jax.lax.axis_size(ep) if ep else 1)
 
     def receive(rows: Array) -> Array:
         """Exchange slots and group them by local expert, equally many from each source."""
-        arrived = gather(all_to_all(rows.reshape(experts.count, slots, -1), ep), tp)
+        arrived = gather(all_to_all(rows.reshape(experts.num_stored, slots, -1), ep), tp)
         by_source = arrived.reshape(-1, here, slots, rows.shape[1])
         return keep(jnp.swapaxes(by_source, 0, 1).reshape(here, -1, rows.shape[1]))
 
