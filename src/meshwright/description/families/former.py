@@ -1,4 +1,4 @@
-"""Models of plans and runs from when each feature was a field of `ModelConfig`, as plain data in today's form."""
+"""Convert models saved by earlier versions, whose features were all fields of `ModelConfig`, to the present fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOVED = {
     "residual_scale": "scales.residual", "attention_scale": "scales.attention", "logits_scale": "scales.logits",
     "attention_softcap": "scales.attention_softcap", "logits_softcap": "scales.logits_softcap",
 }  # fmt: skip
-"""Fields that moved into a part of the model."""
+"""Former field to its present dotted name; the value is unchanged."""
 
 _JOINED = {
     "pre_norms": True, "post_norms": False, "parallel_blocks": False, "shared_norm": False, "clamped_swiglu": None,
@@ -27,11 +27,16 @@ _JOINED = {
     "rotary_dims": 0, "rotary_interleaved": False, "unrotated_every": 0, "unrotated_layers": (),
     "sliding_window": None, "full_attention_every": 0, "full_attention_layers": (),
 }  # fmt: skip
-"""Fields of which several became one, and their defaults."""
+"""Former fields that `_joined` combines into fewer present ones, with their former defaults."""
 
 
-def in_parts(data: Any, path: str = "") -> Any:
-    """Return a model's plain data with its features in parts, also of earlier versions. path: as in `from_data`."""
+def with_present_fields(data: Any, path: str = "") -> Any:
+    """Return a model's plain data with the present fields of `ModelConfig`; data that has them is unchanged.
+
+    Args:
+        data: the output of `dataclasses.asdict` of this or an earlier version.
+        path: as in `from_data`.
+    """
     former = (_MOVED.keys() | _JOINED.keys()) - {"positions", "parallel_blocks"}
     parts = {place.partition(".")[0] for place in _MOVED.values()}
     if not isinstance(data, Mapping) or parts & data.keys() or not former & data.keys():
@@ -48,7 +53,7 @@ def in_parts(data: Any, path: str = "") -> Any:
 
 
 def _joined(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that replace those of `_JOINED`, by dotted name."""
+    """Return the present fields that replace those of `_JOINED`, by dotted name. old: all former fields."""
     layers = range(max(1, min(old["num_layers"], largest("num_layers"))))
     listed, every = old["full_attention_layers"], min(old["full_attention_every"], largest("num_layers"))
     windows = [
