@@ -6,8 +6,8 @@ of it, and half of the query heads. `padded` returns the padded model, which det
 of arrays on a mesh. Configs, forward passes, checkpoints and exports keep the original model.
 
 Logits beyond the vocabulary are minus infinity (`models.ends.logits`), so they have no probability and no gradient. A
-head of zeros has values of zero and is multiplied by zeros, so it adds nothing and has no gradient either. Gradients of
-copies are summed (`training.copies`), so that all copies stay equal.
+head of zeros has values of zero, and the output weights that multiply it are zero, so it adds nothing and has no
+gradient either. Gradients of copies are summed (`training.copies`), so that all copies stay equal.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ def is_padded(model: Model, name: str) -> bool:
 def padded(model: AnyModel, mesh: MeshShape, rules: Rules) -> AnyModel:
     """Return the model with vocabulary and kv heads padded until the mesh axes of `rules` divide them.
 
-    If there are fewer kv heads than devices, they are copied, provided that each copy gets equally many query heads.
-    Sizes that cannot be padded or copied are unchanged, so that later checks reject the mesh.
+    If there are fewer kv heads than devices to split them over, they are copied, if all copies get equally many query
+    heads. Sizes that cannot be padded or copied are unchanged, so that later checks reject the mesh.
     """
     return _padded(model, mesh.degree(rules["vocab"]), mesh.degree(rules["kv_heads"]))
 
 
 @lru_cache(maxsize=1 << 10)
 def _padded(model: AnyModel, vocab_parts: int, head_parts: int) -> AnyModel:
-    """Return `padded`, with the vocabulary split over `vocab_parts` devices and kv heads over `head_parts`."""
+    """Compute `padded` for a vocabulary split over `vocab_parts` devices and kv heads split over `head_parts`."""
     if not isinstance(model, ModelConfig):
         return model
-    # Less than a vocabulary is added, so that `runtime.arrays.fit` tells padding from copies.
+    # The padding is smaller than the vocabulary, so that `runtime.arrays.fit` can tell it from copies.
     vocab = model.vocab + (-model.vocab % vocab_parts if model.vocab > vocab_parts else 0)
     kv_heads, heads = model.num_kv_heads, model.num_heads
     if kv_heads > head_parts and model.attention.qk_norm != "all heads":
@@ -67,7 +67,7 @@ def kv_copies(model: Model, mesh: MeshShape, rules: Rules) -> int:
 
 
 def is_of_kv_heads(parameter: Parameter) -> bool:
-    """Whether a parameter belongs to kv heads, and is copied with them."""
+    """Whether a parameter belongs to kv heads and is copied with them."""
     return "kv_heads" in parameter.axes and "group" not in parameter.axes
 
 
