@@ -272,7 +272,7 @@ class _BlockSharder:
         return outermost_first(axis for dim in self.layout.tokens for axis in dim.axes if axis not in experts)
 
     def _entry(self, op: Linear) -> Generator[Node, None, str]:
-        """Yield the gather of a matmul's input over the tokens, once for all readers; return the name of what it reads."""
+        """Yield the gather of a matmul's input over tokens, once for all readers; return the name of the result."""
         array = self._array(op.source)
         is_split = any(dim.axes for dim in array.dims[2:])
         if not is_split and op.source not in self.entries:
@@ -428,7 +428,7 @@ class _BlockSharder:
         yield self._node(PassOver(kind="gated", arrays=(source,)), reads=both, writes=op.target, saved=both)
 
     def _dispatch(self, op: Dispatch) -> Iterator[Node]:
-        """Yield the dispatch of tokens to experts: all-to-all over ep, gather over tp; without ep, a gather of tokens."""
+        """Yield the dispatch of tokens to experts: all-to-all over ep, gather over tp; a gather of tokens without ep."""
         layout = self.layout
         ep, tp = layout.axes("expert"), layout.axes("mlp")
         self.arrays[op.target] = Array(op.target, (Dim("R", None), Dim("D", self._embed())))
