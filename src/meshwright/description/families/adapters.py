@@ -28,7 +28,7 @@ QLoRA needs adapters on all of them to match full training (arXiv:2305.14314, se
 ADAPTER_CONFIG = "adapter_config.json"
 """The file in which PEFT describes an adapter."""
 
-UNKNOWN = (
+UNSUPPORTED = (
     "use_qalora", "lora_bias", "bias", "modules_to_save", "target_parameters", "trainable_token_indices",
     "alora_invocation_tokens", "arrow_config", "layer_replication", "kasa_config", "velora_config", "use_bdlora",
     "monteclora_config",
@@ -88,7 +88,7 @@ def lora_targets(model: ModelConfig, names: Sequence[str]) -> tuple[str, ...]:
         MeshwrightError: a name matches nothing, or a matmul can have no adapter.
     """
     known = adaptable(program(replace(model, lora=None)))
-    modules, ends = module_products(model), (EMBEDDING, UNEMBEDDING)
+    modules, ends = module_matmuls(model), (EMBEDDING, UNEMBEDDING)
     found: set[str] = set()
     for name in names:
         of_module = [op for path, ops in modules.items() if path == name or path.endswith(f".{name}") for op in ops]
@@ -110,20 +110,22 @@ def lora_targets(model: ModelConfig, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda op: (order.index(op) if op in order else -1, op)))
 
 
-def module_products(model: ModelConfig) -> dict[str, list[str]]:
+def module_matmuls(model: ModelConfig) -> dict[str, list[str]]:
     """Return the matmuls in each module of a family: {"self_attn.q_proj": ["query"], "lm_head": ["unembedding"]}.
 
     Llama's modules are included, except those whose name the family has too.
     """
     published = published_of(model)
-    own = {name: [ours] for ours, name in end_modules(model).items()} | _products(published.names if published else {})
+    own = {name: [ours] for ours, name in end_modules(model).items()} | _matmuls_of_layer(
+        published.names if published else {}
+    )
     ended = {path.rpartition(".")[2] for path in own}
     llama = {LLAMA_NAMES[ours].removesuffix(".weight"): [ours] for ours in (EMBEDDING, UNEMBEDDING)}
-    llama |= _products({path: Published(name) for path, name in LLAMA_NAMES.items()})
+    llama |= _matmuls_of_layer({path: Published(name) for path, name in LLAMA_NAMES.items()})
     return own | {path: ops for path, ops in llama.items() if path.rpartition(".")[2] not in ended}
 
 
-def _products(names: Mapping[str, Published]) -> dict[str, list[str]]:
+def _matmuls_of_layer(names: Mapping[str, Published]) -> dict[str, list[str]]:
     """Return the matmuls in each module of a layer: {"self_attn.q_proj": ["query"]}. names: a family's weights."""
     found: dict[str, list[str]] = {}
     for path, place in names.items():
@@ -149,7 +151,7 @@ def read_adapter_config(directory: Path, model: ModelConfig, *, takes_saved: boo
         MeshwrightError: there is no such file, or it describes another kind of adapter or has an unsupported option.
     """
     path, config = directory / ADAPTER_CONFIG, adapter_config(directory)
-    for name in UNKNOWN:
+    for name in UNSUPPORTED:
         if config.get(name) not in (None, False, "none", [], {}) and not (takes_saved and name == "modules_to_save"):
             raise MeshwrightError(
                 f"{path} has {name}={config[name]!r}, which is not read here; adapters have none of it"
@@ -158,11 +160,11 @@ def read_adapter_config(directory: Path, model: ModelConfig, *, takes_saved: boo
     if not isinstance(rank, int) or not isinstance(alpha, (int, float)) or rank < 1:
         raise MeshwrightError(f"{path} has r={rank!r} and lora_alpha={alpha!r}; they are numbers above 0")
     if isinstance(targets, str) and targets != ALL_LINEAR:
-        targets = _matched(targets, model, path)
+        targets = _matching_matmuls(targets, model, path)
     names = (targets,) if isinstance(targets, str) else tuple(targets or ())
     if not isinstance(dropout := config.get("lora_dropout") or 0.0, (int, float)) or not 0 <= dropout < 1:
         raise MeshwrightError(f"{path} has lora_dropout={dropout!r}; it is a share from 0 to below 1")
-    modules, layers = _modules(model), range(model.num_layers)
+    modules, layers = _matmuls_by_full_name(model), range(model.num_layers)
     adapted = {
         op for module, ops in modules.items() for op in ops
         if any(is_adapted(config, module.format(layer=layer)) for layer in layers)
@@ -286,7 +288,7 @@ def end_modules(model: ModelConfig) -> dict[str, str]:
     return {ours: names.get(ours, LLAMA_NAMES[ours]).removesuffix(".weight") for ours in (EMBEDDING, UNEMBEDDING)}
 
 
-def _modules(model: ModelConfig) -> dict[str, list[str]]:
+def _matmuls_by_full_name(model: ModelConfig) -> dict[str, list[str]]:
     """Return the matmuls in each module of a family, by full module name: {"model.layers.{layer}.mlp.up_proj": ["up"]}.
 
     Modules of single experts are left out.
@@ -300,7 +302,7 @@ def _modules(model: ModelConfig) -> dict[str, list[str]]:
     return found
 
 
-def _matched(pattern: str, model: ModelConfig, path: Path) -> list[str]:
+def _matching_matmuls(pattern: str, model: ModelConfig, path: Path) -> list[str]:
     """Return the matmuls whose full module name matches a pattern in at least one layer.
 
     path: the file, for messages.
@@ -310,7 +312,7 @@ def _matched(pattern: str, model: ModelConfig, path: Path) -> list[str]:
     """
     known, found = adaptable(program(replace(model, lora=None))), []
     try:
-        for module, ops in _modules(model).items():
+        for module, ops in _matmuls_by_full_name(model).items():
             if any(re.fullmatch(pattern, module.format(layer=layer)) for layer in range(model.num_layers)):
                 found += [op for op in ops if op in (*known, EMBEDDING, UNEMBEDDING)]
     except re.error as error:

@@ -10,7 +10,7 @@ from meshwright.description.step.model import largest
 from meshwright.errors import MeshwrightError
 from meshwright.support.field_types import nested
 
-_MOVED = {
+_RENAMED = {
     "qkv_bias": "biases.qkv", "output_bias": "biases.output", "mlp_bias": "biases.mlp",
     "unembedding_bias": "biases.unembedding", "norm": "norms.kind", "norm_bias": "norms.has_bias",
     "norm_offset": "norms.offset", "norm_epsilon": "norms.epsilon", "embedding_norm": "norms.after_embedding",
@@ -37,12 +37,12 @@ def with_present_fields(data: Any, path: str = "") -> Any:
         data: the output of `dataclasses.asdict` of this or an earlier version.
         path: as in `from_data`.
     """
-    former = (_MOVED.keys() | _JOINED.keys()) - {"positions", "parallel_blocks"}
-    parts = {place.partition(".")[0] for place in _MOVED.values()}
+    former = (_RENAMED.keys() | _JOINED.keys()) - {"positions", "parallel_blocks"}
+    parts = {place.partition(".")[0] for place in _RENAMED.values()}
     if not isinstance(data, Mapping) or parts & data.keys() or not former & data.keys():
         return data
-    kept = {name: value for name, value in data.items() if name not in _MOVED.keys() | _JOINED.keys()}
-    moved = {place: data[name] for name, place in _MOVED.items() if name in data}
+    kept = {name: value for name, value in data.items() if name not in _RENAMED.keys() | _JOINED.keys()}
+    moved = {place: data[name] for name, place in _RENAMED.items() if name in data}
     try:
         found = nested(kept | moved | _joined({**_JOINED, **data}))
     except (KeyError, TypeError) as error:
