@@ -16,7 +16,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.units import show_degrees, show_mesh
 
 IDLE = "(idle)"
-"""Name of an extra mesh axis, for devices that a smaller mesh leaves idle. It is outermost: the mesh is compact."""
+"""Name of an extra mesh axis over devices that a mesh leaves idle. It is outermost, so that used ones are adjacent."""
 
 _SLICE, _CORE, _DEVICE = "slice", "core", "device"
 _PHYSICAL = "xyz"
@@ -274,7 +274,7 @@ def _on_torus(layout: MeshPlacement, torus: Torus, names: tuple[str, ...], facto
 
 
 def _rings(layout: MeshPlacement, torus: Torus, factors: list[AxisFactor], sharers: int) -> tuple[Ring, ...]:
-    """Return the rings of factors, on physical axes and on the rings of JAX's hard-coded orders.
+    """Return the rings that factors form on physical axes and in JAX's hard-coded orders.
 
     Adjacent factors of one dimension form one ring. sharers: groups of devices on different cores of the same chips.
     """

@@ -13,8 +13,8 @@ from meshwright.units import show_degrees
 def wraps(torus: Torus, shape: tuple[int, ...]) -> tuple[bool, ...]:
     """Return whether each axis of a slice closes into a ring.
 
-    With optical switches between cubes, every axis of a slice of whole cubes wraps, and none of a smaller slice;
-    otherwise an axis wraps iff it has the size of the full pod's (jax-ml.github.io/scaling-book/tpus).
+    With optical switches between cubes, every axis of a slice of whole cubes wraps, and no axis of a smaller slice.
+    Without them, an axis wraps iff it is as long as the full pod's (jax-ml.github.io/scaling-book/tpus).
     """
     if torus.cube is not None:
         return (all(size % torus.cube == 0 for size in shape),) * len(shape)

@@ -78,7 +78,7 @@ class Table:
         return value
 
     def flag(self, field: str) -> bool:
-        """Return true or false; false if the field is absent."""
+        """Return a boolean field; false if it is absent."""
         value = self.get(field, False)
         if not isinstance(value, bool):
             raise self.error(field, f"= {value!r}; it takes true or false")

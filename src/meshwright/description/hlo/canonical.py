@@ -25,9 +25,9 @@ _HALVES = ("bf16", "f16")
 
 
 def canonicalize_collective(collective: Collective, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
-    """Return the collectives of the program that the compiler lowered as `collective`, with their kinds and bytes.
+    """Undo the lowerings of a collective: return the collectives that the program has in its place.
 
-    They are as a plan lists them: one, or two for a partly sliced all-reduce. Without lowerings, `collective` itself.
+    There are two for a partly sliced all-reduce, and one otherwise. A collective without lowerings is returned itself.
 
     mesh: the degree of every axis.
     """
@@ -48,7 +48,9 @@ def canonicalize_collective(collective: Collective, mesh: Mapping[str, int]) -> 
 
 
 def slice_lowering(module: Module, value: Instruction, axes: Axes, mesh: Mapping[str, int]) -> Lowering | None:
-    """Return the lowering of an all-reduce of whose result each device uses only its own shard; None for others.
+    """Return how an all-reduce stands for a reduce-scatter: each device uses only its own shard of the result.
+
+    None for other all-reduces.
 
     Every use of the result, followed through views, conversions and fusions, must be a dynamic-slice into equal tiles,
     and all uses on a device must take the same tile. The slice's offsets are evaluated for each device from its id and

@@ -59,7 +59,7 @@ def sequential_computations(module: Module) -> list[str]:
 
 
 def called_in_sequence(instruction: Instruction) -> tuple[str, ...]:
-    """Return the computations that an instruction runs instruction by instruction, unlike a fusion's.
+    """Return the computations called by an instruction that run instruction by instruction, as fusions do not.
 
     Loop conditions are left out, because they create no arrays.
     """
@@ -90,7 +90,7 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
 
 
 def _called_counts(module: Module, instruction: Instruction, notes: list[str]) -> list[tuple[str, int]]:
-    """Return (computation, runs) for each computation that one run of an instruction runs. notes: gets messages."""
+    """Return (computation, runs) for each computation that an instruction runs; append messages to `notes`."""
     opcode = instruction.opcode.removesuffix("-start")
     if opcode == "while":
         trips = trip_count(module, instruction)

@@ -25,8 +25,7 @@ _ANNOTATIONS = frozenset(
 _WRITES = ("dynamic-update-slice", "scatter")
 
 _LEAST_SHARE = 0.5
-"""Smallest factor of a parameter in a result that counts as its update. In a gradient plus weight decay it is far
-smaller."""
+"""Smallest factor of a parameter in its update; in a gradient plus weight decay the factor is far smaller."""
 
 _Place = tuple[int, int | None]
 """A parameter: its number, and the index of an element if the parameter is a tuple (else None)."""
@@ -72,7 +71,7 @@ class Updates:
 
     @cached_property
     def differentiated(self) -> frozenset[int]:
-        """Numbers of the arguments that the ops which JAX differentiates read."""
+        """Numbers of the arguments that are read, directly or in another form, by functions that JAX differentiates."""
         parameters = self.module.computations[self.module.entry].parameters
         return frozenset(number for number, one in parameters.items() if self._is_in_forward(one))
 

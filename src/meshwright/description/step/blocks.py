@@ -441,5 +441,5 @@ def _head_dims(model: ModelConfig, size: int) -> Dims:
 
 
 def _adding_scale(model: ModelConfig, fan_in: int) -> float:
-    """Return the initial standard deviation of a weight whose result is added to the stream, as two are in a layer."""
+    """Return the initial standard deviation of the two weights of a layer whose results are added to the stream."""
     return 1 / math.sqrt(fan_in * (2 * model.num_layers))

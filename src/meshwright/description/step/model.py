@@ -46,7 +46,7 @@ def largest(field: str) -> int:
 
 
 MAX_CAPACITY_FACTOR = 10_000
-"""Largest capacity factor. No token is dropped from a factor as large as the number of experts on."""
+"""Largest capacity factor. If the factor is at least the number of experts, no token is dropped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,9 +172,9 @@ class Biases:
     """Matmuls that have biases."""
 
     qkv: bool = False
-    output: bool = False  # Attention's output.
+    output: bool = False  # The output projection of attention.
     mlp: bool = False
-    unembedding: bool = False  # Of an untied unembedding (Phi).
+    unembedding: bool = False  # An untied unembedding (Phi).
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +185,7 @@ class Norms:
     has_bias: bool = False
     offset: float = 0.0  # Added to the scale of every norm; 1 if checkpoints store scales minus 1 (Gemma).
     epsilon: float = 1e-5
-    # Of the residual stream before each block, of each block's output before it is added (OLMo 2), or both (Gemma 2).
+    # On the residual stream before each block, on each block's output before it is added (OLMo 2), or both (Gemma 2).
     place: Literal["before", "after", "both"] = "before"
     after_embedding: bool = False  # Whether there is a norm after the embedding (BLOOM).
 
@@ -202,14 +202,15 @@ class Norms:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
-    """What a model's attention has beside queries, keys and values."""
+    """Features of a model's attention: windows, norms, sinks, gates, and latent or linear attention."""
 
-    # Keys a query of each layer attends to, its own included, as a cycle that repeats; None: all before it.
+    # Keys that a query attends to, its own included, for each layer of a repeating cycle; None: all before it.
     windows: tuple[int | None, ...] = (None,)
-    # Whether a window is a chunk: positions are cut into chunks of so many, and a query attends to keys of its own.
+    # Whether a window is a chunk: the sequence is cut into chunks of this size, and a query attends to keys of its own.
     is_chunked: bool = False
-    # Norm of queries and keys: of each head (Qwen3), over all heads of a token together (OLMo 2), of each head after
-    # the rotary embedding (Hunyuan), or this without a scale and only in layers with rotary embedding (Llama 4).
+    # Norm of queries and keys. `head`: of each head (Qwen3). `all heads`: over all heads of a token together (OLMo 2).
+    # `rotated head`: of each head after the rotary embedding (Hunyuan). `rotated head, unscaled`: as that, but without
+    # a scale and only in layers with rotary embedding (Llama 4).
     qk_norm: Literal["head", "all heads", "rotated head", "rotated head, unscaled"] | None = None
     has_sinks: bool = False  # Whether each head has a learned logit that takes part in its softmax (gpt-oss).
     has_output_gate: bool = False  # Whether a sigmoid gate scales each dim of the heads' outputs (Qwen3-Next).

@@ -96,9 +96,9 @@ class Parameter:
 def parameters(model: Model) -> Tree[Parameter]:
     """Return the declaration of every parameter of `model`, stacked over the layers of a stack.
 
-    The keys at the top are stacks. Layers are under `layers`, and the dense layers before MoE layers under
-    `dense_layers`. If layers of several kinds alternate in a cycle, there is a stack for each position in the cycle:
-    `layers_0`, `layers_1` and so on.
+    Parameters of layers are under the name of their stack: `layers`, or `dense_layers` for the dense layers before MoE
+    layers. If layers of several kinds alternate in a cycle, there is a stack for each position in the cycle:
+    `layers_0`, `layers_1` and so on. Parameters outside the layers are at the top.
     """
     tree: dict[str, Parameter | dict[str, Parameter]] = {}
     ops = program(model)

@@ -51,7 +51,7 @@ def has_attention(model: Model) -> bool:
 
 
 def halves_queries(workload: Workload, mesh: MeshShape) -> bool:
-    """Whether attention skips a quarter of the scores (`can_halve_queries`), since devices have whole sequences."""
+    """Whether attention skips a quarter of the scores (`can_halve_queries`), which requires undivided sequences."""
     return mesh.degree(RULES["sequence"]) == 1 and can_halve_queries(workload.seq_len)
 
 

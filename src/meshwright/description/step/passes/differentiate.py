@@ -215,7 +215,7 @@ def _attention(work: Core, region: Region, phase: Phase) -> AttentionOp:
 
 
 def _exchanged(work: Exchange, region: Region, phase: Phase) -> Communicate:
-    """Return the op of a collective inside a custom kernel."""
+    """Return the op, in one phase, of a collective inside an op."""
     return Communicate(
         name=work.name,
         kind=work.kind,

@@ -26,8 +26,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 
 RMS = 0.2
-"""Root mean square to which an update is scaled, so that AdamW's learning rates and decay apply (arXiv:2502.16982,
-section 2.2)."""
+"""Root mean square of an update, chosen so that AdamW's learning rates and decay apply (arXiv:2502.16982, 2.2)."""
 
 
 class Matrix(NamedTuple):
@@ -66,7 +65,7 @@ def symbol(parameter: Parameter) -> str:
 
 
 def dealt_devices(mesh: MeshShape, strategy: Strategy) -> int:
-    """Return the number of devices over which matrices are distributed: all, or one stage's if it is a program."""
+    """Return the number of devices over which matrices are distributed: all, or one stage's if stages are programs."""
     return mesh.num_devices // (1 if is_spmd_pipeline(mesh, strategy) else mesh.pp)
 
 

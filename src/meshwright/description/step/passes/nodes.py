@@ -51,7 +51,9 @@ class Tag(Enum):
     """The kind of a node's result, by which remat policies decide whether to save it."""
 
     PRODUCT = "product"
+    """The result of a matmul, or of experts."""
     READ = "read by a product"
+    """Another value that a matmul or attention reads."""
     OTHER = "other"
 
 
