@@ -136,7 +136,7 @@ def test_a_product_without_a_sum_is_one_flop_an_element():
 
 def test_the_way_that_a_chain_writes_is_kept_beside_the_others():
     inference = infer(parse("B M_X @ M_X E = B E -> AR over X -> B E -> B E_X"), SIZES)
-    assert inference.written in inference.implementations
+    assert inference.prescribed in inference.implementations
     assert [str(step) for step in inference.implementation.steps] == [
         "B M_X @ M_X E = B E{U_X}",
         "B E{U_X} -> AR over X -> B E",

@@ -1,1 +1,1 @@
-"""Chips and fabrics as data, and the links that each mesh axis runs over."""
+"""Chips and their networks as data, and the links that each mesh axis uses."""

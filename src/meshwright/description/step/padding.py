@@ -7,9 +7,9 @@ determines the ops of a step and the shapes of arrays on a mesh. Configs, forwar
 the original model.
 
 Logits beyond the vocabulary are minus infinity (`models.ends.logits`), so they have no probability and no gradient. A
-head of zeros has values of zero and is multiplied by zeros, so it adds nothing and has no gradient either. The router
-has no logits for experts of zeros, so it sends them no tokens. Gradients of copies are summed (`training.copies`), so
-that all copies stay equal.
+head of zeros has values of zero, and the output weights that multiply it are zero, so it adds nothing and has no
+gradient either. The router has no logits for experts of zeros, so it sends them no tokens. Gradients of copies are
+summed (`training.copies`), so that all copies stay equal.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def is_padded(model: Model, name: str) -> bool:
 def padded(model: AnyModel, mesh: MeshShape, rules: Rules) -> AnyModel:
     """Return the model with vocabulary, kv heads and experts padded until the mesh axes of `rules` divide them.
 
-    If there are fewer kv heads than devices, they are copied, provided that each copy gets equally many query heads.
-    Sizes that cannot be padded or copied are unchanged, so that later checks reject the mesh.
+    If there are fewer kv heads than devices to split them over, they are copied, if all copies get equally many query
+    heads. Sizes that cannot be padded or copied are unchanged, so that later checks reject the mesh.
     """
     return _padded(model, *(mesh.degree(rules[name]) for name in ("vocab", "kv_heads", "expert")))
 
 
 @lru_cache(maxsize=1 << 10)
 def _padded(model: AnyModel, vocab_parts: int, head_parts: int, expert_parts: int) -> AnyModel:
-    """Return `padded`, with each of the three kinds of dims split over so many devices."""
+    """Compute `padded` for a vocabulary, kv heads and experts that are split over these numbers of devices."""
     if not isinstance(model, ModelConfig):
         return model
-    # Less than a vocabulary is added, so that `runtime.arrays.fit` tells padding from copies.
+    # The padding is smaller than the vocabulary, so that `runtime.arrays.fit` can tell it from copies.
     vocab = model.vocab + (-model.vocab % vocab_parts if model.vocab > vocab_parts else 0)
     kv_heads, heads = model.num_kv_heads, model.num_heads
     if kv_heads > head_parts and model.attention.qk_norm != "all heads":
@@ -70,7 +70,7 @@ def kv_copies(model: Model, mesh: MeshShape, rules: Rules) -> int:
 
 
 def is_of_kv_heads(parameter: Parameter) -> bool:
-    """Whether a parameter belongs to kv heads, and is copied with them."""
+    """Whether a parameter belongs to kv heads and is copied with them."""
     return "kv_heads" in parameter.axes and "group" not in parameter.axes
 
 

@@ -35,7 +35,7 @@ def device_coordinates(layout: MeshPlacement) -> dict[Place, Coordinates]:
     if order is None:
         return {place: _coordinates(layout, place, _DIMS) for place in _devices(layout.system)}
     # The part of each axis's degree that is inside a slice.
-    inside = [piece for piece in layout.pieces if piece.dim != "slice"]
+    inside = [piece for piece in layout.factors if piece.dim != "slice"]
     degrees = {axis: math.prod(piece.size for piece in inside if piece.axis == axis) for axis in layout.degrees}
     positions = list(itertools.product(*map(range, degrees.values())))
     found: dict[Place, Coordinates] = {}
@@ -54,7 +54,7 @@ def _coordinates(layout: MeshPlacement, place: Place, dims: tuple[str, ...]) -> 
     """Return the mesh coordinates determined by some fabric dimensions; empty for an idle device."""
     found = dict.fromkeys([*layout.degrees, IDLE], 0)
     for dim in dims:
-        for piece in layout.pieces:
+        for piece in layout.factors:
             if piece.dim == dim:
                 at = getattr(place, dim) // piece.stride % piece.size
                 found[piece.axis] = found[piece.axis] * piece.size + at
@@ -230,7 +230,7 @@ class _Chips:
         at, to = self.places[first], self.places[second]
         if not at or not to or first == second:
             return False
-        pieces = [p for p in self.layout.pieces if p.dim == dim and p.axis in self.axes and p.size > 1]
+        pieces = [p for p in self.layout.factors if p.dim == dim and p.axis in self.axes and p.size > 1]
         if self.far & set(self.axes) or any(piece.stride > 1 for piece in pieces):
             return True  # Chips between neighbours of the axis hand its bytes on.
         differ = [axis for axis in at if at[axis] != to[axis]]

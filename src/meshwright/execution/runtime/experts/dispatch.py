@@ -102,7 +102,7 @@ def _dispatch_dropless(x: Array, routing: Choice, experts: Experts, ep: Axes, tp
     none = jnp.zeros_like(copies.counts, dtype=jnp.float32)
     if not ep:
         return Dispatched(rows, shares, copies.counts, none, lambda y: permute(y, tokens.inverse))
-    shape = A2AShape(ep, rows.shape[0], experts.room(t, jax.lax.axis_size(ep)))
+    shape = A2AShape(ep, rows.shape[0], experts.max_copies(t, jax.lax.axis_size(ep)))
     splits, received = exchange_counts(copies.counts, ep)
     splits, received = jax.tree.map(keep, (splits, gather(received, tp)))
     permutation = group_by_expert(received, capacity=shape.capacity)

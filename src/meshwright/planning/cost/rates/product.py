@@ -141,7 +141,7 @@ def price(inference: Inference, system: System, *, dtype: str = "bf16") -> Price
     layout = lay_mesh(system, inference.sizes.degrees)
     priced = {way: _priced(way, inference.sizes, layout, dtype) for way in inference.implementations}
     ways = sorted(priced.values(), key=lambda way: (way.seconds, way.serial_seconds))
-    chosen = priced[inference.written] if inference.written else ways[0]
+    chosen = priced[inference.prescribed] if inference.prescribed else ways[0]
     return PricedProduct(inference=inference, layout=layout, implementations=tuple(ways), chosen=chosen)
 
 
