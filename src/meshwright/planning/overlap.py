@@ -18,7 +18,7 @@ from meshwright.mesh import MeshShape, divisors
 from meshwright.planning.cost.comm_volume import (
     activation_moves,
     is_of_weights,
-    priced_collectives,
+    sized_collectives,
     weight_moves,
 )
 from meshwright.planning.cost.rates.collective import collective_seconds
@@ -148,7 +148,7 @@ def ring_shares(workload: Workload, mesh: MeshShape, system: System, strategy: S
     """Return, by phase, the share of a step's ring sends over sp that attention does not hide."""
     step, sends = train_step(workload, mesh, strategy), dict[Phase, dict[str, float]]()
     round_ring = filter(is_round_ring, step.communication)
-    for op, move in priced_collectives(round_ring, step, workload, strategy, "useful"):
+    for op, move in sized_collectives(round_ring, step, workload, strategy, "useful"):
         what = "gradients" if op.gradient_of else "keys"
         each = sends.setdefault(move.phase, {"keys": 0.0, "gradients": 0.0})
         each[what] += planned_seconds(move, lay_mesh(system, mesh.layout)) / move.count

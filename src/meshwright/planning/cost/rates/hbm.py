@@ -1,4 +1,4 @@
-"""Lower bound of the bytes that a step moves between HBM and a device's cores."""
+"""Lower bound of the bytes that a train step reads from and writes to one device's HBM."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ RECOMPUTED: Mapping[Remat, float] = {
     "block": 1.0,
     "offload": 1.0,
 }
-"""The approximate share of the forward pass's traffic that backward repeats."""
+"""The approximate fraction of the forward pass's traffic that recomputation repeats, by remat policy."""
 
 
 def hbm_bytes(workload: Workload, mesh: MeshShape) -> dict[str, float]:
-    """Return the least bytes that each phase of a step moves between HBM and one device's cores.
+    """Return a lower bound of the bytes that one device reads from and writes to HBM, by phase of a step.
 
-    Forward reads gathered weights and writes saved activations; recompute does the same again; backward reads both, and
-    writes gradients of both. The optimizer reads gradient, parameter and two moments, and writes the last three. With
-    pp the figures are for a stage that does no work while it waits and has both embedding table and output head.
+    Forward reads gathered weights and writes saved activations; recompute repeats a part of this; backward reads both
+    and writes the gradients of both. The update reads gradient, parameter and two moments, and writes the last three.
+    With pp, the bytes are those of a stage without bubble work that has both the embedding table and the output head.
     """
     step, activations = train_step(workload, mesh, STAGES_APART), Activations(workload, mesh)
     local = step.extents.local_dims
