@@ -85,7 +85,7 @@ def published_runs() -> tuple[PublishedRun, ...]:
 
 
 def step_range(plan: Plan) -> StepRange | None:
-    """Return the range of a plan's step time; None on simulated devices, or with fewer than `LEAST_RUNS` similar runs."""
+    """Return the range of a plan's step time; None if fewer than `LEAST_RUNS` runs are similar to it."""
     step = plan.predicted.step_seconds
     for like, runs in _groups(plan):
         if step and len(runs) >= LEAST_RUNS:

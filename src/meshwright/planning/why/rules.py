@@ -1,4 +1,4 @@
-"""Rules of thumb for choosing a mesh, with the numbers of a plan."""
+"""Rules of thumb for choosing a mesh, as facts with the numbers of a plan."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ ADVICE = (
 
 
 MODEL_AXES = ("fsdp", "tp", "ep", "sp", "pp")
-"""Axes that reduce the model state on a device."""
+"""Mesh axes that reduce the training state on a device."""
 
 
 _RATIOS = (1, 8, 64)
-"""Size of the training state, in device memories, up to which 0, 1 and 2 model axes suffice."""
+"""Size of the training state, as a multiple of a device's memory, up to which 0, 1 and 2 model axes suffice."""
 
 
 @dataclass(frozen=True)
 class StateSize(Fact):
-    """Parameters, gradients and moments of the whole model, compared with the memory of a device."""
+    """Bytes of the parameters, gradients and moments of the whole model, compared with the memory of a device."""
 
     state_bytes: int
     usable_bytes: float
     wanted_axes: Literal[0, 1, 2, 3]
     """Number of model axes that the rule of thumb recommends; 3 includes a pipeline."""
     axes: tuple[str, ...]
-    """Model axes that the plan has."""
+    """Model axes that are larger than 1 in the plan."""
 
     @property
     def ratio(self) -> float:
-        """State size in device memories."""
+        """Size of the state as a multiple of a device's memory."""
         return self.state_bytes / self.usable_bytes
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class StateSize(Fact):
 
 @dataclass(frozen=True)
 class FsdpFirst(Fact):
-    """Devices along fsdp, and the other axes of the mesh."""
+    """The degree of fsdp, the number of all devices, and the mesh's other axes (`others` has fsdp of 1)."""
 
     fsdp: int
     num_devices: int
@@ -65,7 +65,7 @@ class FsdpFirst(Fact):
 
 @dataclass(frozen=True)
 class SequencesPerDevice(Fact):
-    """Sequences of the batch, and the devices that they are split over."""
+    """Sequences of the batch, the mesh axes that split them, and the number of devices along these axes."""
 
     batch: int
     axes: tuple[str, ...]
@@ -85,7 +85,7 @@ RuleFact = StateSize | FsdpFirst | SequencesPerDevice
 
 
 def rules_of_thumb(plan: Plan) -> tuple[RuleFact, ...]:
-    """Return the rules of thumb for a plan: model size, fsdp first, enough sequences."""
+    """Return the rules of thumb for a plan: on the size of the state, on fsdp, and on sequences per device."""
     size, room, mesh = state_bytes(plan), plan.system.usable_bytes, plan.mesh
     axes = tuple(axis for axis in MODEL_AXES if mesh.degree(axis) > 1)
     batch_axes = ("dp", "fsdp", "ep") if mesh.ep > 1 else ("dp", "fsdp")
@@ -97,6 +97,6 @@ def rules_of_thumb(plan: Plan) -> tuple[RuleFact, ...]:
 
 
 def state_bytes(plan: Plan) -> int:
-    """Return the bytes of parameters, gradients and moments of the whole model."""
+    """Return the bytes of parameters, gradients and moments of the whole model, on one device without sharding."""
     memory = step_memory(plan.workload, MeshShape(), plan.strategy)
     return sum(memory.get(name, 0) for name in ("parameters", "gradients", "optimizer"))
