@@ -12,6 +12,6 @@ class Fact:
     """One statement about a plan: the fields are its numbers, and `str` returns it as a sentence."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fact as plain data: `fact` (the class name in snake case), its fields, and `text`, the sentence."""
+        """Return the fact as plain data: `fact` (its class in snake case), its fields, and `text` (the sentence)."""
         kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
         return {"fact": kind, **asdict(self), "text": str(self)}

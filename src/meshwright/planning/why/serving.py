@@ -31,7 +31,7 @@ TERMS = {
 
 @dataclass(frozen=True)
 class Shortage(Fact):
-    """No layout fits. weights_bytes, cache_bytes: on a device, at `batch`; missing_bytes: by which memory is exceeded."""
+    """No layout fits in memory: weights and cache on a device at a batch, and the bytes that are missing."""
 
     weights_bytes: int
     cache_bytes: int
