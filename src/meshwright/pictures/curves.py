@@ -1,4 +1,4 @@
-"""Curves over the steps of several runs, as SVG for a page."""
+"""Line charts of quantities over the steps of several runs, as SVG for an HTML page."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from html import escape
 from meshwright.pictures.colours import RULE
 
 RUN_COLOURS = ("#3f7fc1", "#cf7a2f", "#3f9d68", "#ab5fb3", "#b39530", "#c8544f", "#4aa3ad", "#8a7fd1")
-"""Colours of runs in order; distinct on white and on black."""
+"""Colours of runs, in the order of the runs; they are visible on white and on black."""
 
 MOST_POINTS = 300
-"""The most points of a curve; of a longer run, each point is the mean of several steps."""
+"""The largest number of points of a curve; in longer runs, each point is the mean of several steps."""
 
 WIDTH, HEIGHT = 500, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 26
 _SIZE = 12
 
 Points = Sequence[tuple[float, float]]
-"""Pairs of step and value, in the order of steps."""
+"""(step, value), in the order of steps."""
 
 
 def curves(series: Mapping[str, tuple[str, Points]], show: Callable[[float], str], *, title: str) -> str:
-    """Return a line chart of several series as SVG; '' if none has a point.
+    """Return a line chart of several series as SVG; '' if no series has a point.
 
     Args:
-        series: colour and points by name.
-        show: formats a value of the axis.
-        title: text for readers who cannot see the picture.
+        series: (colour, points) by name.
+        show: formats a value of the vertical axis.
+        title: a description for readers who cannot see the chart.
     """
     drawn = {name: (colour, thinned(points)) for name, (colour, points) in series.items() if points}
     values = [value for _, points in drawn.values() for _, value in points]
@@ -71,7 +71,7 @@ def curves(series: Mapping[str, tuple[str, Points]], show: Callable[[float], str
 
 
 def thinned(points: Points) -> Points:
-    """Return at most `MOST_POINTS` points: means of consecutive points, each at the last one's step."""
+    """Return at most `MOST_POINTS` points: means over consecutive points, each at the step of its last point."""
     size = math.ceil(len(points) / MOST_POINTS)
     if size <= 1:
         return points
@@ -80,7 +80,7 @@ def thinned(points: Points) -> Points:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """Return about `count` round numbers from below `low` to above `high`."""
+    """Return about `count` round numbers at equal distances, from at most `low` to at least `high`."""
     if not high > low:
         return [low]
     exact = (high - low) / count

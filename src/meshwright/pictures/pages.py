@@ -1,4 +1,4 @@
-"""The HTML pages of a verification and of an inspection."""
+"""The HTML pages of a verification (`meshwright verify`) and of an inspection (`meshwright inspect`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from meshwright.units import show_degrees, show_flops, show_percent, show_second
 
 
 def verify_page(found: Verification, measured: Record | None = None) -> str:
-    """Return the page of a verification: every quantity, memory, collectives by axes, the timeline."""
+    """Return the HTML page of a verification: a table of all quantities, memory, collectives, and the timeline.
+
+    measured: the record of a run of the step, if there is one.
+    """
     plan, program, workload = found.plan, found.program, found.plan.workload
     records = {"predicted": plan.predicted, "compiled": found.compiled}
     if measured is not None and measured.memory_bytes:
@@ -49,9 +52,9 @@ def verify_page(found: Verification, measured: Record | None = None) -> str:
 
 
 def inspection_page(found: Inspection, trace: str | None = None) -> str:
-    """Return the page of an inspection: findings first, then memory, collectives by axes, flops and the timeline.
+    """Return the HTML page of an inspection: findings, memory, collectives, the timeline, and flops.
 
-    trace: the path of a trace file, relative to the page, to link to.
+    trace: the path of a trace file to which the page links, relative to the page.
     """
     record, program = found.record, found.program
     mesh = show_degrees(record.mesh)
@@ -78,12 +81,12 @@ def inspection_page(found: Inspection, trace: str | None = None) -> str:
 
 
 def findings_section(findings: Sequence[Finding]) -> Section:
-    """Return a section with each finding: evidence, cost, source and fix."""
+    """Return a section with all findings in full: evidence, cost, source and fix of each."""
     return Section("Findings", "\n".join(_finding(number, one) for number, one in enumerate(findings, 1)))
 
 
 def _notes_section(notes: Iterable[str]) -> Section:
-    """Return a section of notes, each once."""
+    """Return a section with notes, without repetitions."""
     return Section("Notes", "\n".join(f"<p>{escape(note)}</p>" for note in dict.fromkeys(notes)))
 
 

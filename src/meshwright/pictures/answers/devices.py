@@ -1,4 +1,4 @@
-"""`meshwright.devices`: JAX's devices on this machine, and the hardware to plan for them."""
+"""`meshwright.devices`: JAX's devices of this program, and the text that describes them as hardware of a plan."""
 
 from __future__ import annotations
 
@@ -17,10 +17,16 @@ _MOST_ROWS = 16
 
 @dataclass(frozen=True)
 class Device:
-    """One device, as JAX numbers it.
+    """One device of JAX.
 
-    coordinates: of its chip on the torus; None without one. slice: the number of its slice. memory_bytes: the limit for
-    programs. used_bytes: allocated now. Both are None if the runtime does not report them.
+    Attributes:
+        id: JAX's number of the device.
+        kind: the chip, as JAX calls it.
+        process: the number of the process that the device belongs to.
+        coordinates: of its chip on the torus; None without a torus.
+        slice: the number of its TPU slice.
+        memory_bytes: the memory that programs can use; None if the runtime does not report it.
+        used_bytes: the memory that is allocated now; None if the runtime does not report it.
     """
 
     id: int
@@ -36,7 +42,7 @@ class Device:
 class Devices(Answer):
     """The devices of all processes of this program.
 
-    system: the devices as hardware for a plan; None if the accelerator is not a known chip. here: the number of this
+    system: the devices as the hardware of a plan; None if the accelerator is not a known chip. here: the number of this
     process.
     """
 
@@ -90,7 +96,7 @@ class Devices(Answer):
 
 
 def devices() -> Devices:
-    """Return JAX's devices: kind, coordinates, process, memory in bytes. Starts JAX.
+    """Return JAX's devices with their chip, coordinates, process and memory. This starts JAX.
 
     Raises:
         MeshwrightError: JAX finds no devices.
@@ -116,7 +122,7 @@ def devices() -> Devices:
 
 
 def _device(found: Any) -> Device:
-    """Return a JAX device as data. The memory of another process's device is unknown."""
+    """Return a `jax.Device` as a `Device`. The memory of another process's device is unknown."""
     import jax
 
     stats = (found.memory_stats() if found.process_index == jax.process_index() else None) or {}

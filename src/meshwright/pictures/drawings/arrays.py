@@ -15,13 +15,13 @@ from meshwright.pictures.drawings.holdings import Block, Holdings, Span, holding
 from meshwright.pictures.panels import ELLIPSIS, MAX_PANELS, Cell, Panel, Sketch, limit_panels
 from meshwright.units import show_bytes
 
-_WIDE = 9  # characters of a cell where there is room
+_WIDE = 9  # The width of a cell in characters, if there is enough space.
 _MAX_RANK = 2
 MAX_SCALED = 4
-"""The largest number of devices for which all grids of a gallery are drawn in one size."""
+"""The largest number of devices for which grids that are drawn side by side have the same size."""
 
 MAX_SHEETS = 7
-"""The most partial sums that are drawn behind the first one."""
+"""The largest number of partial sums that are drawn behind the first one."""
 
 _MAX_AXES = 3
 
@@ -29,8 +29,8 @@ _MAX_AXES = 3
 def array_sketch(holdings: Holdings) -> Sketch:
     """Draw an array of any rank as grids of shards.
 
-    The last two sharded dims are rows and columns; there is a grid for each index of the sharded dims before them.
-    Further dims that are not sharded are mentioned in a note.
+    The last two sharded dims are the rows and columns of a grid; if more dims are sharded, there is a grid for each
+    combination of their shards. Dims that are not drawn are mentioned in a note.
     """
     panels, notes = list(array_panels(holdings)), tuple(_notes(holdings))
     mesh = f"   mesh {mesh_text(holdings.degrees)}" if holdings.degrees else ""
@@ -42,9 +42,9 @@ def array_sketch(holdings: Holdings) -> Sketch:
 
 
 def fills_of(holdings: Holdings) -> Mapping[Block, str]:
-    """Return the colour of each shard, from the mesh coordinates that its devices share.
+    """Return the colour of each shard, determined by the mesh coordinates that all devices with the shard share.
 
-    Without a mesh, a shard's number serves as its coordinate.
+    Without a mesh it is determined by the number of the shard.
     """
     if not holdings.degrees:
         degrees = {"shard": len(holdings.shards)}
@@ -57,7 +57,7 @@ def fills_of(holdings: Holdings) -> Mapping[Block, str]:
 
 
 def drawn_dims(holdings: Holdings) -> tuple[int | None, int | None]:
-    """Return the dims drawn as rows and columns of a grid; None if there are too few dims."""
+    """Return (the dim drawn as rows, the dim drawn as columns), as indices; None if there are too few dims."""
     cuts = holdings.cuts
     split = [dim for dim, spans in enumerate(cuts) if len(spans) > 1]
     whole = [dim for dim in range(len(cuts)) if dim not in split]
@@ -85,9 +85,11 @@ def mesh_text(degrees: Mapping[str, int]) -> str:
 
 
 def array_panels(holdings: Holdings, device: int | None = None) -> Iterator[Panel]:
-    """Yield a grid for every part of the sharded dims that are neither rows nor columns.
+    """Yield a grid for every combination of shards of the dims that are neither rows nor columns.
 
-    Partial sums are drawn as sheets behind each other. device: its shard is marked.
+    Partial sums are drawn as a stack of sheets: the first one in front, with its shards, and the others behind it.
+
+    device: the device whose shard is marked; None for none.
     """
     sheets = list(itertools.product(*(range(holdings.degrees[axis]) for axis in holdings.unreduced)))
     behind = [dict(zip(holdings.unreduced, sheet, strict=True)) for sheet in sheets[1 : MAX_SHEETS + 1]]
@@ -100,7 +102,7 @@ def array_panels(holdings: Holdings, device: int | None = None) -> Iterator[Pane
 
 
 def _grids(holdings: Holdings, device: int | None) -> Iterator[Panel]:
-    """Yield the grids of `array_panels` for the first partial sum."""
+    """Yield the grids of `array_panels` without the sheets behind them."""
     row_dim, column_dim = drawn_dims(holdings)
     fills = fills_of(holdings)
     leading = [dim for dim in range(len(holdings.shape)) if dim not in (row_dim, column_dim)]
@@ -121,12 +123,12 @@ def _grids(holdings: Holdings, device: int | None) -> Iterator[Panel]:
 
 
 def _spans(holdings: Holdings, dim: int | None) -> tuple[Span, ...]:
-    """Return the spans of a drawn dim; one placeholder if there is no such dim."""
+    """Return the spans that a drawn dim is split into; a placeholder if there is no such dim."""
     return ((0, 0),) if dim is None else holdings.cuts[dim]
 
 
 def _cell(holdings: Holdings, fills: Mapping[Block, str], spans: Mapping[int | None, Span], device: int | None) -> Cell:
-    """Return the cell of a block, which names the devices that hold it."""
+    """Return the cell of one shard, with the devices that hold it; spans: the shard's span of each dim, by dim."""
     block = tuple(spans[dim] for dim in range(len(holdings.shape)))
     devices = holdings.shards.get(block, ())
     noun, verb = ("device", "holds") if len(devices) == 1 else ("devices", "hold")
@@ -136,7 +138,7 @@ def _cell(holdings: Holdings, fills: Mapping[Block, str], spans: Mapping[int | N
 
 
 def _labels(holdings: Holdings, dim: int | None) -> tuple[str, ...]:
-    """Return a label for each part of a dim: mesh coordinates, `X=0,Y=1`, or spans; '' for a dim in one part."""
+    """Return a label for each part of a dim: mesh coordinates (`X=0,Y=1`) or its span (`0:4`); ('',) if not split."""
     if dim is None or len(holdings.cuts[dim]) == 1:
         return ("",)
     if not holdings.axes[dim]:
@@ -146,14 +148,14 @@ def _labels(holdings: Holdings, dim: int | None) -> tuple[str, ...]:
 
 
 def _caption(holdings: Holdings, dim: int, span: Span) -> str:
-    """Return the caption for a part of a dim that is neither row nor column: `L 0:2 (pp=0)`."""
+    """Return the caption of a grid for its span of a dim that is neither row nor column: `L 0:2 (pp=0)`."""
     label = _labels(holdings, dim)[holdings.cuts[dim].index(span)]
     where = f" ({label})" if holdings.axes[dim] else ""
     return f"{holdings.dims[dim]} {span[0]}:{span[1]}{where}"
 
 
 def _notes(holdings: Holdings) -> Iterator[str]:
-    """Yield notes: the first device's part, the number of shards, and what the grid omits."""
+    """Yield notes on an array: the first device's shard, the number of shards and copies, and dims not drawn."""
     first = holdings.holders[0]
     yield f"device {first.device} holds {holdings.block_text(first.block)}"
     shards, copies = len(holdings.shards), holdings.copies
@@ -170,11 +172,11 @@ def _notes(holdings: Holdings) -> Iterator[str]:
 
 
 def every_sharding(array: ShardedArray, sizes: Sizes) -> tuple[ShardedArray, ...]:
-    """Return every legal sharding of an array over the axes of a mesh; fewer axes come first.
+    """Return every legal sharding of an array over the axes of a mesh, those with fewest axes first.
 
-    Each axis with more than one device shards one dim or none. Several axes on one dim are listed in every order, since
-    each order puts different shards on the devices. Two dims and two axes have 11 shardings, if all degrees divide the
-    dims.
+    Each axis larger than 1 shards one dim or none. If several axes shard one dim, every order of the axes is a sharding
+    of its own, because it puts other shards on the devices. Two dims and two axes have 11 shardings, if all degrees
+    divide the dims.
     """
     order = list(sizes.degrees)
     legal = [candidate for candidate in _candidates(array, sizes) if is_legal(candidate, sizes)]
@@ -186,7 +188,7 @@ def every_sharding(array: ShardedArray, sizes: Sizes) -> tuple[ShardedArray, ...
 def gallery_sketch(array: ShardedArray, sizes: Sizes) -> Sketch:
     """Draw every legal sharding of an array, side by side.
 
-    Raises beyond two dims or three axes with more than one device.
+    Raises if the array has more than two dims, or the mesh more than three axes larger than 1.
     """
     live_axes = sum(degree > 1 for degree in sizes.degrees.values())
     if not 1 <= len(array.dims) <= _MAX_RANK or live_axes > _MAX_AXES:
@@ -207,7 +209,7 @@ def gallery_sketch(array: ShardedArray, sizes: Sizes) -> Sketch:
 
 
 def _candidates(array: ShardedArray, sizes: Sizes) -> Iterator[ShardedArray]:
-    """Yield every assignment of axes to dims, legal or not."""
+    """Yield every sharding of an array over the axes larger than 1, legal or not."""
     axes = [axis for axis, degree in sizes.degrees.items() if degree > 1]
     for places in itertools.product((None, *array.dims), repeat=len(axes)):
         split = [[axis for axis, place in zip(axes, places, strict=True) if place == dim] for dim in array.dims]
@@ -216,9 +218,9 @@ def _candidates(array: ShardedArray, sizes: Sizes) -> Iterator[ShardedArray]:
 
 
 def to_one_size(panels: Sequence[Panel], num_devices: int) -> tuple[Panel, ...]:
-    """Stretch the panels to one size, so that they show one array cut in different ways.
+    """Return grids with larger cells, so that all grids have the same size: they show one array, cut in different ways.
 
-    Row and column counts divide the number of devices. A rule is one line high or one character wide.
+    The numbers of rows and columns divide `num_devices`. A rule is one line high or one character wide.
     """
     widest = max(len(panel.cells[0]) * (panel.column_width + 1) for panel in panels)
     width = num_devices * math.ceil(widest / num_devices)
@@ -230,7 +232,7 @@ def to_one_size(panels: Sequence[Panel], num_devices: int) -> tuple[Panel, ...]:
 
 
 def _thumbnail(holdings: Holdings) -> Panel:
-    """Return a small grid without labels."""
+    """Return an array as a small grid without labels of rows and columns."""
     panel = next(array_panels(holdings))
     note = f"{len(holdings.shards)} × {holdings.copies}, {show_bytes(holdings.bytes_per_device)}"
     return replace(panel, rows=(), columns=(), caption=holdings.label, notes=(note,))

@@ -1,4 +1,4 @@
-"""Run a collective on real devices with small numbers, and draw it before and after."""
+"""Run a collective on JAX's devices with small numbers, and draw the values before and after."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from meshwright.record import KINDS, Kind
 Values = tuple[int, ...]
 
 DIGITS: Values = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 1, 2)
-"""The array of MinText's tutorial 1 (github.com/sshkhr/MinText): four numbers on each of four devices."""
+"""The values in MinText's tutorial 1 (github.com/sshkhr/MinText): four numbers on each of four devices."""
 
 
 def small_values(degree: int) -> Values:
-    """Return degree * degree small numbers, so that each device's part can be split again over all devices."""
+    """Return small numbers that can be split over `degree` devices, and each device's part again over all devices."""
     return DIGITS if len(DIGITS) % degree**2 == 0 else tuple(range(degree**2))
 
 
@@ -30,12 +30,12 @@ JAX_NAMES: dict[Kind, str] = {
     "all-to-all": "all_to_all",
     "collective-permute": "ppermute",
 }
-"""Each collective's name in `jax.lax`."""
+"""The name of each collective in `jax.lax`."""
 
 
 @dataclass(frozen=True)
 class CollectiveRun:
-    """The numbers on each device before and after a collective."""
+    """The values on each device before and after a collective."""
 
     kind: Kind
     before: tuple[Values, ...]
@@ -43,10 +43,10 @@ class CollectiveRun:
 
 
 def run_collective(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> CollectiveRun:
-    """Run a collective under `shard_map` on `degree` devices; return their values before and after.
+    """Run a collective under `shard_map` on `degree` devices; return the values of each device before and after.
 
-    Values are split evenly over devices; a permute sends each device's part to the next. Raises an error if the values
-    cannot be split evenly, or there are too few devices.
+    values: are split evenly over the devices. A permute sends each device's part to the next device. Raises if the
+    values cannot be split evenly, or if there are too few devices.
     """
     import jax
     import numpy as np
@@ -76,9 +76,9 @@ def run_collective(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 
 def split_values(
     kind: Kind, values: Sequence[int], degree: int, *, cut_again: tuple[Kind, ...] = ("reduce-scatter", "all-to-all")
 ) -> tuple[Values, ...]:
-    """Return the initial values of `degree` devices. For kinds in `cut_again`, each part must be divisible again.
+    """Return the values of each of `degree` devices before a collective. Raises if they cannot be split evenly.
 
-    Raises if the values cannot be split evenly.
+    cut_again: the kinds of collective that split the values of each device again over all devices.
     """
     if kind not in KINDS:
         raise MeshwrightError(f"{kind!r} is not a collective; the collectives are {', '.join(KINDS)}")
@@ -94,15 +94,17 @@ def split_values(
 
 
 def neighbour_permute(values: Sequence[int] = DIGITS, *, degree: int = 4) -> CollectiveRun:
-    """Return a permute in which each device sends its part to the next, without running it."""
+    """Return the values before and after a permute in which each device sends its part to the next; nothing is run."""
     before = split_values("collective-permute", values, degree)
     return CollectiveRun("collective-permute", before, (*before[-1:], *before[:-1]))
 
 
 def collective_sketch(exchange: CollectiveRun, members: Mapping[int, str] | None = None) -> Sketch:
-    """Draw a collective before and after: a row for each device, numbers in the colour of the device that had them.
+    """Draw the values before and after a collective, with a row for each device.
 
-    members: the colour of each device by its number, in order; by default the devices are the whole mesh.
+    Values after it have the colour of the device that they come from; sums have no colour.
+
+    members: the colour of each device of the group, by its number on the mesh; by default the group is the whole mesh.
     """
     degree, kind = len(exchange.before), exchange.kind
     members = members or dict(enumerate(ring_fills(degree)))
@@ -133,5 +135,5 @@ def ring_fills(degree: int) -> tuple[str, ...]:
 
 
 def values_text(values: Values) -> str:
-    """Numbers separated by spaces."""
+    """Return numbers as text, separated by spaces."""
     return " ".join(map(str, values))
