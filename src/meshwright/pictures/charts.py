@@ -67,15 +67,10 @@ def check_chart_file(path: Path) -> None:
 def write_charts(bars: Sequence[Bar], path: Path, limits: DeviceLimits, *, title: str, scale: str = "") -> None:
     """Write four charts of some records to a file, whose suffix sets the format.
 
-    The charts are: MFU as bars, or for a sweep the step time and MFU over the swept quantity; the parts of the step;
-    the memory of a device and its limit; the network roofline.
+    They are MFU as bars, or for a sweep the step time and MFU over the swept quantity; the parts of the step; the
+    memory of a device and its limit; the network roofline.
 
-    Args:
-        bars: the records.
-        path: the file.
-        limits: of each device, for the roofline and the memory.
-        title: the title of all charts.
-        scale: the quantity that a sweep changes, such as `chips`; '' if the records are not a sweep.
+    scale: the quantity that a sweep changes, such as `chips`; '' if the records are not a sweep.
     """
     check_chart_file(path)
     figure = new_figure(14, max(9.0, 4.5 + 0.9 * len(bars)), title)
@@ -134,10 +129,7 @@ def roofline_point(record: Record) -> RooflinePoint | None:
 
 
 def _draw_scaling(figure: SubFigure, bars: Sequence[Bar], scale: str) -> None:
-    """Draw the step time of a sweep, with a dotted line for ideal scaling from the first record; below it the MFU.
-
-    scale: the quantity on the horizontal axis, such as `chips`.
-    """
+    """Draw the step time of a sweep over `scale`, and its MFU; dotted: ideal scaling from the first record."""
     from matplotlib.ticker import LogLocator
 
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
@@ -171,7 +163,7 @@ def _draw_bars(
 ) -> Axes:
     """Draw a stacked horizontal bar for each record, the first on top, and a legend above; return the axes.
 
-    amounts: the sizes of each bar's parts, by name. totals: a text at the end of each bar.
+    amounts: the parts of each bar, by name. totals: a text at the end of each bar.
     """
     axes = figure.subplots()
     names = list(dict.fromkeys(name for terms in amounts for name, amount in terms.items() if amount))
@@ -206,7 +198,7 @@ def _draw_memory(figure: SubFigure, bars: Sequence[Bar], usable_bytes: float) ->
 
 
 def _draw_roofline(figure: SubFigure, bars: Sequence[Bar], peak: float) -> None:
-    """Draw the records on the network roofline: flops per second over flops per byte sent, and the limits of both.
+    """Draw the records on the network roofline: flops per second over flops per byte sent.
 
     peak: flops per second of a device. The slopes are the lowest and highest link bandwidth of the records.
     """

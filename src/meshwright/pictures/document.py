@@ -91,10 +91,9 @@ def html_table(
     text: Sequence[int] = (0,),
     differs: Sequence[bool] = (),
 ) -> str:
-    """Return an HTML table, which scrolls if it is too wide; '' without rows. Empty columns are left out.
+    """Return an HTML table without empty columns, which scrolls if it is too wide; '' without rows.
 
-    columns: headings. rows: cells. text: indices of the columns with text, which are left-aligned. differs: for each
-    row, whether it is marked by a colour.
+    text: indices of the columns with text, which are left-aligned. differs: whether each row is marked by a colour.
     """
     if not rows:
         return ""

@@ -152,10 +152,9 @@ def _span(part: slice, size: int) -> Span:
 
 @dataclass(frozen=True)
 class Row:
-    """One array of a tree. Without a sharding, the array has 0 copies and no bytes on a device.
+    """One array of a tree. Without a sharding it has 0 copies and no bytes on a device.
 
-    type: as JAX prints it, `float32[8@X,16]`. spec: `P('X', None)`. local_shape: of a device's shard. copies: number of
-    devices with the same shard.
+    type: as JAX prints it, `float32[8@X,16]`. spec: `P('X', None)`. copies: number of devices with the same shard.
     """
 
     path: str

@@ -27,17 +27,11 @@ _GALLERY = 130  # The largest width in characters of a row of panels: wider rows
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a panel.
+    """A cell of a panel. hint: the tooltip. is_marked: whether it has a bold edge, or a `›` in text.
 
-    Attributes:
-        text: the text.
-        fill: the colour of the background; None for none.
-        hint: the tooltip.
-        is_marked: whether it has a bold edge, or a `›` in text.
-        span: in a table, the number of columns that the cell covers. The cells that it covers have span 0 and the same
-            fill, in case the table is broken between them.
-        links: in a linked panel, whether the links to the next cell (in the row, in the column) are used. Links that
-            are not used are faint.
+    span: in a table, the number of columns that the cell covers. The cells that it covers have span 0 and the same
+    fill, in case the table is broken between them. links: in a linked panel, whether the links to the next cell (in the
+    row, in the column) are used; unused ones are faint.
     """
 
     text: str
@@ -181,9 +175,9 @@ _SHIFT = 2  # Characters by which each sheet is further to the right than the on
 
 
 def _sheets(fills: Sequence[str], x: float, y: float, width: float, height: float) -> list[Box | Line]:
-    """Return the shapes of the sheets behind a grid, each further down and right than the one in front of it.
+    """Return the shapes of sheets behind a grid, each further down and right than the one in front of it.
 
-    Images show the whole sheets, text only their edges. fills: their colours. x, y, width, height: of the grid.
+    Images show the whole sheets, text only their edges. x, y, width, height: of the grid.
     """
     items: list[Box | Line] = [
         Box(x + _SHIFT * place, y + place, width, height, fill=fill, edge="sheet")
@@ -224,7 +218,7 @@ def _links(left: float, top: float, panel: Panel) -> list[Line]:
 def _table(panel: Panel, limits: DrawingLimits) -> Scene:
     """Return a table as a scene. Columns that exceed the width continue below it.
 
-    If this breaks the table into too many parts, those in the middle are left out.
+    If this makes too many parts, those in the middle are left out.
     """
     columns = list(zip(*panel.cells, strict=True))
     labels = panel.columns or ("",) * len(columns)
@@ -252,10 +246,7 @@ def _table(panel: Panel, limits: DrawingLimits) -> Scene:
 
 
 def _columns(panel: Panel, labels: Sequence[str], widths: Sequence[int], shown: Sequence[int]) -> Scene:
-    """Return some columns of a table, with the labels of its rows, as a scene.
-
-    labels, widths: of all columns. shown: the indices of the columns.
-    """
+    """Return some columns of a table, with the labels of its rows, as a scene; shown: the indices of the columns."""
     left, top = panel.label_width, any(panel.columns)
     items: list[Box | Line | Label] = [Label(0, top + row, label) for row, label in enumerate(panel.rows)]
     if panel.row_fills:

@@ -41,8 +41,8 @@ class BarSegment:
 def memory_section(records: Mapping[str, Record], usable_bytes: float | None) -> Section:
     """Return a section with a bar for each record: a device's memory by term.
 
-    records: by name, such as `predicted`; a record without terms has a bar of its peak. usable_bytes: the memory that a
-    program can use, which is shown as a line; None if unknown.
+    A record without terms has a bar of its peak. usable_bytes: that a program can use, shown as a line; None if
+    unknown.
     """
     bars = {}
     for origin, record in records.items():
@@ -102,9 +102,9 @@ def _row(move: Collective) -> tuple[str, ...]:
 
 
 def draw_bars(bars: Mapping[str, Sequence[BarSegment]], limit: float | None) -> str:
-    """Return stacked bars on one scale as HTML, with a legend below; '' if all are empty.
+    """Return stacked bars on one scale as HTML, with a legend below and a line at `limit`; '' if all are empty.
 
-    bars: the parts of each bar, by its label. limit: a size in bytes at which a line is drawn; None for no line.
+    bars: the parts of each bar, by its label.
     """
     longest = max((sum(piece.size for piece in pieces) for pieces in bars.values()), default=0.0)
     if not longest:
@@ -173,10 +173,7 @@ def _runs(event: Event) -> Iterator[tuple[float, float]]:
 
 
 def _boxes(events: Sequence[Event], left: float, y: float, scale: float) -> list[Box]:
-    """Return a box for every execution of some events, sorted by start.
-
-    left: the position of the start of the step. y: of the boxes. scale: characters per second.
-    """
+    """Return a box for every execution of some events, sorted by start; scale: characters per second."""
     boxes = []
     for event in events:
         waits = f", {show_seconds(event.exposed_seconds)} of it waited for" if event.exposed_seconds else ""

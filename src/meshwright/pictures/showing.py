@@ -133,13 +133,9 @@ def show_ring(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Pictur
 def read_text(
     text: str, *, mesh: Numbers | MeshShape | None, dims: Numbers | None, dtype: str
 ) -> tuple[ShardedArray, Sizes]:
-    """Return the array that a text describes, and the sizes of its dims and mesh axes.
+    """Return the array in a text, and the sizes of its dims and mesh axes.
 
-    Args:
-        text: in the notation, `A[I_X, J]`, or a spec of JAX, `P('X', None)`.
-        mesh: degrees by mesh axis.
-        dims: sizes by dim.
-        dtype: of the elements.
+    text: in the notation, `A[I_X, J]`, or a spec of JAX, `P('X', None)`. mesh: degrees by axis. dims: sizes by dim.
 
     Raises:
         MeshwrightError: mesh or dims is None, a dim or an axis is unknown, or a degree does not divide a dim.

@@ -81,8 +81,5 @@ def _box(box: Box) -> str:
 
 
 def _text(text: str, x: float, y: float, anchor: str, more: str) -> str:
-    """Return a `text` element; x, y: a point of its base line. anchor: whether x is its `start`, `middle` or `end`.
-
-    more: further attributes. Spaces in the text are preserved.
-    """
+    """Return a `text` element whose start, middle or end (`anchor`) is at a point of its base line; spaces are kept."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more} xml:space="preserve">{escape(text)}</text>'

@@ -62,8 +62,8 @@ def show(out: Console, item: RenderableType, **options: Any) -> None:
 class Lines:
     """A table without rules, which `table` returns.
 
-    columns: headings. rows: cells. left: indices of the left-aligned columns. words: index of the text column, which is
-    wrapped if lines are too long. styles: rich's style of each row.
+    left: indices of left-aligned columns. words: index of the text column, which is wrapped if lines are too long.
+    styles: rich's style of each row.
     """
 
     columns: tuple[str, ...]
@@ -97,8 +97,7 @@ class Lines:
     def _in_columns(self, sizes: list[int], left: int) -> Iterator[tuple[str, str]]:
         """Yield (style, line) with cells in columns.
 
-        sizes: the width of each column; 0 for the text column if its text goes below the row. left: the width for the
-        text column, or for the text below the row.
+        sizes: the width of each column; 0 if the text goes below the row. left: the width for the text.
         """
         sizes = [min(size, left) if index == self.words else size for index, size in enumerate(sizes)]
         if any(self.columns):

@@ -104,12 +104,10 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
 
 
 def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[Collective]:
-    """Yield each collective with its exposed seconds per step.
+    """Yield each collective with its exposed seconds per step; passes: seconds of compute by pass.
 
-    Exposed is the part that the compute of the pass does not hide, but at least one run of the collective. Reductions
-    of batch-norm statistics are exposed in full; gathers in backward may be hidden completely.
-
-    passes: seconds of compute of the forward and the backward pass.
+    Exposed is what the compute of the pass does not hide, but at least one run of the collective. Reductions of
+    batch-norm statistics are exposed in full; gathers in backward may be hidden completely.
     """
     wanted = dict.fromkeys(passes, 0.0)
     for move in moves:

@@ -285,8 +285,8 @@ def _plan_function(
 ) -> ProgramPlan:
     """Return the plan of a JAX function with these arguments.
 
-    named: arguments of `plan` that are set, of which only mesh is allowed. options: num_compiled, and the function's
-    keyword arguments.
+    named: arguments of `plan` that are set; only mesh is allowed. options: num_compiled and keyword arguments of the
+    function.
     """
     from meshwright.proof.program_plans.plan import plan_program
 
@@ -302,7 +302,7 @@ def _plan_function(
 def _kept_plan(path: str | Path, said: Mapping[str, Any]) -> Plan | None:
     """Return the plan in a plan file; None if the path is not a plan file or is a model name.
 
-    said: the other arguments of `plan`. Raises if there are any beside a plan file, or if the path is a run directory.
+    said: the other arguments of `plan`. Raises if a plan file has any, or if the path is a run directory.
     """
     if is_run_directory(path):
         raise MeshwrightError(f"{path} is the directory of a run; mw.verify({str(path)!r}).plan is its plan")
@@ -341,14 +341,14 @@ def find_meshes(
 ) -> Ranking:
     """Return the best meshes that `meshwright train` can run, each with its best strategy.
 
-    Plans that tie with the best are first, the simplest mesh first.
+    Of plans that tie with the best, the one with the simplest mesh is first.
 
     Args:
         workload, system: what to plan.
         policies: the remat policies to choose from; empty for all.
         fields: values of strategy fields that are not searched.
         top: how many meshes to return.
-        include_planned: also search plans that cannot run yet; they are searched in any case if no plan can run.
+        include_planned: also search plans that cannot run yet, as is done if no plan can run.
 
     Raises:
         MeshwrightError: `fields` has a field that the planner always chooses, or the mesh of a reference model that the
@@ -366,9 +366,9 @@ def find_meshes(
 
 
 def find_beyond(best: Plan, policies: tuple[Remat, ...], fields: Mapping[str, Any]) -> Plan | None:
-    """Return the best plan that `meshwright train` cannot run yet, if it is better than `best`; else None.
+    """Return the best plan that `meshwright train` cannot run yet; None if it is not better than `best`.
 
-    It is better if it is faster, or if it fits in memory and `best` does not. policies, fields: as in `find_meshes`.
+    It is better if it is faster, or if it fits in memory and `best` does not.
     """
     seconds = best.predicted.step_seconds if best.predicted.fits else None
     found = find_faster(best.workload, best.system, math.inf if seconds is None else seconds, remats=policies, **fields)
@@ -431,7 +431,7 @@ def _space(
 ) -> Space:
     """Return the meshes and strategies that `meshwright train` can run; if there are none, all that can be planned.
 
-    mesh: the only mesh to plan; None for all. include_planned: return all that can be planned in any case.
+    mesh: the only mesh to plan, or None. include_planned: return all that can be planned in any case.
     """
     if not include_planned:
         try:
@@ -454,8 +454,7 @@ def plan_as_train_runs(workload: Workload, mesh: MeshShape, system: System) -> P
 def plan_to_run(what: PlanLike, options: Mapping[str, Any]) -> Plan:
     """Return the plan that `verify` or `train` runs, from a plan, a plan file, or a model.
 
-    options: `PlanOptions`. A plan or its file already has workload and mesh, so only the options of the strategy
-    (`StrategyOptions`) and param_dtype are allowed with it.
+    options: `PlanOptions`; with a plan, only those of the strategy (`StrategyOptions`) and param_dtype.
 
     Raises:
         MeshwrightError: the plan cannot run, or a plan has options that it sets itself.

@@ -43,13 +43,12 @@ class OverlapBudget:
 
     Attributes:
         forward, backward: collectives that all ops of that pass can hide.
-        once_forward, once_backward: collectives that run once per step and that only the ops of one microbatch of that
-            pass can hide.
+        once_forward, once_backward: once per step, hidden only by the ops of one microbatch of that pass.
         critical_forward, critical_backward: the part of `forward` and `backward` that, if exposed, delays every
             microbatch.
-        per_microbatch: collectives that are always exposed, and delay every microbatch.
-        per_step: collectives that are always exposed, once per step.
-        hidden_by_attention: sends of ring attention that are hidden by the attention of their ring step.
+        per_microbatch: always exposed, delaying every microbatch.
+        per_step: always exposed, once per step.
+        hidden_by_attention: sends of ring attention that the attention of their ring step hides.
     """
 
     forward: float = 0.0

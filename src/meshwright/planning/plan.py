@@ -262,14 +262,9 @@ def plan_from_data(data: Any, *, name: str) -> Plan:
 
 
 def predicted_again(made: Record, read: Record, *, name: str) -> Record:
-    """Return the new prediction of a plan that was read from a file, with a note if the file has another prediction.
+    """Return the new prediction of a plan from a file, with a note if the file has another one (`read`).
 
-    They differ if the file was edited or cut off, or was written by another version.
-
-    Args:
-        made: the new prediction.
-        read: the prediction in the file.
-        name: the name of the file.
+    They differ if the file was edited or cut off, or was written by another version. name: the file's name.
     """
     if replace(made, notes=()) == replace(read, notes=()):
         return made

@@ -186,11 +186,9 @@ def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, st
 def _in_every_tick(
     exposed: Iterable[Collective], in_ticks: Iterable[Collective], layout: MeshPlacement
 ) -> Iterator[Collective]:
-    """Yield the collectives with the bytes, runs and seconds of all pipeline ticks, bubble ticks included.
+    """Yield the collectives with the bytes, runs and seconds of all pipeline ticks (`in_ticks`), bubble ticks included.
 
-    Their exposed seconds are those of useful ticks only, because a bubble tick already counts as bubble.
-
-    exposed: the collectives of useful ticks, with exposed seconds. in_ticks: the same collectives of all ticks.
+    Their exposed seconds are those of useful ticks only (`exposed`), because a bubble tick already counts as bubble.
     """
     for worked, move in zip(exposed, in_ticks, strict=True):
         yield replace(move, seconds=planned_seconds(move, layout), exposed_seconds=worked.exposed_seconds)

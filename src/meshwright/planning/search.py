@@ -38,11 +38,11 @@ class Ranking:
     """The best plan of each of the best meshes.
 
     Attributes:
-        plans: plans that fit in memory, fastest first; then the others, by how much memory they need.
-        num_meshes: number of legal meshes.
-        num_candidates: number of configurations (mesh, remat policy, strategy) of all legal meshes.
-        num_priced: number of configurations whose step time was predicted; lower bounds rule out the others.
-        num_tied: number of plans at the front that tie within the prediction's error; they are sorted simplest first
+        plans: those that fit in memory, fastest first; then the others, by how much memory they need.
+        num_meshes: legal meshes.
+        num_candidates: configurations (mesh, remat policy, strategy) of all legal meshes.
+        num_priced: configurations whose step time was predicted; lower bounds rule out the others.
+        num_tied: plans at the front that tie within the prediction's error; they are sorted simplest first
             (`planning.ties`).
     """
 
@@ -110,11 +110,8 @@ def rank_space(
 ) -> Ranking:
     """Return the best `top` meshes of a space, each with its best strategy.
 
-    Args:
-        space: the meshes and strategies to search.
-        meshes: the meshes of the space to search; None for all.
-        top: how many meshes to return.
-        most_tied: return more than `top` meshes, up to this number, as long as they tie with the best.
+    meshes: the meshes to search; None for all. most_tied: return more meshes, up to this number, as long as they tie
+    with the best.
 
     Raises:
         MeshwrightError: no mesh splits the batch into the microbatches that the space fixes.
@@ -157,9 +154,9 @@ def _without_collector() -> Generator[None]:
 class _Group:
     """A set of candidates with the same tokens per microbatch on a device, for which one lower bound is computed.
 
-    The candidates are all combinations of `meshes`, `remats`, and the strategies with `zero_stage` (None: any stage).
-    remats: sorted so that the policy that saves most, the fastest, is first. has_activation_bound: whether the lower
-    bound includes exposed collectives of activations.
+    They are all combinations of `meshes`, `remats`, and the strategies with `zero_stage` (None: any). remats: the
+    policy that saves most, the fastest, is first. has_activation_bound: whether the bound includes exposed activation
+    collectives.
     """
 
     meshes: tuple[MeshShape, ...]
@@ -178,12 +175,11 @@ class _Group:
 class _Search:
     """Best-first search: refine the group with the smallest bound, until a candidate with an exact time comes first.
 
-    The candidates of a group have the same ops, except for recompute. A group is refined in steps: split it by remat
-    policy; split it by mesh and ZeRO stage, and add exposed weight collectives to the bound; add exposed activation
-    collectives to the bound; predict the step time of each strategy that fits.
+    The candidates of a group have the same ops, except for recompute. Steps of refinement: split by remat policy; split
+    by mesh and ZeRO stage, and add exposed weight collectives to the bound; add exposed activation collectives; predict
+    the step time of each strategy that fits.
 
-    limit: find only plans whose step takes less than this many seconds. num_priced: number of step times predicted.
-    heap: (seconds, peak bytes, serial number, group or candidate). numbers: the serial numbers, which break ties.
+    limit: find only plans below this many seconds. heap: (seconds, peak bytes, serial number, group or candidate).
     """
 
     space: Space
@@ -208,8 +204,8 @@ class _Search:
     def _push(self, seconds: float, item: object, peak: float = 0.0) -> None:
         """Push a group or a candidate if its seconds are below the limit.
 
-        seconds: a group's lower bound or a candidate's step time. peak: a candidate's peak memory in bytes; groups have
-        0, so that a bound is popped before an equal step time.
+        seconds: a group's lower bound or a candidate's step time. peak: a candidate's peak bytes; 0 for groups, so that
+        a bound is popped before an equal step time.
         """
         if seconds < self.limit:
             heapq.heappush(self.heap, (seconds, peak, next(self.numbers), item))

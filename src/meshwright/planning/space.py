@@ -169,11 +169,8 @@ class Space:
 def whole_space(workload: Workload, system: System, remats: tuple[Remat, ...] = (), **choices: Any) -> Space:
     """Return the space of everything that can be planned, also if `meshwright train` cannot run it.
 
-    Args:
-        workload, system: what to plan.
-        remats: remat policies to choose from; all by default.
-        choices: values of strategy fields that are fixed; None leaves a field open. Attention is by default
-            `planned_attention`.
+    remats: policies to choose from; all by default. choices: values of strategy fields that are fixed; None leaves a
+    field open. Attention is by default `planned_attention`.
     """
     return _space(workload, system, remats, choices, (planned_attention(system),), is_runnable=False)
 
@@ -306,17 +303,10 @@ def _none_legal(workload: Workload, axes: tuple[str, ...], shapes: list[tuple[in
 
 @lru_cache(maxsize=1 << 12)
 def _forms(base: Strategy, num_layers: int, stages: int, is_whole: bool, zero: tuple[int, ...]) -> tuple[Strategy, ...]:
-    """Return the variants of a strategy with every ZeRO stage and pipeline schedule.
+    """Return the variants of a strategy with every ZeRO stage (`zero`) and pipeline schedule.
 
     Virtual stages need equally many layers each, and microbatches in multiples of the stages (arXiv:2104.04473, section
-    2.2).
-
-    Args:
-        base: the strategy.
-        num_layers: layers to split over the stages.
-        stages: number of pipeline stages, 1 for no pipeline.
-        is_whole: whether `stages` divides the number of microbatches; the variants have `stages` or 1 microbatches.
-        zero: the ZeRO stages.
+    2.2). is_whole: whether `stages` divides the number of microbatches; variants have `stages` or 1 microbatches.
     """
     each, rest = divmod(num_layers, stages)
     schedules = [("1f1b", 1)]
@@ -354,7 +344,7 @@ def _run_shape(mesh: MeshShape) -> MeshShape:
 
 
 def _on_mesh(base: Strategy, model: Model, mesh: MeshShape) -> Strategy:
-    """Return a strategy with the best method to split sequences over the sp of a mesh, unless it has already one.
+    """Return a strategy with the best method to split sequences over sp, unless it has one already.
 
     Attention with `scores` gathers keys; cuDNN's kernel needs whole sequences, so Ulysses.
     """

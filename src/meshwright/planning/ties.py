@@ -20,11 +20,10 @@ def ties(plan: Plan, faster: Plan) -> bool:
 
 
 def simplest_first(plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], int]:
-    """Return (plans sorted anew, number of plans that tie with the fastest).
+    """Return (plans in a new order, number of plans that tie with the fastest).
 
     The plans that fit and tie with the fastest are first, the simplest of them first. The order of the others stays.
-
-    plans: first those that fit, fastest first, then the others.
+    plans: first those that fit, fastest first.
     """
     tied = [plan for plan in plans if plan.predicted.fits and ties(plan, plans[0])]
     others = plans[len(tied) :]

@@ -19,14 +19,9 @@ _MOST_ROWS = 16
 class Device:
     """One device of JAX.
 
-    Attributes:
-        id: JAX's number of the device.
-        kind: the chip, as JAX calls it.
-        process: the number of the process that the device belongs to.
-        coordinates: of its chip on the torus; None without a torus.
-        slice: the number of its TPU slice.
-        memory_bytes: the memory that programs can use; None if the runtime does not report it.
-        used_bytes: the memory that is allocated now; None if the runtime does not report it.
+    kind: the chip, as JAX calls it. coordinates: of the chip on its torus; None without a torus. slice: the number of
+    its TPU slice. memory_bytes: that programs can use. used_bytes: allocated now. Both are None if the runtime does not
+    report them.
     """
 
     id: int

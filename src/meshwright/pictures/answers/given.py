@@ -104,9 +104,9 @@ def _even_shares(count: int, num_axes: int) -> list[int]:
 
 
 def default_dims(dims: Collection[str], given: Mapping[str, int], num_devices: int) -> tuple[dict[str, int], str]:
-    """Return (sizes of all dims, note on the dims with a default size or '').
+    """Return (sizes of all dims, note on the dims with a default size, or '').
 
-    given: known sizes by dim. num_devices: the default size is a multiple of it.
+    The default is a multiple of num_devices. given: known sizes by dim.
     """
     size = max(DIM_SIZE // num_devices, 1) * num_devices
     missing = [dim for dim in dims if dim not in given]

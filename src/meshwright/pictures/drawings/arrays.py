@@ -87,9 +87,8 @@ def mesh_text(degrees: Mapping[str, int]) -> str:
 def array_panels(holdings: Holdings, device: int | None = None) -> Iterator[Panel]:
     """Yield a grid for every combination of shards of the dims that are neither rows nor columns.
 
-    Partial sums are drawn as a stack of sheets: the first one in front, with its shards, and the others behind it.
-
-    device: the device whose shard is marked; None for none.
+    Partial sums are drawn as a stack of sheets, the first one in front. device: the device whose shard is marked, or
+    None.
     """
     sheets = list(itertools.product(*(range(holdings.degrees[axis]) for axis in holdings.unreduced)))
     behind = [dict(zip(holdings.unreduced, sheet, strict=True)) for sheet in sheets[1 : MAX_SHEETS + 1]]

@@ -102,9 +102,8 @@ def neighbour_permute(values: Sequence[int] = DIGITS, *, degree: int = 4) -> Col
 def collective_sketch(exchange: CollectiveRun, members: Mapping[int, str] | None = None) -> Sketch:
     """Draw the values before and after a collective, with a row for each device.
 
-    Values after it have the colour of the device that they come from; sums have no colour.
-
-    members: the colour of each device of the group, by its number on the mesh; by default the group is the whole mesh.
+    Values after it have the colour of the device that they come from; sums have no colour. members: the colour of each
+    device of the group, by its number; by default the group is the whole mesh.
     """
     degree, kind = len(exchange.before), exchange.kind
     members = members or dict(enumerate(ring_fills(degree)))

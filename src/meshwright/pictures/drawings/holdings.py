@@ -138,7 +138,7 @@ def device_blocks(
 ) -> Iterator[Holder]:
     """Yield every device of a mesh, the last axis fastest, with the position of its shard of an evenly sharded array.
 
-    shape: of the array. axes: the mesh axes that shard each dim, outermost first. degrees: by mesh axis.
+    axes: the mesh axes that shard each dim, outermost first.
     """
     positions = itertools.product(*(range(degree) for degree in degrees.values()))
     for device, position in enumerate(positions):

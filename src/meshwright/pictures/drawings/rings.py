@@ -160,7 +160,7 @@ def _numbers(count: int) -> str:
 
 
 def _panel(ring: RingFrames, hop: int, members: Mapping[int, str]) -> Panel:
-    """Return the table of one frame: a row for each device, a column for each slot; hop: the number of the frame."""
+    """Return the table of frame number `hop`: a row for each device, a column for each slot."""
     frame, degree = ring.frames[hop], len(ring.frames[0].slots)
     fills = tuple(members.values())
     is_exchange = ring.kind == "all-to-all"

@@ -114,8 +114,8 @@ def torus_sketch(
 class _Chips:
     """The chips of a torus, for drawing.
 
-    layout: the mesh laid over the torus. places: the mesh coordinates of each device. numbers: the number of each
-    device, by its mesh coordinates. axes: the mesh axes whose links are drawn as used.
+    places: the mesh coordinates of each device. numbers: the number of each device, by its mesh coordinates. axes: the
+    mesh axes whose links are drawn as used.
     """
 
     layout: MeshPlacement
@@ -257,7 +257,7 @@ class _Chips:
     def notes(self, asked: Collection[str] | None) -> Iterator[str]:
         """Yield notes on what cells and colours show, on mesh axes and links, and the notes of the layout.
 
-        asked: the mesh axes whose links are drawn as used; None for all.
+        asked: the axes whose links are drawn as used; None for all.
         """
         system, layout = self.layout.system, self.layout
         cores = ", one for each device of the chip" if system.devices_per_chip > 1 else ""

@@ -28,7 +28,7 @@ def print_fix(fix: Fix, proof: Sequence[Matmul], compiled: Sequence[Record], cha
     Args:
         fix: the constraints.
         proof: the matmuls of the changed program, in the order of `fix.planned`.
-        compiled: the records of the program without and with the change; () if they were not compiled.
+        compiled: the program's records without and with the change; () if it was not compiled.
         changed: the new text of each changed file.
     """
     plan, added = fix.plan, len(fix.constraints)

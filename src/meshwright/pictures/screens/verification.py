@@ -41,7 +41,7 @@ def title(found: Verification | ServingVerification) -> str:
 def verification_data(found: Verification | ServingVerification, measured: Record | None = None) -> dict[str, Any]:
     """Return a verification as plain data: its records, its rows, and the rows that differ.
 
-    measured: the record of a run of the step, if there is one.
+    measured: the record of a run, if there is one.
     """
     records = {"predicted": found.plan.predicted.to_json(), "compiled": found.compiled.to_json()}
     if measured:

@@ -144,10 +144,10 @@ class Activations:
     def logits(self) -> float:
         """Bytes per device that are live in the loss, until the gradient of the logits has been used.
 
-        These are the input of the output head, the input's gradient, and the float32 logits, over which XLA writes
-        their gradient. Frameworks that run the loss op by op, as PyTorch does, hold three float32 arrays in place of
-        the logits: the log-softmax, its gradient, and the gradient of the logits; if tp splits the vocabulary also a
-        fourth, the exponential (torch/distributed/tensor/parallel/loss.py).
+        They are the input of the output head and its gradient, and the float32 logits, over which XLA writes their
+        gradient. In a loss that runs op by op, as in PyTorch, there are three float32 arrays in place of the logits:
+        the log-softmax, its gradient, and the gradient of the logits; if tp splits the vocabulary also a fourth, the
+        exponential (torch/distributed/tensor/parallel/loss.py).
         """
         arrays = 1 if self.strategy.profile.fused_loss else 3 if self.mesh.tp == 1 else 4
         return 4 * arrays * self.logit_elements + 2 * self.narrow * self.inputs
@@ -247,10 +247,10 @@ class Activations:
 
     @cached_property
     def seen(self) -> float:
-        """Elements of the keys and values that a device saves for backward, if sp splits the sequence.
+        """Elements of the keys and values that a device saves for backward.
 
-        If keys are all-gathered, a device saves those of the whole sequence. In ring attention it saves only its own,
-        since backward sends the others again. With Ulysses it saves those of all tokens, for fewer heads.
+        If sp splits the sequence, a device saves those of the whole sequence with gathered keys; only its own in ring
+        attention, since backward sends the others again; and with Ulysses those of all tokens, for fewer heads.
         """
         return sum(self._size(op.key) + self._size(op.value) for op in self.ops.attention)
 
@@ -311,9 +311,9 @@ class Activations:
     def _in_blocks(self, *, on_tpu: bool) -> float:
         """Return the bytes per device that are live in block-wise fused attention; 0 unless attention is `flash`.
 
-        For one block of queries and one block of keys these are the float32 scores, their exponentials, and the
-        gradients of both; TPU kernels keep them on the chip. In ring attention also the keys and values that arrive,
-        and the float32 gradients of the local and of the arriving keys and values.
+        For one block of queries and one of keys they are the float32 scores, their exponentials, and the gradients of
+        both; TPU kernels keep them on the chip. In ring attention also the keys and values that arrive, and the float32
+        gradients of the local and of the arriving ones.
         """
         strategy, is_split = self.strategy, self.mesh.sp > 1 and self.strategy.sp_method != "ulysses"
         if strategy.attention != "flash":

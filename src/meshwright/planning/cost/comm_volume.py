@@ -164,7 +164,7 @@ def _sized(
 ) -> Iterator[tuple[Communicate, Collective]]:
     """Yield (op, its collective) for each op that sends bytes: `sized_collectives` with any way of counting.
 
-    count: returns how often a step runs an op, from the op and the repeats of its region.
+    count: returns how often a step runs an op, from its region's repeats.
     """
     compute = dtype_bytes(workload.compute_dtype)
     gradient = dtype_bytes(strategy.gradient_dtype or workload.compute_dtype)

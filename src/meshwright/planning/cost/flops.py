@@ -168,12 +168,10 @@ def dropless_padding_flops(
     """Return the flops per device and step of the padding of dropless experts, as the program's text counts them.
 
     A plan counts balanced routing only. The program's expert matmuls are compiled for the rows of any routing, and skip
-    empty rows when they run. Without a grouped matmul they run in blocks of rows (`step.token_routing.expert_blocks`),
-    and the program has every block that some routing could need. Weight gradients always run in blocks.
+    empty rows when they run. Weight gradients, and without a grouped matmul all of them, run in blocks of rows
+    (`step.token_routing.expert_blocks`): the program has every block that some routing could need.
 
-    Args:
-        workload, mesh, strategy: the step.
-        has_ragged: whether the compiler has a grouped matmul (ragged dot), which needs no blocks.
+    has_ragged: whether the compiler has a grouped matmul (ragged dot), which needs no blocks.
     """
     experts = workload.model.experts
     if experts is None or experts.capacity_factor is not None:

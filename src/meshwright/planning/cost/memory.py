@@ -412,9 +412,8 @@ class _Step:
     def _prefetched(self) -> float:
         """Return the bytes that PyTorch's FSDP holds for two other layers: weights of one, gradients of the other.
 
-        The weights of the layer that runs next exist twice, in the gather buffer and copied out. The gradients of the
-        layer that ran before are in the reduction buffer, which is freed one layer later (torch/distributed/fsdp,
-        `_fsdp_collectives.py`).
+        The weights of the next layer exist twice, in the gather buffer and copied out. The gradients of the last layer
+        are in the reduction buffer, which is freed one layer later (torch/distributed/fsdp, `_fsdp_collectives.py`).
         """
         if not self.strategy.profile.flat_buffers:
             return 0.0
@@ -480,8 +479,8 @@ def _batch_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int
 def _text_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
     """Return the bytes of a batch's text on one device: arrays of four bytes per token.
 
-    There are always tokens and targets. Tokens that are reordered have positions. Packed rows have positions, segments
-    and loss weights, of which a model without attention reads only the weights. DPO adds an array of loss weights.
+    There are tokens, targets, and positions of reordered tokens. Packed rows have positions, segments and loss weights,
+    of which a model without attention reads only the weights. DPO adds an array of loss weights.
     """
     reads_positions = has_attention(workload.model)
     arrays = 2 + (workload.packed or is_zigzag(mesh, strategy)) * reads_positions

@@ -72,11 +72,11 @@ def stored_elements(
     For a pipeline they are those of the stage with most layers, and of the larger of table and head.
 
     Args:
-        model: the model, padded for the mesh.
-        mesh: the mesh, with dp of 1.
+        model: padded for the mesh.
+        mesh: with dp of 1.
         is_tiled: whether arrays are padded to TPU tiles.
-        virtual_stages: chunks of layers per stage of a lockstep pipeline, whose stages shard the table and the head
-            and all hold the dense layers before the MoE layers; 0 for other pipelines and without one.
+        virtual_stages: chunks of layers per stage of a lockstep pipeline, whose stages shard table and head and all
+            hold the dense layers before the MoE layers; otherwise 0.
         without: paths of parameters to leave out.
     """
     layers, ends = 0, [0]
@@ -119,9 +119,9 @@ def _filled(dim: int, tile: int) -> int:
 def factored_elements(model: Model, mesh: MeshShape, without: frozenset[str] = frozenset()) -> int:
     """Return the elements of Adafactor's state on one device (arXiv:1804.04235, section 3).
 
-    The second moment of a parameter is factored into means over its rows and over its columns. A parameter whose two
-    largest dims are not both at least `FACTORED_FROM` has a full second moment. Optax stores one element for each
-    moment that a parameter does not have. without: paths of parameters without state.
+    The second moment of a parameter is factored into means over rows and over columns, or kept in full if its two
+    largest dims are not both at least `FACTORED_FROM`. A moment that a parameter does not have takes one element in
+    Optax. without: paths of parameters without state.
     """
     count = 0
     for path, parameter in leaves(parameters(model)):
@@ -210,9 +210,8 @@ class States:
     def parameters(self) -> float:
         """Bytes of the parameters on one device during a step, frozen ones included.
 
-        With ZeRO-3 these are the shards over fsdp. With ZeRO-1 and 2 they are the shards, and unsharded copies in the
-        compute dtype; in a lockstep pipeline the copies have the dtype of accumulated gradients. With ZeRO-0 parameters
-        are stored unsharded.
+        With ZeRO-3 they are shards over fsdp, with ZeRO-0 unsharded. With ZeRO-1 and 2 they are the shards, and
+        unsharded copies in the compute dtype (in a lockstep pipeline, in the dtype of accumulated gradients).
         """
         degree, stage = self._shards, self.strategy.zero_stage
         frozen = self._frozen_bytes(without_copies(self.mesh))
@@ -248,7 +247,7 @@ class States:
 
     @property
     def dealt_matrices(self) -> float:
-        """Bytes per device of the arrays in Muon's update of one parameter, the largest; 0 for other optimizers.
+        """Bytes per device of Muon's update of the largest parameter; 0 for other optimizers.
 
         For each matrix: its values before and after a Newton-Schulz iteration, and two products [short, short].
         """

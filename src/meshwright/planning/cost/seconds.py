@@ -177,9 +177,9 @@ class _Timed:
 
 
 def _timed(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, *, share: int = 1) -> _Timed:
-    """Return the times of one microbatch; share: number of devices among which its tokens are further divided.
+    """Return the times of one microbatch, cached by what determines them, because a search needs each many times.
 
-    Cached by the values that matter to them, because a search asks for the same times often.
+    share: number of devices among which the tokens are further divided.
     """
     tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches / share
     has_rows = any(isinstance(op, DotProduct) for op in program(workload.model).logits)
@@ -351,12 +351,7 @@ class OpTimer:
         """Return the seconds of rounding the operands of a matmul [rows, inner] @ [inner, columns] to 8 bits.
 
         In fp8 each operand is read for its maximum, then read again and written in 8 bits (torchao, float8 training).
-
-        Args:
-            dtype: `fp8` or `int8`; other dtypes take no time.
-            rows, inner, columns: the matmul's sizes.
-            weights: elements of the weight.
-            is_forward: whether the matmul is forward. If not, the rounding for both gradient matmuls is included.
+        weights: elements of the weight. is_forward: if False, the rounding for both gradient matmuls is included.
         """
         if self.strategy.profile.fused_casts:
             return 0.0
@@ -452,12 +447,11 @@ def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
 
 
 def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> dict[Phase, float]:
-    """Return the seconds per step, by phase, of copies between parameters or gradients and communication buffers.
+    """Return the seconds per step, by phase, of copies out of and into the buffers of collectives.
 
     Weights are copied out of the buffers of all-gathers, gradients into those of reduce-scatters. Empty if the
-    framework makes no such copies. They are on the compute stream, so they do not overlap with compute. Each element of
-    a buffer is read and written once. Frameworks with lists of shards make one copy per group member, and zero the
-    array before a gather.
+    framework makes no such copies. They do not overlap with compute. Each element of a buffer is read and written once.
+    Frameworks with lists of shards make one copy per group member, and zero the array before a gather.
     """
     if not (strategy.profile.flat_buffers or strategy.profile.shard_lists):
         return {}

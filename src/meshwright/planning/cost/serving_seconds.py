@@ -45,10 +45,9 @@ BOUNDS: Mapping[str, Bound] = {
 class ServingStep:
     """Seconds of a server's step on one device.
 
-    breakdown_seconds: seconds by term, for the terms of `BOUNDS`. `products` are compute-bound matmuls, `weights` are
-    matmuls bound by reading their weights; `attention` is compute-bound attention, `cache` is attention bound by
-    reading the cache. moves: (collective, its seconds). Collectives do not overlap with compute, because the next
-    matmul needs their result.
+    breakdown_seconds: by term, for the terms of `BOUNDS`. `products` are compute-bound matmuls, `weights` matmuls bound
+    by reading weights; `attention` is compute-bound attention, `cache` attention bound by reading the cache. moves:
+    (collective, its seconds). Collectives do not overlap with compute: the next matmul needs their result.
     """
 
     breakdown_seconds: Mapping[str, float]

@@ -85,12 +85,12 @@ class OpRow:
     Attributes:
         times: executions per step; over pp the mean of the stages.
         times_recomputed: executions per step that recompute the op for backward.
-        product: the matmul's local sizes; None for the row of a collective without a matmul.
+        product: the matmul's local sizes; None for a collective without a matmul.
         memory: flops per byte of HBM traffic.
         network: flops per byte of the op's longest collective.
         network_wanted: flops of the chip in the time of one such byte. If `network` is lower, the collective takes
-            longer than the matmul.
-        collectives: the op's collectives, with bytes and seconds of all executions in a step.
+            longer.
+        collectives: with bytes and seconds of all executions in a step.
     """
 
     name: str
@@ -131,10 +131,10 @@ class OpRow:
 
 
 def op_table(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> tuple[OpRow, ...]:
-    """Return the table of a step: a row for each matmul and for each collective without a matmul, in forward order.
+    """Return a row for each matmul of a step and for each collective without a matmul, in forward order.
 
-    The rows' flops add up to `step_flops`, their collectives to the executed `step_collectives`. A matmul that is
-    recomputed has no row of its own: it is counted in the row of the forward pass.
+    The rows' flops add up to `step_flops`, their collectives to the executed `step_collectives`. A recomputed matmul is
+    counted in the row of the forward pass.
     """
     return _Table(workload, mesh, system, strategy).rows()
 

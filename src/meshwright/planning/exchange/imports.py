@@ -76,10 +76,7 @@ def import_settings(
 
 
 def find_framework_of(kind: Format, values: Mapping[str, Any], path: Path) -> str:
-    """Return the name of the framework that has most of a file's options. Raises if no framework has any of them.
-
-    kind: the file's format. values: the file's values by option.
-    """
+    """Return the name of the framework that has most of a file's options. Raises if none has any; kind: of the file."""
     if "meshwright_plan" in values:
         raise MeshwrightError(f"{path} is a plan of meshwright; `meshwright plan {path}` prints it")
     tables = {name: load_table(name) for name in exchange_names()}

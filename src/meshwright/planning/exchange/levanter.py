@@ -36,10 +36,7 @@ def read(settings: Settings) -> None:
 
 
 def _read_mesh(settings: Settings) -> None:
-    """Set the degrees dp, fsdp and tp from the options.
-
-    Replicas across TPU slices (the dcn option) divide the slices; the rest of the slices hold FSDP shards.
-    """
+    """Set the degrees dp, fsdp and tp from the options. Replicas may divide TPU slices; fsdp takes what remains."""
     system, fields = settings.system, settings.fields
     replicas = settings.whole("trainer.replica_ici_axis_size", 1)
     across = settings.whole("trainer.replica_dcn_axis_size", 1)

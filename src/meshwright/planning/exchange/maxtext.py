@@ -60,13 +60,9 @@ def _read_mesh(settings: Settings) -> None:
 
 
 def _degrees(settings: Settings, kind: str, total: int, inferred: str) -> dict[str, int]:
-    """Return the degrees of all MaxText axes, within or across slices, with -1 replaced by its value.
+    """Return the degrees of all MaxText axes of a kind (`ici` or `dcn`), with -1 replaced by its value.
 
-    Args:
-        settings: the options of the file.
-        kind: `ici` for degrees within a slice, `dcn` for degrees across slices.
-        total: the number that the degrees must multiply to: devices of a slice, or slices.
-        inferred: the axis whose degree is inferred if the file does not set it.
+    total: the product of the degrees. inferred: the axis whose degree is -1 if the file does not set it.
     """
     names = {axis: f"{kind}_{axis}_parallelism" for axis in OURS}
     typed = {axis: settings.left.get(name) for axis, name in names.items()}

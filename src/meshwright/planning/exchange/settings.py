@@ -34,13 +34,8 @@ class Meaning:
 class Settings:
     """The options of a settings file while it is read, and the fields of a plan that they have set so far.
 
-    Attributes:
-        table: the table of the file's framework.
-        left: values of the options that are not yet read, by option.
-        typed: the options that the file has.
-        fields: values of a plan's fields, by field (`plan_fields`).
-        meanings: the meanings of the options read so far.
-        model: the model, once it is known.
+    left: values of the options that are not yet read, by option. typed: the options in the file. fields: values of a
+    plan's fields, by field (`plan_fields`). meanings: of the options read so far.
     """
 
     def __init__(self, table: OptionTable, values: Mapping[str, Any], system: System) -> None:
@@ -122,7 +117,7 @@ class Settings:
         return whole // by
 
     def take_without_effect(self) -> dict[str, list[str]]:
-        """Mark the options that have no effect on a step as read; return their names, by the reason."""
+        """Take the options that have no effect on a step; return their names, by the reason."""
         found: dict[str, list[str]] = {}
         for reason, patterns in self.table.nothing.items():
             for option in [name for name in self.left if any(fnmatchcase(name, pattern) for pattern in patterns)]:
@@ -131,7 +126,7 @@ class Settings:
         return found
 
     def take_single_valued(self) -> None:
-        """Mark the options of which only one value can be read as read; raise if one has another value."""
+        """Take the options that support only one value. Raises if an option has another value."""
         for option, (needed, why) in self.table.only.items():
             if option in self.left and not same(value := self.take(option, needed), needed):
                 raise self.refusal(option, f"is {value}: {why}")

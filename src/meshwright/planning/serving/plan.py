@@ -132,8 +132,7 @@ def planned_speed(
 
     Args:
         texts: the decode workload; its batch is rounded up to a multiple of the layout's groups of devices.
-        layout: the mesh, and how it splits the KV cache.
-        system: the hardware.
+        layout, system: where it runs.
         prompts: the number of prompts prefilled at once, rounded up in the same way.
         chunk: tokens of each prompt per prefill step; None for whole prompts.
     """

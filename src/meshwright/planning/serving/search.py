@@ -55,8 +55,7 @@ class ServingRanking:
 
     candidates: first the plans that fit in memory and meet the latency, by throughput if a latency is requested, else
     by step time; then those that miss the latency, by step time; then those that do not fit, by memory. frontier: the
-    points that fit and are Pareto-optimal in step time and tokens per second, by step time. num_layouts: number of
-    layouts tried, legal or not.
+    fitting points that are Pareto-optimal in step time and throughput, by step time. num_layouts: tried, legal or not.
     """
 
     candidates: tuple[ServingPlan, ...]
@@ -70,14 +69,12 @@ class ServingRanking:
 
 
 def rank_serving(serving: Serving, system: System, mesh: MeshShape | None = None) -> ServingRanking:
-    """Return the plans of every legal layout, each at its best batch. Raises if no layout is legal.
+    """Return the plans of every legal layout (of one mesh, if given), each at its best batch. Raises if none is legal.
 
-    If neither a batch nor a latency is requested, the best batch is one sequence per group of devices, which has the
-    shortest step. With a latency, it is the largest batch that fits and meets the latency, because throughput grows
-    with the batch. If the cache is split by batch, it may be smaller, so that the devices hold equally many sequences.
-    Points of the frontier are the best batches, and every power of two of sequences per group that fits.
-
-    mesh: rank only layouts of this mesh.
+    If neither a batch nor a latency is requested, the best batch is one sequence per group of devices: the shortest
+    step. With a latency, it is the largest batch that fits and meets the latency, because throughput grows with the
+    batch. If the cache is split by batch, it may be smaller, so that devices hold equally many sequences. The frontier
+    also has every power of two of sequences per group that fits.
     """
     system.peak(serving.compute_dtype)  # Raise for a dtype without a peak before the search.
     legal, num_layouts = _legal(serving, [mesh] if mesh else serving_meshes(serving, system.num_devices))
@@ -190,7 +187,7 @@ def _legal(serving: Serving, shapes: Iterable[MeshShape]) -> tuple[list[ServingL
 class _Batches:
     """The predicted step times of a layout on a system, at any batch.
 
-    Batches are given as sequences per group of devices: a group has a copy of the weights.
+    Batches are sequences per group of devices; each group has a copy of the weights.
     """
 
     serving: Serving

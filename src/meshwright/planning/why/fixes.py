@@ -91,9 +91,9 @@ def lacking_bytes(workload: Workload, mesh: MeshShape, system: System, strategy:
 def ways_to_fit(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> tuple[Fix, ...]:
     """Return the changes that make a step fit in memory, fastest first; () if it fits already, or if nothing helps.
 
-    A kind of change is a changed option, such as another remat policy. For each kind, or combination of kinds, the
-    fastest is returned. As few changes as possible are combined, at most `MOST_CHANGES`. If single changes suffice,
-    pairs are added if they are clearly faster (`WORTH_IT`).
+    For each kind of change (another remat policy, another mesh, …) or combination of kinds, the fastest is returned. As
+    few changes as possible are combined, at most `MOST_CHANGES`; if single changes suffice, pairs are added if they are
+    clearly faster (`WORTH_IT`).
     """
     start = _Step(workload, mesh, strategy)
     if start.fits(system):
@@ -128,7 +128,7 @@ class _Step:
 def _fastest(start: _Step, kinds: tuple[list[Change], ...], system: System, before: float) -> Fix | None:
     """Return the fastest combination, of one change per kind, with which a step fits; None if there is none.
 
-    kinds: the changes of each kind. before: seconds of the original step.
+    before: seconds of the original step.
     """
     fixes: list[Fix] = []
     for changes in product(*kinds):

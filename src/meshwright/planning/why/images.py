@@ -28,8 +28,7 @@ COSTLY = 0.1
 class ImageStates(Fact):
     """Memory of parameters, gradients and momentum on a device that holds the whole model.
 
-    parameters: their number. share: `state_bytes` as a fraction of the device's memory. fits: whether the best plan
-    fits.
+    share: `state_bytes` as a fraction of the device's memory. fits: whether the best plan fits.
     """
 
     parameters: int

@@ -91,8 +91,8 @@ class ServingThresholds(Fact):
 class BatchLimit(Fact):
     """What prevents a larger batch: memory, the requested latency, or neither.
 
-    batch: the plan's, with one more sequence per group of devices; the other numbers are of this batch. most: the
-    largest batch that fits in memory; 0 if memory is the limit.
+    batch: the plan's, plus one sequence per group of devices; the other numbers are of this batch. most: the largest
+    batch that fits in memory; 0 if memory is the limit.
     """
 
     limit: Literal["memory", "latency", "none"]
@@ -139,8 +139,7 @@ class SequenceCache(Fact):
 class PrefillSystems(Fact):
     """Number of prefill systems that keep one decoding system of the same size busy.
 
-    systems: the number. system: the hardware of each. prompt_seconds: of a step with one prompt per group of devices.
-    layout: of the prefill.
+    system, layout: of each prefill system. prompt_seconds: of a step with one prompt per group of devices.
     """
 
     systems: float
@@ -171,9 +170,8 @@ class ServingGapKind(StrEnum):
 class ServingGap(Fact):
     """The largest difference between a layout and the best layout.
 
-    term, seconds: the term of the step that is longest in comparison, and by how much; seconds: for LATE, by how much
-    the step exceeds the requested latency. per_token: whether `seconds` is divided by the batch, because throughput
-    decides. missing_bytes: for MEMORY, per device.
+    term, seconds: the term of the step that is longest in comparison, and by how much; for LATE, seconds beyond the
+    latency. per_token: whether `seconds` is divided by the batch. missing_bytes: for MEMORY, per device.
     """
 
     kind: ServingGapKind

@@ -36,9 +36,10 @@ SPREAD = 0.08
 
 
 def contention_seconds(hidden_seconds: float, system: System) -> float:
-    """Return the seconds by which concurrent collectives slow a device's ops down; 0 on chips other than GPUs.
+    """Return the seconds by which concurrent collectives slow a device's ops down.
 
-    On TPUs, DMA engines move the data. hidden_seconds: time of the collectives that overlap with ops.
+    0 on chips other than GPUs: on TPUs, DMA engines move the data. hidden_seconds: of collectives that overlap with
+    ops.
     """
     return OVERLAP_SLOWDOWN * hidden_seconds if system.chip.kind == "gpu" else 0.0
 

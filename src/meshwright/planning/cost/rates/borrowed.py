@@ -13,10 +13,10 @@ LENDER = "v5p"
 
 
 def borrowed_figures(system: System) -> dict[str, tuple[str, ...]]:
-    """Return the names of the efficiencies for which a system uses another chip's figures, by that other chip.
+    """Return the names of the efficiencies for which a system uses another chip's figures, by that chip.
 
-    `{"v5p": ("attention kernels",)}`; empty for simulated devices, which use a roofline. Every figure is a fraction of
-    peak flops or bandwidth, and is applied to the system's own.
+    `{"v5p": ("attention kernels",)}`; empty for simulated devices, which use a roofline. The figures are fractions of
+    peak flops or bandwidth, applied to the system's own.
     """
     name = system.chip.name
     if system.chip.kind == "gpu":

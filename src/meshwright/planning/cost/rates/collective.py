@@ -19,8 +19,8 @@ from meshwright.record import Kind
 class Term:
     """The time for which a collective uses one part of the fabric.
 
-    link: the part: the torus (`ICI`), or a level of switches such as `node`, `leaf` or `DCN`. asymptotic_seconds: the
-    time with (n - 1) / n taken as 1, as for very many devices: the book's rules of thumb. text: the part in words.
+    link: the torus (`ICI`), or a level of switches such as `node`, `leaf` or `DCN`. asymptotic_seconds: with (n - 1) /
+    n taken as 1, as for very many devices: the book's rules of thumb. text: the part in words.
     """
 
     link: str
@@ -143,11 +143,11 @@ def _on_level(kind: Kind, nbytes: float, degree: int, crossing: Crossing) -> Ter
     """Return the time of a collective of `degree` devices at one level of switches.
 
     Devices are grouped into units (GPUs of a node, nodes of a leaf); W is the bandwidth of a unit's link. An all-gather
-    or reduce-scatter over D units takes V (D - 1) / (D W), times the number of groups that share the link, which hold
-    other shards of an array that is also sharded over another axis. In an all-to-all, the devices of a unit send to all
-    devices outside the unit: B (N - 1) / (N^2 W) in a node of N devices and B (M - 1) / (M^2 W) over M nodes, with B
-    the bytes of all devices together. In a permute, one device of every group sends from each unit to the next. Scaling
-    book, gpus: intra-node and cross-node collectives, and reductions when the array is sharded over a separate axis.
+    or reduce-scatter over D units takes V (D - 1) / (D W), times the number of groups that share the link: they hold
+    other shards of an array that another axis shards too. In an all-to-all, a unit's devices send to all devices
+    outside it: B (N - 1) / (N^2 W) in a node of N devices, B (M - 1) / (M^2 W) over M nodes, with B the bytes of all
+    devices together. In a permute, one device of every group sends from each unit to the next. Scaling book, gpus:
+    intra-node and cross-node collectives, and reductions when the array is sharded over a separate axis.
     """
     if kind == "all-to-all":
         limit = nbytes * crossing.members * crossing.sharers / crossing.link_bytes_per_second
@@ -160,9 +160,9 @@ def _on_level(kind: Kind, nbytes: float, degree: int, crossing: Crossing) -> Ter
 def _latency(kind: Kind, placement: Placement) -> float:
     """Return the seconds of a collective's hops for an empty array.
 
-    A collective makes n / 2 hops in each ring of n devices, n - 1 in each line, and log2 n at each level of switches
-    (scaling book, sharding: a note on ICI latency; gpus: tree reduction). A permute and an all-to-all make one hop at a
-    level. A permute makes one hop in a ring; in a line the last device sends to the first, across the whole line.
+    There are n / 2 hops in each ring of n devices, n - 1 in each line, and log2 n at each level of switches (scaling
+    book, sharding: a note on ICI latency; gpus: tree reduction). A permute and an all-to-all make one hop at a level. A
+    permute makes one hop in a ring; in a line the last device sends to the first, across the whole line.
     """
     hops = 0.0
     for ring in placement.rings:

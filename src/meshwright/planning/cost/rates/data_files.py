@@ -63,8 +63,8 @@ class BestKernel(TypedDict):
 class Attention(TypedDict):
     """Content of data/attention.json: the rates of attention on GPUs.
 
-    curves: TFLOP/s on H100 at each length of `seq_lens`, by kernel, head size and pass. best: by the first letters of
-    a chip's name.
+    curves: TFLOP/s on H100 at each length of `seq_lens`, by kernel, head size and pass. best: by the first letters of a
+    chip.
     """
 
     seq_lens: list[int]

@@ -28,10 +28,9 @@ class Intensity:
     Attributes:
         value: flops of the implementation per byte of memory traffic or of the collective.
         dims: `value` as an expression of dims; empty if the flops are of several matmuls.
-        hardware: peak flops of the chip per byte of bandwidth: of memory, or of links used both ways, as in large
-            rings. An implementation with a lower `value` is not compute bound.
-        here: `hardware` for the bandwidth that the collective gets on the actual links (open lines, few chips,
-            latency).
+        hardware: peak flops per byte of bandwidth, of memory or of links used both ways, as in large rings. An
+            implementation with a lower `value` is not compute bound.
+        here: `hardware` for the bandwidth of the actual links (open lines, few chips, latency).
     """
 
     value: float
@@ -212,12 +211,8 @@ def _threshold(
 ) -> Threshold | None:
     """Return the condition under which an implementation is compute bound; None without a matmul.
 
-    Args:
-        way: the implementation.
-        moves: its collectives.
-        arrays: the arrays that it reads or writes, each with the chip's flops per byte of memory traffic.
-        sizes: the sizes of dims and mesh axes.
-        is_memory: whether compute is compared with memory traffic; else with the collectives.
+    arrays: (array that it reads or writes, the chip's flops per byte of memory traffic). is_memory: whether compute is
+    compared with memory traffic, not with the collectives (`moves`).
     """
     if not way.products:
         return None
