@@ -1,4 +1,4 @@
-"""Charts of records, by Matplotlib: scaling of the step time, its parts, memory, and the network roofline."""
+"""Charts of records: scaling, parts of the step time, memory, network roofline."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 
 NOT_TERMS = ("peak", "states", "host", "alias", "outputs", "code")
-"""Memory terms of a record that are not drawn, because they are sums of other terms or share memory with them."""
+"""Memory terms of a record that are sums of other terms, or share memory with them."""
 
 ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-"""Matplotlib's options for the background of a text that a line may cross."""
+"""The background of a text that a line may cross."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def write_charts(bars: Sequence[Bar], path: Path, limits: DeviceLimits, *, title
 
 
 def new_figure(width: float, height: float, title: str) -> Figure:
-    """Return an empty figure; width, height: in inches."""
+    """Return an empty figure of this width and height in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -107,7 +107,7 @@ def new_figure(width: float, height: float, title: str) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure to a file, completely or not at all; the file's suffix sets the format."""
+    """Write a figure atomically; the file's suffix sets the format."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:], dpi=150)
     write_file(path, drawn.getvalue())
@@ -232,7 +232,7 @@ def _draw_roofline(figure: SubFigure, bars: Sequence[Bar], peak: float) -> None:
 
 
 def _draw_points(axes: Axes, points: Sequence[tuple[str, RooflinePoint]]) -> None:
-    """Draw (label, point) pairs. Each label is below its point, so far that it overlaps no other label or point."""
+    """Draw points with labels below them, placed so that no label overlaps another or a point."""
     places = [(point.intensity, point.flops_per_second) for _, point in points]
     axes.plot(*zip(*places, strict=True), "o", color=INK)
     figure = axes.get_figure(root=True)
@@ -251,14 +251,11 @@ _BELOW = 6.0
 
 
 _HIGH, _WIDE = 13.0, 6.5
-"""The height of a label, and the width of a letter, in points."""
+"""The height of a label and the width of its letters, in points."""
 
 
 def label_distances(labels: Sequence[str], places: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the distance of each label below its mark, such that no label touches another label or a mark.
-
-    places: (x, y) of the marks. All lengths are in points.
-    """
+    """Return each label's distance below its mark, in points, so that no label touches another label or a mark."""
     marks = [(x - 4, x + 4, y - 4, y + 4) for x, y in places]
     taken: list[tuple[float, float, float, float]] = []  # left, right, bottom, top
     found = [0.0] * len(places)
@@ -276,7 +273,7 @@ def label_distances(labels: Sequence[str], places: Sequence[tuple[float, float]]
 
 
 def _annotate(axes: Axes, text: str, x: float, y: float, *, up: float, left: float = 0, ha: str = "center") -> None:
-    """Draw a text near a point; up, left: its distance from the point, in points."""
+    """Draw a text above and to the left of a point."""
     axes.annotate(text, (x, y), (-left, up), textcoords="offset points", ha=ha)
 
 

@@ -1,4 +1,4 @@
-"""Line charts of quantities over the steps of several runs, as SVG for an HTML page."""
+"""Curves over the steps of several runs, as SVG for a page."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from html import escape
 from meshwright.pictures.colours import RULE
 
 RUN_COLOURS = ("#3f7fc1", "#cf7a2f", "#3f9d68", "#ab5fb3", "#b39530", "#c8544f", "#4aa3ad", "#8a7fd1")
-"""Colours of runs, in the order of the runs; they are visible on white and on black."""
+"""Colours of runs in order; distinct on white and on black."""
 
 MOST_POINTS = 300
-"""The largest number of points of a curve; in longer runs, each point is the mean of several steps."""
+"""The most points of a curve; of a longer run, each point is the mean of several steps."""
 
 WIDTH, HEIGHT = 500, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 26
@@ -80,7 +80,7 @@ def thinned(points: Points) -> Points:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """Return about `count` round numbers at equal distances, from at most `low` to at least `high`."""
+    """Return about `count` round numbers from below `low` to above `high`."""
     if not high > low:
         return [low]
     exact = (high - low) / count

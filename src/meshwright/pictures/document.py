@@ -1,7 +1,7 @@
 """A self-contained HTML document of sections: it loads nothing and runs no script.
 
 Content wider than the window scrolls within its section. All text is escaped. A content security policy in the head
-forbids loading other files.
+forbids loading.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from meshwright.pictures import svg
 from meshwright.pictures.scene import Scene
 
 WIDTH = 132
-"""Width of drawings in characters; they are as wide as the page."""
+"""Width of drawings in characters: they are as wide as the page."""
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --quiet: #666; --line: #e8e8e8; --page: #fff; --wrong: #c0392b;
@@ -54,7 +54,7 @@ class Section:
 
 
 def render(title: str, lines: Sequence[str], sections: Sequence[Section]) -> str:
-    """Return an HTML document with a title, lines of text below it, and the sections that have a body."""
+    """Return the document: title, subtitle lines, and the sections that have a body."""
     under = "\n".join(f'<p class="quiet">{escape(line)}</p>' for line in lines)
     parts = "\n".join(
         f"<section>\n{f'<h2>{escape(part.title)}</h2>' if part.title else ''}\n{part.body}\n</section>"
@@ -76,7 +76,7 @@ def drawing(scene: Scene) -> str:
 
 
 def legend(colours: Mapping[str, str]) -> str:
-    """Return a legend as HTML: a square and a name for each colour; colours: by name."""
+    """Return a legend: a square and a name for each colour."""
     keys = (
         f'<span class="key"><i style="background:{colour}"></i>{escape(name)}</span>'
         for name, colour in colours.items()
@@ -93,7 +93,7 @@ def html_table(
 ) -> str:
     """Return an HTML table without empty columns, which scrolls if it is too wide; '' without rows.
 
-    text: indices of the columns with text, which are left-aligned. differs: whether each row is marked by a colour.
+    text: indices of columns with text. differs: whether each row is marked.
     """
     if not rows:
         return ""

@@ -65,10 +65,7 @@ def split_axes(sharding: Sharding, rank: int) -> Axes | None:
 
 
 def spec_text(sharding: Sharding, rank: int) -> str:
-    """Return a sharding's spec as text, `P('fsdp', None)`; without a spec, the name of the sharding's class.
-
-    rank: number of dims of the array; each has an entry.
-    """
+    """Return a sharding's spec as text, `P('fsdp', None)`; without a spec, the class's name; rank: number of dims."""
     axes = split_axes(sharding, rank)
     if axes is None:
         return type(sharding).__name__
@@ -89,7 +86,7 @@ def type_text(array: Any, sharding: Sharding) -> str:
 
 
 def _axes_text(axes: tuple[str, ...]) -> str:
-    """Return mesh axes as in the text of a JAX type: `X` or `(X,Y)`."""
+    """Return mesh axes as in a type: `X`, `(X,Y)`."""
     return axes[0] if len(axes) == 1 else f"({','.join(axes)})"
 
 
@@ -99,7 +96,7 @@ def unreduced_axes(sharding: Sharding) -> tuple[str, ...]:
 
 
 def check_concrete(array: Any, name: str) -> None:
-    """Raise if an array is a traced value, which has no devices yet."""
+    """Raise for a traced value."""
     if isinstance(array, Tracer):
         raise MeshwrightError(
             f"{name} is being traced and lies nowhere yet; show what the jitted function returns, or use"
@@ -119,10 +116,7 @@ def _check_divides(name: str, shape: tuple[int, ...], axes: Axes, degrees: Mappi
 
 
 def _holders(sharding: Sharding, shape: tuple[int, ...], axes: Axes | None) -> tuple[Holder, ...]:
-    """Return the devices of a sharding, each with the shard that JAX assigns to it.
-
-    axes: from `split_axes`.
-    """
+    """Return the devices of a sharding with the blocks that JAX assigns them."""
     if axes is not None and isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh):
         return tuple(device_blocks(shape, axes, dict(sharding.mesh.shape)))
     places = _places(sharding)
@@ -134,7 +128,7 @@ def _holders(sharding: Sharding, shape: tuple[int, ...], axes: Axes | None) -> t
 
 
 def _places(sharding: Sharding) -> Mapping[int, Mapping[str, int]]:
-    """Return the mesh coordinates (by axis) of each device, by its id; empty if the sharding has no mesh."""
+    """Return the mesh coordinates of each device, by its id; empty without a mesh."""
     if not isinstance(sharding, NamedSharding):
         return {}
     import numpy as np

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 STYLES = {"p50": "o-", "p90": "s--", "p99": "^:"}
-"""Matplotlib's format of the marks and lines of each percentile."""
+"""Marks and lines of the percentiles."""
 
 
 class LoadPoint(NamedTuple):
@@ -64,7 +64,7 @@ def write_load_chart(
 
 
 def _mark(axis: Axis, show: Callable[[float, float], str]) -> None:
-    """Put numbers at 1, 2 and 5 times each power of ten of a logarithmic axis; show: formats a number."""
+    """Put numbers at 1, 2 and 5 of each power of ten of a logarithmic axis."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -81,10 +81,7 @@ def _show_seconds(seconds: float, _: float) -> str:
 
 
 def _draw(axes: Axes, points: Sequence[LoadPoint], measure: str, name: str) -> None:
-    """Draw the percentiles of a measure (`ttft` or `tpot`) over throughput, with a labelled point for each load.
-
-    name: the title.
-    """
+    """Draw the percentiles of a measure (`ttft` or `tpot`) over throughput, with a labelled point for each load."""
     with_it = [point for point in points if measure in point.latencies]
     rates = [point.tokens_per_second for point in with_it]
     for (percentile, style), colour in zip(STYLES.items(), RUN_COLOURS, strict=False):

@@ -1,4 +1,4 @@
-"""The HTML pages of a verification (`meshwright verify`) and of an inspection (`meshwright inspect`)."""
+"""The HTML pages of a verification and of an inspection."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from meshwright.units import show_degrees, show_flops, show_percent, show_second
 
 
 def verify_page(found: Verification, measured: Record | None = None) -> str:
-    """Return the HTML page of a verification: a table of all quantities, memory, collectives, and the timeline.
+    """Return the HTML page of a verification: all quantities, memory, collectives, the timeline.
 
-    measured: the record of a run of the step, if there is one.
+    measured: the record of a run, if there is one.
     """
     plan, program, workload = found.plan, found.program, found.plan.workload
     records = {"predicted": plan.predicted, "compiled": found.compiled}
@@ -81,7 +81,7 @@ def inspection_page(found: Inspection, trace: str | None = None) -> str:
 
 
 def findings_section(findings: Sequence[Finding]) -> Section:
-    """Return a section with all findings in full: evidence, cost, source and fix of each."""
+    """Return a section with each finding: evidence, cost, source and fix."""
     return Section("Findings", "\n".join(_finding(number, one) for number, one in enumerate(findings, 1)))
 
 

@@ -1,4 +1,4 @@
-"""Panels of cells (grids of shards, chips with links, tables), and their conversion to a scene of a certain width."""
+"""Panels of cells, i.e. grids of shards, chips with links and tables, and their conversion to a scene of some width."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ELLIPSIS = "…"
 """The text in place of cells, labels or panels that are left out."""
 
 MAX_PANELS = 8
-"""The largest number of panels that are drawn for one array or torus."""
+"""The most panels drawn for one array or torus."""
 
 _GALLERY = 130  # The largest width in characters of a row of panels: wider rows are hard to read.
 
@@ -67,24 +67,21 @@ class Panel:
 
     @property
     def pitch(self) -> int:
-        """The distance in characters from one column to the next, if all are equally wide."""
+        """The distance in characters between columns if all are equally wide."""
         return self.column_width + (2 if self.frame == "linked" else 1)
 
     @property
     def label_width(self) -> int:
-        """The length in characters of the longest row label, with a space after it; 0 without labels."""
+        """The length in characters of the longest row label and the space after it."""
         longest = max((len(label) for label in self.rows), default=0)
         return longest + bool(longest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sketch:
-    """A drawing with a title above and notes below.
+    """A title, panels one below the other (side by side if `is_gallery`), and notes.
 
-    Attributes:
-        panels: the panels of the drawing, one below the other.
-        draw: returns a scene to draw below the panels, from a width in characters; for drawings without cells.
-        is_gallery: whether panels are side by side.
+    draw: returns a scene for below the panels, from a width in characters; for drawings without cells.
     """
 
     title: str
@@ -113,7 +110,7 @@ def limit_panels(panels: Sequence[Panel]) -> tuple[Panel, ...]:
 
 
 def scene_of(sketch: Sketch, limits: DrawingLimits) -> Scene:
-    """Return a sketch as a scene. Grids that are larger than the limits lose rows and columns in the middle."""
+    """Convert a sketch to a scene. Grids that exceed the limits lose their middle rows and columns."""
     drawn = [_panel(panel, limits, is_tile=sketch.is_gallery) for panel in sketch.panels]
     body = [flow(drawn, min(limits.width, _GALLERY))] if sketch.is_gallery and drawn else drawn
     body = [*body, *([sketch.draw(limits.width)] if sketch.draw else [])]
@@ -122,10 +119,7 @@ def scene_of(sketch: Sketch, limits: DrawingLimits) -> Scene:
 
 
 def _panel(panel: Panel, limits: DrawingLimits, *, is_tile: bool) -> Scene:
-    """Return a panel as a scene, with its caption above and its notes on the right.
-
-    Notes are below the panel if it is in a gallery (`is_tile`), or if it is too wide.
-    """
+    """Return a panel as a scene: its caption above; its notes on the right, or below if it is wide or `is_tile`."""
     if panel.frame == "table":
         drawn = _table(panel, limits)
     elif is_tile and panel.cell_width:  # All tiles are of one size already.
@@ -195,7 +189,7 @@ def _sheets(fills: Sequence[str], x: float, y: float, width: float, height: floa
 
 
 def _links(left: float, top: float, panel: Panel) -> list[Line]:
-    """Return a line for each link between neighbouring chips: dashed if it wraps around, faint if it is not used."""
+    """Draw a line from each chip to its neighbours, dashed for wraparound links, faint for unused ones."""
     lines: list[Line] = []
     middle, pitch, last_row, last = panel.column_width / 2, panel.pitch, len(panel.cells) - 1, len(panel.cells[0]) - 1
     for row, cells in enumerate(panel.cells):

@@ -1,4 +1,4 @@
-"""A picture, which consists of sketches one below the other, as text, as SVG, as an HTML page, and in notebooks."""
+"""A picture: sketches one below the other, as text, as SVG, as a page, and in notebooks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WIDTH = 100
-"""The width of pictures in characters, if the output is not a terminal."""
+"""Width of pictures in characters where there is no terminal."""
 
 _DOCUMENT = DrawingLimits(width=240, grid=(64, 64), tile=64, lines=1024)
 _MARGIN = 2  # Spaces at the left of each line of text.
@@ -73,7 +73,7 @@ class Picture:
         return self.svg()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Yield the lines of the picture for rich: as wide as the terminal, in colour, in ASCII if it needs ASCII."""
+        """Render for rich at the terminal's width, in colour if supported, in ASCII if it cannot show Unicode."""
         from rich.text import Text
 
         width = options.max_width if console.is_terminal else WIDTH

@@ -68,7 +68,7 @@ def buffer_rows(buffers: Iterable[Buffer]) -> list[list[str]]:
 
 
 def costs(finding: Finding) -> str:
-    """Return the cost of a finding as text, `costs 2.1 ms a step, 64.0 MB`; '' if it is unknown."""
+    """Return a finding's cost as text, `costs 2.1 ms a step, 64.0 MB`; '' if unknown."""
     found = [show_seconds(finding.cost_seconds) + " a step"] if finding.cost_seconds else []
     found += [show_bytes(finding.bytes)] if finding.bytes else []
     return f"costs {', '.join(found)}" if found else ""
@@ -81,10 +81,7 @@ def file_name(source: str) -> str:
 
 
 def short_path(source: str) -> str:
-    """Return a source `path/file.py:line (scopes)` with a short path: relative to the working directory.
-
-    A path that is still long is cut to its last two parts.
-    """
+    """Return a source `path/file.py:line (scopes)` with its path from the working directory, or with its last two parts."""
     path, space, scope = source.partition(" ")
     path = path.removeprefix(f"{Path.cwd()}{os.sep}")
     if len(path) > _LONGEST_PATH:
@@ -107,7 +104,7 @@ PROFILE_COLUMNS = (
 
 
 def profile_rows(found: Sequence[ProfileRow]) -> list[tuple[str, ...]]:
-    """Return a row of text for each collective of a profile, with the columns `PROFILE_COLUMNS`."""
+    """Return the collectives of a profile as rows of text."""
 
     def size(move: Collective | None) -> str:
         return "–" if move is None else show_bytes(move.bytes)

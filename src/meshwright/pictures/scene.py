@@ -21,10 +21,9 @@ sheet: of a sheet behind other boxes, which is left out in text, where separate 
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle with a text in its middle.
+    """A rectangle with a text in its middle, or (`is_left`) at its left after a space. hint: the tooltip.
 
-    is_left: the text is at the left instead, after a space. fill: the colour of the background. hint: the tooltip. The
-    corners of a ruled box are in the middle of characters, because its rules are there.
+    The corners of a ruled box are in the middle of characters, because its rules are there.
     """
 
     x: float

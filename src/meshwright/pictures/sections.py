@@ -39,10 +39,9 @@ class BarSegment:
 
 
 def memory_section(records: Mapping[str, Record], usable_bytes: float | None) -> Section:
-    """Return a section with a bar for each record: a device's memory by term.
+    """Return a section with a bar for each record: a device's memory by term, or its peak if terms are unknown.
 
-    A record without terms has a bar of its peak. usable_bytes: that a program can use, shown as a line; None if
-    unknown.
+    usable_bytes: that a program can use, shown as a line.
     """
     bars = {}
     for origin, record in records.items():
@@ -61,16 +60,13 @@ def memory_section(records: Mapping[str, Record], usable_bytes: float | None) ->
 
 
 def buffers_section(buffers: Sequence[Buffer]) -> Section:
-    """Return a section with a table of the largest buffers at the peak of memory."""
+    """Return a section with the largest buffers at the peak of memory."""
     columns = ("array", "bytes", "times", "is", "from")
     return Section("Largest buffers at the peak", html_table(columns, buffer_rows(buffers), text=(0, 3, 4)))
 
 
 def collectives_section(record: Record) -> Section:
-    """Return a section with a bar for each kind and mesh axes of collectives, and a table of all collectives.
-
-    The bars are the bytes that a device sends in a step, by phase.
-    """
+    """Return a section with the bytes that a device sends, as bars by kind and axes, and a table of all collectives."""
     degrees = dict(record.mesh)
     bars: dict[str, list[BarSegment]] = {}
     for move in sorted(record.collectives, key=lambda move: (move.axes, move.kind, PHASES.index(move.phase))):
@@ -134,7 +130,7 @@ def draw_bars(bars: Mapping[str, Sequence[BarSegment]], limit: float | None) -> 
 def timeline_section(schedule: Schedule | None, trace: str | None = None) -> Section:
     """Return a section with the timeline of the simulated step and its breakdown; empty without a schedule.
 
-    trace: the path of a trace file to which the page links.
+    trace: a trace file to link to.
     """
     title = "Timeline of the step, as simulated"
     if schedule is None or not schedule.events or not schedule.step_seconds:
@@ -187,7 +183,7 @@ def _boxes(events: Sequence[Event], left: float, y: float, scale: float) -> list
 
 
 def _merge_narrow(boxes: Sequence[Box]) -> list[Box]:
-    """Return the boxes, with neighbouring boxes of equal colour merged if they are too narrow to see."""
+    """Merge neighbouring equal boxes that are too narrow to see."""
     merged: list[Box] = []
     runs = 1
     for box in boxes:

@@ -103,7 +103,7 @@ def _plan_in_file(what: Any) -> Plan | None:
 def show_data(array: ShardedArray, sizes: Sizes, *, every: bool = False, on: str | None = None) -> dict[str, Any]:
     """Return what `show` draws of an array as plain data: each device's shard.
 
-    every: also all legal shardings (`shardings`). on: also the positions of the devices on this system (`torus`).
+    every: also all legal shardings. on: also the devices' positions on this system.
     """
     data = holdings_of(array, sizes).to_json()
     if every:
@@ -115,7 +115,7 @@ def show_data(array: ShardedArray, sizes: Sizes, *, every: bool = False, on: str
 
 
 def show_collective(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Picture:
-    """Run a collective on `degree` devices, and return a picture of the values on each device before and after.
+    """Return a picture of a collective, run on `degree` devices: their values before and after.
 
     values: are split evenly over the devices.
     """
@@ -153,10 +153,7 @@ def read_text(
 
 
 def _from_spec(text: str, dims: list[str]) -> str:
-    """Return JAX's `P('x', None)` in the notation, `A[I_x, J]`; any other text is unchanged.
-
-    dims: the names of the dims, in the order of the spec's entries.
-    """
+    """Return JAX's `P('x', None)` as `A[I_x, J]`, with these dims; any other text is unchanged."""
     if (match := re.fullmatch(r"(?:P|PartitionSpec)\((.*)\)", text.strip())) is None:
         return text
     try:

@@ -28,7 +28,7 @@ _EDGES: dict[Edge, str] = {
 
 
 def document(scene: Scene, *, title: str, description: str) -> str:
-    """Return a scene as a standalone SVG document with a white background."""
+    """Return a standalone SVG document on white."""
     framed = moved(scene, 2.5, 1)
     words = f"<title>{escape(title)}</title>\n<desc>{escape(description)}</desc>\n"
     whole = Scene(framed.width + 2.5, framed.height + 1, framed.items)

@@ -37,7 +37,7 @@ _WRONG = r"DOES NOT FIT|TOO LATE|NOT AS INFERRED"
 
 
 def show(out: Console, item: RenderableType, **options: Any) -> None:
-    """Print an item on a console; text is wrapped to its width. If it is no terminal, trailing spaces are removed.
+    """Print an item on a console; text is wrapped. Without a terminal, trailing spaces are removed.
 
     options: of rich's `Console.print`.
     """
@@ -73,7 +73,7 @@ class Lines:
     styles: tuple[str, ...]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the lines of the table for rich, at the available width."""
+        """Yield lines at the available width, the heading dim."""
         for style, line in self.lines(options.max_width):
             text = Text(line, style=style, no_wrap=True, overflow="ignore")
             text.highlight_regex(_WRONG, WRONG)
@@ -82,7 +82,7 @@ class Lines:
     def lines(self, width: int) -> Iterator[tuple[str, str]]:
         """Yield (style, line) for each line of the table.
 
-        If rows are too long, the text column is wrapped. If it would be too narrow, its text goes below the row. If the
+        If rows are too long, the text column is wrapped; if it would be too narrow, its text goes below the row. If the
         other columns alone are too wide, each row becomes several lines of `name value`.
         """
         sizes = [max(len(cells[index]) for cells in (self.columns, *self.rows)) for index in range(len(self.columns))]
@@ -116,14 +116,14 @@ class Lines:
                 yield style, self._line((*blank[: self.words], line, *blank[self.words + 1 :]), sizes)
 
     def _under(self, words: str, width: int) -> list[str]:
-        """Return the lines of a text that goes below its row, after the name of the text column."""
+        """Return the text of a row on separate lines, after the name of its column."""
         if words in ("", "-", "–"):
             return []
         name = f"{self.columns[self.words]}: " if self.columns[self.words] else ""
         return wrap(name + words, width, first=" " * 5, then=" " * 7)
 
     def _line(self, cells: Sequence[str], sizes: Sequence[int]) -> str:
-        """Return one line of cells, aligned in columns of these sizes; columns of size 0 are left out."""
+        """Return one line of cells in columns of these sizes; columns of size 0 are left out."""
         found = [
             cell.ljust(size) if index in self.left else cell.rjust(size)
             for index, (cell, size) in enumerate(zip(cells, sizes, strict=True))
@@ -132,7 +132,7 @@ class Lines:
         return (" " * GAP).join(found).rstrip()
 
     def _stacked(self, width: int) -> Iterator[tuple[str, str]]:
-        """Yield (style, line) with each row as pairs of `name value`, and its text below them."""
+        """Yield each row as pairs of `name value`, with the text column below."""
         for row, style in zip(self.rows, self.styles, strict=True):
             pairs = [
                 f"{name} {cell}".strip().replace(" ", "\0")

@@ -44,7 +44,7 @@ Cells = dict[int, Span]
 
 
 def lines_of(scene: Scene, *, is_ascii: bool = False) -> list[tuple[Span, ...]]:
-    """Return the lines of a scene, each as parts of one colour. Trailing spaces without a colour are removed."""
+    """Return the lines of a scene. Trailing spaces are removed, unless they are coloured."""
     shown = to_ascii if is_ascii else str
     rows: defaultdict[int, Cells] = defaultdict(dict)
     for (row, column), sign in _rules(scene).items():

@@ -19,14 +19,14 @@ def terminal_columns() -> int | None:
 
 
 def prose_width() -> int:
-    """Return the width of a line of prose in characters: that of the terminal, but at most `WIDTH`."""
+    """Return the width of a line of prose: the terminal's, at most `WIDTH`."""
     return min(terminal_columns() or WIDTH, WIDTH)
 
 
 def wrap(text: str, width: int | None = None, first: str = "", then: str = "") -> list[str]:
     """Return a text as lines of a width, by default that of prose. Words, and numbers with their units, are not broken.
 
-    first, then: the indentation of the first line, and of the others.
+    first, then: indentation of the first line, and of the others.
     """
     lines = textwrap.wrap(
         _WITH_UNIT.sub("\\1\0", text),
@@ -43,7 +43,7 @@ _WITH_UNIT = re.compile(r"(\d%?) (?=(?:[kMGTP]?(?:B|flop|op|tok|bit)(?:/s)?|s|ms
 
 
 def folded(line: str) -> str:
-    """Return a line, indented by two more spaces, and wrapped if it is too long."""
+    """Return a line, indented and wrapped if too long."""
     indent = " " * (len(line) - len(line.lstrip()))
     return "\n".join(wrap(line.strip(), first=f"  {indent}", then=f"  {indent or ' ' * 5}"))
 

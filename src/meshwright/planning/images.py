@@ -31,8 +31,7 @@ PLANNED_ONLY = "planned only: what runs are decoders of tokens"
 class ImageRanking:
     """The predicted records of all legal meshes for an image model.
 
-    candidates: records that fit in memory, fastest first; then the others, by how much memory they need. num_meshes:
-    the number of dp x fsdp meshes of the devices, legal or not.
+    candidates: those that fit, fastest first; then the others, by memory. num_meshes: dp x fsdp meshes, legal or not.
     """
 
     candidates: tuple[Record, ...]

@@ -445,7 +445,7 @@ def _space(
 
 
 def plan_as_train_runs(workload: Workload, mesh: MeshShape, system: System) -> Plan:
-    """Return the plan of one mesh with the strategy that `meshwright train` uses by default."""
+    """Return the plan of one mesh with the defaults of `meshwright train`."""
     if mesh.pp > 1:
         return plan_stages(workload, mesh, system)
     return make_plan(workload, mesh, system, run_strategy(workload, mesh, system))

@@ -30,7 +30,7 @@ from meshwright.options.values import (
 from meshwright.units import parse_seconds
 
 ModelLike = str | Path | ModelConfig | Workload
-"""A preset's name, the path of a Hugging Face config.json, a ModelConfig, or a Workload, which has a model."""
+"""A preset's name, the path of a Hugging Face config.json, a ModelConfig, or a whole Workload."""
 
 _OF_SYSTEM = ("on", "hardware", "memory_headroom")
 WORKLOAD_OPTIONS = ("on", *WorkloadOptions.__annotations__)
@@ -144,10 +144,7 @@ def read_names(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def read_strategy(options: Mapping[str, Any], num_devices: int) -> dict[str, Any]:
-    """Return the values of the fields of `Strategy` that `StrategyOptions` set, by field.
-
-    num_devices: infers a degree of -1 in reference_mesh.
-    """
+    """Return the fields of `Strategy` that `StrategyOptions` set, by name; num_devices: for a degree of -1."""
     said = given(options, STRATEGY_OPTIONS)
     for name in ("num_microbatches", "virtual_stages"):
         if name in said:
@@ -169,7 +166,7 @@ def read_serving(
 ) -> tuple[Serving, System]:
     """Return the serving workload and the system that a model and `SERVING_OPTIONS` describe.
 
-    The option `latency` is text, such as `30ms`, or a number of seconds.
+    latency is text, such as `30ms`, or seconds.
     """
     said = given(options, SERVING_OPTIONS)
     system = _hardware(model, said)
@@ -220,7 +217,7 @@ def read_images(model: str, options: Mapping[str, Any]) -> tuple[ImageWorkload, 
 
 
 def _hardware(name: object, said: Mapping[str, Any]) -> System:
-    """Return the system that the options describe. Raises if they have no `on`; name: of the model, for the error."""
+    """Return the system that the options describe. Raises if they have no `on`."""
     if "on" not in said:
         raise MeshwrightError(f"{name} needs hardware: --on (on=…), as v5p:4x4x4, h100:64 or cpu:8")
     return read_system(said["on"], said.get("hardware"), said.get("memory_headroom"))
@@ -232,7 +229,7 @@ def remats(remat: Remat | Literal["auto"] | None) -> tuple[Remat, ...]:
 
 
 def is_image_model(model: object) -> bool:
-    """Whether `model` is the name of an image model (a ResNet), which has its own options."""
+    """Whether `model` is the name of a ResNet, which has its own options."""
     return isinstance(model, str) and model in RESNETS
 
 

@@ -101,7 +101,7 @@ _SHAPE = ("num_microbatches", "virtual_stages", "schedule")
 """Strategy fields that affect only the microbatch schedule."""
 
 FREE_LINKS = OverlapBudget()
-"""The budget of a step without communication."""
+"""Budget with no communication."""
 
 NO_RING: Mapping[Phase, float] = {}
 """The exposed fractions of ring attention's sends, by phase, if there are none."""
@@ -143,7 +143,7 @@ def _sent_seconds(move: Collective, layout: MeshPlacement, strategy: Strategy) -
 
 
 def _window(move: Collective, strategy: Strategy, *, is_once: bool) -> str:
-    """Return the name of the field of `OverlapBudget` that counts a collective that ops can hide."""
+    """Return the field of `OverlapBudget` that counts a collective that ops can hide."""
     name = WINDOWS[move.phase]
     return f"once_{name}" if is_once and strategy.profile.once_collectives == "microbatch" else name
 
@@ -192,8 +192,8 @@ def step_budget(workload: Workload, mesh: MeshShape, system: System, strategy: S
 def least_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
     """Return a lower bound of `step_budget` that is cheap to compute.
 
-    It adds the exposed collectives of activations to `least_weight_budget`, as if the step had one microbatch. Several
-    microbatches send the same bytes in smaller messages, at no higher bandwidth.
+    It is `least_weight_budget` and the activations of one microbatch: several send the same bytes in smaller messages,
+    at no higher bandwidth.
     """
     whole = _without(strategy, ("num_microbatches", "virtual_stages", "schedule", "zero_stage"))
     seconds = _activation_budget(workload, mesh, system, whole).per_microbatch
@@ -262,11 +262,9 @@ def _gather_rate(layout: MeshPlacement, axes: tuple[str, ...]) -> float:
 def _gathered_bytes(
     workload: Workload, mesh: MeshShape, strategy: Strategy
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the bytes of weight gathers and gradient reduce-scatters over fsdp.
+    """Return the bytes of weight gathers and gradient reduce-scatters over fsdp, as (in forward, in backward).
 
-    Returns:
-        Bytes of collectives that run once per step, as (in forward, in backward); and bytes per microbatch of the
-        others, likewise.
+    The first pair is of collectives once per step, the second of those of one microbatch.
     """
     sums = {True: [0.0, 0.0], False: [0.0, 0.0]}
     for move, is_once in weight_moves(workload, mesh, replace(strategy, num_microbatches=2)):

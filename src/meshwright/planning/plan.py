@@ -32,7 +32,7 @@ from meshwright.support.notebook import card
 from meshwright.units import show_degrees
 
 FORMAT = 1
-"""The version of the format of plan files; files of other versions are refused."""
+"""The version of the file format; other versions are refused."""
 
 _OF_DATA = ("batch", "sequence", "residual_sequence", "activation")
 """Logical axes of activations."""
@@ -196,7 +196,7 @@ def make_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Str
 
 
 def predicted_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Plan:
-    """Return the plan of a workload on a mesh, for a mesh and strategy that are known to be legal."""
+    """Return the plan of a workload on a mesh that is already known to be legal."""
     return Plan(
         workload=workload,
         hardware=str(system),

@@ -64,12 +64,8 @@ def rank(
 ) -> Ranking:
     """Return the best `top` meshes, each with its best strategy. Raises if no mesh is legal.
 
-    Args:
-        workload, system: what to plan.
-        remats: remat policies to choose from; all by default.
-        top: how many meshes to return.
-        is_runnable: search only strategies that `meshwright train` can run.
-        choices: values of strategy fields that are not searched (`whole_space`).
+    remats: remat policies to choose from; all by default. is_runnable: search only strategies that `meshwright train`
+    can run. choices: values of strategy fields that are not searched (`whole_space`).
     """
     space = runnable_space if is_runnable else whole_space
     return rank_space(space(workload, system, remats, **choices), top=top)
@@ -167,7 +163,7 @@ class _Group:
 
     @property
     def remat(self) -> Remat:
-        """The fastest remat policy of the group, which is used for the lower bound."""
+        """The policy used for the lower bound: the fastest."""
         return self.remats[0]
 
 
@@ -245,7 +241,7 @@ class _Search:
         return _BELOW * step_bound_seconds(workload, mesh, system, fastest, budget)
 
     def _price(self, group: _Group) -> None:
-        """Push each strategy that fits as a candidate with its step time; the group has only one mesh and policy."""
+        """Push each strategy of a group that fits, with its step time; the group has only one mesh and policy."""
         (mesh,), workload, system = group.meshes, self.space.with_remat(group.remat), self.space.system
         for strategy in self._strategies(group):
             candidate = Candidate(mesh, group.remat, strategy)
@@ -272,7 +268,7 @@ class _Search:
 
 
 def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
-    """Yield all candidates of some meshes in groups. Those of a group have the same ops, except for recompute.
+    """Yield all candidates of some meshes in groups that have the same ops, except for recompute.
 
     They have the same tp, ep, pp, tokens per device and microbatches.
     """
@@ -302,7 +298,7 @@ def _closest(space: Space, meshes: list[MeshShape]) -> list[Candidate]:
 
 
 def _smallest(space: Space, mesh: MeshShape) -> Iterator[Candidate]:
-    """Yield the candidates of a mesh with the most microbatches, among which is the one that needs the least memory."""
+    """Yield a mesh's candidates with the most microbatches; one of them needs the least memory."""
     parts = space.parts(mesh)[-1]
     for remat in space.remats:
         for strategy in space.strategies(mesh, parts, remat):

@@ -1,4 +1,4 @@
-"""The space of a search: every mesh that can split a workload, and every remat policy and strategy on each mesh."""
+"""The space of a search: every mesh that can split a workload, and every configuration on each mesh."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_TP_WITH_COPIES = 8
 
 @dataclass(frozen=True)
 class Candidate:
-    """One configuration of a workload: mesh, remat policy and strategy."""
+    """One configuration: mesh, remat policy and strategy."""
 
     mesh: MeshShape
     remat: Remat
@@ -91,10 +91,9 @@ class Space:
         return _with_microbatches(self._forms(mesh, parts, remat), parts)
 
     def alike_remats(self, mesh: MeshShape) -> tuple[tuple[Remat, ...], ...]:
-        """Return the remat policies in groups that have the same strategies on a mesh.
+        """Return the remat policies grouped by equal strategies on a mesh; policies that save more come first.
 
-        In a group, policies that save more are first. Policies of other frameworks do not compare with meshwright's, so
-        each is a group of its own.
+        Policies of other frameworks are not comparable with meshwright's, so each is a separate group.
         """
         if self._is_by_remat(mesh):
             return tuple((remat,) for remat in self.remats)
@@ -107,10 +106,7 @@ class Space:
         return self.is_runnable and mesh.pp > 1
 
     def _forms(self, mesh: MeshShape, parts: int, remat: Remat) -> tuple[Strategy, ...]:
-        """Return the strategies of a mesh, with a placeholder for num_microbatches.
-
-        They depend on the number of microbatches, `parts`, only by whether pp divides it.
-        """
+        """Return a mesh's strategies without num_microbatches; they depend on whether pp divides it (`parts`)."""
         is_whole = parts % mesh.pp == 0
         forms = self._known_forms.get((mesh, is_whole))
         if forms is None:
@@ -121,10 +117,7 @@ class Space:
         return tuple(form for form in forms if remat in STAGE_REMATS[form.schedule])
 
     def _of_base(self, base: Strategy, mesh: MeshShape, is_whole: bool) -> tuple[Strategy, ...]:
-        """Return the variants of a base strategy with every ZeRO stage and schedule that a mesh can have.
-
-        is_whole: whether pp divides the number of microbatches.
-        """
+        """Return the variants of a strategy with every ZeRO stage and schedule of a mesh; is_whole: as in `_forms`."""
         # There is a choice of ZeRO stage only for fsdp: over sp, parameters are always gathered for each use, as in
         # stage 3. Stages 1 and 2 gather all weights at once, so quantised weights have only stage 3.
         stages = (3, 2, 1) if mesh.fsdp > 1 and mesh.sp == 1 and not self.workload.quantize_base else (3,)
@@ -140,11 +133,10 @@ class Space:
         return {}
 
     def _runnable_strategies(self, mesh: MeshShape, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
-        """Return the strategies of `found` that run on a mesh; on GPUs also their variants with collective matmuls.
+        """Return the strategies that run on a mesh; on GPUs also their variants with collective matmuls.
 
-        Simulated devices cannot overlap communication with compute, so they have no such variants. Neither have TPUs:
-        for two layers of Llama-2-7B on v5e:2x4 with tp=4, the copies of collective matmuls took longer than the
-        communication that they hid (libtpu 0.0.42.1).
+        Simulated devices cannot overlap, so they have no such variants. Nor have TPUs: for two layers of Llama-2-7B on
+        v5e:2x4 with tp=4, the ring's copies took longer than the communication they hid (libtpu 0.0.42.1).
         """
         if mesh.tp > 1 and self.system.chip.kind == "gpu":
             found = tuple(ring for form in found for ring in _with_and_without_rings(form))
@@ -152,7 +144,7 @@ class Space:
         return tuple(form for form in found if _does_run(self.workload.model, shape, form))
 
     def runs(self, mesh: MeshShape) -> bool:
-        """Whether a strategy of the space runs on a mesh, and `jax.make_mesh` can make the mesh."""
+        """Whether a strategy of the space runs on a mesh that `jax.make_mesh` can make."""
         if lay_mesh(self.system, mesh.layout).is_refused:
             return False
         return any(self.has_strategies(mesh, parts, remat) for parts in self.parts(mesh)[:1] for remat in self.remats)
@@ -178,7 +170,7 @@ def whole_space(workload: Workload, system: System, remats: tuple[Remat, ...] = 
 def runnable_space(workload: Workload, system: System, remats: tuple[Remat, ...] = (), **choices: Any) -> Space:
     """Return the space of what `meshwright train` can run. Raises if it cannot run the model.
 
-    Arguments are as in `whole_space`; attention is by default one of `run_attentions`.
+    Arguments as in `whole_space`; attention is by default from `run_attentions`.
     """
     check_runnable(workload.model, MeshShape())
     return _space(workload, system, remats, choices, run_attentions(workload, system), is_runnable=True)
@@ -259,7 +251,7 @@ def factorings(product: int, count: int) -> Iterator[tuple[int, ...]]:
 
 @lru_cache(maxsize=1 << 6)
 def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...], tp_stream: TpStream) -> tuple[MeshShape, ...]:
-    """Return the meshes of `num_devices` devices that can split a workload. Raises if there are none."""
+    """Return the meshes of `num_devices` devices that can split a workload."""
     check_positions(workload.model, workload.seq_len)
     rules = stream_rules(tp_stream)
     sizes = [(size, [axes.index(axis) for axis in over if axis in axes]) for size, over in limits(workload, rules)]
@@ -323,7 +315,7 @@ def _forms(base: Strategy, num_layers: int, stages: int, is_whole: bool, zero: t
 
 @lru_cache(maxsize=1 << 12)
 def _with_microbatches(forms: tuple[Strategy, ...], parts: int) -> tuple[Strategy, ...]:
-    """Return the strategies with `parts` microbatches; cached, so that equal results are the same object."""
+    """Return the strategies with `parts` microbatches; the objects are cached."""
     return tuple(replace(form, num_microbatches=parts) for form in forms)
 
 
@@ -369,5 +361,5 @@ def _with_sequence(base: Strategy, method: SequenceMethod) -> Strategy:
 
 @lru_cache(maxsize=1 << 10)
 def _divisors(size: int) -> list[int]:
-    """Return all divisors of a number in ascending order, cached."""
+    """Return all divisors of a number (cached)."""
     return divisors(size)

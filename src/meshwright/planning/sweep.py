@@ -20,20 +20,20 @@ KEYS = ("chips", "batch", "seq_len")
 
 @dataclass(frozen=True)
 class Sweep:
-    """The quantity that a sweep changes, one of `KEYS`, and its values."""
+    """The quantity that a sweep changes, and its values."""
 
     key: str
     values: tuple[int, ...]
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """The names of the workload options that the sweep's values replace."""
+        """The workload options that the sweep's values replace."""
         return () if self.key == "chips" else (self.key, "batch_tokens")
 
 
 @dataclass(frozen=True)
 class Point:
-    """One value of a sweep with its best plan; if no plan is possible, `plan` is None and `reason` says why."""
+    """One value of a sweep with its best plan, or with the reason why there is none."""
 
     value: int
     system: str
@@ -99,7 +99,7 @@ def check_planned(sweep: Sweep, points: Sequence[Point]) -> None:
 
 
 def _point(key: str, value: int, workload: Workload, system: System, best: Callable[[Workload, System], Plan]) -> Point:
-    """Return the point of one value of the quantity `key`; best: plans a workload on a system."""
+    """Return the point of one value of the quantity `key`."""
     try:
         if key == "chips":
             system = system.resized(value)
@@ -111,7 +111,7 @@ def _point(key: str, value: int, workload: Workload, system: System, best: Calla
 
 
 def _doubled(first: int, last: int) -> tuple[int, ...]:
-    """Return first, 2 first, 4 first, … up to `last`; empty if `first` is 0 or larger than `last`."""
+    """Return the numbers from `first` up to `last`, each twice the one before."""
     values: list[int] = []
     while first and first <= last:
         values.append(first)

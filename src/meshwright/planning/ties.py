@@ -46,9 +46,8 @@ def _simplicity(plan: Plan) -> tuple[int, int, int, float]:
 
 
 def num_parts(plan: Plan) -> int:
-    """Return the number of features that a plan uses.
+    """Return the number of features of a plan: mesh axes, pipeline, virtual stages, microbatches, collective matmuls.
 
-    Each mesh axis larger than 1 is a feature; so are a pipeline, virtual stages, microbatches and collective matmuls.
     For sequences shorter than `LONG_SEQUENCE`, sp counts twice.
     """
     strategy = plan.strategy

@@ -59,10 +59,10 @@ class DrawnAnswer(Answer):
     @property
     @abstractmethod
     def picture(self) -> Picture:
-        """The picture of the answer. Raises if it would have too many devices."""
+        """The picture. Raises if it would have too many devices."""
 
     def svg(self, file: str | Path | None = None) -> str:
-        """Return the picture as a standalone SVG document; file: also write it to this file."""
+        """Return the picture as a standalone SVG document; also write it to `file` if given."""
         return self.picture.svg(file)
 
     def _repr_html_(self) -> str:

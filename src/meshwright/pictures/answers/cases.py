@@ -36,7 +36,7 @@ class MatmulCases(DrawnAnswer):
         return Picture(tuple(sketch for found in self.matmuls for sketch in found.picture.sketches[:1]))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the matmul of each case as plain data."""
+        """Return each case as plain data."""
         return {"cases": [found.to_json() for found in self.matmuls]}
 
     def print(self) -> None:

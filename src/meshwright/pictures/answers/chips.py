@@ -19,7 +19,7 @@ from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 @dataclass(frozen=True, repr=False)
 class Chips(Answer):
-    """Some chips. Several are printed as a table; a single one is printed in full, with the source of each figure."""
+    """Some chips. Several are printed as a table, one in full with the source of each figure."""
 
     chips: tuple[Chip, ...]
 
@@ -64,7 +64,7 @@ def chips(name: str | None = None, *, hardware: str | Path | None = None) -> Chi
 
 
 def _row(chip: Chip) -> tuple[str, ...]:
-    """Return the row of a chip in the table of chips."""
+    """Return a chip's row of the table."""
     int8 = chip.peak_flops.get("int8")
     if torus := chip.torus:
         links = f"{torus.rank}D torus, {show_rate(torus.link_bytes_per_second, 'B/s')}"

@@ -35,7 +35,7 @@ KINDS: dict[str, Kind] = {
     "all-to-all": "all-to-all",
     "permute": "collective-permute",
 }
-"""The collectives, by the name that a user types."""
+"""The collectives by the names that a user may type."""
 
 MOST_BYTES = 10**15
 """The largest accepted size in bytes: more than the memory of any system."""
@@ -66,9 +66,8 @@ _RUNS = 7
 class Collective(DrawnAnswer):
     """One collective with its time on some hardware.
 
-    mesh: degrees by mesh axis. time: the time of each part of the fabric, in seconds. placement: the links that the
-    collective uses. measured_seconds: the time on this machine's devices, if it was measured. notes: the defaults that
-    were applied, and remarks on the placement.
+    time: of each part of the fabric. placement: the links that it uses. measured_seconds: on this machine's devices, if
+    measured. notes: the defaults that were applied, and remarks on the placement.
     """
 
     kind: Kind

@@ -37,7 +37,7 @@ class Device:
 class Devices(Answer):
     """The devices of all processes of this program.
 
-    system: the devices as the hardware of a plan; None if the accelerator is not a known chip. here: the number of this
+    system: the devices as hardware for a plan; None if the accelerator is not a known chip. here: the number of this
     process.
     """
 

@@ -1,4 +1,4 @@
-"""Read the arguments of answers (a mesh, sizes of dims, hardware), and apply defaults."""
+"""Read the arguments of answers, a mesh, sizes of dims and hardware, and apply defaults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Setting:
 
 
 def read_numbers(numbers: Numbers | MeshShape) -> dict[str, int]:
-    """Return whole numbers by name: the degrees of a mesh, or the sizes of dims. Raises if one is not at least 1."""
+    """Return whole numbers by name. Raises if one is not at least 1."""
     if isinstance(numbers, MeshShape):
         return dict(numbers.degrees)
     if isinstance(numbers, str):
@@ -45,7 +45,7 @@ def read_numbers(numbers: Numbers | MeshShape) -> dict[str, int]:
 
 
 def read_keywords(keywords: Mapping[str, Count]) -> dict[str, int]:
-    """Return the degrees and sizes in keyword arguments, such as `X=4` and `I="8k"`, by name."""
+    """Return degrees and sizes from keyword arguments, `X=4` or `I="8k"`."""
     return parse_numbers(",".join(f"{name}={number}" for name, number in keywords.items())) if keywords else {}
 
 
@@ -90,7 +90,7 @@ def read_setting(
 
 
 def _even_shares(count: int, num_axes: int) -> list[int]:
-    """Return `num_axes` factors of a number of devices, as equal as possible, the largest first."""
+    """Split a number of devices into `num_axes` factors, as equal as possible, the largest first."""
     shares, divisor = [1] * num_axes, 2
     primes = []
     while count > 1:
@@ -104,10 +104,7 @@ def _even_shares(count: int, num_axes: int) -> list[int]:
 
 
 def default_dims(dims: Collection[str], given: Mapping[str, int], num_devices: int) -> tuple[dict[str, int], str]:
-    """Return (sizes of all dims, note on the dims with a default size, or '').
-
-    The default is a multiple of num_devices. given: known sizes by dim.
-    """
+    """Return (sizes of all dims, note on those with a default size), with the sizes in `given`."""
     size = max(DIM_SIZE // num_devices, 1) * num_devices
     missing = [dim for dim in dims if dim not in given]
     note = f"{', '.join(f'{dim}={size:,}' for dim in missing)}: the size of a dim that is left out" if missing else ""
@@ -115,7 +112,7 @@ def default_dims(dims: Collection[str], given: Mapping[str, int], num_devices: i
 
 
 def arrays_of(expression: Expression) -> tuple[ShardedArray, ...]:
-    """Return the arrays in an expression of the notation, in order."""
+    """Return the arrays that an expression names."""
     if isinstance(expression, ShardedArray):
         return (expression,)
     if isinstance(expression, Chain):

@@ -44,8 +44,8 @@ MOST_SHOWN = 6
 class Matmul(DrawnAnswer):
     """A sharded matmul, or a resharding, with its predicted time on some hardware.
 
-    product: the matmul as it was typed. priced: its implementations with their times. dtype: of the elements. notes:
-    the defaults that were applied. device: the number of a device whose shards are marked and printed, or None.
+    product: as it was typed. priced: its implementations with their times. notes: the defaults that were applied.
+    device: the device whose shards are marked and printed, or None.
     """
 
     product: str
@@ -209,10 +209,7 @@ def matmul(
 
 
 def _rows(place: int, priced: PricedImplementation) -> Iterator[tuple[str, ...]]:
-    """Yield a row of cells for each step of an implementation; the first row also has the total times and the bound.
-
-    place: the implementation's rank.
-    """
+    """Yield a row for each step of an implementation; the first also has its `place`, its total times and its bound."""
     product = show_seconds(max(priced.flops_seconds, priced.memory_seconds))
     first = (product, show_range(priced.seconds, priced.serial_seconds), priced.bound or "nothing")
     collectives = iter(priced.collectives)
@@ -225,7 +222,7 @@ def _rows(place: int, priced: PricedImplementation) -> Iterator[tuple[str, ...]]
 
 
 def _why(priced: PricedProduct) -> list[str]:
-    """Return lines of text on the local shapes, flops, intensities, the bound and its threshold."""
+    """Return lines on local shapes, flops, intensities, the bound and its threshold."""
     chosen, inference = priced.chosen, priced.inference
     shapes = {
         str(array): str(list(inference.sizes.local_shape(array))) for array in (*inference.operands, inference.result)

@@ -28,14 +28,14 @@ LARGEST = 256
 """The size to which larger dims are reduced on simulated devices."""
 
 MOST_DEVICES = 64
-"""The largest number of devices that are simulated: a laptop has too few threads for more."""
+"""The most devices that are simulated: a laptop has too few threads for more."""
 
 
 @dataclass(frozen=True, repr=False)
 class MatmulRun(Answer):
     """A run of a matmul's first implementation on simulated devices.
 
-    inference: the matmul as it was run, with reduced dims. checks: the comparison in each mode of JAX.
+    inference: of the matmul with reduced dims. checks: the comparison in each mode of JAX.
     """
 
     inference: Inference

@@ -42,7 +42,7 @@ class Pipeline(DrawnAnswer):
 
     @property
     def picture(self) -> Picture:
-        """The schedule as meshwright runs it, in lockstep; for 1F1B, below it, as published, without lockstep."""
+        """The schedule that meshwright runs, and below it 1F1B as published, without lockstep."""
         sketches = [pipeline_sketch(self.schedule, self.num_layers)]
         if has_textbook(self.schedule) and self.schedule.stages > 1:
             sketches.append(textbook_sketch(self.schedule, self.num_layers))

@@ -21,7 +21,7 @@ MAX_SCALED = 4
 """The largest number of devices for which grids that are drawn side by side have the same size."""
 
 MAX_SHEETS = 7
-"""The largest number of partial sums that are drawn behind the first one."""
+"""The most partial sums that are drawn behind the first one."""
 
 _MAX_AXES = 3
 
@@ -87,8 +87,7 @@ def mesh_text(degrees: Mapping[str, int]) -> str:
 def array_panels(holdings: Holdings, device: int | None = None) -> Iterator[Panel]:
     """Yield a grid for every combination of shards of the dims that are neither rows nor columns.
 
-    Partial sums are drawn as a stack of sheets, the first one in front. device: the device whose shard is marked, or
-    None.
+    Partial sums are a stack of sheets, the first one in front. device: whose shard is marked, or None.
     """
     sheets = list(itertools.product(*(range(holdings.degrees[axis]) for axis in holdings.unreduced)))
     behind = [dict(zip(holdings.unreduced, sheet, strict=True)) for sheet in sheets[1 : MAX_SHEETS + 1]]
@@ -122,12 +121,12 @@ def _grids(holdings: Holdings, device: int | None) -> Iterator[Panel]:
 
 
 def _spans(holdings: Holdings, dim: int | None) -> tuple[Span, ...]:
-    """Return the spans that a drawn dim is split into; a placeholder if there is no such dim."""
+    """Return the spans of a drawn dim; one placeholder if there is no such dim."""
     return ((0, 0),) if dim is None else holdings.cuts[dim]
 
 
 def _cell(holdings: Holdings, fills: Mapping[Block, str], spans: Mapping[int | None, Span], device: int | None) -> Cell:
-    """Return the cell of one shard, with the devices that hold it; spans: the shard's span of each dim, by dim."""
+    """Return the cell of one shard (its spans by dim), with the devices that hold it."""
     block = tuple(spans[dim] for dim in range(len(holdings.shape)))
     devices = holdings.shards.get(block, ())
     noun, verb = ("device", "holds") if len(devices) == 1 else ("devices", "hold")
@@ -154,7 +153,7 @@ def _caption(holdings: Holdings, dim: int, span: Span) -> str:
 
 
 def _notes(holdings: Holdings) -> Iterator[str]:
-    """Yield notes on an array: the first device's shard, the number of shards and copies, and dims not drawn."""
+    """Yield notes: the first device's part, the number of shards, and what the grid omits."""
     first = holdings.holders[0]
     yield f"device {first.device} holds {holdings.block_text(first.block)}"
     shards, copies = len(holdings.shards), holdings.copies
@@ -171,11 +170,11 @@ def _notes(holdings: Holdings) -> Iterator[str]:
 
 
 def every_sharding(array: ShardedArray, sizes: Sizes) -> tuple[ShardedArray, ...]:
-    """Return every legal sharding of an array over the axes of a mesh, those with fewest axes first.
+    """Return every legal sharding of an array over the axes of a mesh; fewer axes come first.
 
-    Each axis larger than 1 shards one dim or none. If several axes shard one dim, every order of the axes is a sharding
-    of its own, because it puts other shards on the devices. Two dims and two axes have 11 shardings, if all degrees
-    divide the dims.
+    Each axis with more than one device shards one dim or none. Several axes on one dim are listed in every order, since
+    each order puts different shards on the devices. Two dims and two axes have 11 shardings, if all degrees divide the
+    dims.
     """
     order = list(sizes.degrees)
     legal = [candidate for candidate in _candidates(array, sizes) if is_legal(candidate, sizes)]
@@ -187,7 +186,7 @@ def every_sharding(array: ShardedArray, sizes: Sizes) -> tuple[ShardedArray, ...
 def gallery_sketch(array: ShardedArray, sizes: Sizes) -> Sketch:
     """Draw every legal sharding of an array, side by side.
 
-    Raises if the array has more than two dims, or the mesh more than three axes larger than 1.
+    Raises for more than two dims or three axes larger than 1.
     """
     live_axes = sum(degree > 1 for degree in sizes.degrees.values())
     if not 1 <= len(array.dims) <= _MAX_RANK or live_axes > _MAX_AXES:
@@ -208,7 +207,7 @@ def gallery_sketch(array: ShardedArray, sizes: Sizes) -> Sketch:
 
 
 def _candidates(array: ShardedArray, sizes: Sizes) -> Iterator[ShardedArray]:
-    """Yield every sharding of an array over the axes larger than 1, legal or not."""
+    """Yield every assignment of axes to dims, legal or not."""
     axes = [axis for axis, degree in sizes.degrees.items() if degree > 1]
     for places in itertools.product((None, *array.dims), repeat=len(axes)):
         split = [[axis for axis, place in zip(axes, places, strict=True) if place == dim] for dim in array.dims]
@@ -217,9 +216,9 @@ def _candidates(array: ShardedArray, sizes: Sizes) -> Iterator[ShardedArray]:
 
 
 def to_one_size(panels: Sequence[Panel], num_devices: int) -> tuple[Panel, ...]:
-    """Return grids with larger cells, so that all grids have the same size: they show one array, cut in different ways.
+    """Stretch the panels to one size, so that they show one array cut in different ways.
 
-    The numbers of rows and columns divide `num_devices`. A rule is one line high or one character wide.
+    Row and column counts divide the number of devices. A rule is one line high or one character wide.
     """
     widest = max(len(panel.cells[0]) * (panel.column_width + 1) for panel in panels)
     width = num_devices * math.ceil(widest / num_devices)
@@ -231,7 +230,7 @@ def to_one_size(panels: Sequence[Panel], num_devices: int) -> tuple[Panel, ...]:
 
 
 def _thumbnail(holdings: Holdings) -> Panel:
-    """Return an array as a small grid without labels of rows and columns."""
+    """Return a small grid without labels."""
     panel = next(array_panels(holdings))
     note = f"{len(holdings.shards)} × {holdings.copies}, {show_bytes(holdings.bytes_per_device)}"
     return replace(panel, rows=(), columns=(), caption=holdings.label, notes=(note,))

@@ -15,7 +15,7 @@ from meshwright.record import KINDS, Kind
 Values = tuple[int, ...]
 
 DIGITS: Values = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 1, 2)
-"""The values in MinText's tutorial 1 (github.com/sshkhr/MinText): four numbers on each of four devices."""
+"""The array of MinText's tutorial 1 (github.com/sshkhr/MinText): four numbers on each of four devices."""
 
 
 def small_values(degree: int) -> Values:
@@ -30,7 +30,7 @@ JAX_NAMES: dict[Kind, str] = {
     "all-to-all": "all_to_all",
     "collective-permute": "ppermute",
 }
-"""The name of each collective in `jax.lax`."""
+"""Each collective's name in `jax.lax`."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class CollectiveRun:
 
 
 def run_collective(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> CollectiveRun:
-    """Run a collective under `shard_map` on `degree` devices; return the values of each device before and after.
+    """Run a collective under `shard_map` on `degree` devices; return their values before and after.
 
-    values: are split evenly over the devices. A permute sends each device's part to the next device. Raises if the
-    values cannot be split evenly, or if there are too few devices.
+    Values are split evenly over devices; a permute sends each device's part to the next. Raises an error if the values
+    cannot be split evenly, or there are too few devices.
     """
     import jax
     import numpy as np
@@ -78,7 +78,7 @@ def split_values(
 ) -> tuple[Values, ...]:
     """Return the values of each of `degree` devices before a collective. Raises if they cannot be split evenly.
 
-    cut_again: the kinds of collective that split the values of each device again over all devices.
+    cut_again: the kinds that split the values of each device again over all devices.
     """
     if kind not in KINDS:
         raise MeshwrightError(f"{kind!r} is not a collective; the collectives are {', '.join(KINDS)}")
@@ -94,16 +94,15 @@ def split_values(
 
 
 def neighbour_permute(values: Sequence[int] = DIGITS, *, degree: int = 4) -> CollectiveRun:
-    """Return the values before and after a permute in which each device sends its part to the next; nothing is run."""
+    """Return a permute in which each device sends its part to the next, without running it."""
     before = split_values("collective-permute", values, degree)
     return CollectiveRun("collective-permute", before, (*before[-1:], *before[:-1]))
 
 
 def collective_sketch(exchange: CollectiveRun, members: Mapping[int, str] | None = None) -> Sketch:
-    """Draw the values before and after a collective, with a row for each device.
+    """Draw the values before and after a collective: a row for each device, values in the colour of their first device.
 
-    Values after it have the colour of the device that they come from; sums have no colour. members: the colour of each
-    device of the group, by its number; by default the group is the whole mesh.
+    members: the colour of each device of the group, by its number; by default the group is the whole mesh.
     """
     degree, kind = len(exchange.before), exchange.kind
     members = members or dict(enumerate(ring_fills(degree)))
@@ -134,5 +133,5 @@ def ring_fills(degree: int) -> tuple[str, ...]:
 
 
 def values_text(values: Values) -> str:
-    """Return numbers as text, separated by spaces."""
+    """Numbers separated by spaces."""
     return " ".join(map(str, values))

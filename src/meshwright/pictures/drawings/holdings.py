@@ -20,7 +20,7 @@ Block = tuple[Span, ...]
 """The position of one shard in an array: its span of every dim."""
 
 MAX_DEVICES = 65_536
-"""The largest number of devices of a mesh; a larger mesh is probably a typing mistake, and would fill the memory."""
+"""The most devices of a mesh; a larger mesh is probably a typing mistake and would fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Holdings:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape of a device's shard: the first one, since all are equally large."""
+        """The shape of a device's shard."""
         return tuple(stop - start for start, stop in next(iter(self.shards)))
 
     @property
@@ -78,7 +78,7 @@ class Holdings:
 
     @property
     def copied_axes(self) -> tuple[str, ...]:
-        """The mesh axes larger than 1 along which the array is replicated."""
+        """The mesh axes of degree above 1 along which the array is replicated."""
         used = {axis for axes in self.axes for axis in axes} | set(self.unreduced)
         return tuple(axis for axis, degree in self.degrees.items() if degree > 1 and axis not in used)
 
@@ -88,7 +88,7 @@ class Holdings:
         return f"{self.name}[{spans}]" if block else self.name
 
     def to_json(self) -> dict[str, Any]:
-        """Return the array, its sizes, and each device's shard as plain data."""
+        """The holdings as plain data."""
         return {
             "array": self.label,
             "shape": list(self.shape),
@@ -136,7 +136,7 @@ def holdings_of(array: ShardedArray, sizes: Sizes) -> Holdings:
 def device_blocks(
     shape: tuple[int, ...], axes: tuple[tuple[str, ...], ...], degrees: Mapping[str, int]
 ) -> Iterator[Holder]:
-    """Yield every device of a mesh, the last axis fastest, with the position of its shard of an evenly sharded array.
+    """Yield every device of a mesh, the last axis fastest, with its shard's position in an evenly sharded array.
 
     axes: the mesh axes that shard each dim, outermost first.
     """

@@ -1,4 +1,4 @@
-"""Draw the memory of a device by term, next to the memory that a program can use."""
+"""Draw the memory of a device by term, with the usable memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _BAR = 40
 
 
 def memory_sketch(memory_bytes: Mapping[str, int], usable_bytes: float) -> Sketch:
-    """Draw a bar for each term of a device's memory, for the peak, and for the memory that a program can use.
+    """Draw a bar for each term of a device's memory, for their peak, and for the memory that a program can use.
 
-    memory_bytes: bytes by term, as in `Record.memory_bytes`. usable_bytes: that a program can use.
+    memory_bytes: as in `Record.memory_bytes`.
     """
     peak = memory_bytes["peak"]
     terms = {name: size for name, size in memory_bytes.items() if name not in NOT_TERMS and size}

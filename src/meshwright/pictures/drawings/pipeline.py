@@ -50,10 +50,7 @@ def pipeline_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch
 
 
 def textbook_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch:
-    """Draw 1F1B as published, without lockstep: each stage begins as soon as its input arrives.
-
-    num_layers: as in `pipeline_sketch`.
-    """
+    """Draw 1F1B as published, without lockstep: each stage begins as soon as its input arrives."""
     works = textbook_cells(schedule)
     end = max(work.start + LENGTHS[work.work.phase] for work in works)
     return Sketch(
@@ -68,17 +65,17 @@ def textbook_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch
 
 
 class Timed(NamedTuple):
-    """A unit of work of a stage, and its start as a multiple of a forward's time."""
+    """A unit of work of a stage, and its start in units of a forward's time."""
 
     work: Work
     start: int
 
 
 def textbook_cells(schedule: Schedule) -> list[Timed]:
-    """Return the work of every stage in 1F1B without lockstep and without chunks, sorted by stage and start.
+    """Return the work of every stage of 1F1B without lockstep and without chunks, by stage and time.
 
-    Of p stages, stage s runs p - s - 1 forwards, then alternates between a forward and a backward, then runs the
-    remaining backwards. A forward waits for that of the previous stage, a backward for that of the next stage.
+    Stage s runs p - s - 1 forwards, then alternates between a forward and a backward, then runs the remaining
+    backwards. A forward waits for the previous stage's forward, a backward for the next stage's backward.
     """
     p, m = schedule.stages, schedule.microbatches
     ends: dict[tuple[int, int, Pass], int] = {}
@@ -102,7 +99,7 @@ def textbook_cells(schedule: Schedule) -> list[Timed]:
 
 
 def _order(warm_up: int, microbatches: int) -> list[tuple[Pass, int]]:
-    """Return the (pass, microbatch) of one stage of 1F1B in order; warm_up: forwards before the alternation begins."""
+    """Return (pass, microbatch) of one stage of 1F1B in order; warm_up: forwards before the alternation."""
     forward: list[tuple[Pass, int]] = [("forward", microbatch) for microbatch in range(microbatches)]
     backward: list[tuple[Pass, int]] = [("backward", microbatch) for microbatch in range(microbatches)]
     pairs = [one for pair in zip(forward[warm_up:], backward, strict=False) for one in pair]
@@ -149,7 +146,7 @@ def idle_share(schedule: Schedule) -> float:
 
 
 def _bubble_notes(schedule: Schedule) -> tuple[str, ...]:
-    """Return two notes, on the fraction of time in which a device works and on the bubble, with their formulas."""
+    """Return notes on the fraction of time in which a device works and on the bubble, with their formulas."""
     m, p, v = schedule.microbatches, schedule.stages, schedule.virtual_stages
     works, bubble = show_percent(1 - idle_share(schedule)), show_percent(idle_share(schedule))
     formula, numbers, waits = "m / (m + p - 1)", f"{m} / ({m} + {p} - 1)", "(p - 1) / m"
@@ -172,7 +169,7 @@ def _kept_notes(schedule: Schedule) -> Iterator[str]:
 
 
 def _check_size(schedule: Schedule) -> None:
-    """Raise if a schedule has too many units of work to draw."""
+    """Raise if a schedule is too long to list."""
     if (work := schedule.units * schedule.stages) > MAX_WORK:
         raise MeshwrightError(
             f"{schedule.stages} stages x {schedule.units:,} units of work are {work:,}, too many to draw; the most is"

@@ -18,7 +18,7 @@ from meshwright.units import show_bytes, show_flops, show_seconds
 def product_sketch(priced: PricedProduct, *, title: str, device: int | None = None) -> Sketch:
     """Draw the operands of a matmul, then the result of each step of the chosen implementation.
 
-    Partial sums are drawn as a stack of sheets. device: the device whose shards are marked; None for none.
+    Partial sums are a stack of sheets. device: whose shards are marked, or None.
     """
     inference, sizes = priced.inference, priced.inference.sizes
     panels = [panel for array in inference.operands for panel in _panels(array, priced, device, _bytes(array, priced))]
@@ -32,7 +32,7 @@ def product_sketch(priced: PricedProduct, *, title: str, device: int | None = No
 
 
 def device_parts(priced: PricedProduct, device: int) -> Iterator[str]:
-    """Yield texts on one device: its shards of the operands, its matmuls, and its shard of the result.
+    """Yield lines on one device: its shards of the operands, its matmuls, its shard of the result.
 
     Raises:
         MeshwrightError: the mesh has no such device.
@@ -72,7 +72,7 @@ def _has_first_sum(holdings: Holdings, device: int) -> bool:
 
 
 def _sum_notes(holdings: Holdings) -> tuple[str, ...]:
-    """Return a note on the sheets that stand for partial sums; () if the array has none."""
+    """Return a note on the sheets of partial sums; () if there are none."""
     if not holdings.unreduced:
         return ()
     return (f"a sheet for each {', '.join(holdings.unreduced)}, to be summed",)

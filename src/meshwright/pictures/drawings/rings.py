@@ -1,9 +1,9 @@
-"""Ring collectives hop by hop: the values of each device after each hop, computed in Python without JAX.
+"""Ring collectives hop by hop: the contents of each device after each message. Pure Python.
 
-In every hop, all devices send at once: device i to device i + 1, and the last to the first. In an all-gather a device
-passes on the part that it received last. In a reduce-scatter it passes on a running sum, to which each device adds its
-part. An all-reduce is a reduce-scatter followed by an all-gather. In an all-to-all a device passes on everything that
-has not arrived at its destination. Algorithms and cost: jax-ml.github.io/scaling-book/sharding.
+In every hop each device i sends to device i + 1, and the last to the first, all at once. In an all-gather a device
+passes on the part received last. In a reduce-scatter it passes on a running sum, to which each device adds its part. An
+all-reduce is a reduce-scatter followed by an all-gather. In an all-to-all a device passes on everything that has not
+arrived at its destination. Algorithms and cost: jax-ml.github.io/scaling-book/sharding.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ _ROOM = 4  # The factor between the outermost ridge or point and the edge of the
 
 
 class _Roof(NamedTuple):
-    """A slope of the roofline, for `memory` or `network` traffic.
+    """A slope, for `memory` or `network` traffic.
 
-    intensity: the matmul's flops per byte of that traffic. ridge: the flops per byte from which it is compute bound.
+    intensity: the matmul's flops per byte of the traffic. ridge: the flops per byte from which it is compute bound.
     """
 
     name: str
@@ -55,10 +55,7 @@ def roofline_sketch(priced: PricedProduct, *, dtype: str) -> Sketch | None:
 
 
 def _draw(roofs: list[_Roof], peak: float, rate: float, width: float) -> Scene:
-    """Return the roofline as a scene.
-
-    roofs: the slopes. peak: flops per second of the chip. rate: flops per second of the matmul. width: in characters.
-    """
+    """Return the roofline as a scene; peak, rate: flops per second of chip and matmul; width: in characters."""
     inner = width - _LEFT - 1
     lowest = min(min(roof.intensity, roof.ridge) for roof in roofs) / _ROOM
     highest = max(max(roof.intensity, roof.ridge) for roof in roofs) * _ROOM

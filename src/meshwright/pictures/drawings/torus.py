@@ -81,15 +81,15 @@ def torus_sketch(
 ) -> Sketch:
     """Draw a mesh on slices of a torus: a grid for each plane of chips, with its links; wraparound links are dotted.
 
-    A chip has the numbers of its devices, and the colour of its first device. If a mesh axis follows one physical
-    dimension, its coordinates are labels of rows or columns (of rows for the first axis, if possible). The coordinates
-    along other axes are shown after a device's number.
+    A chip has the numbers of its devices, and the colour of the first. A mesh axis that follows one physical dimension
+    labels rows or columns (rows for the first axis, if possible). The coordinates along other axes are shown after a
+    device's number.
 
     Args:
         system: slices of a chip with a torus.
         degrees: by mesh axis, outermost first.
         numbers: the number of each device, by its mesh coordinates; by default the last axis varies fastest.
-        axes: the mesh axes whose links are drawn as used; by default all axes.
+        axes: the mesh axes whose links are drawn as used; by default all.
 
     Raises:
         MeshwrightError: the system has no torus, or the mesh cannot be placed on it.
@@ -114,8 +114,7 @@ def torus_sketch(
 class _Chips:
     """The chips of a torus, for drawing.
 
-    places: the mesh coordinates of each device. numbers: the number of each device, by its mesh coordinates. axes: the
-    mesh axes whose links are drawn as used.
+    places: the mesh coordinates of each device. numbers: of devices, by mesh coordinates. axes: whose links are used.
     """
 
     layout: MeshPlacement
@@ -125,7 +124,7 @@ class _Chips:
 
     @cached_property
     def shown(self) -> list[str]:
-        """The mesh axes larger than 1."""
+        """The mesh axes of degree above 1."""
         return [axis for axis, degree in self.layout.degrees.items() if degree > 1]
 
     @cached_property
@@ -144,9 +143,9 @@ class _Chips:
 
     @cached_property
     def beside(self) -> list[str]:
-        """The mesh axes whose coordinates are shown after a device's number, because they follow no physical dimension.
+        """The mesh axes that follow no physical dimension, whose coordinates are shown after a device's number.
 
-        Empty if a device's number is its coordinate along the only axis.
+        Empty if the number is the coordinate along the only axis.
         """
         if len(self.shown) == 1 and list(self.numbers.values()) == list(range(len(self.numbers))):
             return []
@@ -192,10 +191,7 @@ class _Chips:
         )
 
     def _edge(self, dim: str, place: Place) -> str:
-        """Return the label of a chip's coordinate in a physical dimension.
-
-        It is the coordinate along the mesh axes that follow the dimension, `X=1`; else the physical coordinate, `y=1`.
-        """
+        """Return the label of a chip in a physical dimension: `X=1` for a mesh axis that follows it, else `y=1`."""
         at = self.places[place]
         named = [f"{axis}={at[axis]}" for axis, decides in self.edges.items() if decides == dim and axis in at]
         own = f"{dim} {place.slice}" if dim == "slice" else f"{dim}={getattr(place, dim)}"
@@ -204,10 +200,7 @@ class _Chips:
         return ",".join(named) or own
 
     def _chip(self, first: Place, links: tuple[bool, bool]) -> Cell:
-        """Return the cell of a chip: the numbers of its devices, in the colour of the first one.
-
-        first: the chip's first device. links: as in `Cell`.
-        """
+        """Return the cell of a chip, from its first device: the numbers of its devices, in the first one's colour."""
         system, degrees = self.layout.system, self.layout.degrees
         devices = [self.places[first._replace(core=core)] for core in range(system.devices_per_chip)]
         texts, hints = [], []
@@ -255,7 +248,7 @@ class _Chips:
         return is_step or axis in [piece.axis for piece in pieces]
 
     def notes(self, asked: Collection[str] | None) -> Iterator[str]:
-        """Yield notes on what cells and colours show, on mesh axes and links, and the notes of the layout.
+        """Yield notes on cells, colours, mesh axes and links, and the notes of the layout.
 
         asked: the axes whose links are drawn as used; None for all.
         """

@@ -29,7 +29,7 @@ def row_tables(rows: Sequence[Row]) -> Iterator[tuple[list[str], list[list[str]]
 
 
 def row_cells(row: Row, *, with_measured: bool) -> list[str]:
-    """Return the cells of a row as text: quantity, predicted, compiled, difference, [measured, difference,] reason."""
+    """Return a row as text: quantity, predicted, compiled, difference, (measured, difference,) reason."""
     amounts = [_shown(row.predicted, row), _shown(row.compiled, row)]
     cells = [row.quantity, *amounts, _difference(row.compiled, row, row.relative)]
     if with_measured:

@@ -55,7 +55,7 @@ def print_fix(fix: Fix, proof: Sequence[Matmul], compiled: Sequence[Record], cha
 
 
 def _print_differences(fix: Fix, proof: Sequence[Matmul]) -> None:
-    """Print the matmuls of the changed program that are not sharded as planned, and why no constraint changes that."""
+    """Print the matmuls that are not split as planned, and why no constraint changes that."""
     pairs = zip(fix.planned, proof, strict=True)
     others = Counter((one.line, two.result, one.result) for one, two in pairs if one.result != two.result)
     for (line, found, planned), times in others.items():

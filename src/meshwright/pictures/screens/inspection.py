@@ -52,7 +52,7 @@ def print_screen(found: Inspection, *, memory: bool = False) -> None:
 
 
 def _headline(found: Inspection) -> str:
-    """Return a line of text on the inspected program: its name, mesh, hardware and compiler."""
+    """Return a line on the inspected program: name, mesh, hardware, compiler."""
     mesh = show_degrees(found.record.mesh)
     words = [found.name, mesh + (f" on {found.record.hardware}" if found.record.hardware else "")]
     if found.program:
@@ -93,7 +93,7 @@ def _print_memory(found: Inspection) -> None:
 
 
 def print_buffers(buffers: Sequence[Buffer]) -> None:
-    """Print a table of the largest buffers at the peak of memory, with equal buffers in one row."""
+    """Print the largest buffers at the peak, equal ones in one row."""
     print()
     columns = ["at the peak", "bytes", "times", "is", "from"]
     show(console(), table(columns, buffer_rows(buffers), left=(0, 3, 4), folds=-1))
@@ -101,7 +101,7 @@ def print_buffers(buffers: Sequence[Buffer]) -> None:
 
 
 def _print_flops(found: Inspection) -> None:
-    """Print the flops of a step, in total and by scope, largest first."""
+    """Print the flops by scope, largest first."""
     scopes = list(found.flops_by_scope.items())
     print(terms("flops", {"": show_flops(found.flops)}))
     rows = [

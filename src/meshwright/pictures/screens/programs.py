@@ -56,7 +56,7 @@ def _class_table(plan: ProgramPlan) -> Lines:
 
 
 def _candidate_table(plan: ProgramPlan) -> Lines:
-    """Return a table of the layouts that were compared: predicted and compiled step time, and memory."""
+    """Return a table of the compared layouts: predicted and compiled step, and memory."""
     compiled = [one for one in plan.candidates if one.compiled is not None or one.wrong]
     rest = [one for one in plan.candidates if one not in compiled]
     shown = [*compiled, *rest[: max(0, MOST_SHOWN - len(compiled))]]
@@ -74,9 +74,9 @@ def _candidate_table(plan: ProgramPlan) -> Lines:
 
 
 def _splits(plan: ProgramPlan, one: Candidate) -> str:
-    """Return the classes of dims that each mesh axis of a layout splits, as text: `fsdp: batch and the state; tp: mlp`.
+    """Return the classes of dims that each mesh axis of a layout splits: `fsdp: batch and the state; tp: mlp`.
 
-    If several classes could take an axis in one array, the first one does.
+    Where an array has several of an axis's classes, the first one is split.
     """
     if one.layout is None:
         return "as its arguments are"

@@ -52,7 +52,7 @@ def verification_data(found: Verification | ServingVerification, measured: Recor
 
 
 def print_verification(found: Verification | ServingVerification) -> None:
-    """Print the table of a verification's quantities, and a second table for those that were measured, if any."""
+    """Print the table of a verification, then a table of the measured quantities, if any."""
     plan, program, rows = found.plan, found.program, found.rows
     took = f"in {show_seconds(program.compile_seconds)}{' (cached)' if program.cached else ''}"
     show(console(), title(found))

@@ -29,7 +29,7 @@ from meshwright.mesh import MeshShape
 class Activations:
     """Sizes of one layer's activations on one device, for one microbatch: totals in bytes, single arrays in elements.
 
-    stack: the name of the stack that the layer belongs to; by default the model's last one.
+    stack: the name of the layer's stack; by default the model's last one.
     """
 
     workload: Workload
@@ -133,8 +133,8 @@ class Activations:
     def in_mlp(self) -> float:
         """Bytes per device that are live in the backward pass of the MLP, besides saved activations.
 
-        These are the outputs of the MLP's first matmuls and their gradients, the gathered input and the residual
-        stream; for experts also their input rows and the gradients of these rows.
+        They are the outputs of its first matmuls and their gradients, the gathered input, and the residual stream; for
+        experts also their input rows and these rows' gradients.
         """
         return self.narrow * (
             2 * self.first_products + self.width + 2 * self.inputs + 2 * self.routed + 4 * self.stream
@@ -160,7 +160,7 @@ class Activations:
 
     @cached_property
     def table_elements(self) -> float:
-        """Elements of the token embedding tables on one device, as the lookup uses them: gathered over fsdp."""
+        """Elements per device of the token embedding tables, gathered over fsdp."""
         ops = program(self.workload.model).embedding
         # A table with two lookups counts once.
         tables = {op.name: op for op in ops if isinstance(op, Lookup) and not op.is_positional}
@@ -190,7 +190,7 @@ class Activations:
 
     @cached_property
     def inputs(self) -> float:
-        """Elements per device of the input of attention or of the MLP, gathered over tp."""
+        """Elements per device of the input of attention or MLP, gathered over tp."""
         residual = self._residual
         gathered = tuple(axis for axis in residual.dims[1].axes if axis not in RULES["sequence"])
         return self._size(residual) * self.mesh.degree(gathered)
@@ -256,7 +256,7 @@ class Activations:
 
     @property
     def _expert_padding(self) -> float:
-        """Rows that experts allocate, divided by the rows of balanced routing; at least 1."""
+        """Rows that experts allocate, divided by the rows at even load."""
         return 1.0 if self.strategy.profile.balanced_routing else dropless_padding(self.workload, self.mesh)
 
     @property
@@ -271,7 +271,7 @@ class Activations:
 
     @cached_property
     def first_products(self) -> float:
-        """Elements per device of the outputs of an MLP's first matmuls (gate and up); for experts, padding included."""
+        """Elements per device of the outputs of an MLP's first matmuls (gate and up)."""
         return sum(size * count for size, count in self._gated)
 
     @cached_property
@@ -305,7 +305,7 @@ class Activations:
 
     @cached_property
     def _heads(self) -> float:
-        """The number of query vectors on one device, one for each token and head."""
+        """The number of query vectors on one device: tokens x heads."""
         return sum(self._size(op.query) / op.qk_dim for op in self.ops.attention)
 
     def _in_blocks(self, *, on_tpu: bool) -> float:

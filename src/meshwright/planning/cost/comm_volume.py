@@ -64,13 +64,13 @@ def weight_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) 
 
 
 def weight_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[tuple[Collective, bool], ...]:
-    """Return `weight_collectives` as (collective, whether it runs once per step and not once per microbatch)."""
+    """Return `weight_collectives` as (collective, whether it runs once per step, not once per microbatch)."""
     step = train_step(workload, mesh, strategy)
     return _moves((op for op in step.communication if op.of_weight), step, workload, strategy)
 
 
 def step_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[tuple[Collective, bool], ...]:
-    """Return `step_collectives` as (collective, whether it runs once per step and not once per microbatch)."""
+    """Return `step_collectives` as (collective, whether it runs once per step, not once per microbatch)."""
     step = train_step(workload, mesh, strategy)
     return _moves(step.communication, step, workload, strategy)
 
@@ -84,10 +84,7 @@ def _moves(
 
 
 def activation_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[tuple[Collective, bool], ...]:
-    """Return all collectives that `weight_moves` omits: of activations, of a split vocabulary, and of the loss.
-
-    As (collective, whether it runs once per step and not once per microbatch).
-    """
+    """Return the collectives that `weight_moves` omits, of activations and of the loss, in the same form."""
     step = train_step(workload, mesh, strategy)
     return _moves((op for op in step.communication if not op.of_weight), step, workload, strategy)
 
@@ -148,10 +145,7 @@ def _collectives(
 def sized_collectives(
     ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy, counted: Counted
 ) -> Iterator[tuple[Communicate, Collective]]:
-    """Yield (op, its collective) for each op that sends bytes; the collective has bytes and runs per device and step.
-
-    counted: which executions of an op are counted.
-    """
+    """Yield (op, its collective) for each op that sends bytes, with the bytes and runs per device and step."""
     return _sized(ops, step, workload, strategy, lambda op, repeat: _num_runs(op, repeat, counted))
 
 
@@ -186,7 +180,7 @@ def moved_bytes(op: Communicate, extents: Extents, widths: Mapping[Width, float]
 
 
 def _num_runs(op: Communicate, repeat: Repeat, counted: Counted) -> int:
-    """Return how often a device runs an op in a step, by one way of counting."""
+    """Return how often a device runs an op in a step."""
     if op.region.is_once:
         return repeat.once
     return getattr(repeat, counted) - (op.skipped if counted != "useful" else 0)

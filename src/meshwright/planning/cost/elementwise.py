@@ -2,7 +2,7 @@
 
 There are two ways to run them. Fused: each chain of elementwise ops is one kernel, as in XLA, torch.compile and the
 fused kernels of Megatron-LM (arXiv:2104.04473, section 4.2). One by one: every op of PyTorch reads its operands and
-writes its result, the norm in float32. All bytes are for activations of 2 bytes; for float32 they are scaled.
+writes its result, the norm in float32. Bytes are for activations of 2 bytes; for float32 they are scaled.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def pass_of(kind: str, *, fuses: bool) -> Pass:
 
 
 def softmax_passes(*, fuses: bool, dropout: bool) -> Iterator[Pass]:
-    """Yield the passes over attention scores between attention's two matmuls: softmax, then dropout if there is any."""
+    """Yield the passes over attention scores between their two matmuls: softmax, and dropout if there is any."""
     yield (FUSED if fuses else ONE_BY_ONE)["softmax"]
     if dropout:
         yield DROPOUT["softmax"]

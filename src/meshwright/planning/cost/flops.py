@@ -26,15 +26,12 @@ from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
 
 HALVED = 0.75
-"""The fraction of scores that attention computes if it splits a sequence into halves.
-
-Queries of the first half skip the keys of the second half.
-"""
+"""The computed share of scores if a sequence is halved: the first half's queries skip the second half's keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepFlops:
-    """The flops that one device executes in one step, by phase; `reference` is the pass of a frozen reference model."""
+    """The flops of one step on one device, by phase; `reference` is the pass of a frozen reference model."""
 
     reference: float = 0.0
     forward: float = 0.0
@@ -70,9 +67,9 @@ def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
 
 
 def update_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> float:
-    """Return the flops of Muon's Newton-Schulz matmuls on one device per step; 0 for other optimizers.
+    """Return the flops per step of Muon's Newton-Schulz matmuls on one device; 0 for other optimizers.
 
-    Matrices that pad the parameters to equal numbers on all devices are included.
+    Padding to equally many matrices on all devices is included.
     """
     if strategy.optimizer != "muon":
         return 0.0
@@ -84,21 +81,21 @@ def update_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAU
 
 
 def product_flops(step: Step) -> StepFlops:
-    """Return the flops per step of the matmuls with weights, on one device; over pp, the mean of the stages."""
+    """Return the flops per step of matmuls with weights on one device; over pp, the mean of the stages."""
     return _matmuls(step, step.ops.matmuls, _mean)
 
 
 def attention_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
-    """Return the flops per step of attention's own matmuls (scores and values): a part of `step_flops`."""
+    """Return the flops per step of attention's own matmuls, a part of `step_flops`."""
     return _attention(train_step(workload, mesh, strategy), workload, mesh, strategy, _mean)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionProduct:
-    """One matmul of attention on one device, computed for every query with every key of its sequence.
+    """One matmul of attention on one device: of every query with every key of its sequence.
 
-    kind: `scores` multiplies queries with keys, `values` multiplies the softmax of the scores with values. role: the
-    forward matmul, or the gradient of its left or right operand. flops: of one execution, with masked scores.
+    kind: `scores` multiplies queries with keys, `values` multiplies the scores' softmax with values. role: the matmul
+    itself, or the gradient of its left or right operand. flops: of one execution.
     """
 
     kind: Literal["scores", "values"]
@@ -107,9 +104,9 @@ class AttentionProduct:
 
 
 def attention_products(op: AttentionOp, step: Step, *, is_fused: bool) -> Iterator[AttentionProduct]:
-    """Yield the matmuls that attention executes in the phase of `op` (forward, recompute or backward).
+    """Yield the matmuls that attention executes in the phase of `op`.
 
-    is_fused: whether attention is a fused kernel; its backward recomputes the scores (arXiv:2307.08691, section 4.1).
+    is_fused: whether it is a fused kernel, whose backward recomputes the scores (arXiv:2307.08691, section 4.1).
     """
     pairs = step.extents.local(op.query) / op.qk_dim * step.extents.sizes["S"]
     scores, values = 2 * pairs * op.qk_dim, 2 * pairs * op.value_dim

@@ -27,7 +27,7 @@ BUCKET_BYTES = 25 * 2**20
 """Bytes of gradients that one all-reduce sends during backward: PyTorch DistributedDataParallel's default bucket."""
 
 IMAGE_AXES = IMAGE_RULES["batch"]
-"""The mesh axes over which a batch of images is split."""
+"""The mesh axes that split images."""
 
 
 class ImageOp(NamedTuple):

@@ -38,7 +38,7 @@ def device_cache_bytes(serving: Serving, layout: ServingLayout, batch: int) -> f
 
 
 def paged_cache_bytes(step: ServeStep, serving: Serving) -> float:
-    """Return the cache bytes on the fullest device, as `device_cache_bytes`, from a step that is already built."""
+    """Return `device_cache_bytes` from a step that is already built."""
     pages = _cache_bytes(step, serving, sequences=step.extents.sizes["Q"], tokens=step.paged_tokens)
     return pages + state_bytes(step, serving)
 
@@ -67,7 +67,7 @@ def mean_cache_bytes(serving: Serving, layout: ServingLayout) -> float:
 
 
 def cache_bytes(op: AttentionOp, extents: Extents, serving: Serving) -> float:
-    """Return the bytes of one layer's cache on a device, for the numbers of sequences and tokens in `extents`."""
+    """Return the bytes of one layer's cache on a device, for the sequences and tokens in `extents`."""
     return sum(extents.local(array) for array in op.cache) * dtype_bytes(serving.kv_dtype)
 
 

@@ -1,4 +1,4 @@
-"""Peak memory of a train step on one device: bytes by term, such as parameters, activations and logits."""
+"""Peak memory of a train step on one device, in bytes, term by term."""
 
 from __future__ import annotations
 
@@ -53,12 +53,10 @@ def step_memory(
 ) -> dict[str, int]:
     """Return the bytes per device at the moment of peak memory, by term, and their sum, `peak`.
 
-    Candidates for the peak are the forward pass of a reference model, the loss, the backward pass of a layer's
-    attention or MLP, the gradient of the embedding table, and the update. Terms that are not live at the peak are
-    omitted. For a pipeline the peak is on the stage with most layers, the first or the last. The runtime's own memory
-    is not counted, because `System.usable_bytes` excludes it.
-
-    kind: the kind of chip; TPUs pad arrays to tiles.
+    The peak is in a reference model's forward pass, the loss, the backward pass of a layer's attention or MLP, the
+    gradient of the embedding table, or the update. Terms that are not live at the peak are omitted. For a pipeline it
+    is on the stage with most layers, the first or the last. The runtime's own memory is not counted, because
+    `System.usable_bytes` excludes it. kind: of chip; TPUs pad arrays to tiles.
     """
     return _Step(workload, mesh, strategy, kind).memory()
 
@@ -66,15 +64,15 @@ def step_memory(
 def peak_within(
     workload: Workload, mesh: MeshShape, strategy: Strategy, num_bytes: float, *, kind: Kind = "cpu"
 ) -> int | None:
-    """Return the peak of `step_memory` in bytes; None if it exceeds `num_bytes`, which is found at less cost."""
+    """Return the peak of `step_memory` in bytes; None if it exceeds `num_bytes`, which is cheaper to compute."""
     return _Step(workload, mesh, strategy, kind).peak_within(num_bytes)
 
 
 def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, kind: Kind = "cpu") -> int:
     """Return the bytes of a step's arguments on one device: parameters, optimizer state and batch.
 
-    Included are dropout's random key, and the gradient norm from which on a step is skipped. If a frozen reference
-    model runs in the step, its parameters and its copy of the batch are included (`reference_bytes`).
+    Included are dropout's random key, the gradient norm from which on a step is skipped, and the arguments of a frozen
+    reference model (`reference_bytes`).
     """
     states = States(workload, mesh, strategy, is_tiled=kind == "tpu")
     scalars = 8 * (max(strategy.dropout, workload.lora_dropout) > 0) + 4 * (strategy.on_bad_step == "skip")
@@ -85,8 +83,8 @@ def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEF
 def reference_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy, *, kind: Kind = "cpu") -> float:
     """Return the bytes on one device that a reference model adds to a step's arguments; 0 if a step has none.
 
-    They are a copy of the batch, sharded over the reference's mesh, and its parameters, unless it uses the base weights
-    of the trained model (`step.reference.shares_base`).
+    They are its copy of the batch and, unless it uses the trained model's base weights (`step.reference.shares_base`),
+    its parameters.
     """
     if (own := reference_pass(workload, mesh, strategy)) is None:
         return 0.0
@@ -116,11 +114,9 @@ def offloaded_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DE
 def in_flight(mesh: MeshShape, strategy: Strategy, *, last: bool = False) -> float:
     """Return the number of microbatches whose activations are live at once on the first pipeline stage, the fullest.
 
-    For p stages with v virtual stages each: all microbatches with GPipe; p with 1F1B (1 on the last stage); with
-    interleaved 1F1B p + (p - 1) / v (arXiv:2205.05198, appendix B), and (p (v - 1) + 1) / v on the last stage
-    (arXiv:2104.04473, section 2.2).
-
-    last: return the number on the last stage.
+    last: on the last stage instead. For p stages of v virtual stages each: all microbatches with GPipe; p with 1F1B, 1
+    on the last stage; with interleaved 1F1B p + (p - 1) / v (arXiv:2205.05198, appendix B), and (p (v - 1) + 1) / v on
+    the last stage (arXiv:2104.04473, section 2.2).
     """
     stages, virtual = mesh.pp, strategy.virtual_stages
     if stages == 1:
@@ -134,9 +130,9 @@ def in_flight(mesh: MeshShape, strategy: Strategy, *, last: bool = False) -> flo
 
 
 def pool_notes(system: System, peak: float) -> tuple[str, ...]:
-    """Return a note that names the memory setting to use, if a plan needs more GPU memory than JAX's default; else ().
+    """Return a note with the setting to use if a plan needs more GPU memory than JAX's default.
 
-    peak: the plan's peak memory on one device, in bytes.
+    peak: bytes on one device.
     """
     physical = system.chip.physical_bytes
     pool, wanted = JAX_POOL * physical, peak * (1 + (system.memory_headroom or 0.0))
@@ -164,7 +160,7 @@ class _Step:
 
     @cached_property
     def states(self) -> States:
-        """Sizes of the training state and of the gradients."""
+        """Training state and gradients."""
         return States(self.workload, self.mesh, self.strategy, is_tiled=self.kind == "tpu")
 
     @cached_property
@@ -193,7 +189,7 @@ class _Step:
     def _kinds(self) -> tuple[tuple[Activations, int], ...]:
         """(activations of a layer, number of such layers on a device), for each stack whose layers alternate.
 
-        If no stacks alternate: one pair, with the activations of the last stack's layers and the number of all layers.
+        If none alternate: one pair, with the last stack's activations and all layers.
         """
         group = alternating(self.stacks)[-1]
         if len(group) == 1:
@@ -207,7 +203,7 @@ class _Step:
         return is_spmd_pipeline(self.mesh, self.strategy)
 
     def peak_within(self, num_bytes: float) -> int | None:
-        """Return the peak in bytes; None if it exceeds `num_bytes`. Stops at the first moment that exceeds it."""
+        """Return the peak in bytes; None as soon as a moment exceeds `num_bytes`."""
         most = num_bytes - sum(self._always.values()) + _ROUNDING
         moments = (self._mlp, self._loss, self._attention, self._before)
         if most < 0 or any(sum(moment().values()) > most for moment in moments):
@@ -217,7 +213,7 @@ class _Step:
 
     @cached_property
     def _always(self) -> dict[str, float]:
-        """Bytes of the terms that are live at every moment, by name."""
+        """The terms that are live at every moment."""
         states = self.states
         always = {"parameters": states.parameters, "optimizer": states.moments}
         if states.master_weights:
@@ -345,10 +341,10 @@ class _Step:
         return terms
 
     def _transposed(self) -> float:
-        """Return the elements of the weights of one layer that a compiler copies into the layout that matmuls read.
+        """Return the elements of one layer's weights that a compiler copies once per step into its matmuls' layout.
 
-        All layers' weights are copied once per step. XLA:GPU copies weights that are gathered along their last dim; the
-        TPU compiler, in pipelines, the weights of queries, keys and values.
+        XLA:GPU copies weights that are gathered along their last dim; the TPU compiler, in pipelines, the weights of
+        queries, keys and values.
         """
         if self.kind == "gpu" and not self.strategy.profile.flat_buffers and self.mesh.fsdp * self.mesh.sp > 1:
             regions = self.activations.step.ops.forward
@@ -393,9 +389,9 @@ class _Step:
         return self.states.gradients(self.states.elements) if is_summed else 0.0
 
     def _kept(self, *, last: bool = False) -> float:
-        """Return the bytes that all layers of a stage save for backward; lockstep GPipe also saves the loss's inputs.
+        """Return the bytes that a stage (the `last`, or the fullest) saves for backward.
 
-        last: for the last pipeline stage; else for the fullest.
+        GPipe in lockstep also saves the inputs of the loss.
         """
         if self.is_spmd_pipeline:
             layers = kept_layers(self.stacks[-1].num_layers, self.mesh, self.strategy) * self.activations.kept
@@ -406,7 +402,7 @@ class _Step:
         return sum(count * flight * own.kept for own, count in self._kinds)
 
     def _arriving(self) -> float:
-        """Return the bytes of offloaded inputs that are being copied from the host: of this layer and of the next."""
+        """Return the bytes of offloaded inputs being copied from the host: of this layer and the next."""
         return 2 * self.activations.on_host
 
     def _prefetched(self) -> float:
@@ -466,7 +462,7 @@ def _makes_heads(op: Matmul) -> bool:
 
 
 def _is_mlp(op: Matmul) -> bool:
-    """Whether a matmul belongs to an MLP or to experts, but not to a router."""
+    """Whether a matmul belongs to an MLP or to experts, routers excluded."""
     return op.block is Block.MLP and op.is_rounded
 
 

@@ -54,7 +54,7 @@ def states_bytes(memory: Mapping[str, int]) -> int:
 
 
 def trained_elements(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
-    """Return the number of trained parameter elements stored on one device; for a pipeline, on the fullest stage."""
+    """Return the trained elements stored on one device; for a pipeline, on the fullest stage."""
     return States(workload, mesh, strategy).elements
 
 

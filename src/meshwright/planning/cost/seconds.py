@@ -71,7 +71,7 @@ class PassSeconds:
 NONE = PassSeconds()
 
 WEIGHT_AXES = tuple(dict.fromkeys(axis for name in ("kv_heads", "mlp", "vocab", "expert") for axis in RULES[name]))
-"""Mesh axes that split weights in matmuls. Their degrees and the tokens per device determine the sizes of all ops."""
+"""Mesh axes that split weights in matmuls; with the tokens per device they determine a device's ops."""
 
 
 SPLITS = tuple(2**power for power in range(9))
@@ -96,8 +96,8 @@ class LayerSeconds:
 def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> PassSeconds:
     """Return the seconds of each pass of one microbatch through the slowest pipeline stage.
 
-    The slowest is a stage with most layers, or the last stage, which also computes the logits. Lockstep stages split
-    the logits among them, and the layers before the pipeline if the batch allows it.
+    That is a stage with most layers, or the last one, which also computes the logits; lockstep stages share the logits,
+    and the layers before the pipeline if they can.
     """
     found = program(workload.model)
     before = pre_pipeline_stack(found, mesh, strategy)
@@ -122,10 +122,7 @@ def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, stra
 
 
 def layer_parts(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> dict[str, PassSeconds]:
-    """Return the seconds of one layer's `attention` and `rest` (all other ops) for one microbatch.
-
-    They are sums of ops that are compiled alone.
-    """
+    """Return the seconds of one layer's `attention` and `rest` for one microbatch, as sums of ops compiled alone."""
     found = _mean_layer(workload, mesh, system, strategy)
     return {"attention": found.attention, "rest": found.rest}
 
@@ -139,7 +136,7 @@ def attention_seconds(
 
 
 def _mean_layer(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> LayerSeconds:
-    """Return the seconds of one layer, as the mean over all layers of the model."""
+    """Return the seconds of a layer, as the mean over all layers."""
     timed = _timed(workload, mesh, system, strategy)
     stacks = program(workload.model).stacks
     total = sum(stack.num_layers for stack in stacks)
@@ -151,7 +148,7 @@ def _mean_layer(workload: Workload, mesh: MeshShape, system: System, strategy: S
 
 
 def _mean(parts: list[tuple[PassSeconds, int]]) -> PassSeconds:
-    """Return the mean of pass times, each weighted by its count; parts: (pass times, count)."""
+    """Return the mean of pass times, weighted by their counts."""
     total = sum(count for _, count in parts)
     return sum((time * (count / total) for time, count in parts), NONE)
 
@@ -246,12 +243,12 @@ class OpTimer:
     is_grouped: bool = False
 
     def ops(self, region: str) -> tuple[ComputingOp, ...]:
-        """Return the computing ops of a region in all phases; empty for an unknown region."""
+        """Return the computing ops of a region; empty for an unknown region."""
         found = self.step.ops.computing.get(region)
         return (*found.attention, *found.rest) if found else ()
 
     def layer(self, name: str) -> LayerSeconds:
-        """Return the seconds of one layer of a stack, by the stack's name."""
+        """Return the seconds of one layer of a stack."""
         ops = self.step.ops.computing[name]
         return LayerSeconds(self.passes(ops.attention), self.passes(ops.rest), self.passes(ops.of_queries).backward)
 
@@ -363,7 +360,7 @@ class OpTimer:
         return 0.0
 
     def _attention(self, op: AttentionOp) -> float:
-        """Return the seconds of attention in the phase of `op`, by a fused kernel or with scores written to memory."""
+        """Return the seconds of attention in the phase of `op`, fused or with scores written to memory."""
         if op.is_of_chunks:
             return 0.0
         seq_len = self.extents.sizes["S"]
@@ -383,8 +380,7 @@ class OpTimer:
     def _scores(self, op: AttentionOp, pairs: float, seq_len: float) -> tuple[float, float]:
         """Return (forward seconds, backward seconds) of attention that writes its scores to memory.
 
-        Its two matmuls are [s, h] @ [h, s] and [s, s] @ [s, h] for each head, batched over heads. pairs: number of
-        query-key pairs over all heads.
+        The matmuls are [s, h] @ [h, s] and [s, s] @ [s, h], batched over heads. pairs: query-key pairs of all heads.
         """
         dtype, size = self.dtype, dtype_bytes(self.dtype)
         heads = pairs / seq_len**2

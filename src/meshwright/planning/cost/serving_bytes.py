@@ -61,10 +61,7 @@ def adapter_bytes(serving: Serving, layout: ServingLayout) -> float:
 
 
 def most_sequences(serving: Serving, layout: ServingLayout, usable_bytes: float, at_most: int) -> int:
-    """Return the largest number of sequences per group of devices that fits in memory, up to `at_most`; 0 if none fits.
-
-    usable_bytes: memory of one device, for weights, cache and activations.
-    """
+    """Return how many sequences per group of devices fit in memory, up to `at_most`; 0 if none fits."""
 
     def fits(sequences: int) -> bool:
         return serving_memory(serving, layout, sequences * layout.num_groups)["peak"] <= usable_bytes

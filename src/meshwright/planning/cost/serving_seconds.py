@@ -96,9 +96,9 @@ def serving_collectives(serving: Serving, layout: ServingLayout, batch: int) -> 
 
 
 def serving_flops(serving: Serving, batch: int) -> float:
-    """Return the model flops of a step over all devices: 2 per weight and token, and those of attention.
+    """Return the model flops of a step over all devices: 2 per weight and token, and attention.
 
-    Logits are counted for each sequence's last token only, attention within a prompt for unmasked pairs only.
+    Logits are counted for each sequence's last token, attention within a prompt for unmasked pairs.
     """
     step = model_step(serving, batch)
     products = sum(step.repeats[op.region.name].mean * matmul_flops(op, step.extents) for op in step.ops.matmuls)
@@ -112,8 +112,8 @@ def serving_device_flops(
 ) -> float:
     """Return the flops of a step on the fullest device: of matmuls with weights, and of attention to its whole cache.
 
-    keys: number of keys counted for each query, if masked keys are counted too; by default only unmasked ones are.
-    logits: number of times that the output head is counted.
+    keys: keys per query, masked ones included; by default only unmasked ones. logits: how often the output head is
+    counted.
     """
     step = serve_step(serving, layout, batch)
     extents = step.extents if keys is None else replace(step.extents, sizes={**step.extents.sizes, "keys": keys})
@@ -155,8 +155,8 @@ def product_time(
 ) -> OpTime:
     """Return the time of the flops and of the memory traffic of `count` matmuls [rows, inner] @ [inner, columns].
 
-    Flops are timed at the efficiency of the size, bytes at the achieved bandwidth. On GPUs both times include the
-    launch of a kernel: one for the memory traffic of all `count` matmuls.
+    Flops are timed at the efficiency of the size, bytes at the achieved bandwidth. On GPUs flops include launches, and
+    the memory traffic of all `count` matmuls one launch.
     """
     dtype = serving.compute_dtype
     share = product_efficiency(system, max(rows, BUSY_ROWS), inner, columns, dtype=dtype)
@@ -178,12 +178,12 @@ def _matmul_shapes(step: Step) -> dict[tuple[float, float, float, float], float]
 
 
 def _attention_flops(op: AttentionOp, extents: Extents) -> float:
-    """Return the flops of one layer's attention on one device: of each query with the keys that it attends to."""
+    """Return the flops of attention: of each query with the keys that it attends to."""
     return 2 * extents.local(op.query) / op.qk_dim * (op.qk_dim + op.value_dim) * extents.sizes["keys"]
 
 
 def _attention_time(step: Step, serving: Serving, system: System) -> OpTime:
-    """Return the time of attention over all layers on one device: of its flops and, for a server, of reading the cache.
+    """Return the time of attention over all layers on one device: of its flops, and of reading the cache.
 
     Whole prompts use a fused kernel that skips masked scores, and read no cache.
     """
@@ -197,10 +197,10 @@ def _attention_time(step: Step, serving: Serving, system: System) -> OpTime:
 
 
 def _elementwise_seconds(step: Step, serving: Serving, system: System) -> float:
-    """Return the seconds of norms, residual sums, rotary embedding and activation functions.
+    """Return the time of norms, residual sums, rotary embedding and activation functions.
 
-    Each chain of such ops is one pass over memory. Their launches are not counted: a server's program is launched as a
-    whole. The times of matmuls include launches.
+    Each chain of these is one pass over memory. Launches are not counted: a server's program is launched as a whole,
+    and matmuls include theirs.
     """
     # The bytes of a pass are given for elements of 2 bytes.
     narrow = sum(

@@ -1,8 +1,7 @@
 """Table of a step's ops: a row for each matmul with its collectives, and for each collective that has no matmul.
 
-A row shows a matmul as `X[B_dp, S, D] @ Wquery[D_fsdp, K_tp, G, H] -> query[B_dp, S, K_tp, G, H]`. Arrays have the
-sharding that the matmul uses; a weight that is gathered for the matmul, and a gradient that is reduce-scattered after
-it, have the sharding in which they are stored.
+A matmul is shown as `X[B_dp, S, D] @ Wquery[D_fsdp, K_tp, G, H] -> query[B_dp, S, K_tp, G, H]`: arrays as the matmul
+uses them; a weight that is gathered for it, and a gradient that is reduce-scattered after it, as stored.
 """
 
 from __future__ import annotations
@@ -108,12 +107,12 @@ class OpRow:
 
     @property
     def flops(self) -> float:
-        """Flops of one execution on one device."""
+        """Flops of one execution."""
         return self.product.flops if self.product else 0.0
 
     @property
     def step_flops(self) -> float:
-        """Flops of all executions in a step, recomputation included, on one device."""
+        """Flops of all executions in a step."""
         return (self.times + self.times_recomputed) * self.flops
 
     @property
@@ -181,7 +180,7 @@ class _Table:
         return tuple(found.values())
 
     def _each(self) -> Iterator[OpRow]:
-        """Yield a row for each matmul and for each collective without one, recomputed ops included, in step order."""
+        """Yield a row for each matmul and each collective without one, in step order, recomputed ops included."""
         alone = {id(op): (op, move) for op, move in self.alone}
         for op in (*self.step.ops.ops, *self.step.stages):
             match op:
@@ -267,10 +266,7 @@ class _Table:
         return repeat.once if region.is_once else repeat.mean
 
     def _priced(self, row: OpRow, dtype: str, elements: float | None = None) -> OpRow:
-        """Return the row of a matmul with its intensities and its bound.
-
-        elements: elements read from and written to HBM; None if they are those of operands and result.
-        """
+        """Return the row of a matmul with its intensities and bound; elements: of HBM traffic, by default of its arrays."""
         assert row.product
         moved = row.product.operands + row.product.result if elements is None else elements
         nbytes = moved * dtype_bytes(self.workload.compute_dtype)
@@ -313,7 +309,7 @@ def _move(op: Communicate, move: Collective) -> OpRow:
 
 
 def _added_up(moves: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Return the collectives, with those of the same kind, axes, phase and array added up."""
+    """Sum up collectives of the same kind, axes, phase and array."""
     found: dict[tuple[object, ...], Collective] = {}
     for move in moves:
         key = move.kind, move.axes, move.phase, move.array
@@ -328,7 +324,7 @@ def _added_up(moves: Iterable[Collective]) -> tuple[Collective, ...]:
 def _matmul_notation(op: Matmul, *, is_stored: bool) -> Einsum:
     """Return a matmul with a weight in the notation.
 
-    is_stored: show the weight, or its gradient, with its stored sharding in place of the one that the matmul uses.
+    is_stored: show the weight, or its gradient, with its stored sharding.
     """
     used = {dim.letter: dim for dim in (*op.experts, *op.inner, *op.columns)}
     letters = [dim.letter for dim in op.stored or (*op.columns, *op.inner)]

@@ -77,7 +77,7 @@ def array_dims(array: ShardedArray) -> LocalDims:
 
 
 def flops_per_byte(product: Multiply, array: ShardedArray, sizes: Sizes) -> Ratio:
-    """Return the flops of a local matmul per byte of a local array, as a ratio of dims in which common dims cancel."""
+    """Return the flops of a local matmul per byte of an array, in terms of their dims; equal dims cancel."""
     flops, held = product_dims(product), array_dims(array)
     coefficient = _operations(product) / sizes.element_bytes
     for dim in flops.keys() & held.keys():

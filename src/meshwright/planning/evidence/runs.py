@@ -51,9 +51,9 @@ class PublishedRun:
 
 @dataclass(frozen=True)
 class StepRange:
-    """The range of a plan's step time, in seconds, if its prediction has an error like those of similar published runs.
+    """The range of a plan's step time if its prediction has an error like those of similar published runs.
 
-    like: the properties that these runs share with the plan, in words.
+    like: the properties that these runs share with the plan.
     """
 
     shortest: float
@@ -97,7 +97,7 @@ def step_range(plan: Plan) -> StepRange | None:
 def nearest_runs(plan: Plan, count: int) -> tuple[PublishedRun, ...]:
     """Return the `count` published runs most similar to a plan, most similar first.
 
-    They are compared by chip, framework, whether the model has experts, model size, devices and sequence length.
+    Compared are chip, framework, experts, model size, devices and sequence length.
     """
     system, parameters = plan.system, num_parameters(plan.workload.model)
     alike = [run for run in published_runs() if run.kind == system.chip.kind]
@@ -160,7 +160,7 @@ def _has_experts(plan: Plan) -> bool:
 
 
 def _quantile(runs: Sequence[PublishedRun], share: float) -> float:
-    """Return the quantile of the runs' errors at `share`. Each source of runs has the same total weight."""
+    """Return the quantile `share` of the runs' errors. Each source has the same total weight."""
     counts = Counter(run.source for run in runs)
     total = 0.0
     for run in sorted(runs, key=lambda run: run.error):

@@ -113,10 +113,7 @@ def _values(
 
 
 def _check_same(table: OptionTable, fields: Mapping[str, Any], read: Mapping[str, Any]) -> None:
-    """Raise if the exported settings, read again, give another plan.
-
-    fields: of the plan. read: of the plan that was read again.
-    """
+    """Raise if the exported settings, read again (`read`), give another plan."""
     wrong = {
         field: read.get(field) for field in fields if field not in table.unsaid and read.get(field) != fields[field]
     }

@@ -78,7 +78,7 @@ def write_values(values: Mapping[str, Any], kind: Format) -> str:
 
 
 def _read_flags(text: str, path: Path) -> Values:
-    """Return the flags of an argument list or a shell script, with their values; lines without flags are skipped."""
+    """Return the flags of an argument list or a shell script; lines without flags are skipped."""
     values: Values = {}
     joined = re.sub(r"\\\n", " ", text)
     for line in joined.splitlines():
@@ -119,7 +119,7 @@ def is_variable(value: object) -> bool:
 
 
 def _flat(data: Mapping[Any, Any], prefix: str = "") -> Values:
-    """Return nested data as a flat mapping, in which names of sections are joined by dots: `{"a.b": 1}`."""
+    """Flatten nested data; names of sections are joined by dots."""
     values: Values = {}
     for key, value in data.items():
         name = f"{prefix}{key}"

@@ -23,7 +23,7 @@ from meshwright.support.files import as_path
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """The plan that another framework's settings file describes, and the meaning of each option in it."""
+    """The plan that a settings file describes, and the meaning of each option."""
 
     framework: str  # The framework of the settings, such as `maxtext`.
     title: str  # The framework's name in texts, such as `MaxText`.

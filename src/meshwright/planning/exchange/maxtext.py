@@ -17,7 +17,7 @@ OURS = {
     axis: OTHERS_AXES.get(axis, axis).partition(",")[0]
     for axis in ("data", "fsdp", "fsdp_transpose", "tensor", "tensor_sequence", "context", "expert", "pipeline")
 }
-"""The mesh axis here for each MaxText axis of a train step. Degrees of axes that map to the same one are multiplied."""
+"""The mesh axis for each MaxText axis of a train step. Degrees that map to one axis are multiplied."""
 
 _NOTES = {
     "fsdp_transpose": ", planned with weights along the embedding; MaxText splits them along the mlp too",

@@ -19,7 +19,7 @@ from meshwright.mesh import AXES, MeshShape
 from meshwright.support.field_types import nested
 
 SIZES = ("num_layers", "embed", "mlp", "num_heads", "num_kv_heads", "head_dim", "vocab")
-"""Fields of a model's sizes, all of which are needed to describe a model."""
+"""Fields that a model must have."""
 
 THETA = "model.positions.frequencies.theta"
 
@@ -67,7 +67,7 @@ def plan_fields(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict
 def model_of(found: Mapping[str, Any], name: str, missing: str) -> Model:
     """Return the model that the fields `model.*` and `experts.*` describe; a preset, if one has the same fields.
 
-    name: the name of a model that is not a preset. missing: the end of the error message if a size is missing.
+    name: of any other model. missing: the end of the error message if a size is missing.
     """
     sizes = {field.removeprefix("model."): value for field, value in found.items() if field.startswith("model.")}
     if without := [size for size in SIZES if size not in sizes]:
@@ -81,7 +81,7 @@ def model_of(found: Mapping[str, Any], name: str, missing: str) -> Model:
 
 
 def workload_of(found: Mapping[str, Any], model: Model) -> Workload:
-    """Return the workload of a model that a plan's fields describe."""
+    """Return the workload that fields describe."""
     names = {field.name for field in fields(Workload)}
     return Workload(model=model, **{name: value for name, value in found.items() if name in names and name != "model"})
 

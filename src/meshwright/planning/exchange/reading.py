@@ -63,10 +63,10 @@ def read_options(
 
     Args:
         name: the framework.
-        values: the values of its options, as `exchange.files.read_values` returns them.
+        values: of its options, as `exchange.files.read_values` returns them.
         system: the hardware; the degrees must multiply to its devices.
         model: the model, if the options do not describe it. Sizes in the options must agree with it.
-        model_name: the name of a model that is described by sizes and is not a preset.
+        model_name: of a model that is described by sizes and is not a preset.
         known: values of fields that no option sets, e.g. of the vocabulary size, which comes from a tokenizer.
 
     Raises:
@@ -146,10 +146,7 @@ def _read_words(settings: Settings, name: str) -> None:
 
 
 def _read_model(settings: Settings, name: str, model: ModelConfig | None, model_name: str) -> Model:
-    """Return the model: `model`, else the preset that the file names, else a model with the file's sizes.
-
-    model_name: the name of a model with the file's sizes.
-    """
+    """Return the model: `model`, else the preset that the file names, else one with the file's sizes (`model_name`)."""
     table, fields = settings.table, settings.fields
     theirs = ""
     if name == "maxtext":
@@ -195,7 +192,7 @@ def _typed_fields(settings: Settings) -> set[str]:
 
 
 def _check_seq_len(settings: Settings) -> None:
-    """Raise if the file has no sequence length and the framework has no default for it."""
+    """Raise if the file has no sequence length and the framework no default."""
     options = [option for option, field in settings.table.numbers.items() if field == "seq_len"]
     if options and "seq_len" not in settings.fields:
         raise settings.refusal(options[0], "is missing")

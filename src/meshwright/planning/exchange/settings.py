@@ -101,7 +101,7 @@ class Settings:
         return str(value).lower() == "true"
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Add options that the file has inside the value of another option, with their values."""
+        """Add options that were given inside the value of another option."""
         self.left |= values
         self.typed |= values.keys()
 

@@ -27,16 +27,16 @@ from meshwright.support.notebook import card
 from meshwright.units import show_bytes, show_seconds
 
 FORMAT = 1
-"""The version of the format of serving plan files; files of other versions are refused."""
+"""The version of the file format; other versions are refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingPlan:
     """One phase of serving (prefill or decode) on a mesh of a system, with its batch and predicted record.
 
-    cache: the dim of the KV cache that is split in addition to kv heads. predicted: step_seconds is the time to
-    generate one token of every sequence (decode), or to process one batch of prompts or of chunks (prefill);
-    tokens_per_second is over all devices. hardware_file, memory_headroom: as in `Plan`.
+    cache: the dim of the KV cache that is split in addition to kv heads. predicted: step_seconds is the time of one
+    token of every sequence (decode), or of one batch of prompts or chunks (prefill); tokens_per_second is over all
+    devices. hardware_file, memory_headroom: as in `Plan`.
     """
 
     serving: Serving

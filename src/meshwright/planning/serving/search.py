@@ -135,9 +135,9 @@ def best_prefill(serving: Serving, system: System) -> ServingPlan | None:
 def serving_meshes(serving: Serving, num_devices: int) -> Iterator[MeshShape]:
     """Yield the meshes of `num_devices` devices that are worth trying for a server.
 
-    tp splits kv heads, and sp splits the query heads of each kv head. Kv heads are split first (scaling book,
-    inference), so meshes are left out in which tp could take over a factor of sp. So are meshes with sp if every query
-    head has its own kv head, and meshes with more tp than kv heads: tp would copy kv heads, which sp need not do.
+    tp splits kv heads, and sp the query heads of each kv head. Kv heads are split first (scaling book, inference): sp
+    gets no factor that tp could take. There is no sp if every query head has its own kv head, and no tp beyond the kv
+    heads, because it would copy them, which sp need not do.
     """
     sizes = {
         name: size
@@ -259,7 +259,7 @@ class _Batches:
     def ladder(self) -> Iterator[int]:
         """Yield the sequences per group to try for the frontier: powers of two, and the most that fit.
 
-        Nothing is yielded if the batch is fixed.
+        None if the batch is fixed.
         """
         if self.serving.batch is None:
             yield from (1 << power for power in range(self.most.bit_length()))

@@ -1,4 +1,4 @@
-"""Changes to a step that make it fit in memory, with the step time that they cost."""
+"""Changes that make a step fit in memory, with their cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshwright.planning.cost.memory import step_memory
 from meshwright.planning.prediction import predict
 
 MOST_CHANGES = 3
-"""The largest number of changes that are combined."""
+"""Maximum number of changes combined."""
 
 WORTH_IT = 0.98
 """If single changes suffice, a pair is listed only if its step takes less than this fraction of their shortest step."""
@@ -37,7 +37,7 @@ class Change:
         return f"--{self.option.replace('_', '-')} {self.value}"
 
     def applied(self, step: _Step) -> _Step:
-        """Return a step with this change."""
+        """Return the step with this change."""
         if isinstance(self.value, MeshShape):
             return replace(step, mesh=self.value)
         if self.option in WORKLOAD_FIELDS:
@@ -70,8 +70,8 @@ WORKLOAD_FIELDS = ("remat", "param_dtype")
 class Fix:
     """Changes that make a step fit in memory, and their cost.
 
-    workload, mesh, strategy: of the changed step. peak_bytes: its peak memory on one device. extra_seconds: its
-    predicted step time minus that of the original step; negative if the changed step is faster.
+    workload, mesh, strategy: of the changed step. peak_bytes: per device. extra_seconds: its step time minus the
+    original's; negative if it is faster.
     """
 
     changes: tuple[Change, ...]
@@ -179,7 +179,7 @@ def _meshes(step: _Step, system: System) -> Iterator[Change]:
 
 
 def _strategies(step: _Step) -> Iterator[list[Change]]:
-    """Yield a list of changes for each changed option other than remat and mesh; a list may be empty."""
+    """Yield the changes of each option but remat and mesh, as a list per option."""
     now, local = step.strategy, step.workload.batch // step.mesh.degree(RULES["batch"])
     yield [Change("num_microbatches", parts) for parts in divisors(local) if parts > now.num_microbatches]
     yield [Change("zero_stage", stage) for stage in range(now.zero_stage + 1, 4) if step.mesh.fsdp > 1]

@@ -97,7 +97,7 @@ def largest_excess(times: Mapping[Name, float], least: Mapping[Name, float]) -> 
 
 
 def dearest_axes(record: Record) -> tuple[str, ...]:
-    """Return the set of mesh axes over which a step's exposed communication takes longest."""
+    """Return the axes with the longest exposed communication."""
     times = dict(_exposed_by_axes(record))
     return max(times, key=times.__getitem__)
 

@@ -68,8 +68,8 @@ class ReplicaInstead(Fact):
 class ImageCommunication(Fact):
     """Time of the collectives of a step.
 
-    equal_images: number of images whose backward pass takes as long. images: per device. share: `exposed_seconds` as a
-    fraction of the step.
+    equal_images: whose backward pass takes as long. images: per device. share: `exposed_seconds` as a fraction of the
+    step.
     """
 
     seconds: float
@@ -86,10 +86,9 @@ class ImageCommunication(Fact):
 
 @dataclass(frozen=True)
 class DataParallelLimit(Fact):
-    """Number of devices from which, with data parallelism alone, more than `share` of a step is exposed communication.
+    """Number of devices from which, with dp alone, more than `share` of a step is exposed communication.
 
-    devices: this number; None if it is above `tried`, the largest number tried. images: per device, at `devices` or
-    `tried`.
+    devices: None if above `tried`, the largest number tried. images: per device, at `devices` or `tried`.
     """
 
     devices: int | None
@@ -140,7 +139,7 @@ def costly_degree(workload: ImageWorkload, system: System) -> tuple[int | None, 
 
 
 def image_gap(record: Record, best: Record) -> Gap:
-    """Return the largest difference between a mesh and the best mesh, from their records."""
+    """Return the largest difference between a record and the best one."""
     if not record.fits:
         return Gap(GapKind.MEMORY, peak_bytes=record.memory_bytes["peak"])
     if record is best:
@@ -150,7 +149,7 @@ def image_gap(record: Record, best: Record) -> Gap:
 
 
 def _memory(record: Record, workload: ImageWorkload, system: System) -> Iterator[ImageFact]:
-    """Yield the fact on the memory of the whole model, and the fact on the memory of activations."""
+    """Yield the memory of the whole model, and that of the images."""
     memory, mesh = record.memory_bytes, MeshShape(**record.mesh)
     whole = image_memory(workload, MeshShape(dp=workload.batch))
     states = sum(whole[name] for name in STATES)

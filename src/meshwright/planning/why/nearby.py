@@ -20,7 +20,7 @@ from meshwright.record import Bound
 from meshwright.units import show_bytes, show_percent
 
 FACTORS = (2, 4, 8, 16, 32, 64)
-"""The factors by which chips, batch and sequence length are multiplied."""
+"""The factors by which chips, batch and sequence length are changed."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class Exposure(Fact):
     share: float
     """Exposed communication over all axes, as a fraction of the step."""
     tokens: int = 0
-    """Tokens per device."""
     wanted: int = 0
     """Tokens per device that would hide the communication over `axes`; 0 if too few tokens are not the reason."""
 
@@ -64,7 +63,7 @@ class MoreChips(Fact):
     chips: int = 0
     exposure: Exposure | None = None
     by_rule: bool = False
-    """Whether the plan is communication bound by the rule of thumb (tokens per device) only, not in its step time."""
+    """Whether the plan is communication bound only by the rule of thumb for tokens per device, not in its step."""
     reason: str = ""
     """Why more chips are not possible."""
 
@@ -130,14 +129,12 @@ class LongerSequences(Fact):
     seq_len: int = 0
     """The first length tried that does not fit, if memory is the limit; else the longest that fits."""
     peak_bytes: int = 0
-    """Peak memory of a device at `seq_len`, if memory is the limit."""
     usable_bytes: float = 0.0
     model: str = ""
-    """Name of the model."""
     positions: int = 0
-    """Number of learned positions of the model, if they are the limit."""
+    """Learned positions of the model."""
     reason: str = ""
-    """Why the mesh cannot split longer sequences, if it is the limit."""
+    """Why the mesh cannot split longer sequences."""
 
     def __str__(self) -> str:
         match self.limit:

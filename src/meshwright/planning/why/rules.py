@@ -30,14 +30,14 @@ _RATIOS = (1, 8, 64)
 
 @dataclass(frozen=True)
 class StateSize(Fact):
-    """Bytes of the parameters, gradients and moments of the whole model, compared with the memory of a device."""
+    """Parameters, gradients and moments of the whole model, compared with the memory of a device."""
 
     state_bytes: int
     usable_bytes: float
     wanted_axes: Literal[0, 1, 2, 3]
     """Number of model axes that the rule of thumb recommends; 3 includes a pipeline."""
     axes: tuple[str, ...]
-    """Model axes that are larger than 1 in the plan."""
+    """Model axes that the plan has."""
 
     @property
     def ratio(self) -> float:
@@ -52,7 +52,7 @@ class StateSize(Fact):
 
 @dataclass(frozen=True)
 class FsdpFirst(Fact):
-    """The degree of fsdp, the number of all devices, and the mesh's other axes (`others` has fsdp of 1)."""
+    """The degree of fsdp, the number of devices, and the mesh without fsdp."""
 
     fsdp: int
     num_devices: int
@@ -85,7 +85,7 @@ RuleFact = StateSize | FsdpFirst | SequencesPerDevice
 
 
 def rules_of_thumb(plan: Plan) -> tuple[RuleFact, ...]:
-    """Return the rules of thumb for a plan: on the size of the state, on fsdp, and on sequences per device."""
+    """Return the rules of thumb for a plan: model size, fsdp first, enough sequences."""
     size, room, mesh = state_bytes(plan), plan.system.usable_bytes, plan.mesh
     axes = tuple(axis for axis in MODEL_AXES if mesh.degree(axis) > 1)
     batch_axes = ("dp", "fsdp", "ep") if mesh.ep > 1 else ("dp", "fsdp")

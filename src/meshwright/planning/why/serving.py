@@ -74,7 +74,7 @@ class ServingThresholds(Fact):
     """Batches, over all devices, at which the bound of a decode step changes.
 
     compute_bound: the batch from which matmuls with weights are compute bound. equal_reads: the batch from which a
-    device reads more bytes of cache than of weights in a step.
+    device reads more cache than weights.
     """
 
     compute_bound: float
@@ -118,8 +118,8 @@ class BatchLimit(Fact):
 class SequenceCache(Fact):
     """KV cache of a sequence when it ends.
 
-    tokens: tokens in the cache; with a sliding window fewer than `context`, all tokens of the sequence. pages: number
-    of pages of `page_size` tokens. empty_share: fraction of their space that is unused. bytes: over all devices.
+    tokens: in the cache; with a sliding window fewer than `context`, all tokens. pages: of `page_size` tokens.
+    empty_share: unused fraction of the pages. bytes: over all devices.
     """
 
     tokens: int

@@ -1,1 +1,1 @@
-"""Rates that hardware achieves in matmuls, attention, collectives and memory traffic, from published measurements."""
+"""Rates that hardware achieves in matmuls, attention, collectives and memory traffic, and where they are from."""

@@ -47,8 +47,8 @@ def contention_seconds(hidden_seconds: float, system: System) -> float:
 def straggling_seconds(seconds: float, num_devices: int, system: System) -> float:
     """Return the seconds by which the slowest device lengthens a step, if the median device computes for `seconds`.
 
-    Device times are assumed to be uniform over a range of width `SPREAD`. The expected slowest of n devices is then
-    (n - 1) / (n + 1) of the way from the middle to the end of the range. 0 on TPUs, whose clocks are fixed.
+    Device times are assumed uniform over a width of `SPREAD`: the slowest of n is expected (n - 1) / (n + 1) of the way
+    from the middle to the end. 0 on TPUs, whose clocks are fixed.
     """
     spread = SPREAD if system.chip.kind == "gpu" else 0.0
     return seconds * spread / 2 * (num_devices - 1) / (num_devices + 1)

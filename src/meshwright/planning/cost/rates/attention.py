@@ -1,8 +1,8 @@
-"""Fraction of peak flops that a fused attention kernel reaches, by kernel, sequence length and head size.
+"""Fraction of peak that a fused attention kernel reaches, by kernel, sequence length and head size.
 
 H100: published measurements. Other GPUs: the same curves, scaled to the kernel's best published rate on that GPU. TPUs:
-the compiler's cycle counts for the kernel's instructions (`benchmarks/tpu_attention.py`). Attention is causal: only
-half of the scores are counted as flops.
+the compiler's cycle counts for the kernel's instructions (`benchmarks/tpu_attention.py`). Attention is causal: half of
+the scores count as flops.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from meshwright.planning.cost.rates.data_files import gpu_attention, tpu_attenti
 from meshwright.planning.cost.rates.efficiency import gpu_figures
 
 SIMULATED_SHARE = 0.6
-"""Fraction of peak flops on simulated devices: an assumption, like all figures of these devices."""
+"""Fraction of peak on simulated devices; an assumption, like their other figures."""
 
 TpuKernel = Literal["fwd", "dkv", "dq"]
 
@@ -30,7 +30,7 @@ attention have the same numbers: github.com/jax-ml/jax, jax/experimental/pallas/
 """
 
 LANES = 128
-"""Width of a TPU's vector registers, in elements; the blocks of its kernels are multiples of this."""
+"""Width of a TPU's registers; the blocks of its kernels are multiples of this."""
 
 SPLASH_LENGTH = 1 << 16
 """The longest sequence, in tokens, for which splash attention is used.
@@ -49,16 +49,16 @@ BACKWARD_FLOPS = 2.5
 
 @dataclass(frozen=True)
 class AttentionTime:
-    """The seconds of attention on one device, forward and backward."""
+    """The seconds of attention, forward and backward."""
 
     forward: float
     backward: float
 
 
 def fused_attention_time(flops: float, seq_len: int, head_dim: float, kernel: str, system: System) -> AttentionTime:
-    """Return the seconds of causal attention in bf16 on one device.
+    """Return the seconds of causal attention in bf16 by `flash` (FlashAttention-2) or `cudnn`.
 
-    kernel: `flash` (FlashAttention-2) or `cudnn`. flops: of the forward pass, counting unmasked scores only.
+    flops: of the forward pass, counting unmasked scores only.
     """
     forward, backward = _shares(system, kernel, seq_len, head_dim)
     ideal = flops / system.peak("bf16")
@@ -109,7 +109,7 @@ def attention_share(system: System) -> float:
 def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple[float, float]:
     """Return the fractions of bf16 peak that attention reaches: (forward, backward).
 
-    On GPUs they are at most the fraction that matmuls reach under the chip's power limit.
+    On GPUs at most the fraction that matmuls reach under the power limit.
     """
     if system.chip.kind == "tpu":
         return _tpu_shares(system, seq_len, head_dim)

@@ -1,8 +1,8 @@
 """Time of a collective on its links, by the scaling book's formulas (jax-ml.github.io/scaling-book).
 
-Bytes are those of `record.Collective.bytes`: the size of the array on one device, which is the gathered result of an
-all-gather, the unreduced operand of a reduce-scatter, and the operand of other collectives. Times are lower bounds,
-with links at full rate; the rates that links achieve are in `links`.
+Bytes are those of `record.Collective.bytes`: the array on one device (the gathered result of an all-gather, the
+unreduced operand of a reduce-scatter, the operand of the others). Times are lower bounds, with links at full rate; the
+rates that links achieve are in `links`.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ def gather_bytes_per_second(placement: Placement) -> float:
 def _gather_on_torus(nbytes: float, placement: Placement) -> Term:
     """Return the time of an all-gather or reduce-scatter on a torus (scaling book, sharding, case 2 and pop quiz 2).
 
-    V is the bytes of the gathered array, W the bandwidth of an axis in both directions. One ring of n devices passes
-    shards both ways, in floor(n/2) hops of 2 V / n bytes, which takes V / W. On axes without wraparound (lines) the
-    device in the corner has the fewest links and determines the time: it receives V (n - 1) / n over one link of each
-    line and two links of each ring. Several rings take V / (W n_axes), as in the book.
+    V is the bytes of the whole array, W the bandwidth of an axis in both directions. One ring of n devices passes
+    shards both ways, in floor(n/2) hops of 2 V / n: V / W. On axes without wraparound (lines) the corner device has the
+    fewest links and determines the time: V (n - 1) / n over one link of each line and two of each ring. Several rings
+    take the book's V / (W n_axes).
     """
     rings, text = placement.rings, "ICI " + ", ".join(map(str, placement.rings))
     rate = sum(_links(ring) * ring.link_bytes_per_second for ring in rings)
@@ -122,8 +122,8 @@ def _gather_on_torus(nbytes: float, placement: Placement) -> Term:
 def _exchange_on_torus(nbytes: float, placement: Placement) -> Term:
     """Return the time of an all-to-all on a torus: the time of the slowest axis, because all axes work at once.
 
-    In a line of n devices, the middle link carries n floor(n^2 / 4) / n^2 times a device's operand each way. In a ring
-    there are two ways between devices, so each link carries half as much (V / 4W: scaling book, sharding, AllToAll).
+    In a line of n devices, the middle link carries n floor(n^2 / 4) / n^2 operands each way. In a ring, which has two
+    ways between devices, each link carries half as much (V / 4W: scaling book, sharding, AllToAll).
     """
     terms: list[Term] = []
     for ring in placement.rings:

@@ -29,7 +29,7 @@ class GpuLinks(TypedDict):
 
 
 class GpuProducts(TypedDict):
-    """Content of data/gpu_products.json: each table has chips as keys."""
+    """Content of data/gpu_products.json, by chip."""
 
     multiprocessors: Mapping[str, int]
     sustained_share: Mapping[str, float]

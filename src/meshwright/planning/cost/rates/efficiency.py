@@ -20,10 +20,10 @@ from meshwright.planning.cost.roofline import matmul_bytes
 
 TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (64, 128), (64, 64))
 SPLITS = (1, 2, 4)
-"""Tiles (rows, columns) and splits that a GPU library chooses from.
+"""Tiles and splits that a GPU library chooses from.
 
-A tile is the part of the result that a multiprocessor computes at a time. A split divides the contraction into parts,
-if there are fewer tiles than multiprocessors.
+A tile is the part of the result that a multiprocessor computes. A split divides the contraction if tiles alone would
+not occupy all multiprocessors.
 """
 
 _OVERLAP = 4
@@ -32,7 +32,7 @@ _OVERLAP = 4
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFigures:
-    """Constants of a GPU in the model of its matmuls; `gpu_product_seconds` explains each."""
+    """Parameters of the model of GPU matmuls: see `gpu_product_seconds`."""
 
     multiprocessors: int
     peak_share: float
@@ -48,13 +48,13 @@ class GpuFigures:
 def product_efficiency(
     system: System, m: float, k: float, n: float, *, dtype: str = "bf16", moved_bytes: float | None = None
 ) -> float:
-    """Return the fraction of peak flops, 0 to 1, that one device reaches in a local matmul [m, k] @ [k, n].
+    """Return the fraction of peak, 0 to 1, of a local matmul [m, k] @ [k, n] on one device.
 
-    It is never above the roofline of compute and memory. GPUs and TPUs without figures of their own use the fractions
-    of a related chip (`gpu_figures`, `_tpu_table`). A TPU's figures are for bf16; other dtypes use the same fraction of
-    their own peak, within their own roofline.
+    It is never above the roofline of compute and memory. GPUs and TPUs without figures of their own use those of a
+    related chip (`gpu_figures`, `_tpu_table`). A TPU's estimates are for bf16; other dtypes use the same fraction of
+    their own peak within their roofline.
 
-    moved_bytes: bytes read from and written to memory, for convolutions; by default each operand and the result once.
+    moved_bytes: traffic to and from memory, for convolutions; by default each operand and the result once.
 
     Raises:
         MeshwrightError: a dim is empty.

@@ -28,11 +28,11 @@ RECOMPUTED: Mapping[Remat, float] = {
 
 
 def hbm_bytes(workload: Workload, mesh: MeshShape) -> dict[str, float]:
-    """Return a lower bound of the bytes that one device reads from and writes to HBM, by phase of a step.
+    """Return the least bytes that each phase of a step moves between HBM and one device's cores.
 
-    Forward reads gathered weights and writes saved activations; recompute repeats a part of this; backward reads both
-    and writes the gradients of both. The update reads gradient, parameter and two moments, and writes the last three.
-    With pp, the bytes are those of a stage without bubble work that has both the embedding table and the output head.
+    Forward reads gathered weights and writes saved activations; recompute does the same again; backward reads both, and
+    writes gradients of both. The optimizer reads gradient, parameter and two moments, and writes the last three. With
+    pp the figures are for a stage that does no work while it waits and has both embedding table and output head.
     """
     step, activations = train_step(workload, mesh, STAGES_APART), Activations(workload, mesh)
     local = step.extents.local_dims

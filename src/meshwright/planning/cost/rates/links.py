@@ -1,8 +1,8 @@
-"""Fraction of full rate that links reach in a collective, by its bytes and the devices that it spans.
+"""Fraction of full rate that links reach in a collective, by its bytes and the devices it spans.
 
-GPUs: inside a node, a model with two constants per chip, fitted to measured all-reduces (`benchmarks/gpu_products.py`);
-between nodes, the steps of NCCL's rings and trees, with the latencies that NCCL itself assumes. TPUs: a measurement
-from the scaling book.
+GPUs: inside a node two constants for each chip, fitted to measured all-reduces (`benchmarks/gpu_products.py`); between
+nodes the steps of NCCL's rings and trees, with the latencies that NCCL itself assumes. TPUs: the scaling book's
+measurements.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ def link_figures(name: str) -> LinkFigures:
 def collective_efficiency(system: System, time: CollectiveTime) -> float:
     """Return the fraction of the links' full rate that a collective reaches, from 0 to 1.
 
-    On GPUs the achieved time includes the start-up of the collective. On TPUs it does not: `time` already has the
-    latency of hops. time: the collective's time at full rate.
+    time: at full rate. On GPUs the achieved time includes start-up; on TPUs `time` already has the latency of hops.
     """
     ideal = time.bandwidth_seconds
     if not ideal or system.chip.kind == "cpu":
@@ -83,8 +82,7 @@ def _ways(time: CollectiveTime) -> Iterator[tuple[float, float]]:
     """Yield (latency of all steps in seconds, fraction of full rate) for each algorithm that NCCL can use across nodes.
 
     A ring of n devices in m nodes takes n - 1 steps, m - 1 of them between nodes; an all-reduce takes twice as many. A
-    tree takes its number of levels twice, up and down. For a collective inside one node, (0, 1): its latency is part of
-    `LinkFigures.start_seconds`.
+    tree goes up and down its levels. Inside one node it is (0, 1): the latency is part of `LinkFigures.start_seconds`.
     """
     members, nodes = time.spread
     if nodes == 1 or time.kind in ("all-to-all", "collective-permute"):

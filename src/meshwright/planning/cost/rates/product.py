@@ -44,12 +44,12 @@ class PricedImplementation:
     """An implementation of a sharded matmul with its times on one device at full rate, which are lower bounds.
 
     Attributes:
-        collectives: the collectives with their seconds.
+        collectives: with their seconds.
         communication_seconds: sum over the collectives.
         memory: intensity relative to memory traffic; None without a matmul.
         network: intensity relative to the longest collective; None without a matmul or a collective.
-        threshold: condition under which the implementation is compute bound, relative to memory traffic or to the
-            collectives, whichever take longer; None without a matmul.
+        threshold: condition for being compute bound, relative to memory traffic or collectives, whichever take longer;
+            None without a matmul.
     """
 
     implementation: Implementation

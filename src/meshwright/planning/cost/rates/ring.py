@@ -24,10 +24,10 @@ from meshwright.record import Collective, Phase
 
 @dataclass(frozen=True)
 class RingWork:
-    """Compute time of one layer and microbatch on one device, with which the sends of ring attention overlap.
+    """Compute of one layer and microbatch on one device, with which the sends of ring attention overlap.
 
-    degree: number of devices in the ring. step_attention: seconds of attention in one ring step; with zigzag order all
-    steps are equal. query_backward: seconds of the backward matmuls of the query projection.
+    degree: devices in the ring. step_attention: seconds of attention in one ring step; with zigzag order all are equal.
+    query_backward: seconds of the query projection's backward matmuls.
     """
 
     degree: int
@@ -49,7 +49,7 @@ class RingWork:
 
 
 def is_round_ring(move: Collective | Communicate) -> bool:
-    """Whether a collective is a send of ring attention: of keys, values or their gradients to the next device of sp."""
+    """Whether a collective is a send of ring attention: of keys, values or their gradients."""
     return move.kind == "collective-permute" and move.axes == ("sp",)
 
 
