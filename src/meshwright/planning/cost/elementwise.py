@@ -46,21 +46,21 @@ FUSED = {
 """Passes by kind of op, with one kernel for each chain of elementwise ops. Launches over images are not counted."""
 
 ONE_BY_ONE = {
-    # PyTorch's RMSNorm, in bytes: to float32 6, square 8, mean 4, times its root 8, to narrow 6, times the scale 4;
-    # backward the scale and its gradient 12, to float32 6, the root's two branches 24, the square's two 16, their sums
-    # 24, to narrow 6.
+    # PyTorch's RMSNorm, in bytes: cast to float32 6, square 8, mean 4, times its root 8, cast back 6, times the scale 4.
+    # Backward: the scale and its gradient 12, cast to float32 6, the root's two branches 24, the square's two 16, their
+    # sums 24, cast back 6.
     "rms": Pass(36, 88, 6, 12),
     # LayerNorm is one kernel of PyTorch's; backward one for the input and one for scale and bias.
     "layer": Pass(4, 10, 1, 2),
     "residual": Pass(6, 6),
     "low_rank": Pass(6, 0, 1, 0),
     "branch": Pass(0, 6, 0, 1),
-    # To float32 6, the complex multiplication 8, to narrow 6; backward the same.
+    # Cast to float32 6, the complex multiplication 8, cast back 6; backward the same.
     "rotary": Pass(20, 20, 3, 3),
     # silu 4, times up 6; backward the two gradients of the multiplication 12, silu's 6.
     "gated": Pass(10, 18, 2, 3),
     "activation": Pass(4, 6),
-    # Scale 4, mask 5, to float32 6, softmax 8, to narrow 6; backward narrow 6, softmax 12, float32 6, mask 5, scale 4.
+    # Scale 4, mask 5, cast to float32 6, softmax 8, cast back 6. Backward: cast 6, softmax 12, cast 6, mask 5, scale 4.
     "softmax": Pass(29, 33, 5, 5),
     # A relu reads one array and writes one; its backward reads two and writes one, as a sum does forward.
     "batch_norm": Pass(10, 16, 0, 0),

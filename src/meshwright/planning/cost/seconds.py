@@ -453,7 +453,7 @@ def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
         return {}
     narrow = dtype_bytes(workload.compute_dtype)
     wide = dtype_bytes(strategy.gradient_dtype or workload.compute_dtype)
-    # A gathered weight is read and written; a gradient is read narrow and written in the dtype of its sum.
+    # A gathered weight is read and written; a gradient is read in the compute dtype and written in that of its sum.
     factors, launch = {"all-gather": 2.0, "reduce-scatter": 1 + narrow / wide}, 0.0
     if strategy.profile.shard_lists:
         factors = {"all-gather": 3.0, "reduce-scatter": 2.0}
