@@ -81,7 +81,7 @@ def file_name(source: str) -> str:
 
 
 def short_path(source: str) -> str:
-    """Return a source `path/file.py:line (scopes)` with its path from the working directory, or with the last two parts."""
+    """Return a source `path/file.py:line (scopes)` with its path from the working directory, or its last two parts."""
     path, space, scope = source.partition(" ")
     path = path.removeprefix(f"{Path.cwd()}{os.sep}")
     if len(path) > _LONGEST_PATH:

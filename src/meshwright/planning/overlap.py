@@ -192,8 +192,8 @@ def step_budget(workload: Workload, mesh: MeshShape, system: System, strategy: S
 def least_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
     """Return a lower bound of `step_budget` that is cheap to compute.
 
-    It is `least_weight_budget` and the activations of one microbatch: several send the same bytes in smaller messages,
-    at no higher bandwidth.
+    It is `least_weight_budget`, and the exposed activation collectives of a single microbatch. Several microbatches
+    send the same bytes in smaller messages, at no higher bandwidth.
     """
     whole = _without(strategy, ("num_microbatches", "virtual_stages", "schedule", "zero_stage"))
     seconds = _activation_budget(workload, mesh, system, whole).per_microbatch

@@ -148,7 +148,7 @@ def device_blocks(
 
 
 def _span(size: int, axes: tuple[str, ...], coordinates: Mapping[str, int], degrees: Mapping[str, int]) -> Span:
-    """Return the span of a dim on a device; axes: split the dim, the next axis splits each part of the one before."""
+    """Return a device's span of a dim: the first of the dim's axes splits the dim, further ones split its parts."""
     start, length = 0, size
     for axis in axes:
         length //= degrees[axis]

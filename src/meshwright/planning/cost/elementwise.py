@@ -46,7 +46,7 @@ FUSED = {
 """Passes by kind of op, with one kernel for each chain of elementwise ops. Launches over images are not counted."""
 
 ONE_BY_ONE = {
-    # PyTorch's RMSNorm, in bytes: cast to float32 6, square 8, mean 4, times its root 8, cast back 6, times the scale 4.
+    # PyTorch's RMSNorm, in bytes: cast to float32 6, square 8, mean 4, times its root 8, cast back 6, times scale 4.
     # Backward: the scale and its gradient 12, cast to float32 6, the root's two branches 24, the square's two 16, their
     # sums 24, cast back 6.
     "rms": Pass(36, 88, 6, 12),

@@ -425,7 +425,7 @@ class _Step:
         return self.activations.narrow * elements
 
     def _weights(self, is_one: Callable[[Matmul], bool]) -> float:
-        """Return the elements of the weights of one layer on one device, of matmuls for which `is_one` is true.
+        """Return the elements on one device of one layer's weights, for the matmuls that `is_one` selects.
 
         Of stacks whose layers alternate, the one with most elements counts; other stacks are added up.
         """

@@ -266,7 +266,10 @@ class _Table:
         return repeat.once if region.is_once else repeat.mean
 
     def _priced(self, row: OpRow, dtype: str, elements: float | None = None) -> OpRow:
-        """Return the row of a matmul with its intensities and bound; elements: of HBM traffic, by default of all arrays."""
+        """Return the row of a matmul with its intensities and bound.
+
+        elements: of HBM traffic; None for those of operands and result.
+        """
         assert row.product
         moved = row.product.operands + row.product.result if elements is None else elements
         nbytes = moved * dtype_bytes(self.workload.compute_dtype)
