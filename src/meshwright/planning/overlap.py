@@ -18,7 +18,7 @@ from meshwright.mesh import MeshShape, divisors
 from meshwright.planning.cost.comm_volume import (
     activation_moves,
     is_of_weights,
-    priced_collectives,
+    sized_collectives,
     weight_moves,
 )
 from meshwright.planning.cost.rates.collective import collective_seconds
@@ -28,24 +28,27 @@ from meshwright.planning.cost.seconds import WEIGHT_AXES
 from meshwright.record import Collective, Phase
 
 CRITICAL = frozenset(axis for name, axes in RULES.items() if name not in ("batch", *IN_USE) for axis in axes) | {"pp"}
-"""Mesh axes whose collectives are between two dependent matmuls, so that no op can hide them."""
+"""Mesh axes whose collectives are between two dependent matmuls, so that no op can overlap with them."""
 
 WINDOWS: Mapping[Phase, str] = {"forward": "forward", "recompute": "backward", "backward": "backward"}
-"""The pass whose ops can hide each phase's collectives. Recompute runs in backward; the update hides none."""
+"""By phase: the pass whose ops can overlap with the phase's collectives. Recompute is a part of the backward pass.
+
+The update has no such ops.
+"""
 
 
 @dataclass(frozen=True)
 class OverlapBudget:
-    """Seconds of a step's collectives, by what can hide them.
+    """Seconds per step of a step's collectives, by the ops that can overlap with ("hide") them.
 
     Attributes:
-        forward, backward: seconds that the ops of that pass can hide.
-        critical_forward, critical_backward: the part of those seconds that delays every microbatch if exposed.
-        per_microbatch: always exposed, in every microbatch.
+        forward, backward: collectives that all ops of that pass can hide.
+        once_forward, once_backward: once per step, hidden only by the ops of one microbatch of that pass.
+        critical_forward, critical_backward: the part of `forward` and `backward` that, if exposed, delays every
+            microbatch.
+        per_microbatch: always exposed, delaying every microbatch.
         per_step: always exposed, once per step.
-        hidden_by_attention: ring sends hidden by the attention of their ring step.
-        once_forward, once_backward: of collectives that run once per step, seconds that one microbatch of that pass
-            hides.
+        hidden_by_attention: sends of ring attention that the attention of their ring step hides.
     """
 
     forward: float = 0.0
@@ -67,9 +70,10 @@ class OverlapBudget:
         return OverlapBudget(*(times * seconds for seconds in vars(self).values()))
 
     def shares(self, forward: float, backward: float, num_microbatches: int = 1) -> dict[str, float]:
-        """Return the exposed share of each kind of hideable collectives if a pass's ops take this many seconds a step.
+        """Return the exposed fraction of the collectives in each field that ops can hide, by field.
 
-        The keys are names of fields: forward, backward, once_forward, once_backward.
+        The keys are forward, backward, once_forward and once_backward. forward, backward: seconds per step of the ops
+        of that pass.
         """
         return {
             "forward": _exposed(self.forward, forward),
@@ -79,16 +83,16 @@ class OverlapBudget:
         }
 
     def exposed(self, shares: Mapping[str, float]) -> float:
-        """Return the exposed seconds of all collectives; shares: from `shares`."""
+        """Return the exposed seconds per step of all collectives; shares: from `shares`."""
         late = sum(share * getattr(self, name) for name, share in shares.items())
         return self.per_microbatch + self.per_step + late
 
     def hidden(self, shares: Mapping[str, float]) -> float:
-        """Return the seconds of all collectives that ops hide; shares: from `shares`."""
+        """Return the hidden seconds per step of all collectives; shares: from `shares`."""
         return self.hidden_by_attention + sum((1 - share) * getattr(self, name) for name, share in shares.items())
 
     def exposed_per_microbatch(self, shares: Mapping[str, float]) -> float:
-        """Return the exposed seconds that delay every microbatch, summed over microbatches."""
+        """Return the exposed seconds that delay every microbatch, summed over microbatches; shares: from `shares`."""
         late = shares["forward"] * self.critical_forward + shares["backward"] * self.critical_backward
         return self.per_microbatch + late
 
@@ -100,7 +104,7 @@ FREE_LINKS = OverlapBudget()
 """Budget with no communication."""
 
 NO_RING: Mapping[Phase, float] = {}
-"""The exposed shares if there are no ring sends."""
+"""The exposed fractions of ring attention's sends, by phase, if there are none."""
 
 
 def overlap_budget(
@@ -112,10 +116,10 @@ def overlap_budget(
     """Return the overlap budget of some collectives.
 
     Args:
-        moves: the collectives, each with whether it runs once a step and not for each microbatch.
+        moves: (collective, whether it runs once per step and not once per microbatch).
         layout: the mesh laid over its system.
         strategy: how the step runs.
-        ring_shares: by phase, the exposed share of ring sends.
+        ring_shares: the exposed fraction of ring attention's sends, by phase.
     """
     sums = dict.fromkeys(vars(OverlapBudget()), 0.0)
     for move, is_once in moves:
@@ -133,7 +137,7 @@ def overlap_budget(
 
 
 def _sent_seconds(move: Collective, layout: MeshPlacement, strategy: Strategy) -> float:
-    """Return the seconds of all executions of a collective, with the framework's extra time per execution over tp."""
+    """Return the seconds per step of a collective, with the framework's extra time for each run over tp."""
     start = strategy.profile.tp_start_seconds * layout.degrees.get("tp", 1) if move.axes == ("tp",) else 0.0
     return planned_seconds(move, layout) + move.count * start
 
@@ -145,10 +149,10 @@ def _window(move: Collective, strategy: Strategy, *, is_once: bool) -> str:
 
 
 def ring_shares(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Mapping[Phase, float]:
-    """Return, by phase, the share of a step's ring sends over sp that attention does not hide."""
+    """Return the fraction of the time of ring attention's sends that attention does not hide, by phase."""
     step, sends = train_step(workload, mesh, strategy), dict[Phase, dict[str, float]]()
     round_ring = filter(is_round_ring, step.communication)
-    for op, move in priced_collectives(round_ring, step, workload, strategy, "useful"):
+    for op, move in sized_collectives(round_ring, step, workload, strategy, "useful"):
         what = "gradients" if op.gradient_of else "keys"
         each = sends.setdefault(move.phase, {"keys": 0.0, "gradients": 0.0})
         each[what] += planned_seconds(move, lay_mesh(system, mesh.layout)) / move.count
@@ -165,9 +169,9 @@ def timed_collectives(
     ring_shares: Mapping[Phase, float],
     strategy: Strategy,
 ) -> Iterator[Collective]:
-    """Yield collectives with their seconds and exposed seconds.
+    """Yield each collective with its seconds and its exposed seconds per step.
 
-    moves: as in `overlap_budget`. shares: from `OverlapBudget.shares`.
+    moves, ring_shares: as in `overlap_budget`. shares: from `OverlapBudget.shares`.
     """
     for move, is_once in moves:
         seconds = _sent_seconds(move, layout, strategy)
@@ -186,9 +190,10 @@ def step_budget(workload: Workload, mesh: MeshShape, system: System, strategy: S
 
 
 def least_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """Return a lower bound of `step_budget`: `least_weight_budget` plus the activations of a single microbatch.
+    """Return a lower bound of `step_budget` that is cheap to compute.
 
-    Several microbatches send the same bytes in smaller messages, at no higher bandwidth.
+    It is `least_weight_budget`, and the exposed activation collectives of a single microbatch. Several microbatches
+    send the same bytes in smaller messages, at no higher bandwidth.
     """
     whole = _without(strategy, ("num_microbatches", "virtual_stages", "schedule", "zero_stage"))
     seconds = _activation_budget(workload, mesh, system, whole).per_microbatch
@@ -204,7 +209,7 @@ def least_weight_budget(workload: Workload, mesh: MeshShape, system: System, str
     if not stored or not strategy.profile.overlaps_weights:
         return FREE_LINKS
     rate = _gather_rate(lay_mesh(system, mesh.layout), stored)
-    # Gathered bytes do not depend on the degree of fsdp: its least degree above 1 stands for all.
+    # Gathered bytes are the same for every degree of fsdp above 1, so the smallest such degree is the cache key.
     split = {axis: mesh.degree(axis) for axis in (*WEIGHT_AXES, "pp")}
     ends = MeshShape(fsdp=divisors(mesh.degree(RULES["embed"]))[1], **split)
     once, each = _gathered_bytes(with_remat(workload, "none"), ends, _without(strategy, _SHAPE))
@@ -214,7 +219,7 @@ def least_weight_budget(workload: Workload, mesh: MeshShape, system: System, str
 
 
 def weight_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """Return the overlap budget of the collectives of weights and of their gradients."""
+    """Return the overlap budget of the collectives that gather weights and that reduce gradients."""
     # GPipe's stages run in lockstep and gather an embedding table twice, so with pp the schedule matters.
     shape = _SHAPE if mesh.pp == 1 else _SHAPE[:1]
     once, each = _weight_budgets(with_remat(workload, "none"), mesh, system, _without(strategy, shape))
@@ -228,7 +233,7 @@ def activation_budget(workload: Workload, mesh: MeshShape, system: System, strat
 
 @lru_cache(maxsize=1 << 15)
 def _activation_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """Return `activation_budget`, cached; fields of the strategy that do not matter are at their defaults."""
+    """Return `activation_budget`, cached. Callers set fields of the strategy without effect on it to their defaults."""
     moves = activation_moves(workload, mesh, strategy)
     shares = ring_shares(workload, mesh, system, strategy)
     return overlap_budget(moves, lay_mesh(system, mesh.layout), strategy, shares)
@@ -238,9 +243,9 @@ def _activation_budget(workload: Workload, mesh: MeshShape, system: System, stra
 def _weight_budgets(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
 ) -> tuple[OverlapBudget, OverlapBudget]:
-    """Return the two parts of the weight budget: once per step, and once per microbatch."""
+    """Return the parts of the weight budget: (of collectives once per step, of one microbatch's collectives)."""
     layout = lay_mesh(system, mesh.layout)
-    # Interleaved stages process microbatches in groups of pp; two groups, so that there are microbatches to sum over.
+    # Interleaved stages process microbatches in groups of pp. With two groups, gradients are summed over microbatches.
     group = 2 * (mesh.pp if strategy.virtual_stages > 1 else 1)
     moves = weight_moves(workload, mesh, replace(strategy, num_microbatches=group))
     once, each = (overlap_budget((m for m in moves if m[1] is is_once), layout, strategy) for is_once in (True, False))
@@ -249,7 +254,7 @@ def _weight_budgets(
 
 @lru_cache(maxsize=1 << 14)
 def _gather_rate(layout: MeshPlacement, axes: tuple[str, ...]) -> float:
-    """Return the bytes per second of an all-gather or reduce-scatter that is limited by bandwidth alone."""
+    """Return the bytes per second of an all-gather or reduce-scatter over some axes, at full rate without latency."""
     return 1 / collective_seconds("all-gather", 1.0, layout.placement(axes)).bandwidth_seconds
 
 
@@ -257,9 +262,9 @@ def _gather_rate(layout: MeshPlacement, axes: tuple[str, ...]) -> float:
 def _gathered_bytes(
     workload: Workload, mesh: MeshShape, strategy: Strategy
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the bytes of weight gathers and gradient reduce-scatters over fsdp, each as (forward, backward).
+    """Return the bytes of weight gathers and gradient reduce-scatters over fsdp, as (in forward, in backward).
 
-    The first pair is per step, the second per microbatch.
+    The first pair is of collectives once per step, the second of those of one microbatch.
     """
     sums = {True: [0.0, 0.0], False: [0.0, 0.0]}
     for move, is_once in weight_moves(workload, mesh, replace(strategy, num_microbatches=2)):
@@ -271,14 +276,16 @@ def _gathered_bytes(
 
 @lru_cache(maxsize=1 << 12)
 def _without(strategy: Strategy, fields: tuple[str, ...]) -> Strategy:
-    """Return the strategy with some fields at their defaults, so that they do not split the cache."""
+    """Return the strategy with default values of some fields, for a cache whose values do not depend on them."""
     return replace(strategy, **{field: getattr(DEFAULT, field) for field in fields})
 
 
 def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy, *, is_once: bool) -> bool:
-    """Whether ops can overlap with a collective. is_once: it runs once per step, not once per microbatch.
+    """Whether ops can overlap with a collective.
 
     No op overlaps with an all-reduce that the TPU compiler emits for a reduce-scatter (`benchmarks/planned_steps.py`).
+
+    is_once: whether the collective runs once per step and not once per microbatch.
     """
     if reduce_scatter_runs_as_all_reduce(move, layout):
         return False
@@ -292,7 +299,8 @@ def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy, *, is_
         return True
     if move.axes == ("pp",) and strategy.profile.overlaps_sends and strategy.virtual_stages > 1:
         return True
-    # A collective matmul overlaps permutes over tp, or every collective over tp if the stream is whole.
+    # A collective matmul overlaps with permutes over tp; if tp does not split the residual stream, with every
+    # collective over tp.
     in_steps = move.kind == "collective-permute" or strategy.tp_stream == "whole"
     return strategy.collective_matmul and move.axes == ("tp",) and move.phase != "update" and in_steps
 
@@ -303,5 +311,5 @@ def is_critical(move: Collective) -> bool:
 
 
 def _exposed(wanted: float, free: float) -> float:
-    """Return the share of `wanted` seconds of collectives that `free` seconds of ops do not hide."""
+    """Return the fraction of `wanted` seconds of collectives that `free` seconds of ops do not hide."""
     return max(0.0, 1 - free / wanted) if wanted else 0.0

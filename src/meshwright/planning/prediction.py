@@ -1,4 +1,4 @@
-"""Predict the record of one candidate: a workload on a mesh of a system."""
+"""Predict a train step: the record of a workload on one mesh of a system with one strategy."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ SIMULATED = "simulated devices share one machine's cores, so times on cpu are an
 
 
 def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> Record:
-    """Return the predicted record of a train step: ops, collectives, pipeline bubble, update.
+    """Return the predicted record of a train step.
 
-    Activation collectives are exposed, except what collective matmuls hide over tp and ring attention over sp. Weight
-    gathers and gradient reductions overlap with the ops of their pass; the rest is exposed. `breakdown_seconds` sums to
-    the step.
+    Activation collectives are exposed, except for those over tp that collective matmuls hide and those over sp that
+    ring attention hides. Weight gathers and gradient reductions overlap with the ops of their pass, and are exposed as
+    far as they take longer. The terms of `breakdown_seconds` add up to the step.
     """
     layout = lay_mesh(system, mesh.layout)
     moves = step_moves(workload, mesh, strategy)
@@ -107,9 +107,9 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
 
 
 def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
-    """Return a note if every pipeline stage repeats all dense layers that precede the MoE layers; else nothing.
+    """Return a note if every pipeline stage repeats the work of the layers before the pipeline; else ().
 
-    They are not repeated if the sequences of a microbatch can be split over the stages.
+    It does not if the sequences of a microbatch can be split over the stages. count: the number of these layers.
     """
     if is_shared_before(program(workload.model), workload.batch, mesh, strategy):
         return ()
@@ -129,7 +129,7 @@ def step_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: 
 def step_breakdown(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, budget: OverlapBudget
 ) -> dict[str, float]:
-    """Return the seconds of a step by term; the exposed communication is from `budget`."""
+    """Return the seconds of a step by term, which add up to the step; budget: of the step's collectives."""
     once, parts = microbatch_seconds(workload, mesh, system, strategy), strategy.num_microbatches
     breakdown = {phase: parts * getattr(once, phase) for phase in ("forward", "recompute", "backward")}
     for phase, seconds in buffer_seconds(workload, mesh, system, strategy).items():
@@ -137,7 +137,7 @@ def step_breakdown(
     shares = budget.shares(*windows(breakdown), parts)
     breakdown["exposed communication"] = budget.exposed(shares)
     if workload.remat == "offload":
-        # Copies to and from the host overlap with the ops of their pass, and take HBM bandwidth from them.
+        # Copies to and from the host overlap with the ops of their pass, but use HBM bandwidth that these ops need.
         size = offloaded_bytes(workload, mesh, strategy)
         copying, moving = size / system.host_bytes_per_second, size / system.hbm_bytes_per_second
         breakdown["host copies"] = sum(max(moving, copying - window) for window in windows(breakdown))
@@ -155,26 +155,30 @@ def step_breakdown(
 
 
 def windows(breakdown: Mapping[str, float]) -> tuple[float, float]:
-    """Return the compute time of forward and of backward with recompute: the time that can hide collectives."""
+    """Return the seconds of compute that collectives can overlap with: (of forward, of recompute and backward).
+
+    breakdown: the seconds of a step by term.
+    """
     return breakdown["forward"], breakdown["recompute"] + breakdown["backward"]
 
 
 def step_bound_seconds(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, budget: OverlapBudget = FREE_LINKS
 ) -> float:
-    """Return a lower bound of a step's seconds that is cheap to compute, from a lower bound of its overlap budget.
+    """Return a lower bound of a step's seconds that is cheap to compute.
 
-    With the default budget: ops, bubble, stragglers and update, as if links were free.
+    budget: a lower bound of the step's overlap budget; by default, of a step without communication.
     """
     return sum(step_breakdown(workload, mesh, system, strategy, budget).values())
 
 
 def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, strategy: Strategy) -> float:
-    """Return the idle seconds of a pipeline stage at the start and the end of a step.
+    """Return the seconds per step in which a pipeline stage is idle, at the start and the end of the step.
 
-    With p stages, v virtual stages and m microbatches the bubble lasts (p - 1) / v microbatches, so a device works m /
-    (m + (p - 1) / v) of the time; v is 1 for GPipe (arXiv:1811.06965) and 1F1B, larger for interleaved stages
-    (arXiv:2104.04473, section 2.2). waited_seconds: exposed communication of all microbatches together.
+    With p stages of v virtual stages each, the bubble lasts as long as (p - 1) / v microbatches. v is 1 for GPipe
+    (arXiv:1811.06965) and 1F1B, and larger for interleaved stages (arXiv:2104.04473, section 2.2).
+
+    once: compute of one microbatch. waited_seconds: exposed communication of all microbatches together.
     """
     return (once.total + waited_seconds / strategy.num_microbatches) * (mesh.pp - 1) / strategy.virtual_stages
 
@@ -182,16 +186,16 @@ def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, st
 def _in_every_tick(
     exposed: Iterable[Collective], in_ticks: Iterable[Collective], layout: MeshPlacement
 ) -> Iterator[Collective]:
-    """Yield the collectives with bytes, count and seconds that include a pipeline's bubble ticks.
+    """Yield the collectives with the bytes, runs and seconds of all pipeline ticks (`in_ticks`), bubble ticks included.
 
-    The exposed seconds stay those of useful ticks: waiting in a bubble tick already counts as bubble.
+    Their exposed seconds are those of useful ticks only (`exposed`), because a bubble tick already counts as bubble.
     """
     for worked, move in zip(exposed, in_ticks, strict=True):
         yield replace(move, seconds=planned_seconds(move, layout), exposed_seconds=worked.exposed_seconds)
 
 
 def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
-    """Return the resource that limits most of the step; a pipeline bubble is not a resource."""
+    """Return the resource that limits the largest part of the step's time, without the pipeline bubble."""
     flops, traffic = step_flops(workload, mesh, STAGES_APART), hbm_bytes(workload, mesh)
     seconds: dict[Bound, float] = {
         "compute": 0.0,
@@ -201,7 +205,7 @@ def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mappi
     for phase in ("forward", "recompute", "backward"):
         computing = getattr(flops, phase) / system.peak(workload.compute_dtype)
         is_computing = computing >= traffic[phase] / system.hbm_bytes_per_second
-        # The reference's pass is a forward pass, and bound by the same resource.
+        # The pass of a reference model is a forward pass too, and is limited by the same resource.
         more = breakdown.get("reference", 0.0) if phase == "forward" else 0.0
         seconds["compute" if is_computing else "memory"] += breakdown[phase] + more
     return max(seconds, key=seconds.__getitem__)

@@ -1,4 +1,7 @@
-"""Best-first search for the best configurations of a workload on a system, without pricing the whole space."""
+"""Best-first search for the fastest meshes and strategies of a workload on a system.
+
+Lower bounds of the step time make it unnecessary to predict every configuration.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +30,19 @@ from meshwright.planning.space import Candidate, Space, runnable_space, whole_sp
 from meshwright.planning.ties import ties
 
 _BELOW = 1 - 1e-9
-"""Factor on lower bounds, so that rounding never lifts a bound above the time it bounds."""
+"""Factor on lower bounds, so that rounding never makes a bound larger than the time that it bounds."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The best plans, one per mesh: those that fit, fastest first; then the rest, by how far they exceed memory.
+    """The best plan of each of the best meshes.
 
     Attributes:
+        plans: those that fit in memory, fastest first; then the others, by how much memory they need.
         num_meshes: legal meshes.
-        num_candidates: configurations of all legal meshes.
-        num_priced: configurations priced in full; lower bounds rule out the others.
-        num_tied: number of leading plans that tie within the prediction's error; they are sorted simplest first
+        num_candidates: configurations (mesh, remat policy, strategy) of all legal meshes.
+        num_priced: configurations whose step time was predicted; lower bounds rule out the others.
+        num_tied: plans at the front that tie within the prediction's error; they are sorted simplest first
             (`planning.ties`).
     """
 
@@ -58,27 +62,26 @@ def rank(
     is_runnable: bool = False,
     **choices: Any,
 ) -> Ranking:
-    """Return the best `top` meshes, each with its best strategy.
+    """Return the best `top` meshes, each with its best strategy. Raises if no mesh is legal.
 
-    remats: policies to choose from; all by default. is_runnable: only strategies that `meshwright train` can run.
-    choices: strategy fields that are not searched, with their values (`whole_space`). Raises an error with the reason
-    if no mesh is legal.
+    remats: remat policies to choose from; all by default. is_runnable: search only strategies that `meshwright train`
+    can run. choices: values of strategy fields that are not searched (`whole_space`).
     """
     space = runnable_space if is_runnable else whole_space
     return rank_space(space(workload, system, remats, **choices), top=top)
 
 
 def find_best(workload: Workload, system: System, *, remats: tuple[Remat, ...] = (), **choices: Any) -> Plan:
-    """Return the best plan; if nothing fits, the one that needs least memory."""
+    """Return the fastest plan that fits; if none fits, the plan that needs least memory."""
     return rank(workload, system, remats=remats, top=1, **choices).plans[0]
 
 
 def find_faster(
     workload: Workload, system: System, seconds: float, *, remats: tuple[Remat, ...] = (), **choices: Any
 ) -> Plan | None:
-    """Return the best plan if it fits and its step takes less than `seconds`; else None.
+    """Return the fastest plan that fits, if its step takes less than `seconds`; else None.
 
-    The search ends at the first lower bound that is not below `seconds`, and prices nothing after it.
+    Configurations whose lower bound is not below `seconds` are not predicted.
     """
     space = whole_space(workload, system, remats, **choices)
     with _without_collector():
@@ -88,9 +91,9 @@ def find_faster(
 
 
 def plan_stages(workload: Workload, mesh: MeshShape, system: System) -> Plan:
-    """Return the best runnable plan of a mesh with pipeline stages: schedule, microbatches and virtual stages.
+    """Return the best plan of a mesh with pipeline stages that `meshwright train` can run.
 
-    Raises an error if the workload cannot run over these stages.
+    The search chooses schedule, microbatches and virtual stages. Raises if the workload cannot run over these stages.
     """
     check_mesh(workload, mesh)
     check_runnable(workload.model, mesh)
@@ -101,10 +104,13 @@ def plan_stages(workload: Workload, mesh: MeshShape, system: System) -> Plan:
 def rank_space(
     space: Space, meshes: tuple[MeshShape, ...] | None = None, *, top: int = 8, most_tied: int = 0
 ) -> Ranking:
-    """Rank the best `top` meshes of a space, or of some of its meshes; more, up to `most_tied`, if they tie.
+    """Return the best `top` meshes of a space, each with its best strategy.
+
+    meshes: the meshes to search; None for all. most_tied: return more meshes, up to this number, as long as they tie
+    with the best.
 
     Raises:
-        MeshwrightError: no mesh divides the batch into the microbatches.
+        MeshwrightError: no mesh splits the batch into the microbatches that the space fixes.
     """
     shapes = tuple(mesh for mesh in (space.meshes() if meshes is None else meshes) if space.parts(mesh))
     if not shapes:
@@ -130,7 +136,7 @@ def rank_space(
 
 @contextmanager
 def _without_collector() -> Generator[None]:
-    """Disable Python's garbage collector: the search allocates many objects and no cycles."""
+    """Disable Python's garbage collector inside the context: the search allocates many objects and no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -142,10 +148,11 @@ def _without_collector() -> Generator[None]:
 
 @dataclass(frozen=True)
 class _Group:
-    """Candidates with the same tokens per microbatch, which share one lower bound.
+    """A set of candidates with the same tokens per microbatch on a device, for which one lower bound is computed.
 
-    remats: policies, sorted by saved values, most first, so that the first is fastest. zero_stage: None for all stages.
-    has_activation_bound: whether the bound includes exposed activation collectives.
+    They are all combinations of `meshes`, `remats`, and the strategies with `zero_stage` (None: any). remats: the
+    policy that saves most, the fastest, is first. has_activation_bound: whether the bound includes exposed activation
+    collectives.
     """
 
     meshes: tuple[MeshShape, ...]
@@ -164,9 +171,11 @@ class _Group:
 class _Search:
     """Best-first search: refine the group with the smallest bound, until a candidate with an exact time comes first.
 
-    The candidates of a group have the same ops, except for recompute. Refinement: split by remat policy; split by mesh
-    and ZeRO stage, adding exposed weight collectives to the bound; add exposed activation collectives; price each
-    strategy that fits. limit: find only plans below this many seconds.
+    The candidates of a group have the same ops, except for recompute. Steps of refinement: split by remat policy; split
+    by mesh and ZeRO stage, and add exposed weight collectives to the bound; add exposed activation collectives; predict
+    the step time of each strategy that fits.
+
+    limit: find only plans below this many seconds. heap: (seconds, peak bytes, serial number, group or candidate).
     """
 
     space: Space
@@ -176,7 +185,7 @@ class _Search:
     numbers: Iterator[int] = field(default_factory=count)
 
     def plans(self, meshes: tuple[MeshShape, ...]) -> Iterator[Plan]:
-        """Yield the plans that fit, fastest first, one per mesh; equally fast ones by memory."""
+        """Yield the best plan of each mesh on which one fits, fastest first; equally fast plans by memory."""
         done: set[MeshShape] = set()
         for group in _groups(self.space, meshes):
             self._push(self._bound(group), group)
@@ -189,12 +198,16 @@ class _Search:
                 yield _plan(self.space, item)
 
     def _push(self, seconds: float, item: object, peak: float = 0.0) -> None:
-        """Push an item if it is below the limit; a bound is popped before an equal exact time."""
+        """Push a group or a candidate if its seconds are below the limit.
+
+        seconds: a group's lower bound or a candidate's step time. peak: a candidate's peak bytes; 0 for groups, so that
+        a bound is popped before an equal step time.
+        """
         if seconds < self.limit:
             heapq.heappush(self.heap, (seconds, peak, next(self.numbers), item))
 
     def _open(self, group: _Group) -> None:
-        """Refine a group by one step: split by policy; by mesh and ZeRO stage; a closer bound; exact step times."""
+        """Refine a group by one step, and push the groups or candidates that it consists of."""
         if not group.meshes:
             return
         if len(group.remats) > 1:
@@ -215,7 +228,7 @@ class _Search:
                     self._push(self._bound(alone), alone)
 
     def _bound(self, group: _Group) -> float:
-        """Return a lower bound on the step seconds of every candidate in a group."""
+        """Return a lower bound of the step time, in seconds, of every candidate in a group."""
         mesh, workload, system = _most_sharded(group), self.space.with_remat(group.remat), self.space.system
         strategies = self._strategies(group)
         # Collective matmuls expose less communication, but split a matmul into several, which takes longer.
@@ -228,13 +241,13 @@ class _Search:
         return _BELOW * step_bound_seconds(workload, mesh, system, fastest, budget)
 
     def _price(self, group: _Group) -> None:
-        """Price the strategies of a group's one mesh that fit."""
+        """Push each strategy of a group that fits, with its step time; the group has only one mesh and policy."""
         (mesh,), workload, system = group.meshes, self.space.with_remat(group.remat), self.space.system
         for strategy in self._strategies(group):
             candidate = Candidate(mesh, group.remat, strategy)
             if (peak := self._fitting_peak(candidate)) is not None:
                 self.num_priced += 1
-                # Times that differ by rounding alone are ties, which go by memory.
+                # Step times that differ only by rounding are equal, so that memory decides.
                 seconds = float(f"{step_seconds(workload, mesh, system, strategy):.12g}")
                 self._push(seconds, candidate, peak)
 
@@ -255,7 +268,10 @@ class _Search:
 
 
 def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
-    """Yield the candidates of some meshes in groups that differ only in recompute: same tokens, tp, ep and pp."""
+    """Yield all candidates of some meshes in groups that have the same ops, except for recompute.
+
+    They have the same tp, ep, pp, tokens per device and microbatches.
+    """
     alike: dict[tuple[int, ...], list[MeshShape]] = {}
     for mesh in meshes:
         shards = mesh.degree(token_axes())
@@ -268,15 +284,15 @@ def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
 
 
 def _most_sharded(group: _Group) -> MeshShape:
-    """Return the mesh that shards parameters over the most devices, so that each stores and updates the fewest.
+    """Return the mesh of a group that shards parameters over the most devices, so that each updates the fewest.
 
-    If there are several, return the one that splits the sequence least, because a split sequence may gather keys.
+    Of several such meshes, return the one that splits the sequence least, because a split sequence may gather keys.
     """
     return max(group.meshes, key=lambda mesh: (mesh.fsdp * mesh.sp, mesh.fsdp))
 
 
 def _closest(space: Space, meshes: list[MeshShape]) -> list[Candidate]:
-    """Return, for each mesh on which nothing fits, the candidate that needs the least memory; the least first."""
+    """Return the candidate of each mesh that needs the least memory, sorted by memory."""
     candidates = [min(_smallest(space, mesh), key=lambda each: _peak(space, each)) for mesh in meshes]
     return sorted(candidates, key=lambda each: _peak(space, each))
 
