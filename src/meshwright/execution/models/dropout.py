@@ -1,7 +1,8 @@
 """Dropout that does not depend on the mesh: each token has its own key.
 
-The key is folded from the step's key, the layer, the place within the layer, and the token's number in the batch. Each
-device samples masks for its own tokens, and samples them again in backward: nothing is communicated or saved.
+The key is folded from the step's key, the layer, the place within the layer (`Place`), and the token's number in the
+batch. Each device samples masks for its own tokens, and samples them again in backward: nothing is communicated or
+saved.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class DropoutRng:
 
 
 def token_numbers(shape: tuple[int, ...], layout: ShardingContext, strategy: Strategy) -> Array:
-    """Return the number of each token of a batch [b, s] in text order, independent of the storage order."""
+    """Return the number of each token of a batch [b, s]: row * s + position in the text, wherever it is stored."""
     batch, length = shape
     order = token_order(length, layout, strategy)
     places = jnp.asarray(np.arange(length) if order is None else order, jnp.uint32)
@@ -79,10 +80,10 @@ def dropout_of_weights(weights: Array, rng: DropoutRng | None) -> Array:
 
 
 def dropout_of_branch(x: Array, rng: DropoutRng | None, rate: float, name: str) -> Array:
-    """Apply dropout to the input x of the low-rank branch of the matmul `name`.
+    """Apply dropout to the input x [b, s, n] of the low-rank branch of the matmul `name`.
 
-    x is [b, s, n], or [b, s, d] sharded like the residual stream. Columns may be split over devices, and each device
-    samples its own: the bits of a column are a hash of its number and the token's key.
+    Columns of x may be split over devices. Each device samples its own columns: the random bits of an element are a
+    hash of its column number and the token's key.
     """
     if rng is None or not rate:
         return x

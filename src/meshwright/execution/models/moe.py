@@ -1,6 +1,6 @@
-"""A mixture of experts instead of a layer's MLP, or added to a shared MLP.
+"""A mixture of experts that replaces a layer's MLP, or is added to a shared MLP.
 
-Dims: t tokens of a device, e experts, d embed, f width of an expert.
+Dims: b batch, s sequence, d embed, e experts, f width of an expert.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ STREAM = ("batch", "residual_sequence", "activation")
 
 
 class MoeOps(NamedTuple):
-    """The ops of a mixture of experts between dispatch and combine."""
+    """The ops of a mixture of experts from dispatch to the last matmul.
+
+    opened: the first matmuls (gate and up, or up). hidden: the activation of their results. down: the last matmul.
+    """
 
     dispatch: Dispatch
     opened: tuple[Linear, ...]
@@ -62,10 +65,10 @@ def moe_layer(
     matmul_dtype: MatmulDtype | None = None,
     segments: Array | None = None,
 ) -> tuple[Array, Array]:
-    """Apply a MoE block to the residual stream h [b, s, d]; returns the experts' output and their load.
+    """Return the summed output of the experts [b, s, d] for the residual stream h [b, s, d], and their load.
 
-    The load [devices, 3, e] has the fields of `ExpertLoad`, one row for each device with different tokens;
-    `load_of_layers` sums it for all layers at once.
+    The load [devices, 3, e] has an entry for each device with different tokens, and for each of the three fields of
+    `ExpertLoad`; `load_of_layers` sums it over devices for all layers at once.
 
     Args:
         h: the residual stream.
@@ -73,8 +76,8 @@ def moe_layer(
         weights: the layer's parameters by name.
         ops: the ops of the block.
         layout: sharding context.
-        matmul_dtype: dtype to which operands of matmuls are rounded.
-        segments: document ids of packed rows [b, s]; 0 is padding, which has no load and takes no capacity slot.
+        matmul_dtype: dtype to which operands of matmuls are quantized; None for no quantization.
+        segments: document ids of packed rows [b, s]; 0 is padding, which is not counted and takes no capacity slot.
     """
     linears = (*ops.opened, ops.down)
     used = [
@@ -116,7 +119,7 @@ def moe_layer(
 
 
 def _expert_axes(layout: ShardingContext, tokens: tuple[str, ...]) -> ExpertAxes:
-    """Return the mesh axes of experts and tokens. Raises if experts are sharded over ep and tokens are not."""
+    """Return the mesh axes of experts, given the axes that split tokens. Raises if ep splits experts but not tokens."""
     ep, tp = layout.axes("expert"), layout.axes("mlp")
     if not set(ep) <= set(tokens):
         batch = RULES["batch"]
@@ -128,9 +131,9 @@ def _expert_axes(layout: ShardingContext, tokens: tuple[str, ...]) -> ExpertAxes
 
 
 def load_of_layers(loads: Sequence[Array]) -> ExpertLoad:
-    """Return the load of every layer [layers, e] over all devices from `moe_layer`'s [layers, devices, 3, e].
+    """Return the load of every layer, summed over all devices; each field is [layers, e].
 
-    loads: one array for each layer of a cycle, stacked over the cycles.
+    loads: for each layer of a cycle of layers, its loads from `moe_layer` in all cycles, [cycles, devices, 3, e].
     """
     if len(loads) == 1:
         sums = jnp.sum(loads[0], axis=1)
@@ -151,7 +154,7 @@ def _moe_on_device(
     sums: tuple[str, ...],
     matmul_dtype: MatmulDtype | None,
 ) -> tuple[Array, Array]:
-    """Run `moe_layer` on one device. sums: axes that split the stream's width, over which first matmuls are summed."""
+    """Run `moe_layer` on one device. sums: mesh axes that split the stream's dim d; the first matmuls sum over them."""
     times, experts, (*openers, down) = partial(expert_product, matmul_dtype=matmul_dtype), ops.experts, weights
     if split.width and not split.tokens:
         # Each device has all tokens and a shard of each expert: sum gradients once here, not once per matmul.
@@ -191,7 +194,7 @@ def _moe_on_device(
 
 
 def _of_stream(segments: Array, h: Array, split: ExpertAxes) -> Array:
-    """Slice the segments of a device's part of the stream h [b, s, d] from those of the whole sequence.
+    """Return the segments of a device's part of the stream h [b, s, d], a slice of those of the whole sequence.
 
     Not a reshard: in pipeline stages XLA would keep only the slices, and gather them in each layer for attention (JAX
     0.10.2).
@@ -202,9 +205,10 @@ def _of_stream(segments: Array, h: Array, split: ExpertAxes) -> Array:
 
 
 def _bias_of_rows(rows: Array, biases: Array, sizes: Array | None) -> Array:
-    """Return the bias of each row's expert from [e, f], shaped like `rows`; 0 for rows beyond those of experts.
+    """Return the bias of each row's expert, shaped like `rows`, from the `biases` [e, f] of all experts.
 
-    `rows` is [m, f] sorted by expert, or [e, slots, f].
+    `rows` is [m, f] sorted by expert, of which expert i has `sizes[i]`, or [e, slots, f] if `sizes` is None. Rows after
+    those of the last expert get 0.
     """
     rows, biases = match_varying(rows, biases.astype(rows.dtype))
     if sizes is None:
@@ -214,7 +218,7 @@ def _bias_of_rows(rows: Array, biases: Array, sizes: Array | None) -> Array:
 
 
 def _of_tokens(rows: Array, sizes: Array | None) -> Array:
-    """Return experts' rows with zeros beyond those of tokens: rows there are undefined, and gradients read them."""
+    """Return experts' rows [m, d] with zeros after the first sum(sizes), which are undefined but read by gradients."""
     if sizes is None:
         return rows
     places, count = match_varying(jnp.arange(rows.shape[0])[:, None], jnp.sum(sizes))
@@ -223,12 +227,15 @@ def _of_tokens(rows: Array, sizes: Array | None) -> Array:
 
 
 def _of_one(x: Array, axes: tuple[str, ...]) -> Array:
-    """Return a value on the first device along some mesh axes, and zeros on the others."""
+    """Return x on the first device along mesh axes, and zeros on the others."""
     return jnp.where(jax.lax.axis_index(axes) == 0, x, jnp.zeros_like(x)) if axes else x
 
 
 def _summed_hidden(op: Gated, opened: list[Array], sums: tuple[str, ...]) -> Array:
-    """Activate first matmuls that are partial sums: reduce-scatter, activate on each device, gather."""
+    """Return the activation of the first matmuls' results, which are partial sums over the mesh axes `sums`.
+
+    They are reduce-scattered over f, activated on each device, and gathered; or all-reduced if f does not divide.
+    """
     if not sums:
         return activate(op, *opened)
     if opened[0].shape[-1] % jax.lax.axis_size(sums):
