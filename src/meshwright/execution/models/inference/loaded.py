@@ -228,7 +228,7 @@ class LoadedModel:
         return min(self.seq_len or LONGEST_WINDOW, LONGEST_WINDOW)
 
     def encode(self, prompt: Prompt) -> np.ndarray:
-        """Return the tokens [n] of a prompt. Raises if it is empty or no `Prompt`, or is text and there is no tokenizer."""
+        """Return the tokens [n] of a prompt. Raises if it is empty or no `Prompt`, or text without a tokenizer."""
         found: Any = prompt.messages if isinstance(prompt, Chat) else prompt
         is_messages = isinstance(found, Sequence) and len(found) and isinstance(found[0], Mapping)
         if isinstance(found, str) or is_messages:
