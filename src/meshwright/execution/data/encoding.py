@@ -119,7 +119,7 @@ class Encoder:
             raise BadRecordError("over_vocab", f"token id {wrong} is outside the vocabulary of {self.vocab:,}")
         if (
             record.get("attention_mask") is not None
-            and not self._of_tokens(record, "attention_mask", len(tokens)).all()
+            and not self._numbers_of_tokens(record, "attention_mask", len(tokens)).all()
         ):
             raise BadRecordError(
                 "missing_field",
@@ -127,7 +127,7 @@ class Encoder:
             )
         if "labels" not in record or record["labels"] is None:
             return [Document(tokens.astype(np.int32))]
-        labels = self._of_tokens(record, "labels", len(tokens))
+        labels = self._numbers_of_tokens(record, "labels", len(tokens))
         if wrong := np.flatnonzero((labels != IGNORED) & (labels != tokens)).tolist():
             at = wrong[0]
             raise BadRecordError(
@@ -137,7 +137,7 @@ class Encoder:
             )
         return [Document(tokens.astype(np.int32), labels != IGNORED)]
 
-    def _of_tokens(self, record: Mapping[str, Any], name: str, count: int) -> np.ndarray:
+    def _numbers_of_tokens(self, record: Mapping[str, Any], name: str, count: int) -> np.ndarray:
         """Return a field of `count` whole numbers, one for each token, as int64 [count]."""
         values = self._ids(record, name)
         if len(values) != count:
@@ -245,11 +245,11 @@ def find_encoder(
             raise MeshwrightError(
                 f"{source.name} is text, which has no fields; leave {'--pairs' if pairs else '--fields'} out"
             )
-        return _of_text(Encoder("file", "", tokenizer, vocab))
+        return _text_encoder(Encoder("file", "", tokenizer, vocab))
     if pairs:
         if fields is not None:
             raise MeshwrightError("the fields of preferences are prompt, chosen and rejected; leave --fields out")
-        return _of_text(Encoder("pairs", "", tokenizer, vocab))
+        return _text_encoder(Encoder("pairs", "", tokenizer, vocab))
     record = source.first_record()
     if fields is None:
         fields = next((name for name in ("messages", "conversations", "input_ids", "text") if name in record), None)
@@ -276,10 +276,10 @@ def find_encoder(
             " content"
         )
     parse_fields(fields)
-    return _of_text(Encoder("text", fields, tokenizer, vocab))
+    return _text_encoder(Encoder("text", fields, tokenizer, vocab))
 
 
-def _of_text(encoder: Encoder) -> Encoder:
+def _text_encoder(encoder: Encoder) -> Encoder:
     """Return an encoder of text.
 
     Raises:

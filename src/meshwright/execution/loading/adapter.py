@@ -32,11 +32,9 @@ def save_adapter(
     The directory is complete, or on failure absent.
 
     Args:
-        run: the directory of the run.
         directory: the directory to write; new or empty.
         on: the hardware; one device of it is used.
         dtype: dtype of the written tensors.
-        on_note: called with notes for the user.
 
     Raises:
         MeshwrightError: the run has no adapters, or the directory is not empty.

@@ -64,8 +64,7 @@ def load(
         mesh: for example "1,4,2,1" or "fsdp=4,tp=2"; default: fsdp over all devices, or on the hardware of a run, the
           run's mesh if it has no pipeline stages.
         dtype: dtype of parameters and matmuls; default: the run's, or that of the weights (bf16 or f32).
-        adapter: a directory with PEFT's low-rank adapters, which are merged into the weights. Not for a run, whose own
-          adapters are merged.
+        adapter: a directory with PEFT's low-rank adapters, which are merged into the weights; not for a run.
         on_bytes: called with the number of bytes of each slice that is read.
         on_note: called with notes for the user.
 
@@ -83,7 +82,6 @@ class Found:
     """A model in a directory, and how to load it; only the headers of its weights have been read.
 
     Args:
-        path: the directory.
         model: the model, with its adapters merged.
         system: the hardware to load it onto, in `mesh`.
         dtype: dtype of matmuls.
@@ -139,10 +137,7 @@ class Found:
         )
 
     def _read(self, mesh: Mesh, layout: ShardingContext, on_bytes: Callable[[int], None]) -> Any:
-        """Return the parameters on the mesh, read from `tensors`, with adapters merged and heads copied or padded.
-
-        Heads are copied or padded after reading, because the files have them as they are.
-        """
+        """Return the parameters on the mesh, read from `tensors`, with adapters merged and heads copied or padded."""
         model = self.model if self.adapter is None else replace(self.adapter[1], lora=None)
         in_file = with_whole_heads(layout, model)
         read, wanted = (

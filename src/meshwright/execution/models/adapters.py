@@ -101,7 +101,7 @@ def _constant(array: Array) -> Array:
     return jax.reshard(jax.lax.stop_gradient(array), P(*jax.typeof(array).sharding.spec.partitions))
 
 
-def share_of_norm(magnitude: Array, norms: Array) -> Array:
+def magnitude_over_norm(magnitude: Array, norms: Array) -> Array:
     """Return magnitude / norm of each column in float32; 0 for columns of zeros, which pad heads."""
     is_zero = norms == 0
     return jnp.where(is_zero, 0, magnitude.astype(jnp.float32) / jnp.where(is_zero, 1, norms))
@@ -125,7 +125,7 @@ def _merged(weight: Array, weights: Mapping[str, Any], name: str, branch: LowRan
     a, b = factors(weights, name)
     total = _sum(weight, a, b, branch.scale)
     if branch.has_magnitude:
-        share = share_of_norm(weights[f"{name}{LORA_M}"], column_norms(weight, a, b, branch.scale))
+        share = magnitude_over_norm(weights[f"{name}{LORA_M}"], column_norms(weight, a, b, branch.scale))
         lead = a.ndim + b.ndim - 2 - weight.ndim
         wide = jnp.expand_dims(share, tuple(range(lead, a.ndim - 1)))
         total = total * jnp.broadcast_to(wide, total.shape, out_sharding=jax.typeof(total).sharding)

@@ -1,4 +1,7 @@
-"""Causal attention with grouped query heads that materializes its scores in memory."""
+"""Causal attention with grouped query heads that materializes its scores in memory.
+
+Dims: b batch, s queries, t keys, k kv heads, g query heads per kv head, h head dim; n chunks of c queries.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ class Documents(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """Queries [n, b, c, k, g, h] in n chunks, and their positions [n, c]; in a loop over chunks, one without dim n.
+    """Queries [n, b, c, k, g, h] in n chunks, and their positions [n, c]; inside a loop, those of one chunk without n.
 
     tokens: numbers of the tokens in the batch [n, b, c], for dropout; None without dropout. sinks: sink logits of each
     query [n, b, c, k, g]; None without sinks. ids: document ids of the queries [n, b, c]; None if each row is one

@@ -36,7 +36,7 @@ class DropoutRng:
     tokens: Array
 
     def fold_in(self, number: Array | int) -> DropoutRng:
-        """Derive the dropout of one layer, or of one place in a layer."""
+        """Return the dropout of layer `number`, or of place `number` in a layer."""
         return replace(self, key=jax.random.fold_in(self.key, number))
 
     @property
@@ -60,7 +60,7 @@ def dropout(x: Array, rng: DropoutRng | None, layout: ShardingContext, place: Pl
         return x
     tokens = layout.place(rng.tokens, "batch", "residual_sequence")
     keys = replace(rng.fold_in(place), tokens=tokens).keys
-    return _drop(x, jax.vmap(jax.vmap(partial(_kept, rate=rng.rate, size=x.shape[-1])))(keys), rng.rate)
+    return _drop(x, jax.vmap(jax.vmap(partial(_keep_mask, rate=rng.rate, size=x.shape[-1])))(keys), rng.rate)
 
 
 def dropout_of_weights(weights: Array, rng: DropoutRng | None) -> Array:
@@ -72,7 +72,7 @@ def dropout_of_weights(weights: Array, rng: DropoutRng | None) -> Array:
     heads = jax.reshard(heads, jax.P(*jax.typeof(weights).sharding.spec.partitions[1:3]))
 
     def of_token(key: Array, head: Array) -> Array:
-        return _kept(jax.random.fold_in(key, head), rate=rng.rate, size=num_keys)
+        return _keep_mask(jax.random.fold_in(key, head), rate=rng.rate, size=num_keys)
 
     # Mapped from the innermost dim out: queries, query heads, kv heads, sequences.
     of_row = jax.vmap(jax.vmap(jax.vmap(of_token, (0, None)), (None, 0)), (None, 0))
@@ -99,7 +99,7 @@ def dropout_of_branch(x: Array, rng: DropoutRng | None, rate: float, name: str) 
     return _drop(x, jax.vmap(jax.vmap(of_token, (0, None)), (0, None))(keys, columns), rate)
 
 
-def _kept(key: Array, *, rate: float, size: int) -> Array:
+def _keep_mask(key: Array, *, rate: float, size: int) -> Array:
     return jax.random.bernoulli(key, 1 - rate, (size,))
 
 

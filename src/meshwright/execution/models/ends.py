@@ -15,7 +15,7 @@ from meshwright.description.step.parameter_tree import RANK
 from meshwright.execution.models.adapters import factors
 from meshwright.execution.models.context import PositionInfo, Weights
 from meshwright.execution.models.dropout import DropoutRng
-from meshwright.execution.models.generation.stationary import low_rank_of_rows, multiply_stored, of_own_slot
+from meshwright.execution.models.generation.stationary import low_rank_of_rows, multiply_stored, zero_other_slots
 from meshwright.execution.models.linear import GATHERED, RESIDUAL, gathered, low_rank_columns
 from meshwright.execution.models.norm import norm
 from meshwright.execution.models.product import product
@@ -116,7 +116,7 @@ def _lookup_of_slots(
     vocab, count, rank = a.shape
     rows = jax.lax.reshape(a, (vocab, count * rank), out_sharding=layout.spec("vocab", RANK))
     low = _lookup(rows, tokens, layout, RANK).reshape(*tokens.shape, count, rank)
-    return jnp.einsum("bsnr,nrd->bsd", of_own_slot(low, slots), b, out_sharding=layout.spec(*RESIDUAL))
+    return jnp.einsum("bsnr,nrd->bsd", zero_other_slots(low, slots), b, out_sharding=layout.spec(*RESIDUAL))
 
 
 def _positions(stored: Array, tokens: Array, numbers: Array, layout: ShardingContext, dtype: Any) -> Array:

@@ -41,7 +41,7 @@ from meshwright.description.step.layer import (
 )
 from meshwright.description.step.parameter_tree import LORA_M, SINKS
 from meshwright.execution.models.activation import activate
-from meshwright.execution.models.adapters import column_norms, factors, share_of_norm
+from meshwright.execution.models.adapters import column_norms, factors, magnitude_over_norm
 from meshwright.execution.models.attention_layer import attention_layer
 from meshwright.execution.models.context import LayerContext, Weights
 from meshwright.execution.models.dropout import ATTENTION, MLP, dropout
@@ -173,7 +173,7 @@ def _with_branch(run: _Run, op: Linear, product: Array, branch: Array) -> Array:
     layout, weights = run.context.layout, run.weights
     norms = column_norms(weights[op.name], *factors(weights, op.name), op.low_rank.scale)
     norms = checkpoint_name(layout.place(norms, *dict(vector_dims(op.outputs))), PRODUCT)
-    share = share_of_norm(weights[f"{op.name}{LORA_M}"], norms)
+    share = magnitude_over_norm(weights[f"{op.name}{LORA_M}"], norms)
     total = checkpoint_name(product + branch, PRODUCT)
     scaled = total.astype(jnp.float32) * lax.broadcast_to_rank(share, total.ndim)
     return _with_bias(scaled.astype(total.dtype), _bias(run, op))

@@ -47,13 +47,10 @@ def column_parallel_linear(
     """Multiply h [b, s, d], the residual stream or a latent, by weights whose columns may be sharded over tp.
 
     Args:
-        h: the input, which is gathered once for all weights.
         weights: the weight [d, *outputs] of each op.
         ops: the matmuls, which have the same input and the same first logical axis of outputs.
-        layout: sharding context.
-        strategy: `collective_matmul` and `matmul_dtype` are read.
-        whole: gathered inputs by mesh axes and name of the value. h is taken from it or added to it, so that other
-          matmuls of the block with the same input do not gather it again.
+        whole: gathered inputs by mesh axes and name of the value. The gathered h is taken from it or added to it, so
+          that all matmuls of the block with this input gather it once.
 
     Returns:
         An array [b, s, *outputs] for each op, without its bias.

@@ -71,11 +71,8 @@ def moe_layer(
     `ExpertLoad`; `load_of_layers` sums it over devices for all layers at once.
 
     Args:
-        h: the residual stream.
         logits: router logits [b, s, e].
         weights: the layer's parameters by name.
-        ops: the ops of the block.
-        layout: sharding context.
         matmul_dtype: dtype to which operands of matmuls are quantized; None for no quantization.
         segments: document ids of packed rows [b, s]; 0 is padding, which is not counted and takes no capacity slot.
     """
@@ -160,7 +157,7 @@ def _moe_on_device(
         # Each device has all tokens and a shard of each expert: sum gradients once here, not once per matmul.
         h = jax.lax.pcast(h, split.width, to="varying")
     choice = route(logits, experts.num_active, experts.routing, choice_bias)
-    is_token = None if segments is None else _of_stream(segments, h, split) > 0
+    is_token = None if segments is None else _local_segments(segments, h, split) > 0
     if is_token is not None and experts.capacity_factor is not None:
         # Padding gets an expert number beyond the last, which has no slot.
         choice = choice._replace(chosen=jnp.where(is_token[..., None], choice.chosen, experts.count))
@@ -169,12 +166,12 @@ def _moe_on_device(
     if split.width and not split.tokens:
         shares = jax.lax.pcast(shares, split.width, to="varying")
     if experts.routing.scales_input:
-        rows = (_of_tokens(rows, here.sizes).astype(shares.dtype) * shares).astype(h.dtype)
+        rows = (_with_zero_padding(rows, here.sizes).astype(shares.dtype) * shares).astype(h.dtype)
     opened = [checkpoint_name(times(rows, weight, here.sizes), PRODUCT) for weight in openers]
     if biases:
         # Only one of the devices with partial sums adds the bias.
         opened = [
-            array + _of_one(_bias_of_rows(array, biases[op.name], here.sizes), sums)
+            array + _on_first_device(_bias_of_rows(array, biases[op.name], here.sizes), sums)
             for op, array in zip(ops.opened, opened, strict=True)
         ]
     hidden = _summed_hidden(ops.hidden, opened, sums)
@@ -183,7 +180,7 @@ def _moe_on_device(
         hidden = (hidden.astype(shares.dtype) * shares).astype(h.dtype)
     rows = times(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes)
     if biases:
-        own = _of_one(jnp.ones_like(shares) if experts.routing.scales_input else shares, split.width)
+        own = _on_first_device(jnp.ones_like(shares) if experts.routing.scales_input else shares, split.width)
         rows += _bias_of_rows(rows, biases[ops.down.name], here.sizes) * own.astype(rows.dtype)
     added = here.combine(rows)
     is_chosen = choice.chosen[..., None] == jnp.arange(experts.count)[None, None, None, :]
@@ -193,11 +190,11 @@ def _moe_on_device(
     return added, jnp.stack([copies, here.dropped, probabilities(logits, experts.routing, is_token)])[None]
 
 
-def _of_stream(segments: Array, h: Array, split: ExpertAxes) -> Array:
+def _local_segments(segments: Array, h: Array, split: ExpertAxes) -> Array:
     """Return the segments of a device's part of the stream h [b, s, d], a slice of those of the whole sequence.
 
-    Not a reshard: in pipeline stages XLA would keep only the slices, and gather them in each layer for attention (JAX
-    0.10.2).
+    They are sliced, not resharded: in pipeline stages XLA would keep only resharded segments, and gather them in each
+    layer for attention (JAX 0.10.2).
     """
     if not split.tokens:
         return segments
@@ -217,7 +214,7 @@ def _bias_of_rows(rows: Array, biases: Array, sizes: Array | None) -> Array:
     return biases.at[expert].get(mode="fill", fill_value=0)
 
 
-def _of_tokens(rows: Array, sizes: Array | None) -> Array:
+def _with_zero_padding(rows: Array, sizes: Array | None) -> Array:
     """Return experts' rows [m, d] with zeros after the first sum(sizes), which are undefined but read by gradients."""
     if sizes is None:
         return rows
@@ -226,7 +223,7 @@ def _of_tokens(rows: Array, sizes: Array | None) -> Array:
     return jnp.where(is_token, rows, jnp.zeros_like(rows))
 
 
-def _of_one(x: Array, axes: tuple[str, ...]) -> Array:
+def _on_first_device(x: Array, axes: tuple[str, ...]) -> Array:
     """Return x on the first device along mesh axes, and zeros on the others."""
     return jnp.where(jax.lax.axis_index(axes) == 0, x, jnp.zeros_like(x)) if axes else x
 

@@ -29,10 +29,7 @@ def with_known_names(
 ) -> dict[str, Tensor]:
     """Return a directory's tensors by their names in `known`, without tensors that are not weights.
 
-    Args:
-        tensors: the tensors by their names in the files; a tensor whose name is not recognised keeps it.
-        known: the tensor names that transformers writes for the model.
-        family: the model's family.
+    known: the tensor names that transformers writes for the model. A tensor with a name that matches none keeps it.
 
     Raises:
         MeshwrightError: config.json ties the unembedding to the embedding, and both are stored and differ.

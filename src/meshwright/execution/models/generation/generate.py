@@ -416,11 +416,11 @@ def _through_layers(
 
 
 def _attends(stack: Stack) -> bool:
-    """Whether the layer of a stack of one layer has softmax attention, not linear attention."""
+    """Whether a one-layer stack has softmax attention, not linear attention."""
     return any(isinstance(op, Attention) for op in stack.ops)
 
 
 def _window(stack: Stack) -> int | None:
-    """Return the attention window of a stack of one layer, in tokens; None if it attends to all tokens."""
+    """Return the attention window of a one-layer stack, in tokens; None if it attends to all earlier tokens."""
     (window,) = {window for op in stack.ops if isinstance(op, Attention) for window in op.windows}
     return window

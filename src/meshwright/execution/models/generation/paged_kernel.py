@@ -67,17 +67,16 @@ def attend_to_pages(
     scoring: Scoring,
     is_interpreted: bool = False,
 ) -> Partial:
-    """Attend with queries [b, s, k, g, h] at positions [b, s] to the pages of one device, [layers, pages, k, slots, h].
+    """Return attention of queries [b, s, k, g, h] at positions [b, s] over the pages of one device, as a `Partial`.
 
     Call it inside `jax.shard_map` without `check_vma`. The arrays of the result are [b, s, k, g, ...].
 
     Args:
+        pages: keys and values [layers, pages, k, slots, h], with the slots of each page that this device has.
         layer: index of the layer in the pages.
         table, first: as in `PagedCache`, [b, entries] and [b].
         offset: the slot of the whole page that is this device's first slot.
         page_size: tokens of a page over all devices that share it.
-        window: number of keys a query attends to, including its own; None for all earlier keys.
-        scoring: how scores are scaled and capped.
         is_interpreted: run in Pallas's interpreter, slowly, on a CPU.
     """
     batch, length, heads, group, head_dim = query.shape

@@ -144,7 +144,7 @@ def choose(scores: Array, rows: Samplers, written: Written, step: Array) -> Arra
     temperature, is_greedy = rows.temperature, rows.temperature == 0
 
     def draw() -> Array:
-        kept = _kept(scores / jnp.where(is_greedy, 1.0, temperature)[:, None], rows)
+        kept = _apply_limits(scores / jnp.where(is_greedy, 1.0, temperature)[:, None], rows)
         steps = jnp.broadcast_to(step, rows.seed.shape)
         keys = jax.vmap(lambda seed, step: jax.random.fold_in(jax.random.key(seed), step))(rows.seed, steps)
         return jnp.where(is_greedy, likeliest, jax.vmap(jax.random.categorical)(keys, kept))
@@ -186,7 +186,7 @@ def _likeliest(scores: Array) -> Array:
     return jax.shard_map(local, in_specs=spec, out_specs=P(spec[0]), check_vma=False)(scores)
 
 
-def _most_likely(scores: Array, rows: Samplers) -> Array:
+def _apply_top_k_and_top_p(scores: Array, rows: Samplers) -> Array:
     """Return the logits [rows, vocab] with those of tokens excluded by top-k and top-p set to minus infinity."""
     ordered = jnp.sort(scores, axis=-1, descending=True)
     rank = jnp.arange(scores.shape[-1])[None]
@@ -201,14 +201,14 @@ def _most_likely(scores: Array, rows: Samplers) -> Array:
     return jnp.where(scores >= least, scores, -jnp.inf)
 
 
-def _kept(scores: Array, rows: Samplers) -> Array:
+def _apply_limits(scores: Array, rows: Samplers) -> Array:
     """Return the logits [rows, vocab] with those of tokens excluded by top-k, top-p and min-p set to minus infinity."""
     limits = [rows.top_k != 0] if rows.top_k is not None else []
     limits += [rows.top_p < 1] if rows.top_p is not None else []
     if limits:
         # Sorting the vocabulary is the slowest part here.
         is_limited = jnp.any(jnp.stack(limits))
-        scores = jax.lax.cond(is_limited, lambda: _most_likely(scores, rows), lambda: scores)
+        scores = jax.lax.cond(is_limited, lambda: _apply_top_k_and_top_p(scores, rows), lambda: scores)
     if rows.min_p is not None:
         shares = jax.nn.softmax(scores, axis=-1)
         scores = jnp.where(shares >= rows.min_p[:, None] * shares.max(axis=-1, keepdims=True), scores, -jnp.inf)

@@ -55,8 +55,7 @@ def lower_prefill_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit
         cache: the dim of the cache that is split besides heads.
 
     Raises:
-        MeshwrightError: the prompt length is not a multiple of the mesh's degrees that split it, or the plan's dtypes,
-          model or mesh have no step (`check_served`).
+        MeshwrightError: the mesh does not divide the prompt length, or no step can be compiled (`check_served`).
     """
     read, shape = serving_from_data(serving), MeshShape(**mesh.shape)
     check_serving(read, ServingLayout(shape, cache))

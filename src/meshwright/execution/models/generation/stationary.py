@@ -40,10 +40,10 @@ def for_server_products(params: Mapping[str, Any], model: ModelConfig) -> Any:
     """
     if mesh_platform() == "tpu":
         return _in_tpu_layout(params, model)
-    return _apart(params) if mesh_platform() == "gpu" else params
+    return _split_by_layer(params) if mesh_platform() == "gpu" else params
 
 
-def _apart(params: Mapping[str, Any]) -> Any:
+def _split_by_layer(params: Mapping[str, Any]) -> Any:
     """Return parameters with one mapping for each layer of a stack: {stack: ({name: array}, ...)}.
 
     With stacked arrays, XLA:GPU copies each layer's weights in every step before it multiplies them, so that it reads
@@ -140,8 +140,6 @@ def low_rank_of_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingC
         x: the matmul's input [b, s, *inputs].
         a: A of all slots [*inputs, slots, rank].
         b: B of all slots [slots, rank, *outputs].
-        op: the matmul.
-        layout: the sharding context.
         slots: the slot of each row's adapter [b], from 1; 0 for a row without an adapter.
     """
     names, outputs = [name for name, _ in op.inputs], [name for name, _ in op.outputs]
@@ -150,7 +148,7 @@ def low_rank_of_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingC
 
     def local(x: Array, a: Array, b: Array, slots: Array) -> Array:
         low = jnp.einsum(f"yz{inner},{inner}nr->yznr", x, a)
-        low = of_own_slot(low, slots)
+        low = zero_other_slots(low, slots)
         made = jnp.einsum(f"yznr,nr{columns}->yz{columns}", low, b)
         return jax.lax.pcast(made, tuple(sums), to="unreduced") if sums else made
 
@@ -164,7 +162,7 @@ def low_rank_of_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingC
         return on_shards(local, layout, in_specs=specs, out_specs=out)(jax.reshard(x, specs[0]), a, b, own)
 
 
-def of_own_slot(low: Array, slots: Array) -> Array:
+def zero_other_slots(low: Array, slots: Array) -> Array:
     """Return `low` [b, s, slots, rank] with zeros for all slots but each row's own; `slots` [b] counts from 1."""
     is_own = slots[:, None] == 1 + jnp.arange(low.shape[-2])[None]
     return jnp.where(is_own[:, None, :, None], low, 0)

@@ -137,9 +137,9 @@ class GrowingText:
     stop: str | None = None
 
     def add(self, token: int, ends: Container[int], stop: Sequence[str], *, is_last: bool) -> str:
-        """Add a token; return the text that can be shown now. A possible beginning of a stop string is held back.
+        """Add a token; return the text that can be shown now, without a possible beginning of a stop string.
 
-        ends: the stop tokens. is_last: whether the text ends with this token because of its length.
+        ends: the stop tokens. is_last: whether the text reaches its maximum length with this token.
         """
         if token in ends:
             self.done = "token"

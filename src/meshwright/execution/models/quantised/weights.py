@@ -107,7 +107,9 @@ def dequantised(weight: Any, dtype: Any) -> Any:
     dim = next(dim for dim, (own, one) in enumerate(zip(values.shape, scale.shape, strict=True)) if own != one)
     halves = (values & jnp.uint8(15), values >> jnp.uint8(4))
     # Each half is computed by itself, so that compilers write no array to memory but the result.
-    blocks = jnp.concatenate([(_of_code(half, NF4) * scale.astype(jnp.float32)).astype(dtype) for half in halves], dim)
+    blocks = jnp.concatenate(
+        [(_values_of_codes(half, NF4) * scale.astype(jnp.float32)).astype(dtype) for half in halves], dim
+    )
     spec: Any = jax.typeof(values).sharding.spec
     shape = (*blocks.shape[: dim - 1], blocks.shape[dim - 1] * blocks.shape[dim], *blocks.shape[dim + 1 :])
     return jax.lax.reshape(blocks, shape, out_sharding=P(*spec[:dim], *spec[dim + 1 :]))
@@ -123,13 +125,13 @@ def is_quantised(leaf: Any) -> bool:
     return isinstance(leaf, Int8Weight | Nf4Weight)
 
 
-def _of_code(codes: Array, table: Sequence[float]) -> Array:
+def _values_of_codes(codes: Array, table: Sequence[float]) -> Array:
     """Return table[code] of each code, by selects, which run at memory speed on every device; TPUs index slower."""
     if len(table) == 1:
         return jnp.full((), table[0], jnp.float32)
     half = len(table) // 2
     is_high = (codes & jnp.uint8(half)) != 0
-    return jnp.where(is_high, _of_code(codes, table[half:]), _of_code(codes, table[:half]))
+    return jnp.where(is_high, _values_of_codes(codes, table[half:]), _values_of_codes(codes, table[:half]))
 
 
 def in_int8(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:

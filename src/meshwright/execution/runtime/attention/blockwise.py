@@ -114,10 +114,8 @@ def backward(
 
     Args:
       gradient: the queries' gradient through earlier chunks [b, s, k, g, h]; the first result includes it.
-      inputs: queries, gradient of the output, log-normalizer, output . gradient.
       segments: the queries' segments.
       keys: the chunk's keys and values.
-      mask: which keys a query attends to.
     """
     rows, columns = block_size(inputs.query.shape[1]), block_size(keys.key.shape[1])
     queries = _gradient_blocks(inputs, segments, rows)

@@ -198,17 +198,11 @@ def _in_chunks(x: Array) -> Array:
 
 
 def _documents(ids: Array | None, size: int, count: int) -> tuple[Array, Array, Array, Array]:
-    """Return which tokens and states belong to the same document, as factors that broadcast to [b, n, k, g, ...].
+    """Return which tokens and states share a document, as four factors that broadcast to [b, n, k, g, ...].
 
-    Args:
-        ids: document of each token [b, s]; None if a row is one document.
-        size: tokens of a chunk (c).
-        count: number of chunks (n).
-
-    Returns:
-        Four arrays: for a query and a key of a chunk, whether they share a document and the key is not later
-        (boolean, [..., c, c]); 1 if a token shares a document with the state before its chunk, else 0 [..., c]; the
-        same for the state after its chunk [..., c]; and the same for these two states [...].
+    There are n = `count` chunks of c = `size` tokens. The factors are: whether a query reads a key of its chunk
+    (boolean, causal) [..., c, c]; 1 if a token shares a document with the state before its chunk, else 0 [..., c]; the
+    same for the state after its chunk [..., c]; and 1 if both states share a document, else 0 [...].
     """
     causal = jnp.tril(jnp.ones((size, size), bool))[None, None, None, None]
     if ids is None:

@@ -75,11 +75,9 @@ def ring_attention(
     head dim of the values.
 
     Args:
-      query: this device's queries.
       segments: the queries' segments.
       keys: this device's keys and values.
       axis: the mesh axis; None if this device has all keys.
-      mask: which keys a query attends to.
       steps: `blockwise` or `flash`, which also sets the order of the arrays' dims.
     """
     return _forward(query, segments, keys, axis, mask, steps)[0]

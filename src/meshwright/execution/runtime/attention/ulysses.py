@@ -55,13 +55,8 @@ def gathered_attention(
     """Like `ulysses_attention`, but with keys and values gathered over the axis: any number of heads, any token order.
 
     Args:
-      query: this device's queries.
-      key: this device's keys.
-      value: this device's values.
       ids: document ids of this device's tokens; None if each row is one document.
       key_ids: document ids of all tokens of the axis, in the order in which they are stored.
-      axis: the mesh axis.
-      mask: which keys a query attends to.
       kernel: the kernel that attends over the gathered keys.
       order: the position of each token of the axis, in the order in which they are stored; None if that is in order.
     """

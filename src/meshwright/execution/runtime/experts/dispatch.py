@@ -73,7 +73,6 @@ def dispatch_combine(x: Array, routing: Choice, experts: Experts, axes: ExpertAx
     """Dispatch this device's tokens x [b, s, d] to the experts chosen by `routing` [b, s, choices].
 
     Args:
-      x: tokens.
       routing: experts of each token, and the weight of each of them.
       experts: number of experts, choices per token, capacity.
       axes: mesh axes that shard experts and tokens.

@@ -170,9 +170,6 @@ def _stage_backward(
     """Run one unit backward on each stage; return the state with the gradients.
 
     Args:
-      pipeline: functions and schedule.
-      data: parameters and microbatches.
-      state: the state before.
       layer_inputs: saved inputs of the unit's layers [c, p, ...].
       loss_gradient: gradient of the loss with respect to the stages' outputs [p, ...]; None in ticks without a loss.
       work: the unit that each stage runs.

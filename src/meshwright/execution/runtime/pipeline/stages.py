@@ -174,15 +174,7 @@ def stage_forward(
 ) -> tuple[Array, Array, Sums]:
     """Run one unit on each stage, with input x [p, ...].
 
-    Args:
-      pipeline: functions and schedule.
-      data: parameters and microbatches.
-      x: input of each stage.
-      stage_work: the work of each stage in this tick.
-      sums: sums over microbatches so far.
-
-    Returns:
-      The output of each stage [p, ...], the inputs of the layers of its chunk [c, p, ...], and the updated sums.
+    Returns the output of each stage [p, ...], the inputs of the layers of its chunk [c, p, ...], and the updated sums.
     """
     ours = stage_inputs(data, stage_work.unit)
 
