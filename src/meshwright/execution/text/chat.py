@@ -77,8 +77,8 @@ def chat_examples(
     """Return training examples of a chat: its tokens, with loss on the assistant's turns and their end tokens.
 
     A turn is one message of the assistant. If the template marks the assistant's text (`{% generation %}`), the marked
-    text has loss. Without marks, a turn is the text by which the rendered chat up to the turn is longer than the
-    rendered chat before it, with its generation prompt.
+    text has loss. Without marks, a turn's text is what the rendered chat up to the turn adds to the rendered chat
+    before it, including the generation prompt.
 
     A template may render a turn differently when later messages follow: Qwen3's drops its thoughts. Then the chat
     becomes several examples. Each turn has loss in one of them, in which the text before the turn is what the model

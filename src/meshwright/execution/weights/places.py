@@ -28,7 +28,7 @@ class Place:
     """Where a parameter is: in one tensor for each layer and expert that it is stacked over.
 
     Args:
-        parameter: the declaration, of shape [layers, experts, *inputs, *outputs]; layers, experts or inputs may lack.
+        parameter: the declaration, of shape [layers, experts, *inputs, *outputs], possibly without some of these dims.
         published: the tensor's name with {layer} and {expert}, and how the tensor holds the parameter.
         num_inputs: number of dims that the parameter's matmul sums over; 0 for a vector.
         first_layer, every: in the model's numbering, the parameter's first layer and the distance to its next layer.
