@@ -21,7 +21,7 @@ Kind = Literal["text", "jsonl", "parquet", "arrow"]
 """The format of a file."""
 
 FORMATS: tuple[Kind, ...] = ("jsonl", "parquet", "arrow")
-"""The formats of files that consist of records with fields; a text file is one record."""
+"""The formats of files that consist of records with fields, unlike text."""
 
 KINDS: Mapping[str, Kind] = {
     ".txt": "text",

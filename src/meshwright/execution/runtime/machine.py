@@ -23,7 +23,7 @@ def this_machine(num_devices: int | None = None) -> System:
     memory, nor start JAX with fewer simulated devices than a later call needs.
 
     Args:
-        num_devices: number of devices to simulate; by default JAX's number, or `SIMULATED` if that is one.
+        num_devices: number of devices to simulate; default: as many as JAX has, or `SIMULATED` if it has only one.
 
     Raises:
         MeshwrightError: the accelerator is not among the known chips.

@@ -18,7 +18,7 @@ from meshwright.description.step.layer import DELTA_CHUNK
 from meshwright.execution.runtime.shards import match_varying
 
 EPSILON = 1e-6
-"""Added to the squared length of queries and keys."""
+"""Added to the squared length of queries and keys before they are divided by their length."""
 
 
 class DeltaInputs(NamedTuple):
