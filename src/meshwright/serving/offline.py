@@ -36,7 +36,6 @@ class PromptFile:
     """A file of prompts, one per line (JSON lines) or row (Parquet, Arrow).
 
     Args:
-        path: the file.
         model: the model that answers, with its tokenizer.
         request: options for lines that do not set their own; its prompt is not used.
         context: maximum number of tokens of a prompt and its answer.
@@ -129,8 +128,6 @@ def answer_file(
 
     Args:
         engine: the engine, which has not started.
-        prompts: the prompts.
-        answers: the file of answers.
         rule: how to treat an unusable line; all lines are checked before the first answer.
         on_start: called before the first request, to start the engine; not called if all are answered.
         on_answer: called after each line written.

@@ -177,7 +177,6 @@ def _slots(
         args: the options.
         options: the options of `PLAN_OPTIONS` that are set, including those set by a plan.
         named: the directories of the adapters to load at the start, by name.
-        model: the model.
     """
     slots = options.get("adapter_slots", len(named))
     adapters = [read_adapter_config(path, model) for path in named.values()]

@@ -46,7 +46,6 @@ class End:
 
     Args:
         line: the reason, for the user.
-        code: the exit code.
         kind: refused (before the start), failed (a process reported why it cannot continue), lost (a process died or is
             silent), stuck (no process takes a step).
     """
@@ -130,7 +129,7 @@ class Host:
         return self._have_joined
 
     def step_of(self, number: int) -> int | None:
-        """Return the number of steps that a process has taken; None before the first."""
+        """Return the number of steps that a process has taken; None if it has not joined, or takes no steps."""
         return self._peers[number].step if number in self._peers else None
 
     def stop(self) -> None:

@@ -92,10 +92,6 @@ class Member:
         """End this process and the run because this process failed. The host reports one failure for all processes.
 
         Skips the normal exit, in which JAX would wait for the other processes.
-
-        Args:
-            line: the error message.
-            code: the exit code.
         """
         self._say({"failed": line, "code": code})
         time.sleep(10.0)  # The host answers, and `_listen` ends the process.
@@ -152,7 +148,6 @@ class Member:
 
         Args:
             line: an error to print; empty for none.
-            code: the exit code.
         """
         if not self._ending.acquire(blocking=False):
             return

@@ -18,8 +18,6 @@ class Relay:
     """Listens on a free port of this machine (the attribute `port`), and forwards each connection to a service.
 
     Args:
-        host: host of the service.
-        port: port of the service.
         seconds: how long to try to connect to the service.
         on_failure: called, in a thread, with the reason if no connection succeeded in that time.
     """

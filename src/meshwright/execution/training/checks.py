@@ -32,7 +32,6 @@ def check_start(config: RunConfig, *, anyway: bool = False) -> Record:
     """Return the prediction of a run's plan, after checking its memory and vocabulary.
 
     Args:
-        config: the config of the run.
         anyway: skip both checks.
 
     Raises:

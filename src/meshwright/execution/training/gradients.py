@@ -58,13 +58,10 @@ def loss_and_gradients(
     Only trained parameters have gradients.
 
     Args:
-        params: the parameters.
         batch: the arrays of `training.step.abstract_batch`: `tokens` and `targets` [b, s]; with dropout also `draws`,
             the step's PRNG key as raw data [2]; for preference pairs also `weights` [b, s] and `reference` [b], the
             log-probability of each row under the reference model.
         workload: the model, its objective and dtypes.
-        layout: the sharding context.
-        strategy: the strategy of the step.
         preference: the loss of preference pairs, for the objective `dpo`.
     """
     if strategy.gradient_dtype:
@@ -190,9 +187,6 @@ def _sum(
 
     Args:
         part: computes a tree of arrays from a microbatch.
-        batch: the whole batch.
-        count: number of microbatches.
-        layout: the sharding context.
         dtype: dtype of the sums; an array of a wider dtype is summed in its own.
         group_size: number of consecutive rows that stay in one microbatch.
     """

@@ -164,7 +164,6 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
 
     Args:
         what: the model, as in `train`; if it is a directory, pretrained weights and a tokenizer are searched there.
-        plan: the plan.
         directory: the directory of the run, which must not have one yet.
         steps: number of steps; None for the default.
         settings: options of `SETTINGS`, and from_scratch, as in `train`, by name.

@@ -27,7 +27,6 @@ def measured(config: RunConfig, rows: Sequence[Row], profile: tuple[Profile | No
     """Return the measured record of a run since it last started or resumed.
 
     Args:
-        config: the config of the run.
         rows: all rows of its metrics.
         profile: the result of `find_profile`, from which the record has its collectives.
     """

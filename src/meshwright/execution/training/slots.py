@@ -69,9 +69,7 @@ def to_stage_layout(state: Tree, wanted: Tree, model: ModelConfig, layout: Shard
     Args:
         state: the state in the layout of checkpoints, sharded as `in_order`.
         wanted: the abstract state to return, with its shapes and shardings.
-        model: the model.
         layout: the sharding context of `wanted`.
-        strategy: the strategy of the run.
     """
     layers, count = layer_of_slots(model, layout, strategy), num_staged_layers(model)
     # An index past the end gives zeros.

@@ -127,11 +127,6 @@ def initial_state(
 
     Args:
         workload: the model and its dtypes.
-        layout: the sharding context.
-        optimizer: the optimizer settings.
-        mesh: the devices.
-        strategy: the strategy of the step.
-        seed: seed of the random values.
         weights: a Hugging Face directory to read parameters from instead.
         adapter: a PEFT directory to read the adapters from.
         on_bytes: called with the number of bytes of each part read.
@@ -170,10 +165,6 @@ def first_parameters(
 
     Args:
         workload: the model and its dtypes.
-        layout: the sharding context of training.
-        mesh: the devices.
-        strategy: the strategy of the step.
-        seed: seed of the random values.
         weights: a Hugging Face directory to read parameters from; None to initialise them randomly.
         adapter: a PEFT directory to read the adapters from; by default they are initialised.
         paths: paths of the parameters to return; all by default.
@@ -310,7 +301,6 @@ def lower_train_step(
     """Lower the train step for a mesh whose devices need not be present.
 
     Args:
-        mesh: the mesh.
         workload: a `Workload`, as `dataclasses.asdict` writes it.
         strategy: a `Strategy`, as `dataclasses.asdict` writes it; None for the default one.
     """

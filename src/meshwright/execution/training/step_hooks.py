@@ -60,12 +60,7 @@ class StepHooks:
         return self.interruption.stop is not None or self.saver.is_due or is_evaluated or self.profiler.is_due(step + 1)
 
     def begin(self, row: Row, compiled: jax.stages.Compiled) -> None:
-        """Write the files of a run after the first step of this process, and add the sizes of the data to its row.
-
-        Args:
-            row: the metrics of this step.
-            compiled: the compiled step.
-        """
+        """Write the files of a run after the first step of this process, and add the sizes of the data to its row."""
         begin(self.config, self.directory, self.checkpoints, self.start, row, self.on_note)
         row |= self.inputs.counts
         self.inputs.keep()

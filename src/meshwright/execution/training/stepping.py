@@ -51,8 +51,6 @@ def take_steps(
     The state is None if the next step, which donates it, was already dispatched.
 
     Args:
-        program: the compiled step.
-        batches: the batches.
         state: the state before the first step.
         steps: the numbers of the steps to take.
         needs_state: returns whether the state after a step is needed; after the last step it always is.

@@ -44,7 +44,6 @@ class ActiveRequest:
         """Create the sequences: one per completion, or a single one if no token is generated (`max_tokens` 0).
 
         Args:
-            request_id: the engine's id of the request.
             orders: yields increasing numbers; each sequence takes the next one as its order of arrival.
             tokenizer: converts tokens to text; None to return tokens only.
             words: number of 32-bit words of a token mask (one bit per token of the vocabulary).
@@ -92,9 +91,6 @@ class ActiveRequest:
         """Return a step's output for one sequence.
 
         Args:
-            sequence: the sequence.
-            tokens: the new tokens.
-            piece: the new text.
             logprobs: the log probabilities of the new tokens.
 
         Returns:
@@ -125,7 +121,6 @@ class ActiveRequest:
         """Store the log probabilities and hidden states of a chunk of the prompt.
 
         Args:
-            part: the chunk.
             arrays: the fields of `Logprobs` for the chunk's row, each indexed by the chunk's tokens.
             hidden: hidden states summed over the chunk's tokens [d].
         """

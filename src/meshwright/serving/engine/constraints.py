@@ -55,12 +55,12 @@ class Matcher:
 
     @property
     def may_stop(self) -> bool:
-        """Whether the text matches without further tokens."""
+        """Whether the tokens so far match the grammar, so that the sequence may end."""
         return self._of.is_accepting()
 
     @property
     def is_finished(self) -> bool:
-        """Whether the text matches, and no further token can be added."""
+        """Whether the tokens so far match the grammar, and no further token is allowed."""
         return self._of.is_stopped() and not self._of.is_error()
 
     def mask(self, out: NDArray[np.uint32], *, stops: bool = True) -> bool:
@@ -145,7 +145,6 @@ class ConstraintCompiler:
         """Return a matcher at the beginning of a sequence. Waits while the constraint is compiled, unless it is cached.
 
         Args:
-            constraint: the constraint.
             stop_tokens: tokens that end the sequence, in addition to the tokenizer's.
             owner: the client; each client's constraints have their own queue.
 

@@ -46,7 +46,6 @@ class DecodeStats:
         Args:
             starts: for each sequence, the position of the token that the step processed.
             seconds: time from reading the previous step's tokens to reading this step's.
-            page_size: tokens of a page.
         """
         self.steps += 1
         self.seconds += seconds

@@ -35,12 +35,8 @@ def draft_prefill_program(
     """Return the draft model's jitted prefill: (params, pages, packed) -> pages. The pages are donated.
 
     Args:
-        model: the draft model.
-        mesh: the mesh.
         split: how the cache is split.
-        shape: the shape of the step.
         group: index, in `Columns.tables` of the packed input, of the page table of layers without a window.
-        dtype: dtype of the computation.
     """
     layout, columns = decode_layout(model, mesh, split), shape.columns
 
@@ -85,7 +81,7 @@ def draft_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape:
 
 
 def why_not_draft(draft: ModelConfig, served: ModelConfig, num_drafts: int) -> str:
-    """Return why a model cannot draft this many tokens per step for another one; empty if it can."""
+    """Return why the model `draft` cannot draft `num_drafts` tokens per step for `served`; empty if it can."""
     if not num_drafts:
         return "num_drafts is 0; use 1 to 16"
     # `engine_layout` refuses drafts for a served model with linear attention.

@@ -56,7 +56,6 @@ class Engine:
 
     Args:
         model: the model. On GPUs its parameters' arrays are deleted, because the engine stores them in other arrays.
-        settings: the engine's settings.
         draft: a model on the same mesh that drafts `settings.num_drafts` tokens per step; None to draft from n-grams of
             the sequence.
     """
@@ -96,7 +95,7 @@ class Engine:
         )  # fmt: skip
 
     def _is_compiled(self, step: EngineStep) -> bool:
-        """Whether a scoring step's program is compiled; if compiling fails, end all requests with scoring."""
+        """Whether a scoring step's program is compiled. If compiling fails, end all requests that need scoring."""
         try:
             return self.runner.is_compiled(step)
         except Exception as error:
@@ -222,7 +221,7 @@ class Engine:
                 sequence.row, sequence.pages = None, []
 
     def _fail(self, request_id: str, error: Exception) -> None:
-        """End the one request that caused an exception, which is being handled."""
+        """End the request that caused `error`, the exception being handled; raise it if it is a `DeviceError`."""
         if isinstance(error, DeviceError):
             raise error
         if isinstance(error, MeshwrightError):

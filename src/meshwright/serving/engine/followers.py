@@ -108,7 +108,7 @@ def connect() -> socket.socket:
 
 
 def follow(connection: socket.socket, run: Callable[[Work | SlotWeights], object]) -> None:
-    """Run the steps and load the adapters that process 0 sends, until it sends no more.
+    """Call `run` with each step and each adapter that process 0 sends, until process 0 tells this process to end.
 
     Raises:
         MeshwrightError: process 0 is gone.

@@ -201,8 +201,6 @@ def _affordable_pages(
 
     Args:
         model: the model, whose parameters are on the devices.
-        context: the sharding context.
-        settings: the engine's settings.
         one: number of pages of the longest sequence, for layers without a window.
         of_window: for each attention window, the maximum number of pages of one sequence that a step reads.
         num_rows: rows of all shards; each row has a state of linear attention, if the model has any.

@@ -21,7 +21,7 @@ class PagePool:
         return len(self._free)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Allocate free pages, each with one reference; if fewer are free, allocate none and return None."""
+        """Return the numbers of `count` free pages, each with one reference from now on; None if fewer are free."""
         if count > len(self._free):
             return None
         at = len(self._free) - count

@@ -32,9 +32,7 @@ class _Node:
     """A full page of tokens, which follow the tokens of the node's ancestors. The root of a tree has no tokens.
 
     Args:
-        salt: the salt of its tree.
         key: the tokens of the page.
-        parent: the node of the page before; None for a root.
         pages: for each group, the number of the cached page; None if it is not cached.
     """
 
@@ -83,7 +81,6 @@ class PrefixCache:
         """Return the longest cached prefix for which every group has all pages that later tokens read.
 
         Args:
-            tokens: the tokens of the sequence.
             limit: maximum tokens of the prefix; for a prompt one less than its tokens, because the last must be
                 computed.
             salt: only sequences that were inserted with an equal salt are found.
@@ -172,7 +169,7 @@ class PrefixCache:
         return freed
 
     def clear(self) -> None:
-        """Release every page."""
+        """Remove all nodes, and release their pages."""
         for group, used in enumerate(self._used):
             self._pools[group].release(node.pages[group] for node in used)
             used.clear()

@@ -115,11 +115,7 @@ def greedy_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape
     pages are donated.
 
     Args:
-        model: the model, with its adapter slots.
-        mesh: the mesh.
         split: how the cache is split over devices in addition to heads.
-        shape: the shape of the step.
-        dtype: dtype of the computation.
     """
     layout = decode_layout(model, mesh, split)
 
@@ -302,7 +298,6 @@ def newest_first(tokens: Array, last: Array, own: Array, layout: ShardingContext
         tokens: token ids of the step.
         last: the newest token of every row of the engine [rows].
         own: the packed input of the step, sharded by rows.
-        layout: the sharding context.
     """
     newest = last.at[own[:, Columns.row]].get(mode="clip", out_sharding=layout.spec("batch"))
     return jnp.where(tokens == FROM_LAST, newest[:, None], tokens)
@@ -322,14 +317,8 @@ def through_pages(
     """Run the layers on tokens [rows, s]: the tokens of each row's step from index `place` on.
 
     Args:
-        params: the parameters.
-        pages: the cache.
-        tokens: the token ids.
         own: the packed input of the step, sharded by rows.
         tables: for each of `pages`, the columns of its page table; see `Columns.tables`.
-        model: the model.
-        layout: the sharding context.
-        dtype: dtype of the computation.
         place: index of the first token in the row's tokens of this step.
 
     Returns:

@@ -102,11 +102,11 @@ class Request:
 
 
 class TokenLogprob(NamedTuple):
-    """A token's natural log probability, and the likeliest tokens at its position with theirs."""
+    """A token's natural log probability, and the likeliest tokens at its position."""
 
     token: int
     logprob: float
-    likeliest: tuple[tuple[int, float], ...]
+    likeliest: tuple[tuple[int, float], ...]  # (token, log probability), likeliest first.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,6 @@ class Work:
 
     Args:
         kind: the program: "greedy", "sampling" (each row with its own options) or "scoring" of prompts.
-        shape: the shape of the step.
         packed: the packed input, int32 [rows, width]; see `Columns`.
         mask: bits of the tokens that each row may choose [rows, num_chosen, words]; None if all may be chosen.
         targets: the token after each token [rows, s], for scoring.
@@ -424,7 +423,7 @@ class Runner:
             return Result(tokens, rest[1], None)
 
     def _free_mask(self, shape: Shape) -> Array:
-        """Return a mask that allows all tokens, cached on the devices."""
+        """Return a mask that allows all tokens, for a step of this shape. Masks are cached on the devices."""
         size = (shape.rows, shape.num_chosen)
         if size not in self._free_masks:
             mask = np.full((*size, self.words), 0xFFFFFFFF, np.uint32)

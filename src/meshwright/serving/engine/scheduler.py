@@ -77,7 +77,6 @@ class Scheduler:
     """The queue, the rows and the pages of an engine; nothing here runs on a device.
 
     Args:
-        layout: the layout of the engine.
         on_admitted: called with a sequence when it gets a row.
         on_error: called with a sequence and the exception that it caused, to end it; None to raise the exception.
         can_score: returns whether the program of a scoring step is compiled.
@@ -308,7 +307,7 @@ class Scheduler:
         return True
 
     def _blame(self, sequence: TokenSequence, error: Exception) -> None:
-        """End the sequence that caused an exception. Call while the exception is being handled."""
+        """End the sequence that caused `error` by `on_error`, or raise it. Call while the exception is handled."""
         if self._on_error is None:
             raise error
         self._on_error(sequence, error)

@@ -17,7 +17,6 @@ class TokenSequence:
     """The sequence of one completion: the prompt and the tokens generated after it.
 
     Args:
-        request_id: the engine's id of the request.
         number: index of the completion in its request.
         request: the request, with the completion's own seed.
         tokens: the prompt, and the generated tokens that are on the host.

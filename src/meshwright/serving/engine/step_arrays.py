@@ -19,8 +19,6 @@ def packed_inputs(
     """Return the packed input of a step: int32 [rows, width], with the columns of `Columns`.
 
     Args:
-        step: the step.
-        shape: its shape.
         tables: from `Scheduler.tables`: for each attention window, the first page of each sequence in the step [n], and
             the entries of its page table [n, entries].
         num_rows: number of rows of the engine. Unused rows of the step have it as their row number.

@@ -40,7 +40,7 @@ class ServedAdapters:
 
     @property
     def by_name(self) -> Mapping[str, Adapter]:
-        """The loaded adapters."""
+        """The loaded adapters, by name."""
         return self._engine.adapters.by_name
 
     async def change(self, change: Callable[[Path], None]) -> None:

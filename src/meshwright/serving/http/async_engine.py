@@ -289,7 +289,7 @@ def answer_timeout(seconds: float) -> ApiError:
 
 
 def _joined(outputs: Sequence[Output]) -> Output:
-    """Concatenate all outputs of one completion."""
+    """Return one output with the tokens, text and log probabilities of all outputs of a completion."""
     return replace(
         outputs[0],
         tokens=tuple(token for output in outputs for token in output.tokens),
@@ -302,7 +302,7 @@ def _joined(outputs: Sequence[Output]) -> Output:
 
 @dataclass
 class _Timing:
-    """Times of a completion in seconds of `time.perf_counter`, and its number of tokens so far."""
+    """Times of a completion on the clock `time.perf_counter`, and its number of tokens so far."""
 
     submit_seconds: float
     first_token_seconds: float = 0.0

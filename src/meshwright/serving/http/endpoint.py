@@ -42,7 +42,7 @@ class AppState:
 
     Args:
         service: the engine, tokenizer and limits.
-        async_engine: the engine for the event loop.
+        async_engine: the asyncio wrapper of the engine.
         token_decoder: decodes single tokens, for log probabilities.
     """
 

@@ -120,7 +120,7 @@ def _check_structure(body: bytes, limits: RequestLimits) -> None:
 
 
 async def read_body(request: Request, limits: RequestLimits) -> bytes:
-    """Read a request's body.
+    """Return the body of a request.
 
     Raises:
         ApiError: the body is too large or arrives too slowly.
@@ -158,7 +158,7 @@ async def _read_at_most(request: Request, limit: int) -> bytes:
 
 
 def validate_request(model: type[M], data: dict[str, Any]) -> M:
-    """Validate the fields of a request.
+    """Return the fields of a request body (`data`), validated, as `model`.
 
     Raises:
         ApiError: a field is unknown, missing or invalid.

@@ -224,7 +224,7 @@ def _set(future: asyncio.Future[None], error: BaseException | None) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket."""
+    """Return a socket that listens on a host and port; a `MeshwrightError` if that is not possible."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)

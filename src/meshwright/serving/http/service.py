@@ -171,7 +171,7 @@ class Service(ServerState):
 
     @property
     def adapters_by_name(self) -> Mapping[str, Adapter]:
-        """The loaded adapters."""
+        """The loaded adapters, by name."""
         return self.adapters.by_name if self.adapters else {}
 
     def find_adapter(self, name: str | None) -> Adapter | None:

@@ -154,9 +154,7 @@ async def _answer(
     """Send a request and read its streamed answer. A failure is returned as an `Answer` with an error.
 
     Args:
-        client: the HTTP client.
         target: the server.
-        request: the request.
         start: start of the load, on the clock `time.perf_counter`.
         due: when the request was to be sent, in seconds from `start`; None without a schedule.
     """

@@ -36,8 +36,6 @@ def process_environments(system: System, num_devices: int, count: int) -> list[M
 
     Args:
         system: the devices of all processes.
-        num_devices: number of devices of each process.
-        count: number of processes.
 
     Raises:
         MeshwrightError: CUDA_VISIBLE_DEVICES already names too few GPUs.

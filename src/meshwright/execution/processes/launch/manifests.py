@@ -63,9 +63,6 @@ def slurm(name: str, words: Sequence[str], machines: Machines, *, restarts: int)
     slurm.schedmd.com/sbatch.html.
 
     Args:
-        name: the name of the job.
-        words: arguments of `meshwright`.
-        machines: the machines.
         restarts: maximum number of restarts.
 
     Raises:
@@ -133,9 +130,6 @@ def jobset(name: str, words: Sequence[str], machines: Machines, *, restarts: int
     """Return a JobSet for kubectl, as YAML: a job per slice, a pod per machine. Schema: sigs.k8s.io/jobset, v1alpha2.
 
     Args:
-        name: the name of the JobSet.
-        words: arguments of `meshwright`.
-        machines: the machines.
         restarts: maximum number of restarts.
         image: a container image that has meshwright.
         claim: a persistent volume claim, mounted at /runs in every pod; None for no volume.

@@ -115,7 +115,6 @@ def _next(job: Job, number: int, num_lost: int) -> tuple[int, Sequence[str]]:
     It is the largest number that the run can have without the lost ones; if there is none, as many as before.
 
     Args:
-        job: the job.
         number: number of processes before.
         num_lost: how many of them were lost.
     """
@@ -131,8 +130,6 @@ def _attempt(
     """Run all processes to their end.
 
     Args:
-        job: the job.
-        number: number of processes.
         words: arguments of each process, without those of the rendezvous.
         received: the signals received so far, to which a handler adds later ones.
         say: called with lines for the user.
@@ -185,8 +182,6 @@ def _cause(exits: Sequence[Exit], end: End | None, host: Host, children: Childre
     Args:
         exits: the processes that ended with an exit code other than 0.
         end: the reason that the host found; None if it found none.
-        host: the host of the rendezvous.
-        children: the processes.
     """
     if end is not None and end.kind in ("refused", "failed"):
         return end

@@ -29,7 +29,7 @@ class BatchPlacement(NamedTuple):
 
     @classmethod
     def of(cls, mesh: Mesh, layout: ShardingContext, seq_len: int, strategy: Strategy) -> BatchPlacement:
-        """Return the placement of a step's batch."""
+        """Return the placement of batches on a mesh, with the order of tokens that the strategy uses there."""
         return cls(mesh, layout, token_order(seq_len, layout, strategy))
 
     def rows(self, tokens: np.ndarray, weights: np.ndarray) -> dict[str, Array]:

@@ -58,7 +58,6 @@ def write_row_index(
         directory: the directory.
         dataset: the dataset of the documents.
         documents: arrays of the numbers of the documents.
-        seq_len: inputs of a row.
         is_packed: whether several documents may share a row.
         seed: determines the order of the pieces; None keeps the order of the documents.
 

@@ -57,7 +57,6 @@ class WindowRows:
     Args:
         name: name of the source.
         dataset: the source, whose documents are read as one text.
-        seq_len: inputs of a window.
         windows: for each row, the number of its window in the text.
     """
 
@@ -91,8 +90,6 @@ class DocumentRows:
 
     Args:
         name: name of the source.
-        dataset: the source.
-        seq_len: inputs of a row.
         index: the documents in each row.
         is_packed: whether several documents may share a row.
     """

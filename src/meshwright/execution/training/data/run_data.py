@@ -211,10 +211,6 @@ def _rows(source: _Opened, seq_len: int, part: HashSplit, rows: RowKind, seed: i
     """Return the rows of a part of a source's documents or windows.
 
     Args:
-        source: the source.
-        seq_len: inputs of a row.
-        part: the part.
-        rows: kind of rows.
         seed: determines the order of documents; None keeps theirs.
     """
     sizes = source.dataset.offsets.tolist() if isinstance(source.dataset, TextBytes) else None

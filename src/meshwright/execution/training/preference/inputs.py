@@ -62,12 +62,7 @@ def pair_inputs(
     The reference is the initial policy; a resumed run reads it from its directory.
 
     Args:
-        config: the config of the run.
-        directory: the run directory.
-        pairs: the preference pairs.
         mesh: the devices of the policy.
-        start: number of steps taken before the run was started or resumed.
-        on_note: called with lines for the user.
         on_bytes: called with the number of bytes of each part of weights that is read.
 
     Raises:

@@ -121,12 +121,8 @@ def pair_loss(
     """Return the mean loss of a batch of preference pairs, with the MoE balancing loss, and its measurements.
 
     Args:
-        params: the policy's parameters.
         batch: as for `models.decoder.log_probabilities_and_load`, and `reference` [b], the log-probability of each row
             under the reference.
-        model: the model.
-        layout: the sharding context.
-        preference: the loss.
         how: other arguments of `log_probabilities_and_load`.
     """
     text = {name: array for name, array in batch.items() if name != "reference"}

@@ -72,8 +72,6 @@ def abstract_reference(
     the same as a policy with equal parameters.
 
     Args:
-        own: the forward pass of the reference.
-        mesh: its devices.
         is_saved: return the parameters as they are stored in files, without padding.
         base: the format of the policy's quantised weights, if the reference reads these; else None.
     """

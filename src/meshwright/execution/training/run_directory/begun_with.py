@@ -23,7 +23,6 @@ def check_begun_with(what: PlanLike, said: Mapping[str, Any], before: RunConfig,
         what: the model or plan of the command.
         said: the options of the command, by name.
         before: the config of the run.
-        directory: the run directory, for errors.
 
     Returns:
         The options that the caller must still compare with the run's: the rest of `said`, and those of a plan.

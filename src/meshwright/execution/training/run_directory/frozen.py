@@ -56,10 +56,7 @@ def with_frozen(
     """Return a restored state with its frozen parameters, which are read or initialised again.
 
     Args:
-        config: the config of the run.
         found: the parts of the state from a checkpoint, with layers in model order.
-        layout: the sharding context of training.
-        mesh: the devices.
         strategy: the strategy, which determines the sharding of layers in model order.
         on_bytes: called with the number of bytes of each part of weights that is read.
 

@@ -28,7 +28,6 @@ class RunLock:
 
     Args:
         directory: the run directory, which is created if it does not exist.
-        on_note: called with lines for the user.
 
     Raises:
         TemporaryError: another process trains in the directory.

@@ -61,10 +61,6 @@ def last_step(
     """Return the step of the last complete checkpoint, 0 if there is none.
 
     Args:
-        config: the config of the run.
-        directory: the run directory.
-        checkpoints: its checkpoints.
-        on_note: called with lines for the user.
         allow: kinds of differences to accept (`compatible.ALLOWED`).
 
     Raises:
@@ -97,10 +93,7 @@ def last_checkpoint(
     """Return the step of the last complete checkpoint, 0 if there is none. Notes say how the run continues.
 
     Args:
-        directory: the run directory.
-        checkpoints: its checkpoints.
         steps: the total number of steps of the run.
-        on_note: called with lines for the user.
         check: raises if the run cannot continue from the checkpoint of this step; returns lines for the user.
         more: the advice for continuing a finished run, a format string that takes the number of steps.
     """
@@ -139,8 +132,6 @@ def check_identity(
 
     Args:
         identity: the run's checksums, {"data" or "tokenizer": checksum}.
-        directory: the run directory.
-        checkpoints: its checkpoints.
         start: the step of the checkpoint; 0 for none.
         on_note: called with a line for each allowed difference.
         allow: kinds of differences to accept (`compatible.ALLOWED`).
@@ -199,7 +190,6 @@ def describe_left(directory: Path, how: str, hint: str) -> str:
     """Return a text for errors: the last checkpoint of a stopped run, and how to continue from it.
 
     Args:
-        directory: the run directory.
         how: the command or call that continues the run.
         hint: added if there is no checkpoint.
     """
@@ -217,7 +207,6 @@ def stopped_run_errors(
     A MeshwrightError before the first step is not converted.
 
     Args:
-        directory: the run directory.
         start: steps taken before the run was started or resumed.
         interruption: tells whether the first step was taken.
         left: returns a text on the last checkpoint; its argument is whether the run ended because of NaN.

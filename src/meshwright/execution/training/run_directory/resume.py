@@ -64,7 +64,6 @@ def resumed_run(
     own value is not a change.
 
     Args:
-        directory: the run directory.
         steps: total number of steps; None for the run's own.
         change: whether settings may change.
         options: the options of the command, by name.
@@ -132,7 +131,6 @@ def _change(
     Args:
         said: the options of the command, by name.
         before: the config of the run.
-        directory: the run directory, for errors.
         num_devices: number of devices of the resumed run.
         is_allowed: whether settings that checkpoints do not depend on may change.
         allow: kinds of checkpoint differences to accept (`compatible.ALLOWED`).

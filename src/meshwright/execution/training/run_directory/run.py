@@ -169,7 +169,7 @@ def find_config_copy(directory: Path) -> str:
 
 
 def holds_run(directory: Path) -> bool:
-    """Whether the `config.json` in a directory is of a run of `meshwright.train`, not of a model or another run."""
+    """Whether the `config.json` in a directory is of a run of `meshwright.train`: not of a model, not of `fit`."""
     return _config_has(directory, "workload")
 
 

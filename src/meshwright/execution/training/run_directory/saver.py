@@ -31,12 +31,9 @@ class Saver:
 
     Args:
         saving: when checkpoints are written.
-        directory: the run directory.
-        checkpoints: its checkpoints.
         in_order: converts a state to the form of checkpoints (`restart.order_of_checkpoints`).
         about: returns the plain data to save with a checkpoint, from its number of steps.
         log: the log of the first process; None in the others.
-        on_note: called with lines for the user.
         allows_infinity: whether a state may have infinite values, such as an optimizer's best loss so far.
 
     Attributes:

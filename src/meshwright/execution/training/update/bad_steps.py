@@ -111,8 +111,6 @@ def log_bad_step(directory: Path, row: Row, reason: str, batch: Mapping[str, Any
     """Add a line to `bad_steps.jsonl`.
 
     Args:
-        directory: the run directory.
-        row: the metrics of the step.
         reason: why the step is bad.
         batch: `seed`, and `items`: the numbers of the data rows that the step read, by source.
     """

@@ -89,8 +89,6 @@ def orthogonalise(array: Array, parameter: Parameter, layout: ShardingContext, d
 
     Args:
         array: gradients or momentum of the parameter.
-        parameter: its declaration.
-        layout: the sharding context.
         dtype: dtype of the matmuls.
         eps: added to the norm of each matrix.
     """

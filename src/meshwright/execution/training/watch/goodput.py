@@ -64,7 +64,6 @@ def note_restart(directory: Path, rows: Sequence[Row], start: int, first: Row) -
     """Record the cost of a restart in `restarts.jsonl`: repeated steps, and the time without a process.
 
     Args:
-        directory: the run directory.
         rows: all rows of the run before the restart.
         start: the number of the first repeated step.
         first: the first row of the new process.

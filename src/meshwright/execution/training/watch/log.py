@@ -50,7 +50,6 @@ class RunLog:
     `begin` must be called after the first step, before its row is added.
 
     Args:
-        directory: the run directory.
         on_note: called with a line for the user if an output fails.
         wandb: project of Weights & Biases; None for no such output.
         config: the settings of the run, which Weights & Biases shows.

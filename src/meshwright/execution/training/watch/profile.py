@@ -55,11 +55,8 @@ class Profiler:
     A profile that fails is reported in a note and never ends a run.
 
     Args:
-        directory: the run directory.
         config: the config of the run, with the steps to trace (`watching.profile`).
         program: the step.
-        start: number of steps taken before the run was started or resumed.
-        on_note: called with lines for the user.
     """
 
     def __init__(
@@ -177,10 +174,7 @@ def _profile_data(
     """Return the contents of `collectives.json`: the fields of `Profile`.
 
     Args:
-        config: the config of the run.
-        steps: the traced steps.
         module: the optimized HLO of the step.
-        found: the measurements.
         missing: number of processes without a trace.
     """
     mesh = config.mesh.layout  # HLO numbers devices in this order.

@@ -63,7 +63,6 @@ def shortfall(rows: Sequence[Row], planned: float, *, is_simulated: bool) -> str
     """Return a line on how much slower steps are than predicted, with the main reason; None if they are not slower.
 
     Args:
-        rows: rows of some steps.
         planned: predicted seconds per step.
         is_simulated: whether devices are simulated.
     """

@@ -179,13 +179,7 @@ def _events(profile: Any, module: str) -> Iterator[tuple[int, str, float, float]
 
 
 def _outer_name(module: Module, computation: str, name: str) -> str:
-    """Return the name of the outermost fusion that contains an instruction; if none does, the instruction's name.
-
-    Args:
-        module: the HLO module.
-        computation: name of the instruction's computation.
-        name: name of the instruction.
-    """
+    """Return the name of the outermost fusion that contains an instruction; if none does, the instruction's name."""
     while len(callers := module.callers[computation]) == 1 and callers[0].opcode == "fusion":
         computation, name = callers[0].computation, callers[0].name
     return name

@@ -48,7 +48,7 @@ class RollingResponse(BaseModel):
 
 
 async def loglikelihood(state: AppState, body: LoglikelihoodRequest) -> LoglikelihoodResponse:
-    """Score each text after its prefix.
+    """Return the log likelihood of each text after its prefix.
 
     Raises:
         ApiError: a prefix is empty and there is no beginning-of-sequence token, or a text exceeds the context.
@@ -86,7 +86,7 @@ async def loglikelihood(state: AppState, body: LoglikelihoodRequest) -> Loglikel
 
 
 async def loglikelihood_rolling(state: AppState, body: RollingRequest) -> RollingResponse:
-    """Score each text, in windows if it is longer than the context."""
+    """Return the log likelihood of each text, computed in windows if it is longer than the context."""
     service = state.service
     service.check_num_prompts("text", len(body.text))
     texts = []

@@ -107,8 +107,6 @@ async def prompt_tokens(
     """Return the tokens of each prompt in a field of type `Prompts`.
 
     Args:
-        service: the server.
-        prompt: the value of the field.
         param: the name of the field, for errors.
         add_special_tokens: whether prompts of text get the special tokens that begin a text.
         is_cut: whether the caller keeps only the end of a prompt that is longer than the context.
