@@ -226,7 +226,7 @@ def join(processes: Processes, facts: Mapping[str, Any]) -> Member:
 
 
 def _connect(host: str, port: int, processes: Processes) -> socket.socket:
-    """Connect to the host of the rendezvous; retry for `processes.start_seconds`."""
+    """Connect to the host of the rendezvous; retry for the `start_seconds` of `processes`."""
     until = time.monotonic() + processes.start_seconds
     while True:
         try:
