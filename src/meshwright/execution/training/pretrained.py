@@ -125,7 +125,7 @@ def pretrained_directory(config: RunConfig, directory: Path | None) -> Path:
 
 
 def copy_pretrained_files(config: RunConfig, directory: Path) -> None:
-    """Copy the files of the pretrained model that loading and exporting a run needs into the run directory."""
+    """Copy to the run directory those files of the pretrained model that loading and exporting the run needs."""
     source, target = pretrained_directory(config, directory), directory / PRETRAINED
     if (config.weights or config.tokenizer) and source != target:
         partial = directory / f".{PRETRAINED}.partial"

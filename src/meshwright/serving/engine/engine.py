@@ -26,7 +26,7 @@ from meshwright.serving.engine.checks import checked
 from meshwright.serving.engine.constraints import ConstraintCompiler
 from meshwright.serving.engine.decode_stats import DecodeStats, StepMeans, measured_and_planned
 from meshwright.serving.engine.drafts import ModelDrafts, NgramDrafts
-from meshwright.serving.engine.faults import DeviceError, first_line, log_fault, on_devices
+from meshwright.serving.engine.faults import DeviceError, device_errors, first_line, log_fault
 from meshwright.serving.engine.inbox import Call, EngineInbox
 from meshwright.serving.engine.layout import engine_layout
 from meshwright.serving.engine.request import (
@@ -325,7 +325,7 @@ class Engine:
                 return None
             return self._dispatch(left)
         self._changes.clear()
-        with on_devices():
+        with device_errors():
             for array in jax.tree.leaves(result if step.has_logprobs else result._replace(logprobs=None)):
                 array.copy_to_host_async()
         return step, result
@@ -380,7 +380,7 @@ class Engine:
             self._read_scores(step, result)
             return
         assert result.made is not None
-        with on_devices():
+        with device_errors():
             made = np.asarray(result.made)
             logprobs = [*map(np.asarray, result.logprobs)] if result.logprobs and step.has_logprobs else None
         for part in step.slices:
@@ -428,7 +428,7 @@ class Engine:
         """Wait for the results of a scoring step, and add them to their requests."""
         assert result.logprobs is not None
         assert result.hidden is not None
-        with on_devices():
+        with device_errors():
             arrays, hidden = [np.asarray(array) for array in result.logprobs], np.asarray(result.hidden)
         for part in step.slices:
             sequence, active = part.sequence, self._active.get(part.sequence.request_id)

@@ -16,7 +16,7 @@ class DeviceError(Exception):
 
 
 @contextmanager
-def on_devices() -> Iterator[None]:
+def device_errors() -> Iterator[None]:
     """Inside the context, every exception becomes a `DeviceError`."""
     try:
         yield

@@ -397,7 +397,7 @@ def samplers_at(limits: Array, seed: Array, row: Array) -> Samplers:
 def _accepted(read: _StepColumns, chosen: Array, last: Array) -> tuple[Array, Array]:
     """Return the accepted tokens [rows, n], -1 for none, and the newest token of every row of the engine.
 
-    A draft token that differs from the chosen token at its position is rejected; that chosen token is the row's last.
+    A draft token that differs from the chosen token at its position is rejected; the row ends with the chosen token.
     """
     num_chosen = chosen.shape[1]
     if num_chosen == 1:

@@ -36,7 +36,7 @@ from meshwright.execution.runtime.arrays import DTYPES
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.serving.engine.adapters import SlotWeights, empty_factors, with_empty_slots, write_slot
 from meshwright.serving.engine.draft_programs import draft_prefill_program, draft_program, why_not_draft
-from meshwright.serving.engine.faults import on_devices
+from meshwright.serving.engine.faults import device_errors
 from meshwright.serving.engine.layout import stored_dtype
 from meshwright.serving.engine.programs import (
     WORD,
@@ -385,7 +385,7 @@ class Runner:
         Raises:
             DeviceError: the write failed.
         """
-        with on_devices():
+        with device_errors():
             self.before_run(weights)
             self._write(weights)
 
@@ -401,7 +401,7 @@ class Runner:
         """
         changes = [(change.row, self.row_state(change)) for change in work.changes]
         program = self._compiled[work.kind, work.shape]
-        with on_devices(), jax.set_mesh(self._mesh):
+        with device_errors(), jax.set_mesh(self._mesh):
             self.before_run(work)
             for row, own in changes:
                 self._state = row_program()(self._state, np.int32(row), own)

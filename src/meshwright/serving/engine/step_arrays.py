@@ -19,8 +19,8 @@ def packed_inputs(
     """Return the packed input of a step: int32 [rows, width], with the columns of `Columns`.
 
     Args:
-        tables: from `Scheduler.tables`: for each attention window, the first page of each sequence in the step [n], and
-            the entries of its page table [n, entries].
+        tables: from `Scheduler.tables`: for each attention window and each of the n sequences in the step, the index of
+            the first page [n] and the page numbers [n, entries] of its page table.
         num_rows: number of rows of the engine. Unused rows of the step have it as their row number.
     """
     columns = shape.columns

@@ -295,7 +295,7 @@ class ChatResponse(ResponseBuilder[ChatCompletionRequest]):
         )
 
     def _chunk_choices(self, output: Output) -> list[ChunkChoice]:
-        """Return the new content of a message. A message begins with a choice that has only the role, as OpenAI's."""
+        """Return the new content of a message. As in OpenAI's API, its first chunk has only the role."""
         index, choices = output.completion, []
         if index not in self._started:
             self._started.add(index)
