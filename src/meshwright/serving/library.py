@@ -54,7 +54,10 @@ def serve(
 
 
 def _words(name: str, value: Any) -> tuple[str, ...]:
-    """Return the words of an option that takes several: a text, a sequence of texts, or a mapping for NAME=VALUE."""
+    """Return the values of an option that takes several texts, as a tuple of texts.
+
+    value: one text, a sequence of texts, or a mapping, which becomes NAME=VALUE texts.
+    """
     if isinstance(value, Mapping):
         return tuple(f"{key}={each}" for key, each in value.items())
     words = (str(value),) if isinstance(value, str | Path) else value

@@ -10,7 +10,9 @@ from meshwright.serving.engine.request import MOST_LOGPROBS, MOST_STOP_TOKENS, R
 
 
 def checked(request: Request, model: LoadedModel, context: int) -> Request:
-    """Return a valid request, with max_tokens limited to the context.
+    """Check a request. Return it with `max_tokens` limited by the context, and without repeated stop tokens.
+
+    context: maximum number of tokens of a sequence, including its prompt.
 
     Raises:
         MeshwrightError: the request cannot be answered; the message names the valid values.
