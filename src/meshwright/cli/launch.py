@@ -172,9 +172,9 @@ def _supervise(
 ) -> int:
     """Run and supervise the processes of a job; return its exit code.
 
-    words: returns the command line for a number of processes, and for a start or a restart. least: the fewest processes
-    to continue with. why: the reason, in error messages, why other options have no effect. module: the module that runs
-    the command line.
+    words: returns the command's arguments, from the number of processes and whether this is a restart. directory: the
+    run's; None without a run. least: the fewest processes to continue with. why: where other options have no effect,
+    for error messages. module: the Python module that each process runs.
     """
     from meshwright.execution.processes.launch.supervisor import Job, supervise
 
@@ -233,13 +233,13 @@ def _write_manifest(args: Args, words: Sequence[str], said: TrainArgs) -> int:
 
 
 def _again(words: Sequence[str], said: TrainArgs, directory: Path) -> list[str]:
-    """Return the arguments of a command that starts a run, or resumes it if it exists."""
+    """Return the arguments of `train` with options added so that it starts the run, or resumes it if it exists."""
     home = [] if said.run.output is not None or said.run.resume else ["-o", str(directory)]
     return [*words, *home, *([] if said.run.resume else ["--resume"])]
 
 
 def _words(command: Sequence[str]) -> tuple[list[str], TrainArgs | ServeArgs]:
-    """Return the command's arguments as typed, and parsed."""
+    """Return the words of `train` or `serve` as typed, and its parsed arguments."""
     if not command or command[0] not in ("train", "serve"):
         raise MeshwrightError(
             f"launch runs train, serve or a script.py, and not {command[0] if command else 'nothing'!r}:"

@@ -34,7 +34,10 @@ def note_advised_mesh(found: Found, batch: int) -> None:
 
 
 def load_with_bar(found: Found, compile_cache: str | None = None) -> LoadedModel:
-    """Load a model, with a bar of the bytes read on a terminal. compile_cache: see `use_compile_cache`."""
+    """Claim the devices and load a model onto them; a terminal shows a progress bar of the bytes read.
+
+    compile_cache: see `use_compile_cache`.
+    """
     with waiting(f"starting {found.system}"):
         from meshwright.execution.runtime.compile_cache import use_compile_cache
         from meshwright.execution.runtime.devices import claim_devices

@@ -55,7 +55,7 @@ EXTRAS = {
     **dict.fromkeys(("generate", "eval", "export"), ("train", "serve")),
     **dict.fromkeys(("serve", "bench-serve"), ("serve",)),
 }
-"""Commands that need an extra: any one of those listed. The others need only the base installation."""
+"""The pip extras of a command, of which any one is enough. Other commands need only the base installation."""
 
 EXIT_CODES = {
     0: "done",
@@ -221,7 +221,7 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
 
 
 def _say_cores(args: Any) -> None:
-    """Print the number of chips of a Cloud TPU name that counts cores."""
+    """Print a note with the number of chips if --on is a Cloud TPU name, such as v4-32, that counts cores."""
     from meshwright.description.hardware.system import cloud_note
 
     text = next(group.on for group in (args, *vars(args).values()) if hasattr(group, "on"))

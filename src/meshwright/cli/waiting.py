@@ -47,7 +47,7 @@ def waiting(what: str) -> Iterator[None]:
 
 
 def _kept() -> dict[str, float]:
-    """Return the seconds of earlier waits, latest last."""
+    """Return the seconds of this user's earlier waits by what was waited for, latest last."""
     try:
         found = json.loads((user_cache() / FILE).read_text())
     except (OSError, ValueError):

@@ -131,7 +131,10 @@ def _note_length(found: Found, model: LoadedModel, longest: int) -> None:
 def _write(
     model: LoadedModel, rows: list[Prompt], options: GenerateOptions, *, streams: bool
 ) -> tuple[list[dict[str, Any]], Speed]:
-    """Return each row's text, and the measured speed. streams: print the only text while it is generated."""
+    """Generate the texts; return each row's prompt and text as data, and the measured speed.
+
+    streams: print the only text while it is generated.
+    """
     from meshwright.execution.models.inference.loaded import Chat
     from meshwright.execution.models.inference.stream import collect
 

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def one_way(ways: Mapping[str, Any]) -> Any:
-    """Return the only given value, or None; raise for several. ways: the value of each option that gives prompts."""
+    """Return the value of the option that gives prompts, None if there is none; raise if several options give prompts.
+
+    ways: the value of each such option, by its name.
+    """
     said = [name for name, value in ways.items() if value]
     if len(said) > 1:
         raise MeshwrightError(f"{said[0]} and {said[1]} both give prompts; leave one out")
@@ -45,7 +48,7 @@ def read_prompts(said: Sequence[str] | Path) -> Sequence[Prompt]:
 
 
 def converse(model: LoadedModel, options: GenerateOptions) -> int:
-    """Answer messages typed on the terminal, with the whole conversation as context, until Ctrl-D."""
+    """Answer messages typed on the terminal, with the whole conversation as context; return exit code 0 at Ctrl-D."""
     messages: list[dict[str, str]] = []
     while True:
         try:

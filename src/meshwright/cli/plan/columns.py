@@ -30,7 +30,7 @@ def comparison(plans: Sequence[Plan]) -> Lines:
 
 
 def _row(name: str, records: Iterable[Record], value: Callable[[Record], str]) -> Row:
-    """Return a row of the table."""
+    """Return a row: its name, then the text of each record."""
     return (name, *(value(record) for record in records))
 
 
@@ -40,7 +40,10 @@ def _terms(
     amounts: Callable[[Record], Mapping[str, float]],
     shown: Callable[[float], str],
 ) -> list[Row]:
-    """Return a row for each term of any of the records."""
+    """Return a row for each term that is not zero in all records.
+
+    prefix: begins the row's name. amounts: returns a record's terms by name. shown: formats an amount.
+    """
     found = [amounts(record) for record in records]
     names = dict.fromkeys(name for terms in found for name, amount in terms.items() if amount and name != "peak")
     return [
@@ -54,7 +57,7 @@ def _memory(record: Record) -> str:
 
 
 def _exposed(record: Record) -> dict[str, float]:
-    """Return the seconds exposed over each set of axes."""
+    """Return the exposed seconds per step of a record's collectives, by axes, such as `dp*fsdp`."""
     seconds: dict[str, float] = {}
     for move in record.own_collectives:
         name = "*".join(move.axes)

@@ -46,7 +46,10 @@ def _row_data(row: OpRow) -> dict[str, Any]:
 
 
 def _operands(product: LocalProduct) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the shapes of a matmul's operands, [rows, inner] and [inner, columns], with a leading dim if repeated."""
+    """Return the local shapes of a matmul's operands, [rows, inner] and [inner, columns].
+
+    A batch of several matmuls has a leading dim `repeats`. Sizes are dims over degrees, so they may be fractions.
+    """
     many = (product.repeats,) if product.repeats > 1 else ()
     return (*many, product.rows, product.inner), (*many, product.inner, product.columns)
 

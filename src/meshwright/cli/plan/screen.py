@@ -251,7 +251,7 @@ def _print_asked(asked: Plan, best: Plan, *, is_explained: bool) -> None:
 
 
 def print_terms(best: Plan) -> None:
-    """Print the terms of a plan's step and memory."""
+    """Print the parts of a plan's step time, then the parts of its memory per device."""
     record = best.predicted
     print(terms("step", {name: show_seconds(time) for name, time in record.breakdown_seconds.items() if time}))
     parts = {name: show_bytes(size) for name, size in record.memory_bytes.items() if name != "peak" and size}
@@ -259,7 +259,9 @@ def print_terms(best: Plan) -> None:
 
 
 def print_details(plan: Plan, *, is_explained: bool) -> None:
-    """Print the notes of an existing plan; with --explain, its terms and collectives first."""
+    """Print the notes of an existing plan; with --explain, first the parts of its step time and memory, and its
+    collectives.
+    """
     if is_explained:
         print()
         print_terms(plan)

@@ -1,1 +1,1 @@
-"""`meshwright serve`: `command` runs one server, `replicas` several behind a front, `plan` reads a serving plan."""
+"""`meshwright serve`: `command` runs the server (`serving.server`), with the options of `args`."""

@@ -29,7 +29,8 @@ def verify_sweep(
 ) -> tuple[Verification, ...]:
     """Compile the step of every value of a sweep, and print a row for each; return the verifications.
 
-    options: of the workload; others: the mesh and the strategy's. Raises if none of the values can be planned.
+    options: the workload's options. others: the mesh and the options of the strategy. Raises if none of the values can
+    be planned.
     """
     said = swept_options(sweep, options)
 

@@ -163,7 +163,10 @@ def _read_arguments(arguments: Sequence[str], declared: Sequence[Option]) -> dic
 
 
 def _of_file(path: Path, args: type, said: Mapping[str, Any]) -> Iterator[tuple[Option, Any, str]]:
-    """Yield the options of a `--config` file that were not typed: each with its value, and its name."""
+    """Yield (option, value, name as `--batch`) for each option in a `--config` file that was not typed.
+
+    said: the typed values, by field.
+    """
     options = {option.field: option for option in (*declared_words(args)[0].values(), *declared_words(args)[1])}
     for entry in read_config_file(path, [name for name in options if name != CONFIG]):
         if entry.name in said:
@@ -184,7 +187,7 @@ def _of_file(path: Path, args: type, said: Mapping[str, Any]) -> Iterator[tuple[
 
 
 def _filled(args: type, found: Mapping[str, Any]) -> Any:
-    """Return a dataclass with values of some fields, including those of its groups."""
+    """Return an instance of a dataclass with some fields set. found: values by field, also of groups of options."""
     values: dict[str, Any] = {}
     for field in fields(args):
         if is_dataclass(group := field.default_factory):

@@ -36,7 +36,7 @@ def spelled(command: str, args: Any, *, without: Collection[str] = (), **more: A
 
 
 def _said(args: Any) -> dict[str, Any]:
-    """Return fields that are not defaults, including those of groups."""
+    """Return the values that differ from their defaults, by field, including fields of groups of options."""
     found: dict[str, Any] = {}
     for field in fields(args):
         value = getattr(args, field.name)
