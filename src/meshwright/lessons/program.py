@@ -40,9 +40,10 @@ WIDTH = 96
 
 @dataclass(frozen=True)
 class Asked:
-    """A collective that the program must have; its bytes are those of a device's shard of `array`.
+    """A collective that the program must have, `count` times.
 
-    array: in the notation; the result of an all-gather, the operand of other collectives.
+    array: the result of an all-gather, the operand of other collectives, in the notation (`C[I_X, K]`); the collective
+    has the bytes of one device's shard of it.
     """
 
     kind: Kind
@@ -212,7 +213,7 @@ class Program:
         return [*rows, Row("memory a device", f"at most {show_bytes(most)}", show_bytes(peak), reply)]
 
     def _arrays(self) -> list[Array]:
-        """Return the operands as unsharded arrays of random numbers."""
+        """Return the operands as unsharded float32 arrays of random numbers, equal in each call."""
         draws = np.random.default_rng(0)
         shapes = [[self.dims[dim] for dim in self._array(text).dims] for text in self.operands]
         return [jnp.asarray(draws.standard_normal(shape, np.float32)) for shape in shapes]
