@@ -59,7 +59,7 @@ class CompileProcess:
         return self.process.poll() is not None
 
     def program(self) -> CompiledProgram:
-        """Wait for the compiled program. Raises where the process failed or died."""
+        """Wait for the process and return its program. Raises if compilation failed or the process died."""
         status = self.process.wait()
         messages = _warnings(self.said.read_bytes()[-_MOST_MESSAGES:].decode(errors="replace"))
         if not self.answered.exists():
