@@ -107,7 +107,7 @@ def kernel_seconds(module: Module, instruction: Instruction, system: System) -> 
 
 
 def _cudnn_seconds(module: Module, instruction: Instruction, system: System, *, is_backward: bool) -> float:
-    """The time of cuDNN's fused attention of queries [batch, seq, heads, head_dim], by its measured rates."""
+    """Return the time of cuDNN's fused attention of queries [batch, seq, heads, head_dim], at its measured rates."""
     query, key = (operand.shape.dims for operand in module.operands(instruction)[:2])
     batch, queries, heads, head_dim = query
     is_causal = re.search(r'"mask_type":\s*"CAUSAL"', instruction.attributes.get("backend_config", ""))
@@ -136,9 +136,9 @@ def _inside(module: Module, instruction: Instruction) -> Iterator[Instruction]:
 
 
 def _product_seconds(module: Module, product: Instruction, system: System) -> float:
-    """The time of a dot, a convolution or a GEMM call at the efficiency of its size; 0 for anything else.
+    """Return the time of a dot, a convolution or a GEMM call at the efficiency of its size; 0 for anything else.
 
-    [m, k] @ [k, n]: n counts the elements that only the second operand has, k follows from flops = 2 m k n.
+    As [m, k] @ [k, n], k follows from flops = 2 m k n, and n is the second operand's elements divided by k.
     """
     flops = flops_of(module, product)
     if not flops:
