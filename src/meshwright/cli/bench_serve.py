@@ -43,7 +43,7 @@ MEASURE_NAMES = {
     "itl": "inter-token latency",
     "e2e": "whole answer",
 }
-"""The names of the measures in tables."""
+"""The names of the latency measures in tables, by their keys."""
 MAX_LATE_SECONDS = 0.1
 """Seconds that requests may be sent late before a note warns that the client is the bottleneck."""
 NUM_PREDICTED = 8
@@ -166,7 +166,7 @@ def _loads(args: Args) -> list[Arrivals]:
 
 
 def _requests(args: Args, seed: int, variant: int) -> list[LoadRequest]:
-    """Return the requests of a load. variant: the load's number; other loads have equal lengths, other tokens."""
+    """Return the requests of load number `variant`. All loads have prompts of equal lengths, with different tokens."""
     from meshwright.serving.load.requests import MAX_LEN, random_requests, read_requests
 
     count = read_count("--num-requests", args.num_requests)

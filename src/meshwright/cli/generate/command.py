@@ -158,12 +158,12 @@ def _write(
 
 
 def _shown(prompt: Prompt, text: str) -> str:
-    """Return a text following its prompt; in a chat, only the text."""
+    """Return a prompt and the text that continues it; in a chat, only the text."""
     return prompt + text if isinstance(prompt, str) else text
 
 
 def _planned(model: LoadedModel, count: int, prompt_len: int, num_tokens: int) -> Speed | None:
-    """Return the predicted speed of this model on this mesh; None if it cannot be planned."""
+    """Return the predicted speed of generating `count` texts at once; None if the model or mesh cannot be planned."""
     from meshwright.execution.models.generation.generate import cache_split
 
     dtypes = dict.fromkeys(("weight_dtype", "kv_dtype", "compute_dtype"), model.dtype)

@@ -14,7 +14,11 @@ Row = tuple[str, ...]
 
 
 def comparison(plans: Sequence[Plan]) -> Lines:
-    """Return the table: step, MFU, terms of step time and memory, and exposed time over each axis."""
+    """Return a table with a column for each plan.
+
+    Rows: step time, MFU, tokens per second, bound, the parts of step time and memory, and the exposed communication
+    over each set of axes.
+    """
     records, shares = [plan.predicted for plan in plans], [computed_mfu(plan) for plan in plans]
     rows = [
         _row("step", records, lambda record: show_seconds(record.step_seconds or 0.0)),
@@ -40,9 +44,9 @@ def _terms(
     amounts: Callable[[Record], Mapping[str, float]],
     shown: Callable[[float], str],
 ) -> list[Row]:
-    """Return a row for each term that is not zero in all records.
+    """Return a row for each part of a total, such as the step time, that is not zero in all records.
 
-    prefix: begins the row's name. amounts: returns a record's terms by name. shown: formats an amount.
+    prefix: begins the row's name. amounts: returns a record's parts by name. shown: formats an amount.
     """
     found = [amounts(record) for record in records]
     names = dict.fromkeys(name for terms in found for name, amount in terms.items() if amount and name != "peak")

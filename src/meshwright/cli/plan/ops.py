@@ -129,12 +129,12 @@ def _sizes(product: LocalProduct) -> str:
 
 
 def _collective(move: Collective) -> str:
-    """Return a collective as text."""
+    """Return the kind, axes, array and bytes of a collective as text."""
     return f"{move.kind} over {'*'.join(move.axes)} of {move.array}, {show_bytes(move.bytes)}"
 
 
 def _network(row: OpRow, move: Collective) -> str:
-    """Return the flops per byte of an op's longest collective, and the links' threshold."""
+    """Return a text on an op's longest collective, '' for its others: flops per byte, and how many the links need."""
     longest = max(row.single_collectives, key=lambda each: each.seconds or 0.0)
     if row.network is None or move != longest:
         return ""

@@ -21,7 +21,7 @@ from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 LINES = 10
-"""Lines about steps that a run prints above its bar, or in a pipe."""
+"""The number of lines about steps that a run prints above its bar, or in a pipe."""
 
 QUIET_SECONDS = 25.0
 """The longest time without a line in a pipe."""
@@ -229,7 +229,10 @@ class _Line(ProgressColumn):
 
 
 def _of_pairs(row: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return the reward margin and accuracy of preference pairs. prefix: of the metrics' names, as `eval_`."""
+    """Return texts on the reward margin and accuracy of preference pairs; [] if the row has none.
+
+    prefix: of the metrics' names, such as `eval_`.
+    """
     if f"{prefix}reward_margin" not in row:
         return []
     margin, accuracy = row[f"{prefix}reward_margin"], row[f"{prefix}reward_accuracy"]

@@ -71,8 +71,8 @@ def read_words(
     Args:
         words: the words of the command line after the command.
         args: the dataclass of the arguments.
-        kinds: the dataclasses of a command's other kinds, each under the words that select it.
-        hints: what to use instead of an option of another kind, by its name.
+        kinds: the dataclasses of all kinds of the command's arguments, by their names in messages.
+        hints: for options of other kinds, the option of this kind to use instead.
 
     Returns:
         An instance of `args`, and the options that were typed or in a file, as `{"batch": "--batch"}`.

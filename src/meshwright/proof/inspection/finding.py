@@ -67,7 +67,7 @@ class Finding(ABC):
     """Whether findings with equal `merged_by` fields are merged even if their sources differ."""
 
     is_share_of_work: ClassVar[bool] = False
-    """Whether the check's threshold is a fraction of a step's flops: its findings are reported even if they are cheap."""
+    """Whether the check's threshold is a fraction of a step's flops: its findings are reported even if cheap."""
 
     bytes: int  # Cost per device and step, communicated or stored.
     cost_seconds: float | None  # Cost per step; None if the hardware is unknown.
