@@ -59,12 +59,12 @@ class ShardingContext:
         return jax.reshard(x, self.spec(*names, reduced=reduced))
 
     def weight(self, stored: Array, *names: str, dtype: Any = None, along: str = "sequence") -> Array:
-        """Return a parameter as matmuls use it: cast to `dtype`, gathered over the axes that only store it (ZeRO-3).
+        """Return a parameter as matmuls use it: cast to `dtype`, gathered over the axes that only store it.
 
-        Its gradient is summed over every axis that shards tokens, except those that shard experts, since tokens are
-        sent along them. In backward the gather becomes a reduce-scatter onto the shards, followed by an all-reduce of
-        each shard over replicas. along: logical axis of the sequence dim in the activations that the parameter
-        multiplies.
+        This is the all-gather of FSDP (ZeRO-3). The parameter's gradient is summed over every axis that shards tokens,
+        except those that shard experts, since tokens are sent along them. In backward the gather becomes a
+        reduce-scatter onto the shards, followed by an all-reduce of each shard over replicas. along: logical axis of
+        the sequence dim in the activations that the parameter multiplies.
         """
 
         def gather(x: Array) -> Array:
