@@ -44,7 +44,7 @@ class ProcessesArgs:
     on: Annotated[str | None, option("HARDWARE")] = None
     """The devices that the processes of a script share, as h100:8; for train and serve, type it after --."""
     restarts: Annotated[int, option("N")] = 3
-    """Restarts from the last checkpoint after a lost process, before a new one is saved. Default: 3."""
+    """Restart after a lost process, from the last checkpoint, up to N times until a new one is saved. Default: 3."""
     elastic: Annotated[int | None, option("N")] = None
     """Continue with N processes or more after losing some, with the same global batch. Default: restart all."""
     start_seconds: Annotated[float, option("SECONDS")] = 300.0

@@ -178,7 +178,9 @@ class TrainOptions(PlanOptions, total=False):
     record has.
     """
     rows: Literal["windows", "packed", "padded"] | None
-    """Windows of a long text, several documents per row, or one with padding. Default: windows of text, else packed."""
+    """What a row holds: a window of a long text, several documents (packed), or one with padding (padded). Default:
+    windows for text, else packed.
+    """
     held_out: float | None
     """Fraction of documents or windows kept for evaluation and not trained on. Default: 0."""
     bad_data: Literal["error", "skip"] | None

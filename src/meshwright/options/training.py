@@ -43,7 +43,8 @@ class DataArgs:
     rows: Annotated[
         Literal["windows", "packed", "padded"] | None, option("windows|packed|padded"), Setting("data.rows")
     ] = None
-    """Windows of a long text, several documents per row, or one with padding. Default: windows of text, else packed.
+    """What a row holds: a window of a long text, several documents (packed), or one with padding (padded). Default:
+    windows for text, else packed.
     """
     held_out: Annotated[float | None, option("SHARE"), Setting("data.held_out")] = None
     """Fraction of documents or windows kept for evaluation and not trained on. Default: 0."""

@@ -87,7 +87,7 @@ def _warnings(messages: str) -> str:
 
 
 def compile_error(what: str, failure: Failure) -> MeshwrightError:
-    """Return the exception for a failure of the user's function or of the compiler."""
+    """Return the exception for a failure of the user's function or of the compiler. what: names the program in it."""
     if failure.kind == FailureKind.REFUSED:
         return MeshwrightError(failure.message)
     if failure.kind == FailureKind.OUT_OF_MEMORY:

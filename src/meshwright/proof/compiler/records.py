@@ -52,8 +52,8 @@ def read_optimized(program: CompiledProgram) -> Module:
     """Parse a program's optimized module; inserted data movement gets the op_name and source of its consumer.
 
     The consumer is found in the partitioned module, where it is still next to the collective. A collective is matched
-    between the two modules by opcode, channel and op_name. One that the compiler combined of several has the channel of
-    the first; it gets the op_names of all their consumers, joined as XLA joins those that it combines (by `;`).
+    between the two modules by opcode, channel and op_name. If the compiler combined several collectives, the result has
+    the channel of the first; it gets the op_names of all their consumers, joined by `;` as XLA does it.
     """
     module = parse_hlo(program.hlo)
     if not program.partitioned or not any(map(is_partitioner_generated, module.instructions())):

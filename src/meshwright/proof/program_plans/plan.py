@@ -58,9 +58,10 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramPlan:
-    """A plan of a JAX function: which mesh axes split which classes of its dims.
+    """A plan of a JAX function: a mesh, and the classes of equal dims that each of its axes splits.
 
-    candidates: the compared layouts, the chosen one first. notes: limits of the plan.
+    candidates: the compared layouts, the chosen one first. num_layouts: how many were predicted. notes: limits of the
+    plan.
     """
 
     name: str

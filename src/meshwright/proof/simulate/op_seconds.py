@@ -50,9 +50,9 @@ class OpSeconds:
 def op_seconds(module: Module, instruction: Instruction, system: System) -> OpSeconds:
     """Return the time of one execution of an instruction on an otherwise idle device; 0 if it does nothing.
 
-    On a TPU, the larger of the compiler's cycles, if given, and the time of its bytes at peak bandwidth. Else the
-    larger of the time of its flops and that of its bytes at achieved bandwidth; on a GPU at least a launch, except for
-    kernels.
+    If the TPU compiler estimated its cycles, it is their time, but at least that of its bytes at peak bandwidth. Else
+    it is the time of its flops, but at least that of its bytes at achieved bandwidth and, on a GPU, that of a launch
+    (not for hand-written kernels).
     """
     if is_free(instruction):
         return OpSeconds(0.0, "roofline")
@@ -80,9 +80,10 @@ def clock_hertz(system: System) -> float:
 
 
 def kernel_seconds(module: Module, instruction: Instruction, system: System) -> float | None:
-    """Return a kernel's time by its flops, from its author's estimate or attention's shapes; None for other ops.
+    """Return the time of a hand-written kernel's flops; None for other ops, and if its flops are unknown.
 
-    Attention is taken as causal: a fraction (n + 1) / 2n of the n x n blocks of scores is computed.
+    The flops are those that the kernel declares, or follow from the shapes of attention. Attention is taken as causal:
+    a fraction (n + 1) / 2n of the n x n blocks of scores is computed.
     """
     if not is_kernel(instruction):
         return None

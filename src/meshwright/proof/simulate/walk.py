@@ -169,7 +169,7 @@ class _Walker:
         self.now += passed
 
     def add_loop_event(self, loop: Instruction, outer: int, begin: float, note: str) -> None:
-        """Insert an event for a whole loop before the events inside it."""
+        """Insert an event for a whole loop before the events inside it. outer: the index in `events` of the first."""
         if self.now > begin:
             said = describe(self.fabric.module, loop)[0]
             event = Event(

@@ -84,7 +84,7 @@ def _copied(leaf: Any, wanted: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def is_maker(state: Any) -> bool:
-    """Whether a state is given as a function that returns it, and not as a tree, even one whose class is callable."""
+    """Whether a state is given as a function that returns it. A tree is none, even if its class is callable."""
     return callable(state) and jax.tree_util.all_leaves([state])
 
 
@@ -176,7 +176,7 @@ def _first(lines: list[str]) -> str:
 
 
 def _check_results(state: Any, results: Any) -> tuple[str, ...]:
-    """Return the names of a step's metrics; raise if its results are not the same kind of state, and metrics."""
+    """Return the names of a step's metrics; raise unless the step returns a state like its argument, and metrics."""
     if not isinstance(results, tuple) or len(results) != 2:
         count = f"{len(results)} values" if isinstance(results, Sequence) else "one value"
         raise MeshwrightError(f"the step returns {count}; it is to return (state, metrics) or (state, loss)")
