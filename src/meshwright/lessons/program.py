@@ -141,7 +141,7 @@ class Program:
         return [*rows, *self._work_rows(inspection)]
 
     def _gradients_row(self, answer: Callable[..., Any], plain: list[Array], placed: list[Array], found: Array) -> Row:
-        """Compare the gradients with respect to every operand, of a weighted sum of the result."""
+        """Return the row that compares the gradients of a weighted sum of the result with respect to every operand."""
         weights = np.random.default_rng(1).standard_normal(found.shape, np.float32)
         numbers = tuple(range(len(plain)))
 
@@ -157,7 +157,7 @@ class Program:
         return Row("gradients", "as on one device", "as on one device")
 
     def _result_row(self, found: Array) -> Row:
-        """Compare the shape of the result's shard on a device."""
+        """Return the row that compares the shape of the result's shard on a device."""
         asked = self.sizes.local_shape(self._array(self.result))
         yours = found.sharding.shard_shape(found.shape)
         reply = ""
@@ -168,7 +168,7 @@ class Program:
         return Row("result", f"{self.result}: {asked} a device", f"{yours} a device", reply)
 
     def _collective_rows(self, inspection: Inspection) -> list[Row]:
-        """Compare the collectives by kind, axes and bytes."""
+        """Return a row for each kind and axes of collective, which compares the bytes per device."""
         asked = merge(
             Collective(
                 kind=one.kind,
@@ -195,7 +195,7 @@ class Program:
         return rows
 
     def _work_rows(self, inspection: Inspection) -> list[Row]:
-        """Compare flops and memory per device."""
+        """Return the rows that compare the flops, if they are limited, and the memory per device."""
         rows = []
         if most := self.flops():
             done = inspection.flops
@@ -226,7 +226,7 @@ class Program:
 
 
 def _values_row(name: str, wanted: Array, found: Any) -> Row:
-    """Compare the answer's result with the reference's."""
+    """Return the row that compares an array of the answer (`found`) with the reference's. name: the row's name."""
     asked = "as on one device"
     if not hasattr(found, "shape") or found.shape != wanted.shape:
         yours = str(list(found.shape)) if hasattr(found, "shape") else type(found).__name__

@@ -336,7 +336,7 @@ class ProgramContext:
         return flops / self.system.peak("f32" if self.system.chip.kind == "cpu" else "bf16")
 
     def place(self, instruction: Instruction, *, moves: bool = False) -> str:
-        """Return the source line and scopes of an instruction. moves: it only moves data."""
+        """Return the source line and scopes of an instruction. moves: whether it only moves data."""
         return describe(self.module, instruction, moves=moves)[0].place
 
     def first_use(self, parameter: Instruction) -> str:

@@ -295,7 +295,7 @@ class Applied:
         return constrain(value, NamedSharding(self.mesh, self.spec(shape)), equation)
 
     def _with_whole_dims(self, equation: Any, body: Body, operands: list[Any], gathered: Gathered) -> list[Any]:
-        """Constrain a matmul's operands to be whole along the axes that split another dim of the result than of them.
+        """Constrain an operand of a matmul to be whole along an axis that splits another dim of the result.
 
         Without this, the compiler may gather them over all axes instead of this one. It does not notice that two
         constraints of a value are equal, so one constraint serves all matmuls that read the value (`gathered`).

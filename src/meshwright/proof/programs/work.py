@@ -94,7 +94,7 @@ class Live:
 
 @dataclass
 class Work:
-    """The work of one step. Each counter has how often a step runs or does the thing.
+    """The work of one step. Each counter has the number of times per step.
 
     products: matmuls and convolutions. moved: other ops that may communicate. gathered: uses of parameters, once per
     loop body and rematerialized part; the value's bytes per element are those that a gather sends. passes: reads and

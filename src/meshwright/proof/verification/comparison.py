@@ -189,7 +189,7 @@ def _largest_term(predicted: Record, compiled: Record) -> tuple[Cause, ...]:
 
 
 def _flops_causes(predicted: Record, compiled: Record, overhead: StaticOverhead) -> tuple[Cause, ...]:
-    """Return the known causes of a difference of flops if together they account for it exactly, else `ANOTHER_PROGRAM`."""
+    """Return the known causes of a difference of flops if they account for it exactly, else `ANOTHER_PROGRAM`."""
     known = overhead.flops
     if compiled.flops != (predicted.flops or 0.0) + sum(known.values()):
         return (Cause(difference=Difference.ANOTHER_PROGRAM),)

@@ -378,6 +378,6 @@ def _is_near(number: float, *others: float) -> bool:
 
 
 def _is_ring(op: Op, degree: int) -> bool:
-    """Whether every device sends to another one and receives."""
+    """Whether a permute is over all `degree` devices, and each sends to another one."""
     pairs = op.params["perm"]
     return len(pairs) == degree and all(source != target for source, target in pairs)

@@ -46,7 +46,8 @@ def callback_mistakes(block: OpBlock, count: int = 1, is_in_loop: bool = False) 
 def wide_product_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
     """Yield float32 matmuls with an operand that JAX widened from 16 bits because the other was float32.
 
-    A layer of Flax may be float32 by its `dtype`. Where no matmul is in 16 bits, though data are, it is by accident.
+    A cast by which Flax matches the dtypes of a layer's operands counts only if no matmul of the function runs in 16
+    bits; else the layer may be float32 on purpose, by its `dtype`.
     """
     products = list(_products(block, 1))
     total = sum(flops for _, flops, _ in products)
