@@ -4,5 +4,5 @@ Begin with `main`, which imports a command's module, parses its arguments and ru
 (in `args` where it is long), a function `run(args)` that returns the exit code, and `EXAMPLES` for its help. Options
 that commands share are declared in `options`, options of one command in its `Args`. `words` parses the command line
 into `Args`, `typed` rejects options without effect, `waiting` shows that a command is still busy. A command only reads
-options and prints: the answers come from the library, their screens and tables from `pictures`.
+options and prints: the answers come from the library, and most of their screens and tables from `pictures`.
 """

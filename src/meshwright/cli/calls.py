@@ -74,7 +74,7 @@ def take_call(name: str, take: Callable[[Call], T], rewrite: Callable[..., Any] 
     script = read_script(name)
     with nullcontext() if rewrite is None else sources(rewrite), _mesh_errors(name):
         if script is None or script.takes_nothing():
-            return take(_built(name))
+            return take(_call_of_function(name))
         from meshwright.proof.inspection.run_script import run_script
 
         script.parsed()  # whether it parses is said in one line
@@ -97,7 +97,7 @@ def _mesh_errors(name: str) -> Iterator[None]:
         ) from error
 
 
-def _built(name: str) -> Call:
+def _call_of_function(name: str) -> Call:
     """Import and call `MODULE:FUNCTION`; return the step and the arguments that the function returns, as a `Call`."""
     from meshwright.proof.compiler.load import load_function
     from meshwright.proof.inspection.meshes import Call

@@ -59,10 +59,10 @@ def run(args: Args) -> int:
             f" ({taken}), so put a PROMPT before it"
         )
     ways = {"PROMPT": args.texts, "--prompt": args.prompt, "--prompts": args.prompts, "--data": args.data}
-    said = one_way(ways)
+    source = one_way(ways)
     if args.data is not None:
         return answer_data(args, args.data)
-    prompts = None if said is None else read_prompts(said)
+    prompts = None if source is None else read_prompts(source)
     if prompts is None and args.chat and not sys.stdin.isatty():
         raise MeshwrightError("--chat without a prompt talks on a terminal, and there is none; give a prompt")
     with waiting("loading JAX"):

@@ -83,8 +83,8 @@ def read_words(
     known, declared = declared_words(args)
     found, typed, arguments = _separate(words, known, lambda name: _unknown(name, args, kinds, hints))
     if typed.pop(CONFIG, None):
-        said = {**found, **({declared[0].field: arguments[0]} if arguments else {})}
-        for option, value, word in _of_file(found[CONFIG], args, said):
+        typed_values = {**found, **({declared[0].field: arguments[0]} if arguments else {})}
+        for option, value, word in _options_in_file(found[CONFIG], args, typed_values):
             if option in declared:
                 arguments.insert(0, value)
             else:
@@ -162,14 +162,14 @@ def _read_arguments(arguments: Sequence[str], declared: Sequence[Option]) -> dic
     return found
 
 
-def _of_file(path: Path, args: type, said: Mapping[str, Any]) -> Iterator[tuple[Option, Any, str]]:
+def _options_in_file(path: Path, args: type, typed_values: Mapping[str, Any]) -> Iterator[tuple[Option, Any, str]]:
     """Yield (option, value, name as `--batch`) for each option in a `--config` file that was not typed.
 
-    said: the typed values, by field.
+    typed_values: the typed values, by field.
     """
     options = {option.field: option for option in (*declared_words(args)[0].values(), *declared_words(args)[1])}
     for entry in read_config_file(path, [name for name in options if name != CONFIG]):
-        if entry.name in said:
+        if entry.name in typed_values:
             continue
         option = options[entry.name]
         values = entry.values
