@@ -59,15 +59,16 @@ class ShardingContext:
         return jax.reshard(x, self.spec(*names, reduced=reduced))
 
     def weight(self, stored: Array, *names: str, dtype: Any = None, along: str = "sequence") -> Array:
-        """Return a parameter as matmuls use it: cast to `dtype`, gathered over the axes that only store it.
+        """Return a parameter as matmuls use it: cast to `dtype`, gathered over the axes that only store it (ZeRO-3).
 
-        This is the all-gather of FSDP (ZeRO-3). The parameter's gradient is summed over every axis that shards tokens,
-        except those that shard experts, since tokens are sent along them. In backward the gather becomes a
-        reduce-scatter onto the shards, followed by an all-reduce of each shard over replicas. along: logical axis of
-        the sequence dim in the activations that the parameter multiplies.
+        Its gradient is summed over every axis that shards tokens, except those that shard experts, since tokens are
+        sent along them. In backward the gather becomes a reduce-scatter onto the shards, followed by an all-reduce of
+        each shard over replicas. along: logical axis of the sequence dim in the activations that the parameter
+        multiplies.
         """
 
         def gather(x: Array) -> Array:
+            # The all-gather of FSDP (ZeRO-3); its transpose is the reduce-scatter of the gradient.
             in_use = (IN_USE.get(name, name) for name in names)
             return self._resharded(self.shard(x, *names, along=along), *in_use, along=along)
 
