@@ -65,9 +65,9 @@ class ModelArgs:
     model: Annotated[Path, positional("DIR|RUN")]
     """A Hugging Face directory (config.json, safetensors), or a run directory of `meshwright train`."""
     on: Annotated[str | None, option("CHIPS"), Keyword("SystemLike | None")] = None
-    """The hardware, as cpu:8 or h100:8. Default: the run's; needed for a directory."""
+    """The hardware, as cpu:8 or h100:8. Default: a run's own; needed for a Hugging Face directory."""
     mesh: Mesh = None
-    """The mesh, as 1,2,1,1 or fsdp=2. Default: the run's, or fsdp over all devices."""
+    """The mesh, as 1,2,1,1 or fsdp=2. Default: a run's own; for a directory, fsdp over all devices."""
     dtype: Annotated[Dtype | None, option("bf16|f32")] = None
     """Dtype of parameters and matmuls. Default: the weights' dtype."""
     compile_cache: CompileCache = None
@@ -158,7 +158,7 @@ def split_adapters(words: Sequence[str]) -> tuple[Path | None, dict[str, Path]]:
     """Return the adapter that --adapter adds to the weights, if any, and the named ones.
 
     Raises:
-        MeshwrightError: a name is given twice, or several adapters have none.
+        MeshwrightError: a name is given twice, or several adapters have no name.
     """
     named, merged = dict[str, Path](), list[Path]()
     for word in words:

@@ -21,7 +21,7 @@ from meshwright.errors import MeshwrightError, did_you_mean
 T = TypeVar("T")
 Check = Callable[[Any], bool]
 Readers = Mapping[Any, Callable[[Any, str], Any]]
-"""Functions, by type, that read a value from plain data and the path of its field, instead of `from_data`."""
+"""By type, a function (value as plain data, path of its field) -> value that replaces the default reading."""
 
 _PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
 """Names of the plain types in messages."""
@@ -48,7 +48,7 @@ def from_data(kind: type[T], data: Any, path: str = "", readers: Readers = types
         kind: the dataclass.
         data: its fields by name, including those of nested dataclasses.
         path: the position of the data in its file, as `workload.model`, for messages.
-        readers: see `Readers`.
+        readers: functions that read the values of some types, instead of the default reading.
 
     Raises:
         MeshwrightError: a field is missing, unknown or not of its type; the message names it.
@@ -72,7 +72,7 @@ def from_data(kind: type[T], data: Any, path: str = "", readers: Readers = types
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by name as mappings, those named `norms.epsilon` in one of their own, as `from_data` reads them."""
+    """Return dotted names as nested mappings: {"norms.epsilon": 1e-5} becomes {"norms": {"epsilon": 1e-5}}."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         part, _, field = name.partition(".")
@@ -84,7 +84,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(hint: Any, value: Any, path: str, readers: Readers) -> Any:
-    """Read a value of a type from plain data."""
+    """Return a field's value, read from plain data. hint: its annotation. path: the field's, for messages."""
     if hint in readers:
         return readers[hint](value, path)
     origin, options = get_origin(hint), get_args(hint)
@@ -127,7 +127,7 @@ def _wrong(name: str, value: object, hint: Any) -> str:
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
-    """Return the types of a union; a type alone for others."""
+    """Return the members of a union; for another type, a tuple of that type."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 

@@ -126,7 +126,7 @@ def _print_what_does_not_fit(error: DoesNotFitError) -> None:
 
 
 def _inspection(args: Args) -> Inspection:
-    """Return the inspection of the arguments' subject."""
+    """Compile or read the program that the arguments name, and return its inspection."""
     options: dict[str, Any] = {"state": args.state or None, "ignore": args.ignore, "baseline": args.baseline}
     if (plan := kept_plan(args.subject)) is not None:
         effort = args.effort if plan.system.chip.kind == "tpu" else "default"

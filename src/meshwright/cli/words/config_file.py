@@ -57,7 +57,7 @@ def read_config_file(path: Path, known: Collection[str]) -> list[Entry]:
 
 
 def _values(node: Any, where: str, name: str) -> tuple[str, ...] | None:
-    """Return an option's values as text, as written (`4M` stays `4M`); None for null and false."""
+    """Return an option's values as text, as written (`4M` stays `4M`); () for true, None for null and false."""
     import yaml
 
     if isinstance(node, yaml.ScalarNode):

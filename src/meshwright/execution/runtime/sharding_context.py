@@ -74,6 +74,7 @@ class ShardingContext:
         """
 
         def gather(x: Array) -> Array:
+            # The all-gather of FSDP (ZeRO-3); its transpose is the reduce-scatter of the gradient.
             in_use = (IN_USE.get(name, name) for name in names)
             return self._resharded(self.shard(x, *names, along=along), *in_use, along=along)
 

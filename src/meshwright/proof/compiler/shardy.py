@@ -89,6 +89,6 @@ def _sharding(matmul: Any) -> str:
 
 
 def _line(location: str) -> str:
-    """Return the innermost line outside installed packages of a location, as `FILE:LINE`; '' if there is none."""
+    """Return the innermost line of an op's location outside installed packages, as `FILE:LINE`; '' if there is none."""
     frames = re.finditer(r'"([^"]+\.py)":(\d+)', location)
     return next((f"{one[1]}:{one[2]}" for one in frames if not is_installed(Path(one[1]))), "")

@@ -149,7 +149,7 @@ def _gpus() -> Mapping[str, Mapping[str, Any]]:
 
 
 def _gpu_config(name: str) -> str:
-    """A GPU as the text of a stream_executor.GpuTargetConfigProto."""
+    """Return a GPU's description as the text of a stream_executor.GpuTargetConfigProto."""
     gpu = dict(_gpus()[name])
     description, (major, minor) = gpu.pop("description"), gpu.pop("capability")
     fields = "".join(f"  {key}: {value}\n" for key, value in gpu.items())

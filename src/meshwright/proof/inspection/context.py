@@ -136,7 +136,10 @@ class ProgramContext:
                 raise MeshwrightError(f"state names {name!r}; the program's arguments are {', '.join(trees)}")
 
     def updates(self, result: Result) -> Mapping[int, Share]:
-        """Return the numbers of the arguments that a result updates, and the fraction that it keeps of each."""
+        """Return, by argument number, what a result keeps of each argument that it updates or returns unchanged.
+
+        Of a result that is 0.9 * argument + other terms, the `Share` of that argument has the factor 0.9.
+        """
         return self._with_names.of(result.instruction)
 
     def result_place(self, result: Result) -> str:
@@ -200,7 +203,10 @@ class ProgramContext:
 
     @cached_property
     def collectives(self) -> tuple[CompiledCollective, ...]:
-        """Every collective in canonical form; its time is of the lowered one if the compiler has a reduce-scatter."""
+        """Every collective in canonical form, with its time.
+
+        The time is that of the compiled collective if the compiler has a reduce-scatter, else of the canonical one.
+        """
         return tuple(
             CompiledCollective(
                 instruction=instruction,
@@ -275,7 +281,7 @@ class ProgramContext:
 
     @cached_property
     def products(self) -> tuple[MatmulFlops, ...]:
-        """Every matmul that is executed."""
+        """Every matmul that is executed, with its flops."""
         times = self.execution_counts.times
         return tuple(
             MatmulFlops(instruction=instruction, flops=flops)
@@ -330,7 +336,7 @@ class ProgramContext:
         return flops / self.system.peak("f32" if self.system.chip.kind == "cpu" else "bf16")
 
     def place(self, instruction: Instruction, *, moves: bool = False) -> str:
-        """Return the source line and scopes of an instruction. moves: it only moves data."""
+        """Return the source line and scopes of an instruction. moves: whether it only moves data."""
         return describe(self.module, instruction, moves=moves)[0].place
 
     def first_use(self, parameter: Instruction) -> str:

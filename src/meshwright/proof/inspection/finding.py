@@ -67,13 +67,13 @@ class Finding(ABC):
     """Whether findings with equal `merged_by` fields are merged even if their sources differ."""
 
     is_share_of_work: ClassVar[bool] = False
-    """Whether the threshold is a fraction of wasted flops; its findings are reported even if they cost little time."""
+    """Whether the check's threshold is a fraction of a step's flops: its findings are reported even if cheap."""
 
     bytes: int  # Cost per device and step, communicated or stored.
     cost_seconds: float | None  # Cost per step; None if the hardware is unknown.
     source: str  # file:line (scopes); '' if the compiler kept none.
     elsewhere: tuple[str, ...] = ()  # Other places with the same mistake.
-    link: str = ""  # That the cost is on, as `x: ring of 4`; '' if it moves nothing, or the hardware is unknown.
+    link: str = ""  # The links that it loads, as `x: ring of 4`; '' if it moves nothing, or the hardware is unknown.
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -34,9 +34,9 @@ COMPILED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A layout of a program, with its predicted record, and its compiled record if it was compiled.
+    """A layout of a program, with its predicted record, and the record of its compiled program if it was compiled.
 
-    layout: None for the function unchanged, with its arguments' shardings. wrong: why it does not compile, or ''.
+    layout: None for the unchanged function, with the shardings of its arguments. wrong: why it does not compile, or ''.
     """
 
     layout: Layout | None
@@ -51,16 +51,17 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits by its compiled program; by the prediction if it was not compiled."""
+        """Whether the compiled program fits a device's memory; if none was compiled, whether the prediction does."""
         known = self.compiled or self.predicted
         return not self.wrong and known is not None and known.fits is not False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramPlan:
-    """A plan of a JAX function: which mesh axes split which classes of its dims.
+    """A plan of a JAX function: a mesh, and the classes of equal dims that each of its axes splits.
 
-    candidates: the compared layouts, the chosen one first. notes: limits of the plan.
+    candidates: the compared layouts, the chosen one first. num_layouts: how many were predicted. notes: limits of the
+    plan.
     """
 
     name: str
@@ -221,7 +222,11 @@ def _degrees(mesh: MeshLike | Mapping[str, int], system: System) -> dict[str, in
 
 
 def _to_compile(found: list[Found], candidates: list[Candidate], count: int) -> list[Candidate]:
-    """Return the candidates to compile: the best of each strategy, and data parallelism with whole and split state."""
+    """Return the candidates to compile: the best of each of `count` strategies, and both kinds of data parallelism.
+
+    Layouts that split the same dims are one strategy, on whatever mesh. Data parallelism is compiled with a replicated
+    and with a split state. found: all layouts, best first. candidates: the same, as candidates.
+    """
     chosen: dict[int, Candidate] = {}
     strategies: set[frozenset[tuple[tuple[int, ...], bool]]] = set()
     for place, one in enumerate(found):
@@ -290,7 +295,7 @@ def _part_notes(priced: Priced, classes: tuple[DimClass, ...], layout: Layout | 
 
 
 def _whole_notes(program: Program, layout: Layout | None) -> Iterator[str]:
-    """Yield a note on arguments left whole because the part of a dim that the table splits is not its major part."""
+    """Yield a note on arguments that are left whole: the table splits a part of a dim that is not its leading part."""
     if layout is None:
         return
     whole = [

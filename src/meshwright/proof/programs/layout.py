@@ -74,7 +74,7 @@ class Layout:
 
     @cached_property
     def table(self) -> dict[int, tuple[str, ...]]:
-        """The axes of each atom that is split. Atoms that an array is split along first come first."""
+        """The axes that split each atom, by atom. Of two atoms that an axis splits, its first choice comes first."""
         order = TopologicalSorter[int]()
         for axis in self.axes:
             for place, atom in enumerate(axis.atoms):

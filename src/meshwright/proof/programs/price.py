@@ -27,7 +27,7 @@ DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "float32", "int8": "
 
 
 Sent = tuple[Kind, tuple[str, ...], Phase, float, bool, int]
-"""Kind, axes, phase, bytes per execution (as in `record.Collective`), whether it can overlap, number of executions."""
+"""A collective: kind, axes, phase, bytes per execution (as in `record.Collective`), whether it overlaps, executions."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Priced:
         return size / layout.degree(layout.stored_over(value.dims)) if self._is_of_state(value) else size
 
     def _collectives(self, layout: Layout, products: Sequence[_Local]) -> Iterator[Sent]:
-        """Yield each collective."""
+        """Yield the collectives of a step: gathers of stored parameters, and those of matmuls and of other ops."""
         for (value, phase), times in self.work.gathered.items():
             if axes := layout.stored_over(value.dims):
                 yield "all-gather", axes, phase, layout.size(value), True, times

@@ -15,12 +15,12 @@ from meshwright.record import Phase
 class Contraction:
     """A matmul or a convolution.
 
-    places: the place in the result of each dim of the left operand, and of the right one; None if it is summed, or in
-    no result. window: for convolutions, the mean number of filter elements applied per output pixel. joins: if the
-    result is only added to another matmul's result, the contracting dims of that one. turns: the number of loop
-    iterations whose results are added up before any other use. rounds: whether operands are first rounded to bfloat16.
-    earlier: for each operand, the earlier matmuls that read the same value, and as which operand: what one gathers, the
-    other need not.
+    places: for each dim of the left operand, and of the right one, its index in the result; None if it is summed or not
+    in the result. inner: the contracting dims. window: for convolutions, the mean number of filter elements applied per
+    output pixel. joins: if the result is only added to another matmul's result, the contracting dims of that matmul.
+    turns: the number of loop iterations whose results are added up before any other use. rounds: whether operands are
+    first rounded to bfloat16. earlier: for each operand, the earlier matmuls that read the same value, each with the
+    number of its operand (0 or 1); a value that one of them gathers is not gathered again.
     """
 
     phase: Phase
@@ -110,7 +110,10 @@ def product_of(equation: Any, phase: Phase, inputs: Sequence[Value], result: Val
 
 
 def _places(count: int, batch: Sequence[int], summed: Sequence[int], start: int) -> tuple[int | None, ...]:
-    """Return the place in a matmul's result of each of an operand's dims. start: that of its first own dim."""
+    """Return the index in a matmul's result of each of an operand's `count` dims; None for summed dims.
+
+    batch, summed: the operand's batch and contracting dims. start: the index in the result of its first other dim.
+    """
     own = [place for place in range(count) if place not in batch and place not in summed]
     found = {place: start + number for number, place in enumerate(own)}
     found |= {place: number for number, place in enumerate(batch)}

@@ -86,7 +86,7 @@ def _order(found: Found) -> tuple[bool, float, int, str]:
 
 
 def _cut(axis: Axis, axes: tuple[Axis, ...], sizes: Mapping[int, int]) -> Axis:
-    """Return an axis without the classes that it does not divide, together with the other axes that split them."""
+    """Return an axis with only those classes whose size the degrees of all axes that split them divide."""
 
     def degree(atom: int) -> int:
         return math.prod(other.degree for other in axes if atom in other.atoms)

@@ -94,12 +94,13 @@ class Live:
 
 @dataclass
 class Work:
-    """All work of a step, each with how often it runs.
+    """The work of one step. Each counter has the number of times per step.
 
-    gathered: parameters that are used, once per loop body and rematerialized part, with the bytes per element that are
-    sent. passes: arrays read or written between matmuls, once per access. kernels: the number of kernel launches.
-    whiles: loops with an unknown number of iterations, counted as one. ragged: matmuls of rows sorted by group. opaque:
-    calls of programs that are not analyzed.
+    products: matmuls and convolutions. moved: other ops that may communicate. gathered: uses of parameters, once per
+    loop body and rematerialized part; the value's bytes per element are those that a gather sends. passes: reads and
+    writes of arrays between matmuls. live: the values in memory. kernels: kernel launches. whiles: loops with an
+    unknown number of iterations, counted as one. ragged: matmuls of rows sorted by group. opaque: calls of programs
+    that are not analyzed, by primitive.
     """
 
     products: Counter[Contraction] = field(default_factory=Counter[Contraction])
@@ -135,7 +136,7 @@ def _collect(
     constants: set[int],
     caller: Op | None,
 ) -> Live:
-    """Add the work of a program that runs `times` times.
+    """Add the work of a program that runs `times` times a step to `work`; return its values in memory.
 
     copies: values that are copies of a state argument, with the argument's number. gathered: the arguments already
     gathered. constants: the program's arguments that depend on no array. caller: the op that calls the program.

@@ -117,7 +117,7 @@ def simulate(module: Module, mesh: Mapping[str, int], system: System) -> Schedul
 
 
 def _breakdown(events: tuple[Event, ...], system: System, num_devices: int) -> dict[str, float]:
-    """The parts of a step: each phase, and exposed waits that are not zero."""
+    """Return the seconds of a step by part: the ops of each phase, and each kind of exposed wait that is not zero."""
     parts: dict[str, float] = dict.fromkeys(PHASES, 0.0)
     waits: dict[str, float] = dict.fromkeys((EXPOSED_COMMUNICATION, EXPOSED_COPIES, EXPOSED_CALLS), 0.0)
     hidden = 0.0

@@ -32,7 +32,11 @@ def walk(fabric: Fabric) -> tuple[tuple[Event, ...], tuple[str, ...]]:
 
 
 class _Walker:
-    """State of the simulation: current time, when each link becomes free, transfers in flight (event index by key)."""
+    """State of the simulation.
+
+    now: the time. busy_until: when each link becomes free. in_flight: the index in `events` of each transfer that runs,
+    by its key. known: the costs of each instruction, by computation and name.
+    """
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
@@ -165,7 +169,7 @@ class _Walker:
         self.now += passed
 
     def add_loop_event(self, loop: Instruction, outer: int, begin: float, note: str) -> None:
-        """Insert an event for a whole loop before the events inside it."""
+        """Insert an event for a whole loop before the events inside it. outer: the index in `events` of the first."""
         if self.now > begin:
             said = describe(self.fabric.module, loop)[0]
             event = Event(

@@ -23,10 +23,10 @@ from meshwright.record import Collective, merge
 
 @dataclass(frozen=True, kw_only=True)
 class ProductCheck:
-    """The result of a matmul in one mode. error: largest difference, relative to the largest element.
+    """The check of a matmul in one mode of JAX.
 
-    compiled, inferred: collectives, merged by kind and axes. notes: transfers in the program that `compiled` leaves
-    out.
+    error: largest difference from the unsharded matmul, relative to its largest element. compiled, inferred:
+    collectives, merged by kind and axes. notes: transfers in the program that `compiled` leaves out.
     """
 
     error: float
@@ -76,9 +76,9 @@ def check_product(inference: Inference, *, mode: Mode, implementation: Implement
 def _read_as(
     inferred: Sequence[Collective], compiled: Iterable[Collective], degrees: Mapping[str, int]
 ) -> list[Collective]:
-    """Return the compiled collectives with all-reduces read as the inferred kind.
+    """Return the compiled collectives, where those that could be of two kinds have the inferred one.
 
-    XLA:CPU lowers a reduce-scatter, and an all-reduce followed by a slice, to the same ops. They are read as a
+    XLA:CPU lowers a reduce-scatter, and an all-reduce followed by a slice, to the same ops. They count as a
     reduce-scatter unless an all-reduce was inferred.
     """
     left, read = Counter(map(_amount, inferred)), []
@@ -93,7 +93,7 @@ def _read_as(
 
 
 def _plain(move: Collective, degrees: Mapping[str, int]) -> Collective:
-    """Return a collective reduced to kind, axes in mesh order, and bytes."""
+    """Return a collective with only its kind, its axes in mesh order, and its bytes."""
     axes = tuple(axis for axis in degrees if axis in move.axes)
     return replace(move, axes=axes, phase="forward", seconds=None, array="", source="", note="")
 

@@ -14,7 +14,10 @@ from meshwright.record import Collective, Record, merge, wire_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRow:
-    """The collectives of one kind, over some axes, in a phase; None where the plan, program or trace lacks them."""
+    """The collectives of one kind, over some axes, in a phase, added up; None where a source has none.
+
+    planned, compiled, measured: in the plan, in the compiled step, in the trace of the run.
+    """
 
     kind: str
     axes: tuple[str, ...]
@@ -45,7 +48,7 @@ def compare_profile(planned: Record, profile: Profile) -> tuple[ProfileRow, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class AxisBandwidth:
-    """What a device sends in the collectives over some mesh axes, and how fast; rates in bytes per second.
+    """The bytes that a device sends in the collectives over some mesh axes, and the rates, in bytes per second.
 
     Args:
         axes: the mesh axes.

@@ -111,7 +111,10 @@ def _iterations(context: ProgramContext, instruction: Instruction) -> int:
 
 
 def _is_accumulated(context: ProgramContext, value: Instruction) -> bool:
-    """Whether a loop's body only adds a value to an element of the loop's state."""
+    """Whether a value's only use in a loop's body is to be added, scaled or not, to an accumulator of the loop.
+
+    An accumulator is an element of the loop's state that the body uses for nothing else.
+    """
     module, found = context.module, False
     for user, held in uses(module, value, _SCALED):
         if user.opcode != "add":

@@ -88,7 +88,10 @@ class GatheredResult(Finding):
 
 
 def moved_values(context: ProgramContext) -> Iterator[Finding]:
-    """Yield state that steps other than train steps move, and computed results that are gathered."""
+    """Yield findings of both kinds: state that a step moves between devices in each call, and gathered results.
+
+    A train step moves its state on purpose (FSDP), so that it has no finding of the first kind.
+    """
     if not context.is_train_step:
         yield from _moved_states(context)
     yield from _gathered_results(context)

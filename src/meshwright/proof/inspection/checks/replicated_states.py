@@ -165,9 +165,9 @@ def _parameter_of(context: ProgramContext, state: Argument) -> Argument | None:
 def _trained_with(context: ProgramContext, number: int, state: Argument) -> Argument | None:
     """Return the parameter for which a train step has a state, in the same tree or in another; None if there is none.
 
-    A state is updated by the step, which does not differentiate by it. Its parameter has its global shape and the end
-    of its path. Without paths (parameters that are arguments themselves; `nnx.jit` and `eqx.filter_jit` hide them), all
-    that have its shape must be split alike.
+    A state is an argument that the step updates and does not differentiate with respect to. Its parameter has the same
+    global shape, and a path that ends alike. Where there are no paths (parameters that are arguments themselves;
+    `nnx.jit` and `eqx.filter_jit` hide paths), all parameters of that shape must be split alike.
     """
     if number in context.differentiated or number not in context.updated:
         return None

@@ -72,7 +72,10 @@ def split_contractions(context: ProgramContext) -> Iterator[Finding]:
 def _summed(
     context: ProgramContext, arguments: Mapping[str, Argument], move: CompiledCollective
 ) -> Iterator[SplitContraction]:
-    """Yield the matmul whose partial sums an all-reduce adds, if its other operand was sliced to fit the weight."""
+    """Yield the matmul whose partial sums an all-reduce adds, if its other operand is replicated.
+
+    It is if it was sliced to fit the weight, or if the result is much larger than it.
+    """
     one = move.collective
     product = origin(context.module, context.module.operand(move.instruction), VIEWS_AND_CASTS)
     # A psum by hand is in the forward phase also where it sums gradients, whose product x.T @ g is not.

@@ -96,7 +96,7 @@ class UnexpectedCollective(Finding):
 
     @property
     def conflict(self) -> tuple[str, ...]:
-        """Fields that are equal in findings at one place that belong to one mistake."""
+        """What collectives at one source line have in common if one mistake causes them: they are merged."""
         if self.because in (UnexpectedBecause.REARRANGES, UnexpectedBecause.NEEDS_WHOLE):
             return (self.primitive,)
         return (self.primitive, *self.axes) if self.because == UnexpectedBecause.GATHERS_BATCH else ()
@@ -107,7 +107,7 @@ class UnexpectedCollective(Finding):
         return self.because not in (UnexpectedBecause.NOT_EXPECTED, UnexpectedBecause.NEEDS_WHOLE)
 
     def explains(self, other: Finding) -> bool:
-        """Whether the other finding is the work that every device then does for the whole batch."""
+        """Whether the other finding is the repeated work of all devices on a batch that this collective gathers."""
         is_of_batch = self.because == UnexpectedBecause.GATHERS_BATCH
         return is_of_batch and isinstance(other, RedundantCompute) and other.axis in self.axes
 
@@ -172,7 +172,7 @@ def unexpected_collectives(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _follows(other: UnexpectedCollective, first: UnexpectedCollective) -> bool:
-    """Whether a collective follows from the gather of a batch."""
+    """Whether a collective follows from `first`, the gather of a batch over the same axes."""
     own = (UnexpectedBecause.NOT_EXPECTED, UnexpectedBecause.NEEDS_WHOLE)
     return other.axes == first.axes and other.because not in own
 

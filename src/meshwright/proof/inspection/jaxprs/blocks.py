@@ -28,7 +28,7 @@ VIEWS = frozenset(
 class Value:
     """A value of a traced function.
 
-    number: its value if it is a scalar constant. op: the op that computes it; None for an input.
+    number: its value if it is a scalar constant. op: the op that computes it; None for inputs and constants.
     """
 
     dtype: str
@@ -198,7 +198,7 @@ def _constant(aval: Any, array: Any) -> Value:
 
 
 def _fold(name: str, operands: Sequence[Value], result: Value) -> float | None:
-    """The number of a cast or reshaped scalar constant, or of the quotient or product of two; else None."""
+    """Return the number that a cast, reshape, quotient or product of scalar constants gives; None for other ops."""
     numbers = [one.number for one in operands if one.number is not None]
     if not numbers or len(numbers) < len(operands):
         return None

@@ -13,7 +13,7 @@ from meshwright.proof.programs.trace import scan_counts
 
 
 def ring_mistakes(block: OpBlock, count: int = 1) -> Iterator[TracedMistake]:
-    """Yield rings whose last send returns each device's own value, or is not used."""
+    """Yield rings whose last send returns each device's own value, or is not used. count: executions of the block."""
     yield from _unrolled(block, count)
     for op in block.ops:
         if op.name == "scan":
@@ -35,7 +35,7 @@ def _unrolled(block: OpBlock, count: int) -> Iterator[TracedMistake]:
 
 
 def _origin(value: Value) -> tuple[Value, int, int]:
-    """Follow sends along one ring back to their first value; return it, the distance, and the ring's size."""
+    """Follow sends along one ring back to the first value sent; return it, the hops since, and the ring's devices."""
     hops, degree, ring = 0, 0, None
     while True:
         value = through_views(value)
@@ -70,7 +70,7 @@ def _is_computed_with(block: OpBlock, value: Value) -> bool:
 
 
 def _scanned(block: OpBlock, loop: Op, count: int) -> Iterator[TracedMistake]:
-    """Yield scans that send a carry on in every iteration, with more iterations than devices, or one unused send."""
+    """Yield rings in a scan that sends a carry on in every iteration: too many iterations, or one unused send."""
     body, consts, carried = loop.bodies[0], *scan_counts(loop.params)
     length = loop.params["length"]
     for number in range(carried):

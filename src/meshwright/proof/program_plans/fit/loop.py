@@ -83,7 +83,7 @@ def run_steps(
 
 
 def left_on_disk(config: FitConfig, directory: Path, how: str = "") -> str:
-    """Describe what a stopped run left on disk, and the call that continues it. how: added to that call."""
+    """Return a text on what a stopped run left on disk, and the call that continues it. how: added to that call."""
     hint = "" if config.saving.every else " (save_every=N, or a time as 30m, writes some on the way)"
     return describe_left(directory, f"`mw.fit(…, resume=True)`{how}", hint)
 
@@ -172,7 +172,7 @@ class _Run:
             self.log.begin(self.start, record)
 
     def _stop_at(self, row: Row, reason: str) -> None:
-        """Record a step that is not finite and raise; move a checkpoint that leads to it aside."""
+        """Record a bad step and raise. If it is not finite, the checkpoint of the state before it is set aside."""
         if is_first_process():
             log_bad_step(self.directory, row, reason, {})
         if not all(math.isfinite(row.get(name, 0.0)) for name in ("loss", "grad_norm")):
@@ -192,7 +192,7 @@ def _check_state(step: FitStep, before: Mapping[str, str], where: str) -> None:
 
 
 def _as_saved(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a checkpoint: only the state, with random keys as integer arrays."""
+    """Return a state as the content of a checkpoint: under `state`, with random keys as integer arrays."""
     return {"state": {path: key_data(leaf) if is_key(leaf) else leaf for path, leaf in state.items()}}
 
 
