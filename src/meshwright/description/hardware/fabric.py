@@ -16,7 +16,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.units import show_degrees, show_mesh
 
 IDLE = "(idle)"
-"""Name of an extra mesh axis over devices that a mesh leaves idle. It is outermost, so that used ones are adjacent."""
+"""Name of an extra mesh axis over devices that a mesh leaves idle; outermost, so that used devices are adjacent."""
 
 _SLICE, _CORE, _DEVICE = "slice", "core", "device"
 _PHYSICAL = "xyz"
@@ -276,7 +276,8 @@ def _on_torus(layout: MeshPlacement, torus: Torus, names: tuple[str, ...], facto
 def _rings(layout: MeshPlacement, torus: Torus, factors: list[AxisFactor], sharers: int) -> tuple[Ring, ...]:
     """Return the rings that factors form on physical axes and in JAX's hard-coded orders.
 
-    Adjacent factors of one dimension form one ring. sharers: groups of devices on different cores of the same chips.
+    Adjacent factors of one dimension form one ring. sharers: number of groups that share a link, on different cores of
+    the same chips.
     """
     # Hard-coded orders are closed rings of neighbours.
     closes = dict(zip(_PHYSICAL, layout.system.wraps, strict=False)) | {"xy": True, "xyz": True}

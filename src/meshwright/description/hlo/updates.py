@@ -98,9 +98,10 @@ class Updates:
         return False
 
     def _inside(self, held: Instruction, user: Instruction) -> list[Instruction]:
-        """Return the instructions with the value of `held` inside computations that `user` calls or is the operand of.
+        """Return the instructions that have the value of `held` inside the computations to which `user` passes it.
 
-        These computations are a fusion's, a branch's or a loop's body.
+        If `user` is a fusion or call, that is its computation. If it is a tuple, these are the loop bodies and branches
+        that take the tuple.
         """
         module, places = self.module, [i for i, name in enumerate(user.operands) if name == held.name]
         if user.opcode in INLINE:
@@ -193,9 +194,9 @@ class Updates:
         return True
 
     def _times(self, value: Instruction, factor: float | None, by: Instruction) -> _Shares:
-        """Return the shares in a value times `factor`, the value of `by`, if `by` is a scalar.
+        """Return the shares in `value` times `factor`, a factor that the instruction `by` computes.
 
-        If `by` differs between elements, as the divisor in Adam, there are no shares.
+        Empty unless `by` is a scalar or a broadcast scalar: Adam's divisor, for example, differs between elements.
         """
         while _is_form(by):
             by = self.module.operand(by)

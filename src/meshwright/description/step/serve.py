@@ -42,7 +42,7 @@ class ServeStep(Step):
 
 
 def serve_step(serving: Serving, layout: ServingLayout, batch: int) -> ServeStep:
-    """Return the step of `batch` sequences on all devices, for the device with most work. All have full length."""
+    """Return the step of `batch` sequences of full length on all devices, for the device with most work."""
     mesh, one, dispatch = layout.mesh, *_one_sequence(serving, layout)
     own = math.ceil(batch / layout.num_groups)
     split = mesh.degree(cache_axes(serving.model)) if layout.cache == "batch" else 1

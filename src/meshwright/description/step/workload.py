@@ -52,7 +52,7 @@ class Workload:
     # `next-token`: mean loss of all tokens. `dpo`: loss of `batch` pairs of a chosen and a rejected answer, so of
     # twice as many sequences, from log-probabilities under the model and a frozen reference (arXiv:2305.18290).
     objective: Objective = "next-token"
-    # `live`: run the reference in each step. Otherwise compute its results on all pairs before the first step.
+    # `live`: run the reference in each step. `precomputed`: compute its results on all pairs before the first step.
     reference: Reference = "live"
     # Whether rows hold several documents, or padding. Batches then include each token's position in its document, the
     # document's id and the target's loss weight.

@@ -51,7 +51,10 @@ def stage_layers(num_layers: int, mesh: MeshShape) -> int:
 
 
 def stage_slots(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
-    """Return how many layer slots the largest stage runs per microbatch, including empty ones in an SPMD pipeline."""
+    """Return the number of layers that the largest stage runs per microbatch.
+
+    In an SPMD pipeline, it is the number of slots for layers (`step.stages`), which may be empty.
+    """
     virtual = strategy.virtual_stages if is_spmd_pipeline(mesh, strategy) else 1
     return virtual * chunk_slots(num_layers, mesh.pp, virtual)
 

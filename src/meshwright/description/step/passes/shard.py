@@ -294,7 +294,7 @@ class _BlockSharder:
         return self.entries.get(op.source, op.source)
 
     def _summed(self, sources: tuple[str, ...], target: str) -> Iterator[Node]:
-        """Yield the sum of those `sources` that are partial sums, and its reduction to the residual stream's layout."""
+        """Yield the nodes that add the partial sums among `sources` and reduce them to the residual stream's layout."""
         partial = tuple(name for name in sources if self.arrays[name].unreduced)
         if not partial:
             return
