@@ -26,7 +26,7 @@ _PHYSICAL = "xyz"
 class Ring:
     """A ring or a line of `size` chips on one physical axis of a torus: every `stride`-th chip of the axis.
 
-    link_bytes_per_second: one way; if several interleaved rings share each link, the share of one ring.
+    link_bytes_per_second: bandwidth one way; if several interleaved rings share each link, the share of one ring.
     """
 
     axis: str
@@ -53,7 +53,7 @@ class Crossing:
         degree: number of units that have devices of the group.
         members: number of the group's devices in each of those units.
         sharers: number of groups that share the same links.
-        link_bytes_per_second: of the link between one unit and the level, one way, before it is shared.
+        link_bytes_per_second: bandwidth of the link between one unit and the level, one way, before it is shared.
         hop_seconds: latency of crossing the level once.
     """
 
@@ -331,9 +331,9 @@ def _on_switches(system: System, names: tuple[str, ...], factors: list[AxisFacto
 
 
 def _members(strides: list[tuple[int, int]], block: int) -> tuple[int, bool]:
-    """Return how many devices of a group are in one block of neighbours, and whether all groups have as many.
+    """Return how many devices of a group are in one block of neighbours, and whether this is equal for all groups.
 
-    If they do not, the number is that of the group with the fewest.
+    If it is not, the number is that of the group with the fewest.
 
     Args:
         strides: the (stride, size) of the group's factors.

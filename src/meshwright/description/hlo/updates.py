@@ -65,7 +65,7 @@ class Updates:
         self._found: dict[tuple[str, str, int | None], _Shares] = {}
 
     def of(self, result: Instruction) -> Mapping[int, Share]:
-        """Return the share in a result of each argument that it updates or returns unchanged, by argument number."""
+        """Return, by argument number, the share of each argument that a result updates or returns unchanged."""
         found = self._shares(result, None)
         return {number: share for (number, _), share in found.items() if self._is_update(number, share)}
 

@@ -191,7 +191,7 @@ class AttentionOp:
     value_dim: int
     # Keys a query may attend to, for each layer of a repeating cycle; None: all before it.
     windows: tuple[int | None, ...]
-    is_chunked: bool = False  # Whether a window is a chunk, as in `AttentionConfig`.
+    is_chunked: bool = False  # Whether a window is a chunk of the sequence (`AttentionConfig`).
     is_scores_alone: bool = False  # Whether only the scores are recomputed, not their matmul with the values.
     is_of_chunks: bool = False  # Whether it is the recomputation of scores in a loop over chunks of queries.
     cache: tuple[Array, ...] = ()  # In a server's step: the cached keys and values that a device has.

@@ -166,7 +166,7 @@ class Attention:
     value_dim: int
     # Keys that a query attends to, for each layer of a repeating cycle; None: all before it.
     windows: tuple[int | None, ...] = (None,)
-    is_chunked: bool = False  # Whether a window is a chunk, as in `AttentionConfig`.
+    is_chunked: bool = False  # Whether a window is a chunk of the sequence (`AttentionConfig`).
     softcap: float | None = None  # Scores become softcap * tanh(scores / softcap).
     scale: float | None = None  # Factor of the scores; None: 1 / sqrt(qk_dim).
     has_alibi: bool = False
@@ -256,7 +256,7 @@ class Dispatch:
 
     The router's logits, `router`, choose them.
 
-    capacity_factor, num_padding: as in `Experts` (`padding`). Without a factor no token is dropped.
+    capacity_factor: as in `Experts`; None: no token is dropped. num_padding: `Experts.padding`.
     """
 
     source: str

@@ -169,7 +169,7 @@ def num_query_chunks(seq_len: int) -> int:
 
 
 def can_halve_queries(seq_len: int) -> bool:
-    """Whether attention that materializes scores can skip those of queries in the first half with keys in the second.
+    """Whether attention with scores in memory can skip the scores of first-half queries with second-half keys.
 
     The causal mask hides this quarter of the scores. A loop over chunks of queries cannot skip it, because all
     iterations have the same shape, with all keys. Callers check that a device has the whole sequence.

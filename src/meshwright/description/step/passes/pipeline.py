@@ -70,7 +70,7 @@ def pre_pipeline_stack(program: Program, mesh: MeshShape, strategy: Strategy) ->
 def pre_pipeline_strategy(strategy: Strategy, stack: Stack) -> Strategy:
     """Return the strategy for the layers of `stack`, which run before the pipeline.
 
-    If there are several, they are a loop that is recomputed as a whole, so `recomputes_whole_blocks` is set.
+    Several such layers run as a loop that is recomputed as a whole; `recomputes_whole_blocks` is then set.
     """
     return _recomputing(strategy, is_whole=stack.num_layers > 1)
 
@@ -142,8 +142,8 @@ def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> 
 def kept_layers(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
     """Return the largest number of layer inputs that a device of an SPMD pipeline saves for backward at a time.
 
-    GPipe: one per layer slot and tick. 1F1B: for each layer slot, those of the saved microbatches (`Schedule.kept`), of
-    one in transit between paired stages, and of the one in progress.
+    GPipe: one per layer slot and tick. 1F1B: for each layer slot, one for each saved microbatch (`Schedule.kept`), one
+    in transit between paired stages, and one in progress.
     """
     schedule = schedule_of(mesh, strategy)
     chunk = chunk_slots(num_layers, mesh.pp, strategy.virtual_stages)
