@@ -1,5 +1,6 @@
 """Find which argument each result of a program updates, as optimizers do: result = factor * argument + other terms.
 
+The argument's share in a value (`Share`) is this factor, and whether the argument is changed or overwritten in part.
 The module must be read before XLA optimizes it, because its op names then show what JAX differentiated. A gradient
 never counts as an update of its parameter, whatever is added to it.
 """
@@ -203,7 +204,7 @@ class Updates:
         return _scaled(self._shares(value, None), factor) if by.shape.size == 1 else {}
 
     def _factor(self, value: Instruction) -> float | None:
-        """Return a factor as a number: a constant, or 1 for 1 plus or minus an unknown (weight decay); else None."""
+        """Return a factor: its constant value; 1 if it is 1 plus or minus an unknown (weight decay); else None."""
         module, opcode = self.module, value.opcode
         if opcode == "constant":
             try:

@@ -26,8 +26,7 @@ Dims = tuple[tuple[str, int], ...]
 """Dims as (logical axis, size)."""
 
 HEADS = ("kv_heads", "group", "head_dim")
-"""Logical axes of queries: heads are grouped by the kv head they share, so that splitting kv_heads splits both alike.
-"""
+"""Logical axes of queries. Heads are grouped by the kv head that they share: splitting kv_heads splits them too."""
 
 
 LINEAR_HEADS = "linear_heads"

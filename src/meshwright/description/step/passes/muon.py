@@ -30,7 +30,7 @@ RMS = 0.2
 
 
 class Matrix(NamedTuple):
-    """How a parameter's dims form matrices: `num_stacked` leading dims, `num_rows` dims of rows, the rest columns."""
+    """How a parameter's dims form matrices: `num_stacked` dims that count them, `num_rows` row dims, then columns."""
 
     num_stacked: int
     num_rows: int

@@ -153,7 +153,7 @@ def kept_layers(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
 
 
 def stage_moves(program: Program, mesh: MeshShape, strategy: Strategy, layout: Layout) -> Iterator[Communicate]:
-    """Yield the collectives between stages: sends of the stream, its gradient, and inputs stored for other stages.
+    """Yield the collectives between stages: sends of the stream, its gradient, and inputs that other stages store.
 
     If tp does not split the stream and each stage is a separate program, every tp device sends a share of the stream,
     and the shares are gathered on arrival (arXiv:2104.04473, section 4.1).

@@ -91,7 +91,7 @@ def _needed(nodes: Sequence[Node], kept: frozenset[Tag], named: frozenset[str]) 
 
 
 def _writers(nodes: Sequence[Node]) -> dict[tuple[int, str], int | None]:
-    """Return the index of the node that writes a value, by (index of a node, name of a value it reads or saves).
+    """Return, by (index of a node, name of a value that it reads or saves), the index of the node that wrote the value.
 
     It is None for the layer's input. A name may be written several times (rotation in place); a node reads the latest
     value before it.
