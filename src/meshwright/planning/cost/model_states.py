@@ -54,7 +54,7 @@ def states_bytes(memory: Mapping[str, int]) -> int:
 
 
 def trained_elements(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
-    """Return the trained elements stored on one device; for a pipeline, on the fullest stage."""
+    """Return the number of trained parameter elements on one device; for a pipeline, on the fullest stage."""
     return States(workload, mesh, strategy).elements
 
 
@@ -140,8 +140,8 @@ def factored_elements(model: Model, mesh: MeshShape, without: frozenset[str] = f
 class States:
     """Bytes of parameters, moments and gradients on one device.
 
-    Elements are counted for trained parameters; frozen parameters have no gradients and no moments. is_tiled: whether
-    arrays are padded to TPU tiles.
+    Trained elements are the elements of trained parameters; frozen parameters have no gradients and no moments.
+    is_tiled: whether arrays are padded to TPU tiles.
     """
 
     workload: Workload
@@ -247,7 +247,7 @@ class States:
 
     @property
     def dealt_matrices(self) -> float:
-        """Bytes per device of Muon's update of the largest parameter; 0 for other optimizers.
+        """Bytes per device that Muon's update needs for the parameter that needs most; 0 for other optimizers.
 
         For each matrix: its values before and after a Newton-Schulz iteration, and two products [short, short].
         """
@@ -261,10 +261,11 @@ class States:
         return most
 
     def gradients(self, elements: float) -> float:
-        """Return the bytes per device of the gradients of `elements` stored elements; unsharded below ZeRO-2.
+        """Return the bytes per device of the gradients of `elements` parameter elements, counted as sharded over fsdp.
 
-        They have the parameters' dtype. Accumulated over microbatches, they have the dtype of gradient reduction, if
-        that is wider (execution/training/gradients.py).
+        Below ZeRO-2 gradients are unsharded, so a device has more of them. They have the parameters' dtype. Accumulated
+        over microbatches, they have the dtype of gradient reduction, if that is wider
+        (execution/training/gradients.py).
         """
         each = dtype_bytes(self.workload.param_dtype)
         if self.strategy.num_microbatches > 1 and (self.mesh.pp == 1 or self.strategy.zero_stage == 1):

@@ -67,7 +67,7 @@ def plan_fields(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict
 def model_of(found: Mapping[str, Any], name: str, missing: str) -> Model:
     """Return the model that the fields `model.*` and `experts.*` describe; a preset, if one has the same fields.
 
-    name: of any other model. missing: the end of the error message if a size is missing.
+    name: the model's name, if it is not a preset. missing: the end of the error message if a size is missing.
     """
     sizes = {field.removeprefix("model."): value for field, value in found.items() if field.startswith("model.")}
     if without := [size for size in SIZES if size not in sizes]:

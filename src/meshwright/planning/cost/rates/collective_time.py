@@ -24,7 +24,7 @@ def achieved_seconds(kind: Kind, nbytes: float, layout: MeshPlacement, axes: tup
     """Return the seconds of one run of a collective over some mesh axes, at the rate that its links achieve.
 
     Args:
-        kind: that the program runs (for a plan's collective use `planned_seconds`).
+        kind: the kind that the program runs (for a plan's collective use `planned_seconds`).
         nbytes: as in `record.Collective`; for a permute, times the number of hops on a torus.
         layout: the mesh laid over its system.
         axes: the mesh axes over which it runs.

@@ -28,9 +28,9 @@ class Intensity:
     Attributes:
         value: flops of the implementation per byte of memory traffic or of the collective.
         dims: `value` as an expression of dims; empty if the flops are of several matmuls.
-        hardware: peak flops per byte of bandwidth, of memory or of links used both ways, as in large rings. An
-            implementation with a lower `value` is not compute bound.
-        here: `hardware` for the bandwidth of the actual links (open lines, few chips, latency).
+        hardware: peak flops of the chip in the time of one byte of memory traffic, or of one byte of the collective
+            over links used in both directions, as in large rings. If `value` is lower, compute is not the bound.
+        here: like `hardware`, for the actual links (open lines, few chips, latency).
     """
 
     value: float
@@ -148,7 +148,7 @@ def price(inference: Inference, system: System, *, dtype: str = "bf16") -> Price
 
 @dataclass(frozen=True)
 class _TimedCollective:
-    """A collective, its time, and the hardware's flops per byte of it (`Intensity.hardware` and `here`)."""
+    """A collective, its time, and the chip's flops in the time of one of its bytes (`Intensity.hardware`, `here`)."""
 
     step: Communicate
     time: CollectiveTime
@@ -157,7 +157,7 @@ class _TimedCollective:
 
 
 def _timed(step: Communicate, layout: MeshPlacement, peak: float) -> _TimedCollective:
-    """Return a collective with its time and the hardware's flops per byte; peak: flops per second of the chip."""
+    """Return the timed collective of a step of an implementation; peak: flops per second of the chip."""
     placement = layout.placement(step.axes)
     time = collective_seconds(step.kind, step.bytes, placement)
     closed = replace(placement, rings=tuple(replace(ring, is_wrapped=True) for ring in placement.rings))
