@@ -22,7 +22,7 @@ class ServedArgs:
     on: Annotated[str | None, option("CHIPS"), Keyword("SystemLike")] = None
     """The hardware: a chip and a slice shape or a device count, as v5e:4x4 or h100:8. Needed."""
     batch: CountText = None
-    """Sequences served at once. Default: the most within --latency; without --latency, one per group of devices."""
+    """Sequences served at once. Default: the most within --latency; without --latency, dp*ep."""
     latency: Annotated[str | None, option("TIME"), Keyword("str | float | None")] = None
     """Maximum step time, as 30ms: of one decode step, or of a batch of prompts. Default: no limit; the shortest step is
     best.

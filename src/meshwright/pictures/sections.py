@@ -31,7 +31,7 @@ _NARROW = 0.06
 
 @dataclass(frozen=True)
 class BarSegment:
-    """A part of a bar. size: in the unit of the bar. name: of its colour (`colours.named`). hint: the tooltip."""
+    """A part of a bar. size: in the unit of the bar. name: of its colour in `colours.named`. hint: the tooltip."""
 
     size: float
     name: str

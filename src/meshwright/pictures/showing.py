@@ -103,7 +103,7 @@ def _plan_in_file(what: Any) -> Plan | None:
 def show_data(array: ShardedArray, sizes: Sizes, *, every: bool = False, on: str | None = None) -> dict[str, Any]:
     """Return what `show` draws of an array as plain data: each device's shard.
 
-    every: also all legal shardings. on: also the devices' positions on this system.
+    every: add all legal shardings. on: add the devices' positions on this system.
     """
     data = holdings_of(array, sizes).to_json()
     if every:

@@ -66,8 +66,9 @@ _RUNS = 7
 class Collective(DrawnAnswer):
     """One collective with its time on some hardware.
 
-    time: of each part of the fabric. placement: the links that it uses. measured_seconds: on this machine's devices, if
-    measured. notes: the defaults that were applied, and remarks on the placement.
+    time: the predicted time, for each part of the fabric. placement: the links that it uses. measured_seconds: the time
+    on this machine's devices; None if not measured. notes: the defaults that were applied, and remarks on the
+    placement.
     """
 
     kind: Kind

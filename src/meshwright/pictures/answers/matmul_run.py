@@ -35,7 +35,8 @@ MOST_DEVICES = 64
 class MatmulRun(Answer):
     """A run of a matmul's first implementation on simulated devices.
 
-    inference: of the matmul with reduced dims. checks: the comparison in each mode of JAX.
+    inference: the matmul with reduced dims, and its inferred collectives. checks: their comparison with the compiled
+    collectives, in each mode of JAX.
     """
 
     inference: Inference

@@ -111,8 +111,8 @@ def pipeline_data(schedule: Schedule, num_layers: int | None = None) -> dict[str
 
     `cells` are the units of work, `layers` the model's layers, stage by stage and chunk by chunk (None: no layer).
     `bubble` is idle time divided by working time, `idle_share` divided by total time. `kept` is the number of inputs
-    that a device keeps. `as_published` is 1F1B without lockstep, with the start and end of each unit; a forward takes
-    1, a backward 2.
+    that a device keeps for backward. `as_published` is 1F1B without lockstep, with the start and end of each unit; a
+    forward takes 1, a backward 2.
     """
     _check_size(schedule)
     data: dict[str, Any] = {

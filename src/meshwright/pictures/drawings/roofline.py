@@ -18,7 +18,7 @@ _ROOM = 4  # The factor between the outermost ridge or point and the edge of the
 
 
 class _Roof(NamedTuple):
-    """A slope, for `memory` or `network` traffic.
+    """The slope of the roofline for one kind of traffic (`name`), `memory` or `network`.
 
     intensity: the matmul's flops per byte of the traffic. ridge: the flops per byte from which it is compute bound.
     """

@@ -114,7 +114,8 @@ def torus_sketch(
 class _Chips:
     """The chips of a torus, for drawing.
 
-    places: the mesh coordinates of each device. numbers: of devices, by mesh coordinates. axes: whose links are used.
+    places: the mesh coordinates of each device. numbers: each device's number, by its mesh coordinates. axes: the mesh
+    axes whose links are drawn as used.
     """
 
     layout: MeshPlacement
