@@ -148,7 +148,8 @@ def _span(part: slice, size: int) -> Span:
 class Row:
     """One array of a tree. Without a sharding it has 0 copies and no bytes on a device.
 
-    type: as JAX prints it, `float32[8@X,16]`. spec: `P('X', None)`. copies: number of devices with the same shard.
+    type: the type as JAX prints it, `float32[8@X,16]`. spec: the partition spec, `P('X', None)`. copies: number of
+    devices with the same shard.
     """
 
     path: str

@@ -234,7 +234,7 @@ _CHARTS = (
 
 
 def _curves(runs: Sequence[Run], colours: Mapping[str, str]) -> str:
-    """Return the charts as HTML: one for each quantity that a run has; colours: by run."""
+    """Return the charts as HTML, one for each quantity that a run has; colours: the colour of each run, by its name."""
     figures = []
     for chart in dict.fromkeys(chart for run in runs for chart in run.charts):
         series = {run.name: (colours[run.name], _points(run.rows, chart.path)) for run in runs if chart in run.charts}

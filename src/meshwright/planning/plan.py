@@ -238,7 +238,7 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_data(data: Any, *, name: str) -> Plan:
-    """Return the plan in plain data from `plan_to_data`, with a new prediction. name: of the file, for errors."""
+    """Return the plan in plain data from `plan_to_data`, with a new prediction. name: the file's name, for errors."""
     if has_fields(data) and "meshwright_serving_plan" in data:
         raise MeshwrightError(
             f"{name} is a plan to serve, which `meshwright serve MODEL --plan {shlex.quote(name)}` runs;"

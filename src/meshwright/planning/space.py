@@ -350,7 +350,7 @@ def _run_shape(mesh: MeshShape) -> MeshShape:
 def _on_mesh(base: Strategy, model: Model, mesh: MeshShape) -> Strategy:
     """Return a strategy with the best method to split sequences over sp, unless it has one already.
 
-    Attention with `scores` gathers keys; cuDNN's kernel needs whole sequences, so Ulysses.
+    Attention with `scores` always gathers keys. cuDNN's kernel needs whole sequences, so it gets Ulysses.
     """
     if mesh.sp == 1 or base.attention == "scores" or base.sp_method != DEFAULT.sp_method:
         return base

@@ -27,8 +27,8 @@ _NAMES = {"gpipe": "GPipe", "1f1b": "1F1B in lockstep, as meshwright runs it"}
 def pipeline_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch:
     """Draw a schedule: a row for each stage, time to the right.
 
-    `F2` is the forward of microbatch 2, `B2b` its backward in a stage's second chunk of layers. num_layers: of the
-    model, to label each stage with its layers.
+    `F2` is the forward of microbatch 2, `B2b` its backward in a stage's second chunk of layers. num_layers: the model's
+    number of layers, to label each stage with its layers.
     """
     _check_size(schedule)
     works = list(schedule.cells())

@@ -31,7 +31,7 @@ class _Roof(NamedTuple):
 def roofline_sketch(priced: PricedProduct, *, dtype: str) -> Sketch | None:
     """Draw a matmul on the rooflines of memory and of its longest collective; None for a resharding.
 
-    dtype: of the elements, which determines the peak flops.
+    dtype: the elements' dtype, which determines the peak flops.
     """
     way, system = priced.chosen, priced.layout.system
     found: dict[str, Intensity | None] = {"memory": way.memory, "network": way.network}

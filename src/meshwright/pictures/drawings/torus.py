@@ -87,7 +87,7 @@ def torus_sketch(
 
     Args:
         system: slices of a chip with a torus.
-        degrees: by mesh axis, outermost first.
+        degrees: the degree of each mesh axis, outermost first.
         numbers: the number of each device, by its mesh coordinates; by default the last axis varies fastest.
         axes: the mesh axes whose links are drawn as used; by default all.
 

@@ -92,10 +92,10 @@ def attention_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DE
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionProduct:
-    """One matmul of attention on one device: of every query with every key of its sequence.
+    """One matmul of attention on one device, over every query and every key of its sequence.
 
     kind: `scores` multiplies queries with keys, `values` multiplies the scores' softmax with values. role: the matmul
-    itself, or the gradient of its left or right operand. flops: of one execution.
+    itself, or the gradient of its left or right operand. flops: the flops of one execution.
     """
 
     kind: Literal["scores", "values"]

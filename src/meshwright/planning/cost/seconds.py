@@ -157,7 +157,7 @@ def _mean(parts: list[tuple[PassSeconds, int]]) -> PassSeconds:
 class _Timed:
     """Seconds of one microbatch on one device.
 
-    layers: of one layer of each stack, by the stack's name. ends: of the logits and the loss. shares: speed of
+    layers: seconds of one layer of each stack, by its name. ends: seconds of the logits and the loss. shares: speed of
     `attention` and `rest` inside a compiled layer, relative to ops compiled alone. known: seconds of each op, by
     `op.work`, an id that ops of equal cost share.
     """

@@ -27,7 +27,7 @@ SHARE = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-    """A published training run. kind: of the chip (`gpu`, `tpu`). parameters: of the model, including all experts."""
+    """A published training run. kind: `gpu` or `tpu`. parameters: the model's parameter count, all experts included."""
 
     name: str
     source: str

@@ -35,7 +35,7 @@ class Settings:
     """The options of a settings file while it is read, and the fields of a plan that they have set so far.
 
     left: values of the options that are not yet read, by option. typed: the options in the file. fields: values of a
-    plan's fields, by field (`plan_fields`). meanings: of the options read so far.
+    plan's fields, by field (`plan_fields`). meanings: the meanings of the options read so far.
     """
 
     def __init__(self, table: OptionTable, values: Mapping[str, Any], system: System) -> None:

@@ -58,7 +58,7 @@ class AttentionTime:
 def fused_attention_time(flops: float, seq_len: int, head_dim: float, kernel: str, system: System) -> AttentionTime:
     """Return the seconds of causal attention in bf16 by `flash` (FlashAttention-2) or `cudnn`.
 
-    flops: of the forward pass, counting unmasked scores only.
+    flops: the flops of the forward pass, counting unmasked scores only.
     """
     forward, backward = _shares(system, kernel, seq_len, head_dim)
     ideal = flops / system.peak("bf16")

@@ -44,7 +44,7 @@ class PricedImplementation:
     """An implementation of a sharded matmul with its times on one device at full rate, which are lower bounds.
 
     Attributes:
-        collectives: with their seconds.
+        collectives: its collectives, with their seconds.
         communication_seconds: sum over the collectives.
         memory: intensity relative to memory traffic; None without a matmul.
         network: intensity relative to the longest collective; None without a matmul or a collective.
@@ -68,7 +68,7 @@ class PricedImplementation:
 
     @property
     def serial_seconds(self) -> float:
-        """The time without overlap: of the matmuls, then of the collectives."""
+        """The time without overlap: that of the matmuls plus that of the collectives."""
         return max(self.flops_seconds, self.memory_seconds) + self.communication_seconds
 
     @property
