@@ -155,7 +155,9 @@ class ServeArgs(ModelArgs):
 
 
 def split_adapters(words: Sequence[str]) -> tuple[Path | None, dict[str, Path]]:
-    """Return the adapter that --adapter adds to the weights, if any, and the named ones.
+    """Return (the adapter that is added to the weights, or None; the named adapters, by name), as directories.
+
+    words: the values of --adapter, `DIRECTORY` or `NAME=DIRECTORY`.
 
     Raises:
         MeshwrightError: a name is given twice, or several adapters have no name.

@@ -129,9 +129,11 @@ def step_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: 
 def step_breakdown(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, communication: CommunicationTime
 ) -> dict[str, float]:
-    """Return the seconds of a step by term (`Record.breakdown_seconds`), which add up to the step.
+    """Return the seconds of a step by term, which add up to the step.
 
-    communication: the time of the step's collectives, before overlap with ops.
+    Every step has the terms forward, recompute, backward, exposed communication and update; other terms, such as
+    pipeline bubble, are left out where they do not apply. communication: the time of the step's collectives, before
+    overlap with ops.
     """
     once, parts = microbatch_seconds(workload, mesh, system, strategy), strategy.num_microbatches
     breakdown = {phase: parts * getattr(once, phase) for phase in ("forward", "recompute", "backward")}

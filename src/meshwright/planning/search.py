@@ -285,9 +285,9 @@ def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
 
 
 def _most_sharded(group: _Group) -> MeshShape:
-    """Return the mesh of a group that shards parameters over the most devices, so that each updates the fewest.
+    """Return the mesh of a group that shards parameters over the most devices: its optimizer update is the shortest.
 
-    Of several such meshes, return the one that splits the sequence least, because a split sequence may gather keys.
+    Of several such meshes, return the one that splits the sequence least, because attention may gather keys over sp.
     """
     return max(group.meshes, key=lambda mesh: (mesh.fsdp * mesh.sp, mesh.fsdp))
 

@@ -54,9 +54,10 @@ def step_memory(
     """Return the bytes per device at the moment of peak memory, by term, and their sum, `peak`.
 
     The peak is in a reference model's forward pass, the loss, the backward pass of a layer's attention or MLP, the
-    gradient of the embedding table, or the update. Terms that are not live at the peak are omitted. For a pipeline it
-    is on the stage with most layers, the first or the last. The runtime's own memory is not counted, because
-    `System.usable_bytes` excludes it. kind: the kind of chip; TPUs pad arrays to tiles.
+    gradient of the embedding table, or the update. The terms of `ALWAYS` are always included, others (such as `logits`)
+    if they are live at the peak. For a pipeline the peak is on the stage with most layers, the first or the last. The
+    runtime's own memory is not counted, because `System.usable_bytes` excludes it. kind: the kind of chip; TPUs pad
+    arrays to tiles.
     """
     return _Step(workload, mesh, strategy, kind).memory()
 

@@ -243,7 +243,7 @@ class OpTimer:
     is_grouped: bool = False
 
     def ops(self, region: str) -> tuple[ComputingOp, ...]:
-        """Return the matmuls, attention and elementwise ops of a region, by its name; () for an unknown region."""
+        """Return the matmuls, attention and elementwise ops of a region: a stack's name or `logits`; else ()."""
         found = self.step.ops.computing.get(region)
         return (*found.attention, *found.rest) if found else ()
 

@@ -43,7 +43,7 @@ def plan_fields(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict
     Fields of the model are named `model.embed`, those of its experts `experts.count`.
 
     Raises:
-        MeshwrightError: the model is written as ops.
+        MeshwrightError: the model is a list of ops, which has no such fields.
     """
     if not isinstance(workload.model, ModelConfig):
         raise MeshwrightError(f"{workload.model.name} is written as ops, which no other framework's settings describe")

@@ -86,7 +86,8 @@ class PricedImplementation:
 class PricedProduct:
     """A matmul or resharding with the times of its implementations on a system.
 
-    implementations: fastest first. chosen: the implementation that the expression prescribes, else the fastest.
+    inference: the result and the implementations without times. implementations: fastest first. chosen: the
+    implementation that the expression prescribes, else the fastest.
     """
 
     inference: Inference
