@@ -84,16 +84,16 @@ class CommunicationTime:
         }
 
     def exposed(self, shares: Mapping[str, float]) -> float:
-        """Return the exposed seconds per step of all collectives; shares: from `shares`."""
+        """Return the exposed seconds per step of all collectives; shares: the result of the method `shares`."""
         late = sum(share * getattr(self, name) for name, share in shares.items())
         return self.per_microbatch + self.per_step + late
 
     def hidden(self, shares: Mapping[str, float]) -> float:
-        """Return the hidden seconds per step of all collectives; shares: from `shares`."""
+        """Return the hidden seconds per step of all collectives; shares: the result of the method `shares`."""
         return self.hidden_by_attention + sum((1 - share) * getattr(self, name) for name, share in shares.items())
 
     def exposed_per_microbatch(self, shares: Mapping[str, float]) -> float:
-        """Return the exposed seconds that delay every microbatch, summed over microbatches; shares: from `shares`."""
+        """Return the exposed seconds that delay every microbatch, summed over microbatches; shares: as in `exposed`."""
         late = shares["forward"] * self.critical_forward + shares["backward"] * self.critical_backward
         return self.per_microbatch + late
 
@@ -117,7 +117,7 @@ def communication_time(
     """Return the communication time of some collectives.
 
     Args:
-        moves: (collective, whether it runs once per step and not once per microbatch).
+        moves: pairs (collective, whether it runs once per step and not once per microbatch).
         layout: the mesh laid over its system.
         strategy: how the step runs.
         ring_shares: the exposed fraction of ring attention's sends, by phase.

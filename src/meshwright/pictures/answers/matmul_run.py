@@ -91,7 +91,7 @@ def run_product(priced: PricedProduct) -> MatmulRun:
 
 
 def check_simulated(num_devices: int) -> None:
-    """Raise if there are more devices than can be simulated."""
+    """Raise if there are more than `MOST_DEVICES` devices to simulate."""
     if num_devices > MOST_DEVICES:
         raise MeshwrightError(f"--run simulates up to {MOST_DEVICES} devices; the mesh has {num_devices}, take fewer")
 

@@ -127,7 +127,10 @@ def _spans(holdings: Holdings, dim: int | None) -> tuple[Span, ...]:
 
 
 def _cell(holdings: Holdings, fills: Mapping[Block, str], spans: Mapping[int | None, Span], device: int | None) -> Cell:
-    """Return the cell of one shard, with the devices that hold it; spans: the shard's span of each dim."""
+    """Return the cell of one shard, with the devices that hold it.
+
+    fills: the colour of each shard. spans: the shard's span of each dim. device: the device whose shard is marked.
+    """
     block = tuple(spans[dim] for dim in range(len(holdings.shape)))
     devices = holdings.shards.get(block, ())
     noun, verb = ("device", "holds") if len(devices) == 1 else ("devices", "hold")

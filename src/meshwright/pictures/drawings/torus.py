@@ -234,7 +234,7 @@ class _Chips:
         return frozenset(found)
 
     def _is_used(self, first: Place, second: Place, dim: str) -> bool:
-        """Whether a mesh axis uses the link between two chips that are neighbours in a physical dimension."""
+        """Whether one of `axes` uses the link between two chips, given by their first devices, adjacent along `dim`."""
         at, to = self.places[first], self.places[second]
         if not at or not to or first == second:
             return False

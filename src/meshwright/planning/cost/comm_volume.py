@@ -157,7 +157,7 @@ def _sized(
     strategy: Strategy,
     count: Callable[[Communicate, Repeat], int],
 ) -> Iterator[tuple[Communicate, Collective]]:
-    """Yield (op, its collective) for each op that sends bytes: `sized_collectives` with any way of counting.
+    """Yield (op, its collective) as `sized_collectives` does, with the runs that `count` returns.
 
     count: returns how often a step runs an op, from its region's repeats.
     """

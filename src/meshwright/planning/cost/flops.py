@@ -69,7 +69,7 @@ def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
 def update_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> float:
     """Return the flops per step of Muon's Newton-Schulz matmuls on one device; 0 for other optimizers.
 
-    Padding to equally many matrices on all devices is included.
+    Included are the matrices of padding that give every device equally many.
     """
     if strategy.optimizer != "muon":
         return 0.0

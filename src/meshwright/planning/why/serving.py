@@ -91,8 +91,8 @@ class ServingThresholds(Fact):
 class BatchLimit(Fact):
     """What prevents a larger batch: memory, the requested latency, or neither.
 
-    batch: the plan's, plus one sequence per group of devices; the other numbers are of this batch. most: the largest
-    batch that fits in memory; 0 if memory is the limit.
+    batch: the plan's batch, plus one sequence per group of devices. peak_bytes, seconds and tokens_per_second are those
+    of this batch. most: the largest batch that fits in memory; 0 if memory is the limit.
     """
 
     limit: Literal["memory", "latency", "none"]
