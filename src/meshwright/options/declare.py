@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 class Setting(NamedTuple):
     """The field of a run's config that an option sets, and whether a resumed run can change it.
 
-    path: the field's path in `RunConfig`, as `optimizer.learning_rate`. resume: `free`: always; `change`: only with
-    `change=True` (--change); `never`: not at all, because the first state or the checkpoints depend on it.
+    path: the field's path in `RunConfig`, as `optimizer.learning_rate`. resume: when a resumed run can change it:
+    `free`: always; `change`: only with `change=True` (--change); `never`: not at all, because the first state or the
+    checkpoints depend on it.
     """
 
     path: str

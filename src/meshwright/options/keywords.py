@@ -114,7 +114,7 @@ class ServingOptions(TypedDict, total=False):
     on: SystemLike
     """The hardware: a chip and a slice shape or a device count, as v5e:4x4 or h100:8. Needed."""
     batch: Count | None
-    """Sequences served at once. Default: the most within --latency; without --latency, one per group of devices."""
+    """Sequences served at once. Default: the most within --latency; without --latency, dp*ep."""
     latency: str | float | None
     """Maximum step time, as 30ms: of one decode step, or of a batch of prompts. Default: no limit; the shortest step
     is best.

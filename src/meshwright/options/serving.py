@@ -22,7 +22,7 @@ class ServedArgs:
     on: Annotated[str | None, option("CHIPS"), Keyword("SystemLike")] = None
     """The hardware: a chip and a slice shape or a device count, as v5e:4x4 or h100:8. Needed."""
     batch: CountText = None
-    """Sequences served at once. Default: the most within --latency; without --latency, one per group of devices."""
+    """Sequences served at once. Default: the most within --latency; without --latency, dp*ep."""
     latency: Annotated[str | None, option("TIME"), Keyword("str | float | None")] = None
     """Maximum step time, as 30ms: of one decode step, or of a batch of prompts. Default: no limit; the shortest step is
     best.
@@ -155,7 +155,9 @@ class ServeArgs(ModelArgs):
 
 
 def split_adapters(words: Sequence[str]) -> tuple[Path | None, dict[str, Path]]:
-    """Return the adapter that --adapter adds to the weights, if any, and the named ones.
+    """Return (the adapter that is added to the weights, or None; the named adapters, by name), as directories.
+
+    words: the values of --adapter, `DIRECTORY` or `NAME=DIRECTORY`.
 
     Raises:
         MeshwrightError: a name is given twice, or several adapters have no name.

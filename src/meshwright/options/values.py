@@ -27,9 +27,13 @@ Count = int | str
 def read_system(
     on: SystemLike, hardware: str | Path | None = None, memory_headroom: float | str | None = None
 ) -> System:
-    """Parse a system and set its memory headroom.
+    """Parse a system and set its memory headroom, the fraction added to predicted memory before it must fit.
 
-    That is `memory_headroom` if given, else the system's own, else the default of its kind of chip.
+    Args:
+        on: the system, or its text.
+        hardware: a TOML file that describes a custom chip, which `on` may then name.
+        memory_headroom: a number or text, 0.1 or "10%"; None for the system's own, or else the default of its chip's
+            kind.
 
     Raises:
         MeshwrightError: the text is not a chip with a slice shape or a device count.

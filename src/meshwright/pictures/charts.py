@@ -33,7 +33,7 @@ ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1}
 
 @dataclass(frozen=True)
 class Bar:
-    """A record to draw. label: of its bar; the first word is a short name. size: its value in a sweep, if any."""
+    """A record to draw. label: text at its bar, whose first word is a short name. size: the swept value, in a sweep."""
 
     label: str
     record: Record

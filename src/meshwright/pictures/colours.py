@@ -66,9 +66,9 @@ def device_fill(coordinates: Mapping[str, int], degrees: Mapping[str, int]) -> s
     """Return the colour of a device, or of a shard that several devices hold, such as `#b4cfee`.
 
     Args:
-        coordinates: of the device, by mesh axis. Axes along which the holders of a shard differ are left out: without
-            the first axis larger than 1 the colour is grey, without another axis its middle coordinate is used.
-        degrees: of all mesh axes, outermost first.
+        coordinates: the device's mesh coordinates by axis; for a shard, those that all its devices share. If the first
+            axis larger than 1 is missing, the colour is grey; of any other missing axis, the middle coordinate is used.
+        degrees: the degree of each mesh axis, outermost first.
     """
     first, *others = [axis for axis, degree in degrees.items() if degree > 1] or [""]
     hue = _FIRST_HUE + coordinates.get(first, 0) / degrees.get(first, 1)

@@ -148,7 +148,8 @@ def _span(part: slice, size: int) -> Span:
 class Row:
     """One array of a tree. Without a sharding it has 0 copies and no bytes on a device.
 
-    type: as JAX prints it, `float32[8@X,16]`. spec: `P('X', None)`. copies: number of devices with the same shard.
+    type: the type as JAX prints it, `float32[8@X,16]`. spec: the partition spec, `P('X', None)`. copies: number of
+    devices with the same shard.
     """
 
     path: str
@@ -191,7 +192,7 @@ def program_rows(plan: ProgramPlan) -> tuple[Row, ...]:
 
 
 def table_sketch(rows: Sequence[Row], *, of: str = "") -> Sketch:
-    """Return the rows as a table, with totals in its title. of: what the arrays belong to, also for the title."""
+    """Return the rows as a table, with totals in its title. of: the name of what has the arrays, for the title."""
     total, local = (sum(getattr(row, name) for row in rows) for name in ("total_bytes", "bytes_per_device"))
     counts = show_count(len(rows), "array"), show_bytes(total), f"{show_bytes(local)} a device"
     title = "   ".join((*([of] if of else []), *counts))

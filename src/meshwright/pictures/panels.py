@@ -171,7 +171,7 @@ _SHIFT = 2  # Characters by which each sheet is further to the right than the on
 def _sheets(fills: Sequence[str], x: float, y: float, width: float, height: float) -> list[Box | Line]:
     """Return the shapes of sheets behind a grid, each further down and right than the one in front of it.
 
-    Images show the whole sheets, text only their edges. x, y, width, height: of the grid.
+    Images show the whole sheets, text only their edges. x, y, width, height: position and size of the grid.
     """
     items: list[Box | Line] = [
         Box(x + _SHIFT * place, y + place, width, height, fill=fill, edge="sheet")

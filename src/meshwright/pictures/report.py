@@ -32,7 +32,7 @@ from meshwright.units import show_bytes, show_estimate, show_percent, show_rate,
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of a quantity over steps. path: of its field in a row of `metrics.jsonl`. show: formats a value."""
+    """A chart of a quantity over steps. path: the keys of its value in a row of `metrics.jsonl`. show: formats it."""
 
     title: str
     path: tuple[str, ...]
@@ -46,7 +46,7 @@ class Run:
     name: str
     directory: Path
     subject: str
-    """The model or function that it trains, its mesh and hardware, as text."""
+    """The trained model or function, its mesh and hardware, as text."""
     steps: int
     """The number of steps of the whole run, also those that it has yet to do."""
     hardware: str
@@ -57,7 +57,7 @@ class Run:
     """Memory of a device that a program can use; None for simulated devices."""
     measured: Record
     profile: Profile | None
-    """The profile of some of its steps, if there is one."""
+    """The profile of some of the run's steps; None if there is none."""
     bandwidths: Sequence[AxisBandwidth]
     """The bandwidth of the profile's collectives, by mesh axes."""
     charts: Sequence[Chart]
@@ -236,7 +236,7 @@ _CHARTS = (
 
 
 def _curves(runs: Sequence[Run], colours: Mapping[str, str]) -> str:
-    """Return the charts as HTML: one for each quantity that a run has; colours: by run."""
+    """Return the charts as HTML, one for each quantity that a run has; colours: the colour of each run, by its name."""
     figures = []
     for chart in dict.fromkeys(chart for run in runs for chart in run.charts):
         series = {run.name: (colours[run.name], _points(run.rows, chart.path)) for run in runs if chart in run.charts}

@@ -36,7 +36,7 @@ def answer(found: Inspection) -> str:
 
 
 def alike(moves: Iterable[Collective]) -> list[Collective]:
-    """Return collectives, largest first. Those of equal kind, axes, phase, note, lowerings and source are added up."""
+    """Add up collectives of equal kind, axes, phase, note, lowerings and source; return the sums, largest first."""
     groups: dict[tuple[object, ...], list[Collective]] = {}
     for move in moves:
         groups.setdefault((move.kind, move.axes, move.phase, move.note, move.lowerings, move.source), []).append(move)
@@ -50,7 +50,7 @@ def alike(moves: Iterable[Collective]) -> list[Collective]:
 
 
 def buffer_rows(buffers: Iterable[Buffer]) -> list[list[str]]:
-    """Return rows of the largest buffers: [shape, bytes, number, kind, source]. Equal buffers share a row."""
+    """Return rows of the largest buffers: [shape, bytes, count, kind, source]. Equal buffers share a row."""
     same: dict[tuple[str, str, str], list[Buffer]] = {}
     for buffer in buffers:
         name = buffer.scope.replace("\\'", "'")  # the compiler escapes quotes in the path of an argument

@@ -15,7 +15,7 @@ Edge = Literal["none", "ruled", "outlined", "marked", "exposed", "sheet"]
 """The border of a box.
 
 ruled: a rule that is shared with neighbours. outlined: a border of its own. marked: a bold one. exposed: a red one.
-sheet: of a sheet behind other boxes, which is left out in text, where separate lines draw its edges.
+sheet: the border of an empty grid behind other boxes; text leaves it out, since separate lines draw its edges.
 """
 
 

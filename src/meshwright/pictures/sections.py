@@ -31,7 +31,7 @@ _NARROW = 0.06
 
 @dataclass(frozen=True)
 class BarSegment:
-    """A part of a bar. size: in the unit of the bar. name: of its colour (`colours.named`). hint: the tooltip."""
+    """A part of a bar. size: in the unit of the bar. name: of its colour in `colours.named`. hint: the tooltip."""
 
     size: float
     name: str
@@ -41,7 +41,7 @@ class BarSegment:
 def memory_section(records: Mapping[str, Record], usable_bytes: float | None) -> Section:
     """Return a section with a bar for each record: a device's memory by term, or its peak if terms are unknown.
 
-    usable_bytes: that a program can use, shown as a line.
+    usable_bytes: the memory that a program can use, shown as a line.
     """
     bars = {}
     for origin, record in records.items():

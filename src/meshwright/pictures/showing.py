@@ -103,7 +103,7 @@ def _plan_in_file(what: Any) -> Plan | None:
 def show_data(array: ShardedArray, sizes: Sizes, *, every: bool = False, on: str | None = None) -> dict[str, Any]:
     """Return what `show` draws of an array as plain data: each device's shard.
 
-    every: also all legal shardings. on: also the devices' positions on this system.
+    every: add all legal shardings. on: add the devices' positions on this system.
     """
     data = holdings_of(array, sizes).to_json()
     if every:
@@ -117,7 +117,7 @@ def show_data(array: ShardedArray, sizes: Sizes, *, every: bool = False, on: str
 def show_collective(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Picture:
     """Return a picture of a collective, run on `degree` devices: their values before and after.
 
-    values: are split evenly over the devices.
+    values: the values of the array, which is split evenly over the devices.
     """
     return Picture((collective_sketch(run_collective(kind, values, degree=degree)),))
 
@@ -125,7 +125,7 @@ def show_collective(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> 
 def show_ring(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Picture:
     """Return a picture of a ring collective: the values on each of `degree` devices before it and after each hop.
 
-    values: are split evenly over the devices.
+    values: the values of the array, which is split evenly over the devices.
     """
     return Picture((ring_sketch(run_ring(kind, values, degree=degree)),))
 

@@ -39,7 +39,7 @@ _WRONG = r"DOES NOT FIT|TOO LATE|NOT AS INFERRED"
 def show(out: Console, item: RenderableType, **options: Any) -> None:
     """Print an item on a console; text is wrapped. Without a terminal, trailing spaces are removed.
 
-    options: of rich's `Console.print`.
+    options: the options of rich's `Console.print`.
     """
     if isinstance(item, str):
         style = options.pop("style", "")

@@ -31,7 +31,8 @@ PLANNED_ONLY = "planned only: what runs are decoders of tokens"
 class ImageRanking:
     """The predicted records of all legal meshes for an image model.
 
-    candidates: those that fit, fastest first; then the others, by memory. num_meshes: dp x fsdp meshes, legal or not.
+    candidates: first those that fit, fastest first; then the others, least memory first. num_meshes: the number of
+    meshes of dp and fsdp, legal or not.
     """
 
     candidates: tuple[Record, ...]
@@ -105,8 +106,8 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
 def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[Collective]:
     """Yield each collective with its exposed seconds per step; passes: seconds of compute by pass.
 
-    Exposed is what the compute of the pass does not hide, but at least one run of the collective. Reductions of
-    batch-norm statistics are exposed in full; gathers in backward may be hidden completely.
+    The exposed part is what the compute of the pass does not hide, but at least one run of the collective. Reductions
+    of batch-norm statistics are exposed in full; gathers in backward may be hidden completely.
     """
     wanted = dict.fromkeys(passes, 0.0)
     for move in moves:
@@ -135,6 +136,6 @@ def _bound(workload: ImageWorkload, mesh: MeshShape, system: System, breakdown: 
 
 
 def _order(record: Record) -> tuple[bool, float, float]:
-    """Return the sort key of `ImageRanking.candidates`; records that are equally fast are sorted by memory."""
+    """Return the sort key of `ImageRanking.candidates`; equally fast records are sorted by memory."""
     fits = bool(record.fits)
     return not fits, record.step_seconds or 0.0 if fits else 0.0, record.memory_bytes["peak"]

@@ -259,8 +259,8 @@ def plan_systems(
     Args:
         model: as in `plan`.
         systems: the systems, such as `v5p:4x4x4`.
-        workload: options of the workload, without the system.
-        strategy: options of the strategy.
+        workload: `WorkloadOptions`, without the system.
+        strategy: `StrategyOptions`.
         framework: the framework that runs the steps; None for meshwright.
         include_planned: include plans that `meshwright train` cannot run, such as those of another framework.
 
@@ -288,8 +288,8 @@ def _plan_function(
 ) -> ProgramPlan:
     """Return the plan of a JAX function with these arguments.
 
-    named: arguments of `plan` that are set; only mesh is allowed. options: num_compiled and keyword arguments of the
-    function.
+    named: the arguments of `plan` that are set; only mesh is allowed. options: num_compiled, and the keyword arguments
+    of the function.
     """
     from meshwright.proof.program_plans.plan import plan_program
 
@@ -388,7 +388,7 @@ def plan_one_mesh(
     *,
     include_planned: bool = False,
 ) -> Plan:
-    """Return the fastest plan of one mesh; if strategies can run, the fastest of these.
+    """Return the fastest plan of one mesh among the strategies that `meshwright train` can run; if none can, among all.
 
     Arguments are as in `find_meshes`.
 
@@ -433,7 +433,7 @@ def _space(
     *,
     include_planned: bool,
 ) -> Space:
-    """Return the meshes and strategies that `meshwright train` can run; if there are none, all that can be planned.
+    """Return the space that `meshwright train` can run; if it has no mesh, the space of all that can be planned.
 
     mesh: the only mesh to plan, or None. include_planned: return all that can be planned in any case.
     """

@@ -146,7 +146,10 @@ def read_names(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def read_strategy(options: Mapping[str, Any], num_devices: int) -> dict[str, Any]:
-    """Return the fields of `Strategy` that `StrategyOptions` set, by name; num_devices: for a degree of -1."""
+    """Return the fields of `Strategy` that `StrategyOptions` set, by name.
+
+    num_devices: the mesh's number of devices, which determines a degree of -1 in reference_mesh.
+    """
     said = given(options, STRATEGY_OPTIONS)
     for name in ("num_microbatches", "virtual_stages"):
         if name in said:
@@ -168,7 +171,7 @@ def read_serving(
 ) -> tuple[Serving, System]:
     """Return the serving workload and the system that a model and `SERVING_OPTIONS` describe.
 
-    latency is text, such as `30ms`, or seconds.
+    The option latency is text, such as `30ms`, or a number of seconds.
     """
     said = given(options, SERVING_OPTIONS)
     system = _hardware(model, said)
@@ -236,7 +239,10 @@ def is_image_model(model: object) -> bool:
 
 
 def _in_sequences(batch_tokens: Count, seq_len: int, *, is_pairs: bool) -> int:
-    """Return the number of sequences in `batch_tokens` tokens, or of preference pairs. Raises if it is not whole."""
+    """Return the number of sequences (or, with `is_pairs`, of preference pairs) in `batch_tokens` tokens.
+
+    Raises if it is not whole.
+    """
     tokens, each = read_count("batch_tokens", batch_tokens), 2 * seq_len if is_pairs else seq_len
     if tokens % each:
         around = " or ".join(str(each * count) for count in (tokens // each, tokens // each + 1) if count)

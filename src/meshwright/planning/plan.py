@@ -74,8 +74,8 @@ class Plan:
     def export(self, framework: str, path: str | Path) -> Mapping[str, str]:
         """Write the plan as settings of another framework: maxtext, torchtitan, megatron or levanter.
 
-        The settings are read back and compared with the plan. Returns the reason why the settings leave out a field of
-        the plan, by field: the framework decides it itself.
+        The settings are read back and compared with the plan. Returns, for each field of the plan that the settings
+        leave out, the reason: the framework decides it itself.
 
         Raises:
             MeshwrightError: the framework cannot run the plan; the message names the field.
@@ -92,7 +92,7 @@ class Plan:
 
     @property
     def rules(self) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
-        """(logical axis, its mesh axes), in the form that `flax.linen.logical_axis_rules` takes."""
+        """Pairs (logical axis, its mesh axes), in the form that `flax.linen.logical_axis_rules` takes."""
         shown: dict[str, str | tuple[str, ...] | None] = {}
         rules = logical_rules(self.strategy)
         # Flax gives a mesh axis to the first rule that has it: an activation's batch must get fsdp, not its width.
@@ -238,7 +238,7 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_data(data: Any, *, name: str) -> Plan:
-    """Return the plan in plain data from `plan_to_data`, with a new prediction. name: of the file, for errors."""
+    """Return the plan in plain data from `plan_to_data`, with a new prediction. name: the file's name, for errors."""
     if has_fields(data) and "meshwright_serving_plan" in data:
         raise MeshwrightError(
             f"{name} is a plan to serve, which `meshwright serve MODEL --plan {shlex.quote(name)}` runs;"

@@ -25,11 +25,11 @@ from meshwright.planning.cost.rates.collective_time import planned_seconds
 from meshwright.planning.cost.rates.hbm import hbm_bytes
 from meshwright.planning.cost.seconds import PassSeconds, buffer_seconds, microbatch_seconds, update_seconds
 from meshwright.planning.overlap import (
-    FREE_LINKS,
-    OverlapBudget,
-    overlap_budget,
+    NO_COMMUNICATION,
+    CommunicationTime,
+    communication_time,
     ring_shares,
-    step_budget,
+    step_communication,
     timed_collectives,
 )
 from meshwright.planning.reference import reference_seconds, timed_reference_collectives
@@ -50,9 +50,9 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
     moves = step_moves(workload, mesh, strategy)
     in_ticks = step_collectives(workload, mesh, strategy, counted="executed")
     round_ring = ring_shares(workload, mesh, system, strategy)
-    budget = overlap_budget(moves, layout, strategy, round_ring)
-    breakdown = step_breakdown(workload, mesh, system, strategy, budget)
-    shares = budget.shares(*windows(breakdown), strategy.num_microbatches)
+    communication = communication_time(moves, layout, strategy, round_ring)
+    breakdown = step_breakdown(workload, mesh, system, strategy, communication)
+    shares = communication.shares(*windows(breakdown), strategy.num_microbatches)
     exposed = timed_collectives(moves, layout, shares, round_ring, strategy)
     beside = timed_reference_collectives(workload, mesh, system, strategy)
     step, memory = sum(breakdown.values()), step_memory(workload, mesh, strategy, kind=system.chip.kind)
@@ -109,7 +109,7 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
 def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
     """Return a note if every pipeline stage repeats the work of the layers before the pipeline; else ().
 
-    It does not if the sequences of a microbatch can be split over the stages. count: the number of these layers.
+    Stages share this work if they can split the sequences of a microbatch. count: the number of these layers.
     """
     if is_shared_before(program(workload.model), workload.batch, mesh, strategy):
         return ()
@@ -122,29 +122,36 @@ def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strateg
 
 def step_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> float:
     """Return the step time of `predict`, without the rest of the record."""
-    budget = step_budget(workload, mesh, system, strategy)
-    return sum(step_breakdown(workload, mesh, system, strategy, budget).values())
+    communication = step_communication(workload, mesh, system, strategy)
+    return sum(step_breakdown(workload, mesh, system, strategy, communication).values())
 
 
 def step_breakdown(
-    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, budget: OverlapBudget
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, communication: CommunicationTime
 ) -> dict[str, float]:
-    """Return the seconds of a step by term, which add up to the step; budget: of the step's collectives."""
+    """Return the seconds of a step by term, which add up to the step.
+
+    Every step has the terms forward, recompute, backward, exposed communication and update; other terms, such as
+    pipeline bubble, are left out where they do not apply. communication: the time of the step's collectives, before
+    overlap with ops.
+    """
     once, parts = microbatch_seconds(workload, mesh, system, strategy), strategy.num_microbatches
     breakdown = {phase: parts * getattr(once, phase) for phase in ("forward", "recompute", "backward")}
     for phase, seconds in buffer_seconds(workload, mesh, system, strategy).items():
         breakdown[phase] += seconds
-    shares = budget.shares(*windows(breakdown), parts)
-    breakdown["exposed communication"] = budget.exposed(shares)
+    shares = communication.shares(*windows(breakdown), parts)
+    breakdown["exposed communication"] = communication.exposed(shares)
     if workload.remat == "offload":
         # Copies to and from the host overlap with the ops of their pass, but use HBM bandwidth that these ops need.
         size = offloaded_bytes(workload, mesh, strategy)
         copying, moving = size / system.host_bytes_per_second, size / system.hbm_bytes_per_second
         breakdown["host copies"] = sum(max(moving, copying - window) for window in windows(breakdown))
     if mesh.pp > 1:
-        breakdown["pipeline bubble"] = bubble_seconds(once, budget.exposed_per_microbatch(shares), mesh, strategy)
+        breakdown["pipeline bubble"] = bubble_seconds(
+            once, communication.exposed_per_microbatch(shares), mesh, strategy
+        )
     if system.chip.kind == "gpu":
-        breakdown["contention"] = contention_seconds(budget.hidden(shares), system)
+        breakdown["contention"] = contention_seconds(communication.hidden(shares), system)
         breakdown["stragglers"] = straggling_seconds(parts * once.total, mesh.num_devices, system)
     breakdown["update"] = update_seconds(workload, mesh, system, strategy)
     if strategy.profile.host_seconds:
@@ -155,7 +162,7 @@ def step_breakdown(
 
 
 def windows(breakdown: Mapping[str, float]) -> tuple[float, float]:
-    """Return the seconds of compute that collectives can overlap with: (of forward, of recompute and backward).
+    """Return the seconds of compute with which collectives can overlap, as (forward, recompute + backward).
 
     breakdown: the seconds of a step by term.
     """
@@ -163,13 +170,17 @@ def windows(breakdown: Mapping[str, float]) -> tuple[float, float]:
 
 
 def step_bound_seconds(
-    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, budget: OverlapBudget = FREE_LINKS
+    workload: Workload,
+    mesh: MeshShape,
+    system: System,
+    strategy: Strategy,
+    communication: CommunicationTime = NO_COMMUNICATION,
 ) -> float:
     """Return a lower bound of a step's seconds that is cheap to compute.
 
-    budget: a lower bound of the step's overlap budget; by default, of a step without communication.
+    communication: a lower bound of the time of the step's collectives; by default none.
     """
-    return sum(step_breakdown(workload, mesh, system, strategy, budget).values())
+    return sum(step_breakdown(workload, mesh, system, strategy, communication).values())
 
 
 def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, strategy: Strategy) -> float:
@@ -178,7 +189,7 @@ def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, st
     With p stages of v virtual stages each, the bubble lasts as long as (p - 1) / v microbatches. v is 1 for GPipe
     (arXiv:1811.06965) and 1F1B, and larger for interleaved stages (arXiv:2104.04473, section 2.2).
 
-    once: compute of one microbatch. waited_seconds: exposed communication of all microbatches together.
+    once: compute of one microbatch. waited_seconds: exposed communication, summed over the microbatches.
     """
     return (once.total + waited_seconds / strategy.num_microbatches) * (mesh.pp - 1) / strategy.virtual_stages
 
@@ -186,16 +197,17 @@ def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, st
 def _in_every_tick(
     exposed: Iterable[Collective], in_ticks: Iterable[Collective], layout: MeshPlacement
 ) -> Iterator[Collective]:
-    """Yield the collectives with the bytes, runs and seconds of all pipeline ticks (`in_ticks`), bubble ticks included.
+    """Yield the collectives of `in_ticks`, whose bytes and runs include the bubble ticks of a pipeline, with seconds.
 
-    Their exposed seconds are those of useful ticks only (`exposed`), because a bubble tick already counts as bubble.
+    Their exposed seconds are those of `exposed`, the same collectives in useful ticks only, because the time of bubble
+    ticks already counts as bubble.
     """
     for worked, move in zip(exposed, in_ticks, strict=True):
         yield replace(move, seconds=planned_seconds(move, layout), exposed_seconds=worked.exposed_seconds)
 
 
 def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
-    """Return the resource that limits the largest part of the step's time, without the pipeline bubble."""
+    """Return the resource that limits the largest part of the step's time, pipeline bubble excluded."""
     flops, traffic = step_flops(workload, mesh, STAGES_APART), hbm_bytes(workload, mesh)
     seconds: dict[Bound, float] = {
         "compute": 0.0,

@@ -23,7 +23,7 @@ from meshwright.description.step.workload import Remat, Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.memory import peak_within, step_memory
-from meshwright.planning.overlap import FREE_LINKS, least_budget, least_weight_budget
+from meshwright.planning.overlap import NO_COMMUNICATION, least_communication, least_weight_communication
 from meshwright.planning.plan import Plan, predicted_plan
 from meshwright.planning.prediction import step_bound_seconds, step_seconds
 from meshwright.planning.space import Candidate, Space, runnable_space, whole_space
@@ -38,11 +38,11 @@ class Ranking:
     """The best plan of each of the best meshes.
 
     Attributes:
-        plans: those that fit in memory, fastest first; then the others, by how much memory they need.
-        num_meshes: legal meshes.
-        num_candidates: configurations (mesh, remat policy, strategy) of all legal meshes.
-        num_priced: configurations whose step time was predicted; lower bounds rule out the others.
-        num_tied: plans at the front that tie within the prediction's error; they are sorted simplest first
+        plans: first those that fit in memory, fastest first; then the others, least memory first.
+        num_meshes: the number of legal meshes.
+        num_candidates: the number of configurations (mesh, remat policy, strategy) of all legal meshes.
+        num_priced: how many of these had their step time predicted; lower bounds rule out the others.
+        num_tied: how many of the first plans tie within the prediction's error; they are sorted simplest first
             (`planning.ties`).
     """
 
@@ -106,8 +106,8 @@ def rank_space(
 ) -> Ranking:
     """Return the best `top` meshes of a space, each with its best strategy.
 
-    meshes: the meshes to search; None for all. most_tied: return more meshes, up to this number, as long as they tie
-    with the best.
+    meshes: the meshes to search; None for all. most_tied: return more than `top` meshes, up to this number, while they
+    tie with the best.
 
     Raises:
         MeshwrightError: no mesh splits the batch into the microbatches that the space fixes.
@@ -150,9 +150,9 @@ def _without_collector() -> Generator[None]:
 class _Group:
     """A set of candidates with the same tokens per microbatch on a device, for which one lower bound is computed.
 
-    They are all combinations of `meshes`, `remats`, and the strategies with `zero_stage` (None: any). remats: the
-    policy that saves most, the fastest, is first. has_activation_bound: whether the bound includes exposed activation
-    collectives.
+    The candidates are all combinations of `meshes`, `remats`, and the strategies with `zero_stage` (None: any). The
+    first of `remats` saves most activations and is the fastest. has_activation_bound: whether the bound includes
+    exposed activation collectives.
     """
 
     meshes: tuple[MeshShape, ...]
@@ -169,13 +169,14 @@ class _Group:
 
 @dataclass
 class _Search:
-    """Best-first search: refine the group with the smallest bound, until a candidate with an exact time comes first.
+    """Best-first search: split the group with the smallest lower bound, until a candidate with an exact time is first.
 
-    The candidates of a group have the same ops, except for recompute. Steps of refinement: split by remat policy; split
-    by mesh and ZeRO stage, and add exposed weight collectives to the bound; add exposed activation collectives; predict
-    the step time of each strategy that fits.
+    The candidates of a group have the same ops, except for recompute. A group is refined in these steps: split by remat
+    policy; split by mesh and ZeRO stage, and add exposed weight collectives to the bound; add exposed activation
+    collectives; predict the step time of each strategy that fits.
 
-    limit: find only plans below this many seconds. heap: (seconds, peak bytes, serial number, group or candidate).
+    limit: only plans whose step takes less than this many seconds are found. heap: (seconds, peak bytes, serial number,
+    group or candidate), smallest first.
     """
 
     space: Space
@@ -185,7 +186,7 @@ class _Search:
     numbers: Iterator[int] = field(default_factory=count)
 
     def plans(self, meshes: tuple[MeshShape, ...]) -> Iterator[Plan]:
-        """Yield the best plan of each mesh on which one fits, fastest first; equally fast plans by memory."""
+        """Yield the best plan of each mesh that has one that fits, fastest first; equally fast plans by memory."""
         done: set[MeshShape] = set()
         for group in _groups(self.space, meshes):
             self._push(self._bound(group), group)
@@ -234,14 +235,14 @@ class _Search:
         # Collective matmuls expose less communication, but split a matmul into several, which takes longer.
         fastest = max(strategies, key=lambda strategy: strategy.virtual_stages)
         hiding = max(strategies, key=lambda strategy: strategy.collective_matmul)
-        budget = FREE_LINKS
+        communication = NO_COMMUNICATION
         if group.zero_stage is not None:
-            least = least_budget if group.has_activation_bound else least_weight_budget
-            budget = least(workload, mesh, system, hiding)
-        return _BELOW * step_bound_seconds(workload, mesh, system, fastest, budget)
+            least = least_communication if group.has_activation_bound else least_weight_communication
+            communication = least(workload, mesh, system, hiding)
+        return _BELOW * step_bound_seconds(workload, mesh, system, fastest, communication)
 
     def _price(self, group: _Group) -> None:
-        """Push each strategy of a group that fits, with its step time; the group has only one mesh and policy."""
+        """Push each strategy that fits, with its step time, for a group of only one mesh and remat policy."""
         (mesh,), workload, system = group.meshes, self.space.with_remat(group.remat), self.space.system
         for strategy in self._strategies(group):
             candidate = Candidate(mesh, group.remat, strategy)
@@ -268,9 +269,9 @@ class _Search:
 
 
 def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
-    """Yield all candidates of some meshes in groups that have the same ops, except for recompute.
+    """Yield all candidates of some meshes in groups; the candidates of a group have the same ops, except for recompute.
 
-    They have the same tp, ep, pp, tokens per device and microbatches.
+    That is, they have the same tp, ep, pp, tokens per device and number of microbatches.
     """
     alike: dict[tuple[int, ...], list[MeshShape]] = {}
     for mesh in meshes:
@@ -284,15 +285,15 @@ def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
 
 
 def _most_sharded(group: _Group) -> MeshShape:
-    """Return the mesh of a group that shards parameters over the most devices, so that each updates the fewest.
+    """Return the mesh of a group that shards parameters over the most devices: its optimizer update is the shortest.
 
-    Of several such meshes, return the one that splits the sequence least, because a split sequence may gather keys.
+    Of several such meshes, return the one that splits the sequence least, because attention may gather keys over sp.
     """
     return max(group.meshes, key=lambda mesh: (mesh.fsdp * mesh.sp, mesh.fsdp))
 
 
 def _closest(space: Space, meshes: list[MeshShape]) -> list[Candidate]:
-    """Return the candidate of each mesh that needs the least memory, sorted by memory."""
+    """Return, for each mesh, its candidate that needs the least memory; the candidates are sorted by memory."""
     candidates = [min(_smallest(space, mesh), key=lambda each: _peak(space, each)) for mesh in meshes]
     return sorted(candidates, key=lambda each: _peak(space, each))
 

@@ -1,4 +1,8 @@
-"""The space of a search: every mesh that can split a workload, and every configuration on each mesh."""
+"""The space of a search: every mesh that can split a workload, and every configuration on each mesh.
+
+A configuration is a mesh, a remat policy and a strategy. It is runnable if `meshwright train` can run it; others can
+only be planned.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from meshwright.mesh import AXES, MeshShape, divisors
 from meshwright.planning.plan import check_kernel
 
 MOST_TP_WITH_COPIES = 8
-"""The largest tp for which a search copies kv heads: the GPUs of a node. Beyond, the sequence is split (sp)."""
+"""The largest tp for which a search copies kv heads: the GPUs of a node. More devices split the sequence (sp)."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +47,11 @@ class Space:
     Attributes:
         axes: mesh axes that may be larger than 1.
         remats: remat policies to choose from.
-        bases: strategies that differ only in attention, best first; a mesh uses the first one that it supports.
+        bases: strategies that differ only in attention, best first. A mesh's strategies are variants of the first one
+            that it supports.
         num_microbatches, zero_stage: fixed values, or None to search them.
-        is_runnable: whether the space is limited to what `meshwright train` can run; on GPUs this includes collective
-            matmuls over tp.
+        is_runnable: whether the space has only runnable configurations; on GPUs these include collective matmuls over
+            tp.
     """
 
     workload: Workload
@@ -80,7 +85,7 @@ class Space:
         )
 
     def parts(self, mesh: MeshShape) -> list[int]:
-        """Return the possible numbers of microbatches on a mesh, in ascending order."""
+        """Return the numbers of microbatches that are possible on a mesh, in ascending order."""
         each = self.workload.batch // mesh.degree(RULES["batch"])
         if self.num_microbatches is not None:
             return [] if each % self.num_microbatches else [self.num_microbatches]
@@ -106,7 +111,10 @@ class Space:
         return self.is_runnable and mesh.pp > 1
 
     def _forms(self, mesh: MeshShape, parts: int, remat: Remat) -> tuple[Strategy, ...]:
-        """Return a mesh's strategies without num_microbatches; they depend on whether pp divides it (`parts`)."""
+        """Return a mesh's strategies for `parts` microbatches, before `num_microbatches` is set to `parts`.
+
+        They depend on `parts` only by whether pp divides it, so they are cached (`_known_forms`).
+        """
         is_whole = parts % mesh.pp == 0
         forms = self._known_forms.get((mesh, is_whole))
         if forms is None:
@@ -117,7 +125,10 @@ class Space:
         return tuple(form for form in forms if remat in STAGE_REMATS[form.schedule])
 
     def _of_base(self, base: Strategy, mesh: MeshShape, is_whole: bool) -> tuple[Strategy, ...]:
-        """Return the variants of a strategy with every ZeRO stage and schedule of a mesh; is_whole: as in `_forms`."""
+        """Return the variants of a strategy with every ZeRO stage and schedule that are possible on a mesh.
+
+        is_whole: whether pp divides the number of microbatches.
+        """
         # There is a choice of ZeRO stage only for fsdp: over sp, parameters are always gathered for each use, as in
         # stage 3. Stages 1 and 2 gather all weights at once, so quantised weights have only stage 3.
         stages = (3, 2, 1) if mesh.fsdp > 1 and mesh.sp == 1 and not self.workload.quantize_base else (3,)
@@ -133,10 +144,10 @@ class Space:
         return {}
 
     def _runnable_strategies(self, mesh: MeshShape, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
-        """Return the strategies that run on a mesh; on GPUs also their variants with collective matmuls.
+        """Return the strategies of `found` that run on a mesh; on GPUs also their variants with collective matmuls.
 
-        Simulated devices cannot overlap, so they have no such variants. Nor have TPUs: for two layers of Llama-2-7B on
-        v5e:2x4 with tp=4, the ring's copies took longer than the communication they hid (libtpu 0.0.42.1).
+        There are no such variants on simulated devices, which cannot overlap, nor on TPUs: for two layers of Llama-2-7B
+        on v5e:2x4 with tp=4, the ring's copies took longer than the communication they hid (libtpu 0.0.42.1).
         """
         if mesh.tp > 1 and self.system.chip.kind == "gpu":
             found = tuple(ring for form in found for ring in _with_and_without_rings(form))
@@ -185,7 +196,7 @@ def _space(
     *,
     is_runnable: bool,
 ) -> Space:
-    """Return the space with the fixed fields `choices`.
+    """Return the space of `whole_space` or, with `is_runnable`, of `runnable_space`.
 
     attentions: implementations to choose from, best first, unless `choices` fixes attention.
     """
@@ -295,10 +306,11 @@ def _none_legal(workload: Workload, axes: tuple[str, ...], shapes: list[tuple[in
 
 @lru_cache(maxsize=1 << 12)
 def _forms(base: Strategy, num_layers: int, stages: int, is_whole: bool, zero: tuple[int, ...]) -> tuple[Strategy, ...]:
-    """Return the variants of a strategy with every ZeRO stage (`zero`) and pipeline schedule.
+    """Return the variants of a strategy with every ZeRO stage in `zero` and every pipeline schedule.
 
     Virtual stages need equally many layers each, and microbatches in multiples of the stages (arXiv:2104.04473, section
-    2.2). is_whole: whether `stages` divides the number of microbatches; variants have `stages` or 1 microbatches.
+    2.2). is_whole: whether `stages` divides the number of microbatches. The variants have `stages` or 1 microbatches as
+    a placeholder, which `_with_microbatches` replaces.
     """
     each, rest = divmod(num_layers, stages)
     schedules = [("1f1b", 1)]
@@ -331,14 +343,14 @@ def _does_run(model: Model, mesh: MeshShape, strategy: Strategy) -> bool:
 
 @lru_cache(maxsize=1 << 12)
 def _run_shape(mesh: MeshShape) -> MeshShape:
-    """Return the mesh with degree 1 for the axes that do not affect which strategies run: dp; without pp also fsdp."""
+    """Return the mesh with degree 1 for dp and, without pp, fsdp, which do not affect which strategies run."""
     return replace(mesh, dp=1) if mesh.pp > 1 else replace(mesh, dp=1, fsdp=1)
 
 
 def _on_mesh(base: Strategy, model: Model, mesh: MeshShape) -> Strategy:
     """Return a strategy with the best method to split sequences over sp, unless it has one already.
 
-    Attention with `scores` gathers keys; cuDNN's kernel needs whole sequences, so Ulysses.
+    Attention with `scores` always gathers keys. cuDNN's kernel needs whole sequences, so it gets Ulysses.
     """
     if mesh.sp == 1 or base.attention == "scores" or base.sp_method != DEFAULT.sp_method:
         return base

@@ -49,7 +49,7 @@ class Point:
 def read_sweep(text: str) -> Sweep:
     """Return the sweep that a text describes.
 
-    `batch=96,192,256` lists the values; `chips=64..1024` doubles from 64 up to 1024; without a name they are chips.
+    `batch=96,192,256` lists the values; `chips=64..1024` doubles from 64 up to 1024. Without a name, values are chips.
 
     Raises:
         MeshwrightError: the quantity is unknown, or values are missing, below 1 or not distinct.
@@ -76,7 +76,7 @@ def swept_options(sweep: Sweep, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a workload, with the first value of the sweep for the option that it changes.
 
     Raises:
-        MeshwrightError: the sweep is over sequence lengths and the batch is not an option in sequences.
+        MeshwrightError: the sweep is over sequence lengths and the options have no `batch`.
     """
     if sweep.key == "chips":
         return dict(options)

@@ -39,7 +39,10 @@ LONG_SEQUENCE = 32_768
 
 
 def _simplicity(plan: Plan) -> tuple[int, int, int, float]:
-    """Return the sort key of tied plans: fewest features; least memory, in tenths; most common axes; shortest step."""
+    """Return the sort key of tied plans: fewest features, least memory, most common axes, shortest step, in this order.
+
+    Memory is in tenths of a device's usable memory.
+    """
     tenths = round(10 * plan.predicted.memory_bytes["peak"] / plan.system.usable_bytes)
     habit = sum(HABIT[axis] for axis, degree in plan.mesh.degrees.items() if degree > 1)
     return num_parts(plan), tenths, habit, plan.predicted.step_seconds or 0.0

@@ -1,4 +1,4 @@
-"""`meshwright.matmul_cases`: the four cases of a sharded matmul side by side."""
+"""`meshwright.matmul_cases`: the scaling book's four cases of a sharded matmul side by side."""
 
 from __future__ import annotations
 

@@ -67,8 +67,9 @@ _RUNS = 7
 class Collective(DrawnAnswer):
     """One collective with its time on some hardware.
 
-    time: of each part of the fabric. placement: the links that it uses. measured_seconds: on this machine's devices, if
-    measured. notes: the defaults that were applied, and remarks on the placement.
+    time: the predicted time, for each part of the fabric. placement: the links that it uses. measured_seconds: the time
+    on this machine's devices; None if not measured. notes: the defaults that were applied, and remarks on the
+    placement.
     """
 
     kind: Kind
@@ -224,7 +225,7 @@ class Collective(DrawnAnswer):
 def _links_text(placement: Placement, rate: float) -> str:
     """Return how many links of a torus a bandwidth adds up, ` (2 links of 45.0 GB/s)`; '' for one link or switches.
 
-    rate: of all links of a device together, in bytes per second.
+    rate: the bandwidth of all links of a device together, in bytes per second.
     """
     link = min((ring.link_bytes_per_second for ring in placement.rings), default=0.0)
     count = round(rate / link) if link else 0

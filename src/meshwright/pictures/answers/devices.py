@@ -20,8 +20,8 @@ class Device:
     """One device of JAX.
 
     kind: the chip, as JAX calls it. coordinates: of the chip on its torus; None without a torus. slice: the number of
-    its TPU slice. memory_bytes: that programs can use. used_bytes: allocated now. Both are None if the runtime does not
-    report them.
+    its TPU slice. memory_bytes: the memory that programs can use. used_bytes: the memory allocated now. Both are None
+    if the runtime does not report them.
     """
 
     id: int

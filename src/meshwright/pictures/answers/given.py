@@ -104,7 +104,7 @@ def _even_shares(count: int, num_axes: int) -> list[int]:
 
 
 def default_dims(dims: Collection[str], given: Mapping[str, int], num_devices: int) -> tuple[dict[str, int], str]:
-    """Return (sizes of all dims, note on those with a default size), with the sizes in `given`."""
+    """Return (size of each dim, note on the default size); a dim that is not in `given` has the default size."""
     size = max(DIM_SIZE // num_devices, 1) * num_devices
     missing = [dim for dim in dims if dim not in given]
     note = f"{', '.join(f'{dim}={size:,}' for dim in missing)}: the size of a dim that is left out" if missing else ""

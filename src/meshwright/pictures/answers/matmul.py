@@ -1,4 +1,7 @@
-"""`meshwright.matmul`: the case of a sharded matmul, its collectives, and the predicted time of each implementation."""
+"""`meshwright.matmul`: the case of a sharded matmul, its collectives, and the predicted time of each implementation.
+
+The case, 1 to 4, is the scaling book's: it says how the operands' shardings determine the communication (`cases`).
+"""
 
 from __future__ import annotations
 
@@ -45,8 +48,8 @@ MOST_SHOWN = 6
 class Matmul(DrawnAnswer):
     """A sharded matmul, or a resharding, with its predicted time on some hardware.
 
-    product: as it was typed. priced: its implementations with their times. notes: the defaults that were applied.
-    device: the device whose shards are marked and printed, or None.
+    product: the expression as it was typed. priced: its implementations with their times. notes: the defaults that were
+    applied. device: the device whose shards are marked and printed, or None.
     """
 
     product: str
@@ -57,12 +60,12 @@ class Matmul(DrawnAnswer):
 
     @property
     def inference(self) -> Inference:
-        """The operands, the result, the case of each mesh axis, and the implementations without times."""
+        """What follows from the shardings: result, case (1 to 4) of each mesh axis, implementations without times."""
         return self.priced.inference
 
     @property
     def case(self) -> int | None:
-        """The case, 1 to 4; None for a resharding."""
+        """The case of the whole matmul, 1 to 4; None for a resharding."""
         return self.inference.case
 
     @property
@@ -211,7 +214,10 @@ def matmul(
 
 
 def _rows(place: int, priced: PricedImplementation) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each step of an implementation; the first also has its `place`, its total times and its bound."""
+    """Yield a row for each step of an implementation; the first row also has its `place`, total times and bound.
+
+    place: the implementation's number in the ranking, from 1.
+    """
     product = show_seconds(max(priced.flops_seconds, priced.memory_seconds))
     first = (product, show_range(priced.seconds, priced.serial_seconds), priced.bound or "nothing")
     collectives = iter(priced.collectives)

@@ -35,7 +35,8 @@ MOST_DEVICES = 64
 class MatmulRun(Answer):
     """A run of a matmul's first implementation on simulated devices.
 
-    inference: of the matmul with reduced dims. checks: the comparison in each mode of JAX.
+    inference: the matmul with reduced dims, and its inferred collectives. checks: their comparison with the compiled
+    collectives, in each mode of JAX.
     """
 
     inference: Inference
@@ -90,7 +91,7 @@ def run_product(priced: PricedProduct) -> MatmulRun:
 
 
 def check_simulated(num_devices: int) -> None:
-    """Raise if there are more devices than can be simulated."""
+    """Raise if there are more than `MOST_DEVICES` devices to simulate."""
     if num_devices > MOST_DEVICES:
         raise MeshwrightError(f"--run simulates up to {MOST_DEVICES} devices; the mesh has {num_devices}, take fewer")
 

@@ -87,7 +87,8 @@ def mesh_text(degrees: Mapping[str, int]) -> str:
 def array_panels(holdings: Holdings, device: int | None = None) -> Iterator[Panel]:
     """Yield a grid for every combination of shards of the dims that are neither rows nor columns.
 
-    Partial sums are a stack of sheets, the first one in front. device: whose shard is marked, or None.
+    If devices hold partial sums, a grid shows the first one, with equal grids behind it (`Panel.sheets`) for the
+    others. device: the number of the device whose shard is marked, or None.
     """
     sheets = list(itertools.product(*(range(holdings.degrees[axis]) for axis in holdings.unreduced)))
     behind = [dict(zip(holdings.unreduced, sheet, strict=True)) for sheet in sheets[1 : MAX_SHEETS + 1]]
@@ -100,7 +101,7 @@ def array_panels(holdings: Holdings, device: int | None = None) -> Iterator[Pane
 
 
 def _grids(holdings: Holdings, device: int | None) -> Iterator[Panel]:
-    """Yield the grids of `array_panels` without the sheets behind them."""
+    """Yield the grids of `array_panels`, without `Panel.sheets`; device: the device whose shard is marked, or None."""
     row_dim, column_dim = drawn_dims(holdings)
     fills = fills_of(holdings)
     leading = [dim for dim in range(len(holdings.shape)) if dim not in (row_dim, column_dim)]
@@ -126,7 +127,10 @@ def _spans(holdings: Holdings, dim: int | None) -> tuple[Span, ...]:
 
 
 def _cell(holdings: Holdings, fills: Mapping[Block, str], spans: Mapping[int | None, Span], device: int | None) -> Cell:
-    """Return the cell of one shard (its spans by dim), with the devices that hold it."""
+    """Return the cell of one shard, with the devices that hold it.
+
+    fills: the colour of each shard. spans: the shard's span of each dim. device: the device whose shard is marked.
+    """
     block = tuple(spans[dim] for dim in range(len(holdings.shape)))
     devices = holdings.shards.get(block, ())
     noun, verb = ("device", "holds") if len(devices) == 1 else ("devices", "hold")
@@ -218,7 +222,8 @@ def _candidates(array: ShardedArray, sizes: Sizes) -> Iterator[ShardedArray]:
 def to_one_size(panels: Sequence[Panel], num_devices: int) -> tuple[Panel, ...]:
     """Stretch the panels to one size, so that they show one array cut in different ways.
 
-    Row and column counts divide the number of devices. A rule is one line high or one character wide.
+    num_devices: a multiple of each panel's number of rows and of columns. A rule between cells is one line high or one
+    character wide.
     """
     widest = max(len(panel.cells[0]) * (panel.column_width + 1) for panel in panels)
     width = num_devices * math.ceil(widest / num_devices)
@@ -230,7 +235,7 @@ def to_one_size(panels: Sequence[Panel], num_devices: int) -> tuple[Panel, ...]:
 
 
 def _thumbnail(holdings: Holdings) -> Panel:
-    """Return a small grid without labels."""
+    """Return a small grid without labels, with a note: shards × copies, bytes per device."""
     panel = next(array_panels(holdings))
     note = f"{len(holdings.shards)} × {holdings.copies}, {show_bytes(holdings.bytes_per_device)}"
     return replace(panel, rows=(), columns=(), caption=holdings.label, notes=(note,))

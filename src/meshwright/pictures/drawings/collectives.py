@@ -133,5 +133,5 @@ def ring_fills(degree: int) -> tuple[str, ...]:
 
 
 def values_text(values: Values) -> str:
-    """Numbers separated by spaces."""
+    """Return values as text, separated by spaces."""
     return " ".join(map(str, values))

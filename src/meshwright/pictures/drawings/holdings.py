@@ -88,7 +88,7 @@ class Holdings:
         return f"{self.name}[{spans}]" if block else self.name
 
     def to_json(self) -> dict[str, Any]:
-        """The holdings as plain data."""
+        """Return the holdings as plain data."""
         return {
             "array": self.label,
             "shape": list(self.shape),

@@ -27,8 +27,8 @@ _NAMES = {"gpipe": "GPipe", "1f1b": "1F1B in lockstep, as meshwright runs it"}
 def pipeline_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch:
     """Draw a schedule: a row for each stage, time to the right.
 
-    `F2` is the forward of microbatch 2, `B2b` its backward in a stage's second chunk of layers. num_layers: of the
-    model, to label each stage with its layers.
+    `F2` is the forward of microbatch 2, `B2b` its backward in a stage's second chunk of layers. num_layers: the model's
+    number of layers, to label each stage with its layers.
     """
     _check_size(schedule)
     works = list(schedule.cells())
@@ -111,8 +111,8 @@ def pipeline_data(schedule: Schedule, num_layers: int | None = None) -> dict[str
 
     `cells` are the units of work, `layers` the model's layers, stage by stage and chunk by chunk (None: no layer).
     `bubble` is idle time divided by working time, `idle_share` divided by total time. `kept` is the number of inputs
-    that a device keeps. `as_published` is 1F1B without lockstep, with the start and end of each unit; a forward takes
-    1, a backward 2.
+    that a device keeps for backward. `as_published` is 1F1B without lockstep, with the start and end of each unit; a
+    forward takes 1, a backward 2.
     """
     _check_size(schedule)
     data: dict[str, Any] = {

@@ -18,7 +18,7 @@ from meshwright.units import show_bytes, show_flops, show_seconds
 def product_sketch(priced: PricedProduct, *, title: str, device: int | None = None) -> Sketch:
     """Draw the operands of a matmul, then the result of each step of the chosen implementation.
 
-    Partial sums are a stack of sheets. device: whose shards are marked, or None.
+    Partial sums are drawn as a stack of sheets. device: the number of the device whose shards are marked, or None.
     """
     inference, sizes = priced.inference, priced.inference.sizes
     panels = [panel for array in inference.operands for panel in _panels(array, priced, device, _bytes(array, priced))]
@@ -57,7 +57,7 @@ def _shard_text(array: ShardedArray, priced: PricedProduct, device: int) -> str:
 
 
 def _panels(array: ShardedArray, priced: PricedProduct, device: int | None, said: str) -> Iterator[Panel]:
-    """Yield the grids of an array, with the array above and the text `said` below; device: whose shard is marked."""
+    """Yield the grids of an array with its name above and `said` below; device: the device whose shard is marked."""
     holdings = holdings_of(array, priced.inference.sizes)
     marked = None if device is None or not _has_first_sum(holdings, device) else device
     for panel in array_panels(holdings, marked):

@@ -18,7 +18,7 @@ _ROOM = 4  # The factor between the outermost ridge or point and the edge of the
 
 
 class _Roof(NamedTuple):
-    """A slope, for `memory` or `network` traffic.
+    """The slope of the roofline for one kind of traffic (`name`), `memory` or `network`.
 
     intensity: the matmul's flops per byte of the traffic. ridge: the flops per byte from which it is compute bound.
     """
@@ -31,7 +31,7 @@ class _Roof(NamedTuple):
 def roofline_sketch(priced: PricedProduct, *, dtype: str) -> Sketch | None:
     """Draw a matmul on the rooflines of memory and of its longest collective; None for a resharding.
 
-    dtype: of the elements, which determines the peak flops.
+    dtype: the elements' dtype, which determines the peak flops.
     """
     way, system = priced.chosen, priced.layout.system
     found: dict[str, Intensity | None] = {"memory": way.memory, "network": way.network}

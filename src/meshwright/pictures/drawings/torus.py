@@ -87,7 +87,7 @@ def torus_sketch(
 
     Args:
         system: slices of a chip with a torus.
-        degrees: by mesh axis, outermost first.
+        degrees: the degree of each mesh axis, outermost first.
         numbers: the number of each device, by its mesh coordinates; by default the last axis varies fastest.
         axes: the mesh axes whose links are drawn as used; by default all.
 
@@ -114,7 +114,8 @@ def torus_sketch(
 class _Chips:
     """The chips of a torus, for drawing.
 
-    places: the mesh coordinates of each device. numbers: of devices, by mesh coordinates. axes: whose links are used.
+    places: the mesh coordinates of each device. numbers: each device's number, by its mesh coordinates. axes: the mesh
+    axes whose links are drawn as used.
     """
 
     layout: MeshPlacement
@@ -233,7 +234,7 @@ class _Chips:
         return frozenset(found)
 
     def _is_used(self, first: Place, second: Place, dim: str) -> bool:
-        """Whether a mesh axis uses the link between two chips that are neighbours in a physical dimension."""
+        """Whether one of `axes` uses the link between two chips, given by their first devices, adjacent along `dim`."""
         at, to = self.places[first], self.places[second]
         if not at or not to or first == second:
             return False

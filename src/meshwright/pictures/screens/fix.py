@@ -81,9 +81,10 @@ def _print_setup(plan: ProgramPlan) -> None:
 
 
 def _patterns(plan: ProgramPlan) -> dict[str, str]:
-    """Return the partition spec of each argument, by the shortest end of its path that only has this spec.
+    """Return the partition specs of the arguments as text, by path pattern, such as `*.query.kernel`.
 
-    `*.query.kernel`; numbers in paths, e.g. of layers, become `*`.
+    A pattern is the shortest suffix of an argument's path such that all arguments with this suffix have the same spec.
+    Numbers in paths, such as those of layers, become `*`.
     """
     specs: dict[str, set[str]] = defaultdict(set)
     leaves: list[tuple[list[str], str]] = []

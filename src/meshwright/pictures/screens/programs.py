@@ -1,4 +1,7 @@
-"""The text of a plan of a JAX function: its mesh, the sharded dims, and the layouts that were compared."""
+"""The text of a plan of a JAX function: its mesh, the sharded dims, and the layouts that were compared.
+
+A class of dims is a set of dims, over all arrays of the function, that a mesh axis splits together or not at all.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def plan_text(plan: ProgramPlan) -> str:
 
 
 def print_plan(plan: ProgramPlan) -> None:
-    """Print the chosen mesh, the classes of dims, the collectives, and the layouts that were compared."""
+    """Print the chosen mesh, the classes of dims that it splits, the collectives, and the compared layouts."""
     count = sum(one.compiled is not None or bool(one.wrong) for one in plan.candidates)
     print(f"{plan.name} on {plan.system} · {plan.num_layouts} layouts predicted, {count} compiled\n")
     best = plan.best
@@ -44,7 +47,7 @@ def print_plan(plan: ProgramPlan) -> None:
 
 
 def _class_table(plan: ProgramPlan) -> Lines:
-    """Return a table of the classes of dims (sharded alike) with their mesh axes; sharded classes are first."""
+    """Return a table of the classes of dims with the mesh axes that split them; split classes are first."""
     rows = []
     for one in sorted(plan.classes, key=lambda one: one.atom not in plan.layout.table):
         axes = "*".join(plan.layout.table.get(one.atom, ())) or "–"
@@ -76,7 +79,7 @@ def _candidate_table(plan: ProgramPlan) -> Lines:
 def _splits(plan: ProgramPlan, one: Candidate) -> str:
     """Return the classes of dims that each mesh axis of a layout splits: `fsdp: batch and the state; tp: mlp`.
 
-    Where an array has several of an axis's classes, the first one is split.
+    If an array has dims of several classes of one axis, the axis splits only the first of these classes in it.
     """
     if one.layout is None:
         return "as its arguments are"

@@ -227,10 +227,10 @@ class Activations:
 
     @property
     def _delta(self) -> float:
-        """Bytes per device live in backward of the gated delta rule: float32 values between its matmuls, and gradients.
+        """Bytes per device that are live in the backward pass of the gated delta rule, between its matmuls.
 
-        For each element of the values, 64 bytes: the arrays of the pass over memory (`elementwise.OF_DELTA`) and the
-        states of all chunks.
+        They are 64 bytes for each element of the values: the float32 arrays of the pass over memory
+        (`elementwise.OF_DELTA`), the states of all chunks, and gradients.
         """
         return 64 * sum(self._size(array) for op in self.ops.elementwise if op.kind == "delta" for array in op.arrays)
 
@@ -247,16 +247,17 @@ class Activations:
 
     @cached_property
     def seen(self) -> float:
-        """Elements of the keys and values that a device saves for backward.
+        """The number of elements of the keys and values that a device saves for backward.
 
-        If sp splits the sequence, a device saves those of the whole sequence with gathered keys; only its own in ring
-        attention, since backward sends the others again; and with Ulysses those of all tokens, for fewer heads.
+        If sp splits the sequence, the saved keys and values depend on the method: with `gather` they are those of the
+        whole sequence; with `ring` the device's own, because backward sends the others again; with `ulysses` those of
+        the whole sequence, for a part of the heads.
         """
         return sum(self._size(op.key) + self._size(op.value) for op in self.ops.attention)
 
     @property
     def _expert_padding(self) -> float:
-        """Rows that experts allocate, divided by the rows at even load."""
+        """Rows that are allocated for experts, divided by the rows that balanced routing fills."""
         return 1.0 if self.strategy.profile.balanced_routing else dropless_padding(self.workload, self.mesh)
 
     @property
@@ -289,7 +290,7 @@ class Activations:
 
     @cached_property
     def routed(self) -> float:
-        """Elements of the input of a device's experts: their rows from all devices, padding included; 0 if dense."""
+        """Elements per device of the rows that its experts receive from all devices, padding included; 0 if dense."""
         local, first = self.step.extents.local_dims, next((op for op in self.ops.matmuls if op.experts), None)
         if first is None:
             return 0.0
@@ -297,7 +298,7 @@ class Activations:
 
     @property
     def scores(self) -> float:
-        """Attention scores that one device computes for one chunk of queries, over all heads; 0 for fused kernels."""
+        """The number of scores that a device computes for one chunk of queries, over all heads; 0 for fused kernels."""
         if self.strategy.attention != "scores":
             return 0.0
         made = scores_made(self.workload, self.mesh) / num_query_chunks(self.workload.seq_len)

@@ -36,7 +36,8 @@ def step_collectives(
     """Return every collective of a step with more than one device in its group, in bytes per device and step.
 
     counted: `useful` counts the executions on a step's microbatches; `executed` adds those of lockstep stages in bubble
-    ticks, whose time is part of the bubble. Both return the same collectives in the same order.
+    ticks, whose time is part of the bubble; `static` counts every branch as taken in every tick, as the HLO text does.
+    The collectives and their order are the same for `useful` and `executed`.
     """
     step = train_step(workload, mesh, strategy)
     return _collectives(step.communication, step, workload, strategy, counted)
@@ -156,7 +157,7 @@ def _sized(
     strategy: Strategy,
     count: Callable[[Communicate, Repeat], int],
 ) -> Iterator[tuple[Communicate, Collective]]:
-    """Yield (op, its collective) for each op that sends bytes: `sized_collectives` with any way of counting.
+    """Yield (op, its collective) as `sized_collectives` does, with the runs that `count` returns.
 
     count: returns how often a step runs an op, from its region's repeats.
     """
@@ -175,12 +176,12 @@ def _sized(
 
 
 def moved_bytes(op: Communicate, extents: Extents, widths: Mapping[Width, float]) -> float:
-    """Return the bytes per device of one run of a collective; widths: bytes per element of each kind of dtype."""
+    """Return the bytes per device of one run of a collective; widths: bytes per element, by an array's `width`."""
     return sum(widths[array.width] * extents.local(array) for array in (op.array, *op.beside))
 
 
 def _num_runs(op: Communicate, repeat: Repeat, counted: Counted) -> int:
-    """Return how often a device runs an op in a step."""
+    """Return how often a device runs an op in a step; repeat: the runs of the op's region."""
     if op.region.is_once:
         return repeat.once
     return getattr(repeat, counted) - (op.skipped if counted != "useful" else 0)

@@ -1,8 +1,8 @@
 """Memory traffic of the elementwise ops between a layer's matmuls: the bytes that each op reads and writes.
 
-There are two ways to run them. Fused: each chain of elementwise ops is one kernel, as in XLA, torch.compile and the
-fused kernels of Megatron-LM (arXiv:2104.04473, section 4.2). One by one: every op of PyTorch reads its operands and
-writes its result, the norm in float32. Bytes are for activations of 2 bytes; for float32 they are scaled.
+Ops run in one of two ways. Fused: each chain of elementwise ops is one kernel, as in XLA, torch.compile and the fused
+kernels of Megatron-LM (arXiv:2104.04473, section 4.2). One by one: every op of PyTorch reads its operands and writes
+its result, the norm in float32. Bytes are for activations of 2 bytes; for float32 they are scaled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pass:
-    """An op's traffic to and from memory, in bytes per element of its arrays, and its number of kernels."""
+    """An op's memory traffic in bytes per element of its array, for elements of 2 bytes, and its number of kernels."""
 
     forward_bytes: float
     backward_bytes: float

@@ -69,7 +69,7 @@ def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
 def update_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> float:
     """Return the flops per step of Muon's Newton-Schulz matmuls on one device; 0 for other optimizers.
 
-    Padding to equally many matrices on all devices is included.
+    Included are the matrices of padding that give every device equally many.
     """
     if strategy.optimizer != "muon":
         return 0.0
@@ -92,10 +92,10 @@ def attention_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DE
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionProduct:
-    """One matmul of attention on one device: of every query with every key of its sequence.
+    """One matmul of attention on one device, over every query and every key of its sequence.
 
     kind: `scores` multiplies queries with keys, `values` multiplies the scores' softmax with values. role: the matmul
-    itself, or the gradient of its left or right operand. flops: of one execution.
+    itself, or the gradient of its left or right operand. flops: the flops of one execution.
     """
 
     kind: Literal["scores", "values"]
@@ -237,7 +237,7 @@ def _mean(repeat: Repeat) -> float:
 def _attention(
     step: Step, workload: Workload, mesh: MeshShape, strategy: Strategy, count: Callable[[Repeat], float]
 ) -> StepFlops:
-    """Return the flops of attention on one device; count: how often an op is counted, from its region's repeats."""
+    """Return the flops of attention on one device; count: returns how often an op runs, from its region's repeats."""
     is_fused = strategy.attention != "scores"
     made = scores_share(workload, mesh, strategy)
     sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
@@ -248,7 +248,7 @@ def _attention(
 
 
 def _matmuls(step: Step, ops: Iterable[Matmul], count: Callable[[Repeat], float]) -> StepFlops:
-    """Return the flops of matmuls on one device; count: how often an op is counted, from its region's repeats."""
+    """Return the flops of matmuls on one device; count: returns how often an op runs, from its region's repeats."""
     sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
     for op in ops:
         sums[op.phase] += count(step.repeats[op.region.name]) * matmul_flops(op, step.extents)

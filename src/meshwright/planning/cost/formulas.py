@@ -37,8 +37,8 @@ def _on_level(kind: Kind, placement: Placement, crossing: Crossing) -> tuple[str
 def _on_torus(kind: Kind, placement: Placement) -> tuple[str, dict[str, float]]:
     """Return the formula of a collective's time on a torus, and the values of its variables.
 
-    The last device of a line has one link where a device of a ring has two. An all-to-all takes as long as on its
-    slowest axis.
+    A device uses two links along a ring; the device at the end of a line uses one. An all-to-all takes as long as on
+    its slowest axis.
     """
     rates = {ring: ring.link_bytes_per_second * (2 if ring.is_wrapped else 1) for ring in placement.rings}
     if kind == "collective-permute":

@@ -32,7 +32,7 @@ def sequence_cache_bytes(serving: Serving) -> float:
 def device_cache_bytes(serving: Serving, layout: ServingLayout, batch: int) -> float:
     """Return the cache bytes on the fullest device if all sequences have full length.
 
-    Pages are counted whole. The states of linear attention are included.
+    batch: sequences over all devices. Pages are counted whole. The states of linear attention are included.
     """
     return paged_cache_bytes(serve_step(serving, layout, batch), serving)
 
@@ -60,7 +60,7 @@ def read_cache_bytes(serving: Serving, layout: ServingLayout, batch: int) -> flo
 
 
 def mean_cache_bytes(serving: Serving, layout: ServingLayout) -> float:
-    """Return the cache bytes that a device reads per step for each sequence of its group: the mean over the group."""
+    """Return the cache bytes that a device reads per step and sequence of its group, as the mean over the group."""
     step = serve_step(serving, layout, layout.num_groups)
     split = 1 if layout.cache == "heads" else layout.mesh.degree(cache_axes(serving.model))
     return _cache_bytes(step, serving, sequences=1, tokens=kept_tokens(serving)) / split

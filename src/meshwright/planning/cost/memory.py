@@ -54,9 +54,10 @@ def step_memory(
     """Return the bytes per device at the moment of peak memory, by term, and their sum, `peak`.
 
     The peak is in a reference model's forward pass, the loss, the backward pass of a layer's attention or MLP, the
-    gradient of the embedding table, or the update. Terms that are not live at the peak are omitted. For a pipeline it
-    is on the stage with most layers, the first or the last. The runtime's own memory is not counted, because
-    `System.usable_bytes` excludes it. kind: of chip; TPUs pad arrays to tiles.
+    gradient of the embedding table, or the update. The terms of `ALWAYS` are always included, others (such as `logits`)
+    if they are live at the peak. For a pipeline the peak is on the stage with most layers, the first or the last. The
+    runtime's own memory is not counted, because `System.usable_bytes` excludes it. kind: the kind of chip; TPUs pad
+    arrays to tiles.
     """
     return _Step(workload, mesh, strategy, kind).memory()
 
@@ -100,7 +101,7 @@ def reference_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy, *, 
 
 
 def host_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
-    """Return the bytes of one device's activations that are in its host's memory at once, until backward."""
+    """Return the largest number of bytes of one device's activations that are in its host's memory at one time."""
     layers = stage_layers(workload.model.num_layers, mesh) * in_flight(mesh, strategy)
     return int(layers * Activations(workload, mesh, strategy).on_host)
 
@@ -114,9 +115,9 @@ def offloaded_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DE
 def in_flight(mesh: MeshShape, strategy: Strategy, *, last: bool = False) -> float:
     """Return the number of microbatches whose activations are live at once on the first pipeline stage, the fullest.
 
-    last: on the last stage instead. For p stages of v virtual stages each: all microbatches with GPipe; p with 1F1B, 1
-    on the last stage; with interleaved 1F1B p + (p - 1) / v (arXiv:2205.05198, appendix B), and (p (v - 1) + 1) / v on
-    the last stage (arXiv:2104.04473, section 2.2).
+    last: count on the last stage instead. For p stages of v virtual stages each: all microbatches with GPipe; p with
+    1F1B, 1 on the last stage; with interleaved 1F1B p + (p - 1) / v (arXiv:2205.05198, appendix B), and (p (v - 1) + 1)
+    / v on the last stage (arXiv:2104.04473, section 2.2).
     """
     stages, virtual = mesh.pp, strategy.virtual_stages
     if stages == 1:
@@ -187,9 +188,9 @@ class _Step:
 
     @cached_property
     def _kinds(self) -> tuple[tuple[Activations, int], ...]:
-        """(activations of a layer, number of such layers on a device), for each stack whose layers alternate.
+        """Pairs (activations of a layer, number of such layers on a device), one for each stack of alternating layers.
 
-        If none alternate: one pair, with the last stack's activations and all layers.
+        If no layers alternate, there is one pair: the activations of the last stack, and the number of all layers.
         """
         group = alternating(self.stacks)[-1]
         if len(group) == 1:
@@ -213,7 +214,7 @@ class _Step:
 
     @cached_property
     def _always(self) -> dict[str, float]:
-        """The terms that are live at every moment."""
+        """The bytes by term that are live at every moment of a step."""
         states = self.states
         always = {"parameters": states.parameters, "optimizer": states.moments}
         if states.master_weights:
@@ -402,7 +403,7 @@ class _Step:
         return sum(count * flight * own.kept for own, count in self._kinds)
 
     def _arriving(self) -> float:
-        """Return the bytes of offloaded inputs being copied from the host: of this layer and the next."""
+        """Return the bytes of the offloaded inputs that are being copied from the host, of this layer and the next."""
         return 2 * self.activations.on_host
 
     def _prefetched(self) -> float:
@@ -475,8 +476,8 @@ def _batch_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int
 def _text_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
     """Return the bytes of a batch's text on one device: arrays of four bytes per token.
 
-    There are tokens, targets, and positions of reordered tokens. Packed rows have positions, segments and loss weights,
-    of which a model without attention reads only the weights. DPO adds an array of loss weights.
+    The arrays are tokens and targets, and positions if tokens are reordered. Packed rows add positions, segments and
+    loss weights, of which a model without attention reads only the weights. DPO adds an array of loss weights.
     """
     reads_positions = has_attention(workload.model)
     arrays = 2 + (workload.packed or is_zigzag(mesh, strategy)) * reads_positions

@@ -54,7 +54,7 @@ def states_bytes(memory: Mapping[str, int]) -> int:
 
 
 def trained_elements(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
-    """Return the trained elements stored on one device; for a pipeline, on the fullest stage."""
+    """Return the number of trained parameter elements on one device; for a pipeline, on the fullest stage."""
     return States(workload, mesh, strategy).elements
 
 
@@ -67,13 +67,13 @@ def stored_elements(
     virtual_stages: int = 0,
     without: frozenset[str] = frozenset(),
 ) -> tuple[int, int]:
-    """Return the parameter elements stored on one device: (of layers, of the embedding table and the output head).
+    """Return the numbers of parameter elements on one device: (of layers, of the embedding table and the output head).
 
     For a pipeline they are those of the stage with most layers, and of the larger of table and head.
 
     Args:
-        model: padded for the mesh.
-        mesh: with dp of 1.
+        model: the model, padded for the mesh.
+        mesh: the mesh, with dp of 1.
         is_tiled: whether arrays are padded to TPU tiles.
         virtual_stages: chunks of layers per stage of a lockstep pipeline, whose stages shard table and head and all
             hold the dense layers before the MoE layers; otherwise 0.
@@ -95,7 +95,7 @@ def stored_elements(
 
 
 def tiled_elements(shape: tuple[int, ...]) -> int:
-    """Return the elements that an array occupies in a TPU's memory, where two of its dims are padded to tiles.
+    """Return the number of elements that an array occupies in a TPU's memory, where two of its dims fill whole tiles.
 
     The compiler chooses the two dims that need least padding as the rows and columns of tiles. If there are fewer than
     8 rows, tiles are smaller (openxla.org/xla/tiled_layout; seen in the layouts of compiled steps).
@@ -117,7 +117,7 @@ def _filled(dim: int, tile: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def factored_elements(model: Model, mesh: MeshShape, without: frozenset[str] = frozenset()) -> int:
-    """Return the elements of Adafactor's state on one device (arXiv:1804.04235, section 3).
+    """Return the number of elements of Adafactor's state on one device (arXiv:1804.04235, section 3).
 
     The second moment of a parameter is factored into means over rows and over columns, or kept in full if its two
     largest dims are not both at least `FACTORED_FROM`. A moment that a parameter does not have takes one element in
@@ -140,8 +140,8 @@ def factored_elements(model: Model, mesh: MeshShape, without: frozenset[str] = f
 class States:
     """Bytes of parameters, moments and gradients on one device.
 
-    Elements are counted for trained parameters; frozen parameters have no gradients and no moments. is_tiled: whether
-    arrays are padded to TPU tiles.
+    Trained elements are the elements of trained parameters; frozen parameters have no gradients and no moments.
+    is_tiled: whether arrays are padded to TPU tiles.
     """
 
     workload: Workload
@@ -151,17 +151,17 @@ class States:
 
     @cached_property
     def stored(self) -> tuple[int, int]:
-        """Trained elements on one device, sharded over fsdp: (of layers, of embedding table and output head)."""
+        """Numbers of trained elements on one device, sharded over fsdp: (of layers, of embedding table and head)."""
         return self._stored_on(without_copies(self.mesh), self.workload.frozen_paths)
 
     @property
     def elements(self) -> int:
-        """Trained elements on one device, sharded over fsdp."""
+        """The number of trained elements on one device, sharded over fsdp."""
         return sum(self.stored)
 
     @cached_property
     def kept(self) -> int:
-        """Trained elements that one device keeps from step to step: sharded over fsdp from ZeRO-1 on."""
+        """The number of trained elements that a device keeps from step to step, sharded over fsdp from ZeRO-1 on."""
         return sum(self._stored_on(self._kept_on, self.workload.frozen_paths))
 
     def _stored_on(self, mesh: MeshShape, without: frozenset[str]) -> tuple[int, int]:
@@ -247,7 +247,7 @@ class States:
 
     @property
     def dealt_matrices(self) -> float:
-        """Bytes per device of Muon's update of the largest parameter; 0 for other optimizers.
+        """Bytes per device that Muon's update needs for the parameter that needs most; 0 for other optimizers.
 
         For each matrix: its values before and after a Newton-Schulz iteration, and two products [short, short].
         """
@@ -261,10 +261,11 @@ class States:
         return most
 
     def gradients(self, elements: float) -> float:
-        """Return the bytes per device of the gradients of `elements` stored elements; unsharded below ZeRO-2.
+        """Return the bytes per device of the gradients of `elements` parameter elements, counted as sharded over fsdp.
 
-        They have the parameters' dtype. Accumulated over microbatches, they have the dtype of gradient reduction, if
-        that is wider (execution/training/gradients.py).
+        Below ZeRO-2 gradients are unsharded, so a device has more of them. They have the parameters' dtype. Accumulated
+        over microbatches, they have the dtype of gradient reduction, if that is wider
+        (execution/training/gradients.py).
         """
         each = dtype_bytes(self.workload.param_dtype)
         if self.strategy.num_microbatches > 1 and (self.mesh.pp == 1 or self.strategy.zero_stage == 1):

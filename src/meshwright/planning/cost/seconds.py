@@ -157,9 +157,9 @@ def _mean(parts: list[tuple[PassSeconds, int]]) -> PassSeconds:
 class _Timed:
     """Seconds of one microbatch on one device.
 
-    layers: of one layer of each stack, by the stack's name. ends: of the logits and the loss. shares: speed of
-    `attention` and `rest` inside a compiled layer, relative to ops compiled alone. known: seconds of each op, by its
-    `work`.
+    layers: seconds of one layer of each stack, by its name. ends: seconds of the logits and the loss. shares: speed of
+    `attention` and `rest` inside a compiled layer, relative to ops compiled alone. known: seconds of each op, by
+    `op.work`, an id that ops of equal cost share.
     """
 
     layers: dict[str, LayerSeconds]
@@ -174,7 +174,7 @@ class _Timed:
 
 
 def _timed(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, *, share: int = 1) -> _Timed:
-    """Return the times of one microbatch, cached by what determines them, because a search needs each many times.
+    """Return the times of one microbatch, cached by the arguments that determine them, for use in a search.
 
     share: number of devices among which the tokens are further divided.
     """
@@ -243,7 +243,7 @@ class OpTimer:
     is_grouped: bool = False
 
     def ops(self, region: str) -> tuple[ComputingOp, ...]:
-        """Return the computing ops of a region; empty for an unknown region."""
+        """Return the matmuls, attention and elementwise ops of a region: a stack's name or `logits`; else ()."""
         found = self.step.ops.computing.get(region)
         return (*found.attention, *found.rest) if found else ()
 
@@ -253,7 +253,7 @@ class OpTimer:
         return LayerSeconds(self.passes(ops.attention), self.passes(ops.rest), self.passes(ops.of_queries).backward)
 
     def passes(self, ops: Iterable[ComputingOp]) -> PassSeconds:
-        """Return the sums of some ops' seconds by pass."""
+        """Return the seconds of some ops, summed for each pass."""
         known, sums = self.known, {"forward": 0.0, "recompute": 0.0, "backward": 0.0}
         for op in ops:
             seconds = known.get(op.work)
@@ -415,7 +415,10 @@ class OpTimer:
         return self._pass(elements, each.forward_bytes, each.forward_kernels)
 
     def _pass(self, elements: float, nbytes: float, kernels: int) -> float:
-        """Return the seconds of `kernels` kernels that read and write `nbytes` per element if elements have 2 bytes."""
+        """Return the seconds of `kernels` kernels, which together read and write `nbytes` per element of an array.
+
+        elements: the array's size. nbytes: for elements of 2 bytes; scaled for other dtypes.
+        """
         launch = launch_seconds(self.system)
         scale = dtype_bytes(self.dtype) / 2
         return kernels * launch + self._hbm(scale * nbytes * elements)

@@ -20,7 +20,10 @@ from meshwright.planning.cost.kv_cache import paged_cache_bytes
 
 
 def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[str, int]:
-    """Return the bytes on the fullest device if all sequences have full length, by term, and their sum, `peak`."""
+    """Return the bytes on the fullest device if all sequences have full length, by term, and their sum, `peak`.
+
+    batch: sequences over all devices. The terms are `weights`, `cache`, `activations` and, for LoRA, `adapters`.
+    """
     step = serve_step(serving, layout, batch)
     terms = {
         "weights": weight_bytes(serving, layout),

@@ -45,9 +45,10 @@ BOUNDS: Mapping[str, Bound] = {
 class ServingStep:
     """Seconds of a server's step on one device.
 
-    breakdown_seconds: by term, for the terms of `BOUNDS`. `products` are compute-bound matmuls, `weights` matmuls bound
-    by reading weights; `attention` is compute-bound attention, `cache` attention bound by reading the cache. moves:
-    (collective, its seconds). Collectives do not overlap with compute: the next matmul needs their result.
+    breakdown_seconds: seconds by term; the terms are the keys of `BOUNDS`. `products` are compute-bound matmuls,
+    `weights` matmuls bound by reading weights; `attention` is compute-bound attention, `cache` attention bound by
+    reading the cache. moves: (collective, its seconds). Collectives do not overlap with compute: the next matmul needs
+    their result.
     """
 
     breakdown_seconds: Mapping[str, float]
@@ -110,7 +111,7 @@ def serving_flops(serving: Serving, batch: int) -> float:
 def serving_device_flops(
     serving: Serving, layout: ServingLayout, batch: int, *, keys: float | None = None, logits: int = 1
 ) -> float:
-    """Return the flops of a step on the fullest device: of matmuls with weights, and of attention to its whole cache.
+    """Return the flops on the fullest device of a step's matmuls with weights and of its attention to the whole cache.
 
     keys: keys per query, masked ones included; by default only unmasked ones. logits: how often the output head is
     counted.
@@ -183,7 +184,7 @@ def _attention_flops(op: AttentionOp, extents: Extents) -> float:
 
 
 def _attention_time(step: Step, serving: Serving, system: System) -> OpTime:
-    """Return the time of attention over all layers on one device: of its flops, and of reading the cache.
+    """Return the time of attention over all layers on one device, for its flops and for reading the cache.
 
     Whole prompts use a fused kernel that skips masked scores, and read no cache.
     """

@@ -87,9 +87,9 @@ class OpRow:
         product: the matmul's local sizes; None for a collective without a matmul.
         memory: flops per byte of HBM traffic.
         network: flops per byte of the op's longest collective.
-        network_wanted: flops of the chip in the time of one such byte. If `network` is lower, the collective takes
-            longer.
-        collectives: with bytes and seconds of all executions in a step.
+        network_wanted: flops that the chip executes in the time of one byte of this collective. If `network` is lower,
+            the collective takes longer than the matmul.
+        collectives: the op's collectives, with bytes and seconds of all executions in a step.
     """
 
     name: str
@@ -268,7 +268,7 @@ class _Table:
     def _priced(self, row: OpRow, dtype: str, elements: float | None = None) -> OpRow:
         """Return the row of a matmul with its intensities and bound.
 
-        elements: of HBM traffic; None for those of operands and result.
+        elements: the number of elements of HBM traffic; None for those of operands and result.
         """
         assert row.product
         moved = row.product.operands + row.product.result if elements is None else elements
@@ -289,7 +289,7 @@ class _Table:
 
 
 def _place(op: Matmul) -> _Place:
-    """Return what identifies a matmul."""
+    """Return the key of a matmul."""
     return op.region.name, op.name, op.role, op.phase
 
 

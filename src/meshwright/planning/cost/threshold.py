@@ -2,8 +2,8 @@
 
 The flops of a local matmul are 2 times the product of its local dims. The bytes of an array are the product of the
 array's local dims times bytes per element. So flops per byte are a ratio of dims: 2·B·M_x·E / (2·B·E) = M_x. The matmul
-is compute bound if they exceed the flops that the chip executes in the time of one byte (MaxText's sharding guide calls
-both numbers arithmetic intensity).
+is compute bound if this ratio exceeds the flops that the chip executes in the time of one byte (MaxText's sharding
+guide calls both numbers arithmetic intensity).
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Inequality:
 class Threshold:
     """Condition under which matmuls are compute bound: their flops take longer than memory or network traffic.
 
-    against: the traffic. condition: for network traffic it assumes links used both ways, as in rings of very many
-    chips. here: the condition for the actual links; None if it differs by less than a percent. links: the actual links
-    that determine the time of the collectives.
+    against: the kind of traffic. condition: the inequality; for network traffic it assumes links used in both
+    directions, as in rings of very many chips. here: the inequality for the actual links; None if it differs by less
+    than a percent. links: the actual links that determine the time of the collectives.
     """
 
     against: Literal["memory", "network"]

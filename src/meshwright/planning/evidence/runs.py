@@ -27,7 +27,7 @@ SHARE = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-    """A published training run. kind: of the chip (`gpu`, `tpu`). parameters: of the model, including all experts."""
+    """A published training run. kind: `gpu` or `tpu`. parameters: the model's parameter count, all experts included."""
 
     name: str
     source: str
@@ -134,7 +134,7 @@ EVIDENCE_COLUMNS = ("published run", "chips", "mesh", "measured", "predicted", "
 
 
 def _groups(plan: Plan) -> Iterator[tuple[str, list[PublishedRun]]]:
-    """Yield (shared properties in words, runs) for ever larger groups of runs that are similar to a plan."""
+    """Yield (shared properties in words, runs) for groups of runs similar to a plan, the most similar group first."""
     chip, names, has_experts = plan.system.chip, _frameworks(plan), _has_experts(plan)
     framework = plan.strategy.profile.name or "JAX"
     of = "of MoE models" if has_experts else "of dense models"

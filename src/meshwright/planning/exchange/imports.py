@@ -76,7 +76,7 @@ def import_settings(
 
 
 def find_framework_of(kind: Format, values: Mapping[str, Any], path: Path) -> str:
-    """Return the name of the framework that has most of a file's options. Raises if none has any; kind: of the file."""
+    """Return the name of the framework that has most of a file's options. Raises if none has any; kind: its format."""
     if "meshwright_plan" in values:
         raise MeshwrightError(f"{path} is a plan of meshwright; `meshwright plan {path}` prints it")
     tables = {name: load_table(name) for name in exchange_names()}

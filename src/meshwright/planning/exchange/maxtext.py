@@ -44,7 +44,7 @@ def read(settings: Settings) -> None:
 
 
 def _read_mesh(settings: Settings) -> None:
-    """Set the degrees of all axes. Raises if axes cross slices in another order than here."""
+    """Set the degrees of all axes. Raises unless the axes that cross slices are the outermost ones of `LAYOUT`."""
     system = settings.system
     ici = _degrees(settings, "ici", system.num_devices // system.num_slices, "fsdp")
     dcn = _degrees(settings, "dcn", system.num_slices, "data")
@@ -85,7 +85,7 @@ def _degrees(settings: Settings, kind: str, total: int, inferred: str) -> dict[s
 
 
 def _across(degrees: dict[str, int], num_slices: int) -> dict[str, int]:
-    """Return the part of each axis's degree that crosses slices, which are the outermost part of the device order."""
+    """Return, by axis, the factor of its degree that crosses slices; the outermost axes of `LAYOUT` cross first."""
     left, found = num_slices, dict[str, int]()
     for axis in LAYOUT:
         found[axis] = math.gcd(degrees[axis], left)

@@ -76,7 +76,7 @@ def read(settings: Settings) -> None:
 def _degrees(settings: Settings, text: str, axes: tuple[str, ...]) -> dict[str, int]:
     """Return the degree of each axis from the text `1,-1,4,1` or `dp:1,fsdp:-1,tp:4,sp:1`; at most one is -1.
 
-    axes: in the order of the text. Where the text names axes, `mp` is tp.
+    axes: the mesh axes in the order of the text. In a text that names the axes, `mp` is tp.
     """
     parts = [part.strip() for part in text.split(",")]
     named = dict(zip(axes, parts, strict=False))

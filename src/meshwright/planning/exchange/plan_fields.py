@@ -43,7 +43,7 @@ def plan_fields(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict
     Fields of the model are named `model.embed`, those of its experts `experts.count`.
 
     Raises:
-        MeshwrightError: the model is written as ops.
+        MeshwrightError: the model is a list of ops, which has no such fields.
     """
     if not isinstance(workload.model, ModelConfig):
         raise MeshwrightError(f"{workload.model.name} is written as ops, which no other framework's settings describe")
@@ -67,7 +67,7 @@ def plan_fields(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict
 def model_of(found: Mapping[str, Any], name: str, missing: str) -> Model:
     """Return the model that the fields `model.*` and `experts.*` describe; a preset, if one has the same fields.
 
-    name: of any other model. missing: the end of the error message if a size is missing.
+    name: the model's name, if it is not a preset. missing: the end of the error message if a size is missing.
     """
     sizes = {field.removeprefix("model."): value for field, value in found.items() if field.startswith("model.")}
     if without := [size for size in SIZES if size not in sizes]:

@@ -63,10 +63,10 @@ def read_options(
 
     Args:
         name: the framework.
-        values: of its options, as `exchange.files.read_values` returns them.
+        values: the values of its options, as `exchange.files.read_values` returns them.
         system: the hardware; the degrees must multiply to its devices.
         model: the model, if the options do not describe it. Sizes in the options must agree with it.
-        model_name: of a model that is described by sizes and is not a preset.
+        model_name: the name of a model that is described by sizes and is not a preset.
         known: values of fields that no option sets, e.g. of the vocabulary size, which comes from a tokenizer.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The options of a settings file while it is read: each option is taken once, and its meaning is recorded."""
+"""The options of a settings file while it is read: each option is read once, and its meaning is recorded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Settings:
     """The options of a settings file while it is read, and the fields of a plan that they have set so far.
 
     left: values of the options that are not yet read, by option. typed: the options in the file. fields: values of a
-    plan's fields, by field (`plan_fields`). meanings: of the options read so far.
+    plan's fields, by field (`plan_fields`). meanings: the meanings of the options read so far.
     """
 
     def __init__(self, table: OptionTable, values: Mapping[str, Any], system: System) -> None:
@@ -117,7 +117,7 @@ class Settings:
         return whole // by
 
     def take_without_effect(self) -> dict[str, list[str]]:
-        """Take the options that have no effect on a step; return their names, by the reason."""
+        """Mark the options that have no effect on a step as read; return their names, by the reason."""
         found: dict[str, list[str]] = {}
         for reason, patterns in self.table.nothing.items():
             for option in [name for name in self.left if any(fnmatchcase(name, pattern) for pattern in patterns)]:
@@ -126,7 +126,7 @@ class Settings:
         return found
 
     def take_single_valued(self) -> None:
-        """Take the options that support only one value. Raises if an option has another value."""
+        """Mark the options for which only one value is supported as read. Raises if an option has another value."""
         for option, (needed, why) in self.table.only.items():
             if option in self.left and not same(value := self.take(option, needed), needed):
                 raise self.refusal(option, f"is {value}: {why}")

@@ -196,7 +196,7 @@ def serving_plan_to_data(plan: ServingPlan) -> dict[str, Any]:
 
 
 def serving_plan_from_data(data: Any, *, name: str) -> ServingPlan:
-    """Return the plan in data from `serving_plan_to_data`, with a new prediction. name: of the file, for errors."""
+    """Return the plan in data from `serving_plan_to_data`, with a new prediction. name: the file's name, for errors."""
     if not has_fields(data) or data.get("meshwright_serving_plan") is not FORMAT:
         training = " but a plan to train" if has_fields(data) and "meshwright_plan" in data else ""
         raise MeshwrightError(

@@ -55,7 +55,8 @@ class ServingRanking:
 
     candidates: first the plans that fit in memory and meet the latency, by throughput if a latency is requested, else
     by step time; then those that miss the latency, by step time; then those that do not fit, by memory. frontier: the
-    fitting points that are Pareto-optimal in step time and throughput, by step time. num_layouts: tried, legal or not.
+    fitting points that are Pareto-optimal in step time and throughput, by step time. num_layouts: the number of layouts
+    tried, legal or not.
     """
 
     candidates: tuple[ServingPlan, ...]
@@ -73,8 +74,8 @@ def rank_serving(serving: Serving, system: System, mesh: MeshShape | None = None
 
     If neither a batch nor a latency is requested, the best batch is one sequence per group of devices: the shortest
     step. With a latency, it is the largest batch that fits and meets the latency, because throughput grows with the
-    batch. If the cache is split by batch, it may be smaller, so that devices hold equally many sequences. The frontier
-    also has every power of two of sequences per group that fits.
+    batch. If the cache is split by batch, the best batch may be smaller, so that devices hold equally many sequences.
+    The frontier also has every power of two of sequences per group that fits.
     """
     system.peak(serving.compute_dtype)  # Raise for a dtype without a peak before the search.
     legal, num_layouts = _legal(serving, [mesh] if mesh else serving_meshes(serving, system.num_devices))
@@ -136,8 +137,8 @@ def serving_meshes(serving: Serving, num_devices: int) -> Iterator[MeshShape]:
     """Yield the meshes of `num_devices` devices that are worth trying for a server.
 
     tp splits kv heads, and sp the query heads of each kv head. Kv heads are split first (scaling book, inference): sp
-    gets no factor that tp could take. There is no sp if every query head has its own kv head, and no tp beyond the kv
-    heads, because it would copy them, which sp need not do.
+    gets no factor that tp could take. sp is 1 if every query head has its own kv head. tp is at most the number of kv
+    heads: a larger tp would copy kv heads, and sp splits their query heads without copies.
     """
     sizes = {
         name: size
@@ -259,7 +260,7 @@ class _Batches:
     def ladder(self) -> Iterator[int]:
         """Yield the sequences per group to try for the frontier: powers of two, and the most that fit.
 
-        None if the batch is fixed.
+        If the batch is fixed, there are none.
         """
         if self.serving.batch is None:
             yield from (1 << power for power in range(self.most.bit_length()))

@@ -70,8 +70,8 @@ WORKLOAD_FIELDS = ("remat", "param_dtype")
 class Fix:
     """Changes that make a step fit in memory, and their cost.
 
-    workload, mesh, strategy: of the changed step. peak_bytes: per device. extra_seconds: its step time minus the
-    original's; negative if it is faster.
+    workload, mesh, strategy: those of the changed step. peak_bytes: its peak memory per device. extra_seconds: its step
+    time minus the original's; negative if it is faster.
     """
 
     changes: tuple[Change, ...]

@@ -68,8 +68,8 @@ class ReplicaInstead(Fact):
 class ImageCommunication(Fact):
     """Time of the collectives of a step.
 
-    equal_images: whose backward pass takes as long. images: per device. share: `exposed_seconds` as a fraction of the
-    step.
+    seconds: the sum over all collectives. equal_images: the number of images per device whose backward pass takes as
+    long. images: the images per device. share: `exposed_seconds` as a fraction of the step.
     """
 
     seconds: float

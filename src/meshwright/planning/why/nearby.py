@@ -28,7 +28,7 @@ class Exposure(Fact):
     """The exposed communication of a plan."""
 
     axes: tuple[str, ...]
-    """The mesh axes over which most of it is, or that have too few tokens per device."""
+    """The mesh axes with the longest exposed communication, or those that have too few tokens per device."""
     share: float
     """Exposed communication over all axes, as a fraction of the step."""
     tokens: int = 0
@@ -164,7 +164,7 @@ def nearby(plan: Plan) -> tuple[NearbyFact, ...]:
 
 
 def chips_that_fit(plan: Plan) -> Plan | None:
-    """Return the best plan on the fewest chips, a multiple in `FACTORS` of the plan's, on which one fits; else None."""
+    """Return the best plan that fits, on the fewest chips: the plan's times one of `FACTORS`. None if none fits."""
     choices = {"attention": plan.strategy.attention, "optimizer": plan.strategy.optimizer}
     is_run = not plan.planned_only
     for factor in FACTORS:

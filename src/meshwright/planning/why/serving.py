@@ -91,8 +91,8 @@ class ServingThresholds(Fact):
 class BatchLimit(Fact):
     """What prevents a larger batch: memory, the requested latency, or neither.
 
-    batch: the plan's, plus one sequence per group of devices; the other numbers are of this batch. most: the largest
-    batch that fits in memory; 0 if memory is the limit.
+    batch: the plan's batch, plus one sequence per group of devices. peak_bytes, seconds and tokens_per_second are those
+    of this batch. most: the largest batch that fits in memory; 0 if memory is the limit.
     """
 
     limit: Literal["memory", "latency", "none"]
@@ -118,8 +118,9 @@ class BatchLimit(Fact):
 class SequenceCache(Fact):
     """KV cache of a sequence when it ends.
 
-    tokens: in the cache; with a sliding window fewer than `context`, all tokens. pages: of `page_size` tokens.
-    empty_share: unused fraction of the pages. bytes: over all devices.
+    tokens: the tokens in the cache; with a sliding window fewer than `context`, the tokens of the whole sequence.
+    pages: the number of pages, of `page_size` tokens each. empty_share: unused fraction of the pages. bytes: the sum
+    over all devices.
     """
 
     tokens: int
@@ -139,7 +140,8 @@ class SequenceCache(Fact):
 class PrefillSystems(Fact):
     """Number of prefill systems that keep one decoding system of the same size busy.
 
-    system, layout: of each prefill system. prompt_seconds: of a step with one prompt per group of devices.
+    system, layout: those of each prefill system. prompt_seconds: the seconds of a step with one prompt per group of
+    devices.
     """
 
     systems: float
@@ -171,7 +173,8 @@ class ServingGap(Fact):
     """The largest difference between a layout and the best layout.
 
     term, seconds: the term of the step that is longest in comparison, and by how much; for LATE, seconds beyond the
-    latency. per_token: whether `seconds` is divided by the batch. missing_bytes: for MEMORY, per device.
+    latency. per_token: whether `seconds` is divided by the batch. missing_bytes: for MEMORY, the bytes per device that
+    are missing.
     """
 
     kind: ServingGapKind

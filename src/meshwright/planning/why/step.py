@@ -97,7 +97,7 @@ class ExposedCommunication(Fact):
 
 @dataclass(frozen=True)
 class PipelineBubble(Fact):
-    """Time per step in which a pipeline stage is idle, at the start and the end; share: as a fraction of the step."""
+    """Time per step in which a pipeline stage is idle, at the start and the end; share: the fraction of the step."""
 
     seconds: float
     share: float

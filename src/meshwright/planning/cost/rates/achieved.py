@@ -32,14 +32,14 @@ OVERLAP_SLOWDOWN = 0.189
 """Fraction by which a GPU's ops slow down while a collective uses multiprocessors and power (arXiv:2507.03114)."""
 
 SPREAD = 0.08
-"""Range of an op's time over GPUs of one kind, relative to the median: their clocks differ (arXiv:2208.11035)."""
+"""Longest minus shortest time of an op over GPUs of a kind, divided by the median: clocks differ (arXiv:2208.11035)."""
 
 
 def contention_seconds(hidden_seconds: float, system: System) -> float:
     """Return the seconds by which concurrent collectives slow a device's ops down.
 
-    0 on chips other than GPUs: on TPUs, DMA engines move the data. hidden_seconds: of collectives that overlap with
-    ops.
+    It is 0 on chips other than GPUs: on TPUs, DMA engines move the data. hidden_seconds: seconds of collectives that
+    overlap with ops.
     """
     return OVERLAP_SLOWDOWN * hidden_seconds if system.chip.kind == "gpu" else 0.0
 

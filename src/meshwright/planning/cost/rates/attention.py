@@ -58,7 +58,7 @@ class AttentionTime:
 def fused_attention_time(flops: float, seq_len: int, head_dim: float, kernel: str, system: System) -> AttentionTime:
     """Return the seconds of causal attention in bf16 by `flash` (FlashAttention-2) or `cudnn`.
 
-    flops: of the forward pass, counting unmasked scores only.
+    flops: the flops of the forward pass, counting unmasked scores only.
     """
     forward, backward = _shares(system, kernel, seq_len, head_dim)
     ideal = flops / system.peak("bf16")
@@ -109,7 +109,7 @@ def attention_share(system: System) -> float:
 def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple[float, float]:
     """Return the fractions of bf16 peak that attention reaches: (forward, backward).
 
-    On GPUs at most the fraction that matmuls reach under the power limit.
+    On GPUs they are at most the fraction that matmuls reach under the power limit.
     """
     if system.chip.kind == "tpu":
         return _tpu_shares(system, seq_len, head_dim)

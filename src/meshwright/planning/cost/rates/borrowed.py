@@ -15,8 +15,8 @@ LENDER = "v5p"
 def borrowed_figures(system: System) -> dict[str, tuple[str, ...]]:
     """Return the names of the efficiencies for which a system uses another chip's figures, by that chip.
 
-    `{"v5p": ("attention kernels",)}`; empty for simulated devices, which use a roofline. The figures are fractions of
-    peak flops or bandwidth, applied to the system's own.
+    For example `{"v5p": ("attention kernels",)}`; empty for simulated devices, which use a roofline. The figures are
+    fractions of peak flops or bandwidth, and are applied to the system's own peaks.
     """
     name = system.chip.name
     if system.chip.kind == "gpu":

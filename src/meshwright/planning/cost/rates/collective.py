@@ -19,8 +19,8 @@ from meshwright.record import Kind
 class Term:
     """The time for which a collective uses one part of the fabric.
 
-    link: the torus (`ICI`), or a level of switches such as `node`, `leaf` or `DCN`. asymptotic_seconds: with (n - 1) /
-    n taken as 1, as for very many devices: the book's rules of thumb. text: the part in words.
+    link: the part: the torus (`ICI`), or a level of switches such as `node`, `leaf` or `DCN`. text: the part in words.
+    asymptotic_seconds: `seconds` with (n - 1) / n taken as 1, as for very many devices (the book's rules of thumb).
     """
 
     link: str

@@ -1,4 +1,4 @@
-"""The time of a collective at the rate that its links achieve: of a compiled program, and of a plan."""
+"""The time of a collective at the rate that its links achieve, for collectives of compiled programs and of plans."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def achieved_seconds(kind: Kind, nbytes: float, layout: MeshPlacement, axes: tup
     """Return the seconds of one run of a collective over some mesh axes, at the rate that its links achieve.
 
     Args:
-        kind: that the program runs (for a plan's collective use `planned_seconds`).
-        nbytes: as in `record.Collective`; for a permute, times the number of hops on a torus.
+        kind: the kind that the program runs (for a plan's collective use `planned_seconds`).
+        nbytes: the bytes of `record.Collective`; for a permute, times the number of hops on a torus.
         layout: the mesh laid over its system.
         axes: the mesh axes over which it runs.
     """

@@ -64,7 +64,7 @@ class Attention(TypedDict):
     """Content of data/attention.json: the rates of attention on GPUs.
 
     curves: TFLOP/s on H100 at each length of `seq_lens`, by kernel, head size and pass. best: by the first letters of a
-    chip.
+    chip's name.
     """
 
     seq_lens: list[int]
@@ -86,7 +86,7 @@ def tpu_products() -> TpuProducts:
 
 @cache
 def tpu_layer_shares() -> Mapping[str, Mapping[str, float]]:
-    """Return the speed of `attention` and of the `rest` of a layer's ops, by chip, relative to ops compiled alone.
+    """Return by chip the speed of a layer's `attention` and of its other ops (`rest`), relative to ops compiled alone.
 
     The file is written by `benchmarks/tpu_layers.py`.
     """

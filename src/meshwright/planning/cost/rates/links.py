@@ -65,7 +65,8 @@ def link_figures(name: str) -> LinkFigures:
 def collective_efficiency(system: System, time: CollectiveTime) -> float:
     """Return the fraction of the links' full rate that a collective reaches, from 0 to 1.
 
-    time: at full rate. On GPUs the achieved time includes start-up; on TPUs `time` already has the latency of hops.
+    time: the collective's time at full rate. On GPUs the achieved time includes start-up; on TPUs `time` already has
+    the latency of hops.
     """
     ideal = time.bandwidth_seconds
     if not ideal or system.chip.kind == "cpu":

@@ -28,9 +28,9 @@ class Intensity:
     Attributes:
         value: flops of the implementation per byte of memory traffic or of the collective.
         dims: `value` as an expression of dims; empty if the flops are of several matmuls.
-        hardware: peak flops per byte of bandwidth, of memory or of links used both ways, as in large rings. An
-            implementation with a lower `value` is not compute bound.
-        here: `hardware` for the bandwidth of the actual links (open lines, few chips, latency).
+        hardware: peak flops of the chip in the time of one byte of memory traffic, or of one byte of the collective
+            over links used in both directions, as in large rings. If `value` is lower, compute is not the bound.
+        here: like `hardware`, for the actual links (open lines, few chips, latency).
     """
 
     value: float
@@ -44,7 +44,7 @@ class PricedImplementation:
     """An implementation of a sharded matmul with its times on one device at full rate, which are lower bounds.
 
     Attributes:
-        collectives: with their seconds.
+        collectives: its collectives, with their seconds.
         communication_seconds: sum over the collectives.
         memory: intensity relative to memory traffic; None without a matmul.
         network: intensity relative to the longest collective; None without a matmul or a collective.
@@ -68,7 +68,7 @@ class PricedImplementation:
 
     @property
     def serial_seconds(self) -> float:
-        """The time without overlap: of the matmuls, then of the collectives."""
+        """The time without overlap: that of the matmuls plus that of the collectives."""
         return max(self.flops_seconds, self.memory_seconds) + self.communication_seconds
 
     @property
@@ -86,7 +86,8 @@ class PricedImplementation:
 class PricedProduct:
     """A matmul or resharding with the times of its implementations on a system.
 
-    implementations: fastest first. chosen: the implementation that the expression prescribes, else the fastest.
+    inference: the result and the implementations without times. implementations: fastest first. chosen: the
+    implementation that the expression prescribes, else the fastest.
     """
 
     inference: Inference
@@ -148,7 +149,7 @@ def price(inference: Inference, system: System, *, dtype: str = "bf16") -> Price
 
 @dataclass(frozen=True)
 class _TimedCollective:
-    """A collective, its time, and the hardware's flops per byte of it (`Intensity.hardware` and `here`)."""
+    """A collective, its time, and the chip's flops in the time of one of its bytes (`Intensity.hardware`, `here`)."""
 
     step: Communicate
     time: CollectiveTime
@@ -157,7 +158,7 @@ class _TimedCollective:
 
 
 def _timed(step: Communicate, layout: MeshPlacement, peak: float) -> _TimedCollective:
-    """Return a collective with its time and the hardware's flops per byte; peak: flops per second of the chip."""
+    """Return the timed collective of a step of an implementation; peak: flops per second of the chip."""
     placement = layout.placement(step.axes)
     time = collective_seconds(step.kind, step.bytes, placement)
     closed = replace(placement, rings=tuple(replace(ring, is_wrapped=True) for ring in placement.rings))
