@@ -177,7 +177,7 @@ def _actual(instruction: Instruction, mesh: Mapping[str, int]) -> Spec | None:
 def _specs(
     instruction: Instruction, arrays: list[Shape], mesh: Mapping[str, int], *, unsaid: str = "{replicated}"
 ) -> list[Spec | None]:
-    """Return the spec of each array of an instruction. unsaid: the sharding, as text, of an array that has none."""
+    """Return the spec of each array of an instruction. unsaid: the sharding to read, as text, if it has none."""
     text = instruction.attributes.get("sharding", "")
     of_tuple = instruction.shape.dtype == "tuple" and text.startswith("{{")
     texts = _SHARDING.findall(text[1:-1]) if of_tuple else [text or unsaid] * len(arrays)

@@ -136,9 +136,9 @@ class ProgramContext:
                 raise MeshwrightError(f"state names {name!r}; the program's arguments are {', '.join(trees)}")
 
     def updates(self, result: Result) -> Mapping[int, Share]:
-        """Return, by argument number, what a result keeps of each argument that it updates or returns unchanged.
+        """Return {argument number: `Share`} for the arguments of which a result is the new or the unchanged value.
 
-        Of a result that is 0.9 * argument + other terms, the `Share` of that argument has the factor 0.9.
+        If the result is 0.9 * argument + other terms, the factor of that argument's `Share` is 0.9.
         """
         return self._with_names.of(result.instruction)
 
@@ -182,7 +182,7 @@ class ProgramContext:
     def partitioned(self) -> ProgramContext:
         """This program as the partitioner left it, before its compiler fused and scheduled it; itself for CPUs.
 
-        There the ops between two collectives are the same on every kind of device.
+        At that stage the ops between two collectives are the same on every kind of device.
         """
         if self.program is None or not self.program.partitioned or not self.has_reduce_scatter:
             return self

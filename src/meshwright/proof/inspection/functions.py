@@ -88,9 +88,9 @@ def inspect(
     Args:
         function: any JAX function, jitted or not; an object with `.lower`, as from `nnx.jit`, `eqx.filter_jit` and
             `jax.pmap`; the result of `.trace`, `.lower` or `.compile`; `module:function` or `file.py:function`, which
-            takes a mesh, as for the command; the path of a script, with `:name` for one of its jitted functions; the
-            path of an HLO dump; or a plan, its file or a run, whose train step is inspected as `meshwright.verify`
-            compiles it.
+            takes a mesh, as for `meshwright inspect`; the path of a script, with `:name` for one of its jitted
+            functions; the path of an HLO dump; or a plan, its file or a run, whose train step is inspected as
+            `meshwright.verify` compiles it.
         args, kwargs: arrays or `jax.ShapeDtypeStruct`s with shardings, and other arguments of the call.
         mesh: the mesh, or its axes and degrees, outermost first, as `dp=2,fsdp=4`; by default that of the arguments, or
             the one in use. A given mesh is in use while the function is traced.

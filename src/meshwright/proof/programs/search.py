@@ -1,4 +1,4 @@
-"""Search the layouts of a program: each mesh axis splits a set of classes of dims that never occur in one array.
+"""Search the layouts of a program: each mesh axis splits a set of classes, no two of which occur in one array.
 
 Two dims of one array cannot share a mesh axis. The largest sets without such a pair are the known strategies: the batch
 (data parallel), the heads, the MLP and the vocabulary together (tensor parallel), the sequence. An axis can also split
@@ -144,10 +144,10 @@ def _on_mesh(
 
 
 def sets_by_part(priced: Priced, batch: frozenset[int], sets: list[frozenset[int]]) -> list[frozenset[int]]:
-    """Return the sets that an axis splits in different parts of a program: one with weights, and the batch or tokens.
+    """Return sets of atoms for an axis that splits weights in a part of a program, and the batch or tokens elsewhere.
 
-    Arrays with weights' dims of the set are split along them, and all others along the batch, or along the dim of
-    tokens that splits most flops: partial sums are scattered over it.
+    Arrays with weights' dims in the set are split along these dims. All others are split along the batch, or along the
+    dim of tokens that is in most flops, over which partial sums are then scattered.
     """
     tokens = [one for one in sets if not one & priced.weights][:1]
     with_weights = [one for one in sets[:MOST_PAIRED] if one & priced.weights]

@@ -30,7 +30,7 @@ class HoistedGather(Finding):
     is_along_stack: bool
 
     def explains(self, other: Finding) -> bool:
-        """Whether the same stack was found as moved state."""
+        """Whether `other` reports the same stack of weights as state that the step moves."""
         if isinstance(other, GatheredTwice):
             return other.axes == self.axes and other.source == self.source
         return isinstance(other, MovedState) and other.name == self.name

@@ -46,7 +46,7 @@ class SumInLoop(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class GatheredToSum(Finding):
-    """A gather whose parts are only summed or averaged: a reduction would do."""
+    """An all-gather whose parts are only summed or averaged: an all-reduce would do."""
 
     kind = FindingKind.GATHERED_TO_SUM
     merged_by = ("axes",)
@@ -69,7 +69,7 @@ class GatheredToSum(Finding):
 
 
 def loop_sums(context: ProgramContext) -> Iterator[Finding]:
-    """Yield both kinds of finding, for collectives written by hand and those of the partitioner."""
+    """Yield `SumInLoop` and `GatheredToSum` findings, for collectives by hand and those of the partitioner."""
     known = {one.source for finding in (SumInLoop.id, GatheredToSum.id) for one in context.traced(finding)}
     for found in (*_partitioned_sums(context), *_partitioned_gathers(context)):
         if found.source.partition(" ")[0] not in known:

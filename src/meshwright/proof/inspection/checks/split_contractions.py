@@ -21,7 +21,10 @@ _GROWTH = 4
 
 @dataclass(frozen=True, kw_only=True)
 class SplitContraction(Finding):
-    """A weight split on its contracting dim, so that the result is all-reduced. shape: of the weight, per device."""
+    """A weight split on its contracting dim, so that the result is all-reduced. shape: the weight's, per device.
+
+    is_gathered: the weight is all-gathered instead.
+    """
 
     kind = FindingKind.SPLIT_CONTRACTION
     merged_by = ("name", "axes")
@@ -74,7 +77,7 @@ def _summed(
 ) -> Iterator[SplitContraction]:
     """Yield the matmul whose partial sums an all-reduce adds, if its other operand is replicated.
 
-    It is if it was sliced to fit the weight, or if the result is much larger than it.
+    That operand counts as replicated if it is sliced to fit the weight, or if the result is much larger than it.
     """
     one = move.collective
     product = origin(context.module, context.module.operand(move.instruction), VIEWS_AND_CASTS)

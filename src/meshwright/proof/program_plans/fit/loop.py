@@ -47,7 +47,11 @@ def run_steps(
     on_step: Callable[[Row], None],
     on_note: Note,
 ) -> tuple[State, int]:
-    """Run the remaining steps of a run whose directory is locked; return the last state and the total of steps."""
+    """Run the remaining steps of a run; return the last state, and the steps taken since the start of the run.
+
+    directory: the run's, locked by the caller. first: the initial state, or a function that returns it. on_step: called
+    with each row of metrics.
+    """
     began = time.perf_counter()
     checkpoints = Checkpoints(directory, config.saving)
 
@@ -83,7 +87,7 @@ def run_steps(
 
 
 def left_on_disk(config: FitConfig, directory: Path, how: str = "") -> str:
-    """Return a text on what a stopped run left on disk, and the call that continues it. how: added to that call."""
+    """Return a text: the checkpoint that a stopped run left, and the call that continues it. how: added to the call."""
     hint = "" if config.saving.every else " (save_every=N, or a time as 30m, writes some on the way)"
     return describe_left(directory, f"`mw.fit(…, resume=True)`{how}", hint)
 
@@ -107,7 +111,7 @@ class _Run:
     on_note: Note
 
     def take_all(self, state: State) -> tuple[State, int]:
-        """Run steps until the last, a signal or the end of the batches, and save; return the state and the steps.
+        """Run steps until the last, a signal or the end of the batches, and save; return the state and all steps taken.
 
         Raises:
             NotFiniteError: the loss or the norm of the gradients is NaN or infinite.
