@@ -96,7 +96,7 @@ def _outputs(
 
 
 def _constraints(annotated: Module, propagated: Module, mesh: Mapping[str, int]) -> Iterator[ShardingPair]:
-    """Yield a pair for each sharding constraint; its actual sharding is that of a copy which the partitioner made."""
+    """Yield a pair for each sharding constraint. The partitioner makes it a copy, whose sharding is the actual one."""
     made: dict[_Place, list[Spec | None]] = defaultdict(list)
     for instruction in propagated.instructions():
         if instruction.opcode == "copy":

@@ -40,7 +40,11 @@ Rules = Mapping[str, Sequence[str | Sequence[str] | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledCollective:
-    """A canonical collective, the instruction that performs it, and the kind of collective it was lowered to."""
+    """A collective of a program.
+
+    instruction: what performs it. kind: the kind that the compiler lowered it to. collective: its canonical form
+    (`hlo.canonical`), e.g. a reduce-scatter where XLA:CPU has an all-reduce and a slice.
+    """
 
     instruction: Instruction
     kind: Kind
@@ -119,7 +123,7 @@ class ProgramContext:
         )
 
     def traced(self, finding: str) -> Iterator[TracedMistake]:
-        """The mistakes of one kind found in the jaxpr; none for HLO text alone."""
+        """Yield the mistakes found in the jaxpr whose id is `finding`; none for HLO text alone."""
         mistakes = (self.program.mistakes if self.program else None) or ()
         return (one for one in mistakes if one.finding == finding)
 
@@ -315,22 +319,22 @@ class ProgramContext:
         return product
 
     def seconds_of(self, move: Collective) -> float | None:
-        """The time of all executions of a collective."""
+        """Return the seconds of all executions of a collective in a step; None where axes or system are unknown."""
         return self.collective_seconds(move.kind, move.bytes / move.count, move.axes, count=move.count)
 
     def collective_seconds(self, kind: Kind, size: float, axes: Sequence[str], *, count: int = 1) -> float | None:
-        """Return the time of `count` collectives on an array of `size` bytes; None where axes or system are unknown."""
+        """Return the seconds of `count` collectives on an array of `size` bytes; None if axes or system are unknown."""
         if self.layout is None or not axes:
             return None
         return count * achieved_seconds(kind, size, self.layout, tuple(axes))
 
     @property
     def no_seconds(self) -> float | None:
-        """The time of a mistake that costs only memory: 0, or None if the system is unknown."""
+        """The seconds of a mistake that costs only memory: 0, or None if the system is unknown."""
         return 0.0 if self.system else None
 
     def flop_seconds(self, flops: float) -> float | None:
-        """Return the time of matmuls at the chip's peak (bf16; f32 on CPUs); None where the system is unknown."""
+        """Return the seconds of matmuls at the chip's peak (bf16; f32 on CPUs); None where the system is unknown."""
         if self.system is None:
             return None
         return flops / self.system.peak("f32" if self.system.chip.kind == "cpu" else "bf16")

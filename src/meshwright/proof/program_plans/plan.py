@@ -295,7 +295,7 @@ def _part_notes(priced: Priced, classes: tuple[DimClass, ...], layout: Layout | 
 
 
 def _whole_notes(program: Program, layout: Layout | None) -> Iterator[str]:
-    """Yield a note on arguments that are left whole: the table splits a part of a dim that is not its leading part."""
+    """Yield a note on arguments that stay whole because the table splits a part of a dim, but not its leading part."""
     if layout is None:
         return
     whole = [

@@ -103,7 +103,8 @@ def _layouts(
 ) -> Iterator[tuple[Axis, ...]]:
     """Yield the axes of every mesh of a system: dp and fsdp over the batch, and up to two axes over other classes.
 
-    Axes over other classes are named tp if they split dims of weights, and sp if not.
+    Axes over other classes are named tp if they split dims of weights, and sp if not. batch: its atoms. sets: of
+    `model_sets`. by_part: of `sets_by_part`. sizes: the size of each atom.
     """
 
     def name(atoms: tuple[int, ...]) -> str:

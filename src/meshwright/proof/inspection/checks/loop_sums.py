@@ -17,7 +17,7 @@ from meshwright.proof.inspection.slices import gathered_dims
 from meshwright.units import show_bytes
 
 _LEAST_SUM = 1 << 12
-"""Smaller sums are those of scales, biases and metrics."""
+"""In bytes. Smaller sums, of scales, biases and metrics, are not reported."""
 
 _SCALED = frozenset(VIEWS | {"convert", "multiply", "divide", "negate"})
 

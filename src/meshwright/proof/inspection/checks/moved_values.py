@@ -22,7 +22,7 @@ from meshwright.record import Kind
 from meshwright.units import show_bytes
 
 _LEAST_RESULT = 1 << 16
-"""Smaller results are metrics to print."""
+"""In bytes. Smaller results are metrics to print, and are not reported."""
 
 _MOVES = ("all-gather", "all-to-all", "collective-permute")
 _WRITTEN = frozenset(VIEWS | {"convert", "slice", "dynamic-slice", "dynamic-update-slice"})

@@ -17,7 +17,7 @@ _SPLITS_DATA = re.compile(r"(?:f?s?dp|data|batch|replica|zero)s?(?:_?(?:parallel
 """Usual names of axes that split the batch. Shardings alone do not distinguish them from tensor parallel axes."""
 
 _LEAST_BYTES = 1 << 14
-"""Smaller tables cost nothing."""
+"""Smaller tables cost nothing, and are not reported."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from meshwright.proof.inspection.slices import gathered_dims, is_cut_of
 from meshwright.units import show_bytes
 
 _GROWTH = 4
-"""The least ratio of a matmul's result to its replicated operand for a finding."""
+"""The smallest ratio of a matmul's result to its replicated operand, in elements, for a finding."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,7 @@ class UnexpectedCollective(Finding):
 
     @property
     def conflict(self) -> tuple[str, ...]:
-        """What collectives at one source line have in common if one mistake causes them: they are merged."""
+        """Figures that are equal for collectives which one mistake at a source line causes, so that they are merged."""
         if self.because in (UnexpectedBecause.REARRANGES, UnexpectedBecause.NEEDS_WHOLE):
             return (self.primitive,)
         return (self.primitive, *self.axes) if self.because == UnexpectedBecause.GATHERS_BATCH else ()

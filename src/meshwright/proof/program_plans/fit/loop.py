@@ -94,7 +94,7 @@ def left_on_disk(config: FitConfig, directory: Path, how: str = "") -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """A run with its outputs. start: steps taken before it. began: `time.perf_counter()` when it started."""
+    """A run with its outputs. start: steps taken before this start. began: `time.perf_counter()` at this start."""
 
     config: FitConfig
     directory: Path
