@@ -155,7 +155,7 @@ def _intermediate(instruction: Instruction, requested: Spec | None, actual: Spec
 
 
 def _place(instruction: Instruction) -> _Place:
-    """Return what identifies a value in both modules, which number instructions differently."""
+    """Return (op_name, source, shape), which identifies a value in both modules; instruction names differ."""
     return instruction.op_name, instruction.source, str(instruction.shape)
 
 
@@ -177,7 +177,7 @@ def _actual(instruction: Instruction, mesh: Mapping[str, int]) -> Spec | None:
 def _specs(
     instruction: Instruction, arrays: list[Shape], mesh: Mapping[str, int], *, unsaid: str = "{replicated}"
 ) -> list[Spec | None]:
-    """Return the spec of each array of an instruction. unsaid: the sharding to read, as text, if it has none."""
+    """Return the spec of each array of an instruction. unsaid: the sharding, as text, of an array without one."""
     text = instruction.attributes.get("sharding", "")
     of_tuple = instruction.shape.dtype == "tuple" and text.startswith("{{")
     texts = _SHARDING.findall(text[1:-1]) if of_tuple else [text or unsaid] * len(arrays)

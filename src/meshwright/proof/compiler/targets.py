@@ -51,7 +51,7 @@ _GPU_COMMON = """\
 
 
 def check_compiler(system: System) -> None:
-    """Raise if a system's compiler is not installed or lacks its chip, or if it has too many CPUs to simulate."""
+    """Raise if a system's compiler is not installed or lacks its chip, or if it has over `_MOST_SIMULATED` CPUs."""
     kind = system.chip.kind
     if kind == "cpu":
         if system.num_devices > _MOST_SIMULATED:

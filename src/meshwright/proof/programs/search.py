@@ -86,7 +86,7 @@ def _order(found: Found) -> tuple[bool, float, int, str]:
 
 
 def _cut(axis: Axis, axes: tuple[Axis, ...], sizes: Mapping[int, int]) -> Axis:
-    """Return an axis with only those classes whose size the degrees of all axes that split them divide."""
+    """Return an axis without the classes whose size is not a multiple of the degrees of all axes that split them."""
 
     def degree(atom: int) -> int:
         return math.prod(other.degree for other in axes if atom in other.atoms)
@@ -135,7 +135,7 @@ def _layouts(
 def _on_mesh(
     degrees: Mapping[str, int], batch: tuple[int, ...], sets: list[tuple[int, ...]], by_part: list[tuple[int, ...]]
 ) -> Iterator[tuple[Axis, ...]]:
-    """Yield what each axis of a given mesh may split: the batch, the batch and the state at rest, or another set."""
+    """Yield the axes of a given mesh, each splitting the batch, the batch and the state at rest, or another set."""
     choices = [(atoms, is_stored) for atoms in (batch, *by_part) for is_stored in (False, True) if atoms]
     choices += [(one, False) for one in sets]
     nothing: list[tuple[tuple[int, ...], bool]] = [((), False)]
@@ -212,7 +212,10 @@ def _flops_by_atom(priced: Priced) -> dict[int, float]:
 
 
 def _meetings(work: Work, state: set[Atoms]) -> dict[int, set[int]]:
-    """Return for each atom that can be split the other atoms that occur in an array with it."""
+    """Return for each atom that can be split the other atoms that occur in an array with it.
+
+    The arrays are the operands and results of matmuls, and those with the dims `state`.
+    """
     found: dict[int, set[int]] = {}
     arrays = {value.dims for one in work.products for value in (one.left, one.right, one.result)}
     for dims in arrays | state:

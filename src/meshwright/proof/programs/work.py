@@ -241,7 +241,7 @@ def _reads(flat: Flat, constants: set[int], *, is_tpu: bool) -> tuple[dict[int, 
 
 
 def _last_uses(flat: Flat, reads: dict[int, tuple[int, ...]], made: set[int]) -> dict[int, list[int]]:
-    """Return the values in memory that each op is the last to read, by the op's index."""
+    """Return the values in memory that each op is the last to read, by the op's index. reads, made: from `_reads`."""
     last: dict[int, int] = {}
     for place, op in enumerate(flat.ops):
         for value in op.outputs:
@@ -331,7 +331,10 @@ def _add(
     sums: dict[int, Summed],
     readers: dict[int, list[tuple[Contraction, int]]],
 ) -> None:
-    """Add the work of an op that calls no program. readers: the earlier matmuls that read each value."""
+    """Add the work of an op that calls no program and runs `times` times a step.
+
+    sums: from `_sums`. readers: the earlier matmuls that read each value.
+    """
     name, phase = op.name, _phase(op)
     if name in OPAQUE:
         work.opaque[name] += times

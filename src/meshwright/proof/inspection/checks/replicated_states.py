@@ -163,7 +163,7 @@ def _parameter_of(context: ProgramContext, state: Argument) -> Argument | None:
 
 
 def _trained_with(context: ProgramContext, number: int, state: Argument) -> Argument | None:
-    """Return the parameter for which a train step has a state, in the same tree or in another; None if there is none.
+    """Return the parameter of an optimizer state, argument `number`, in any tree; None for other arguments.
 
     A state is an argument that the step updates and does not differentiate with respect to. Its parameter has the same
     global shape, and a path that ends alike. Where there are no paths (parameters that are arguments themselves;

@@ -214,7 +214,7 @@ class _Reader:
         return condition, next(one for one in op.bodies if one is not condition)
 
     def _until_stable(self, carry: list[_State], step: Any) -> list[_State]:
-        """Join the states of a loop's carry with those after an iteration until nothing changes."""
+        """Return the states of a loop's carry, joined with those after an iteration (`step`) until nothing changes."""
         is_last, self.is_last = self.is_last, False
         while (joined := [_join(one, new) for one, new in zip(carry, step(carry), strict=True)]) != carry:
             carry = joined
