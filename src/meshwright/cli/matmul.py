@@ -97,7 +97,7 @@ def run(args: Args) -> int:
 
 
 def _run_cases(args: Args) -> int:
-    """Print the four cases side by side."""
+    """Print the four cases of a sharded matmul side by side, for `meshwright matmul cases`."""
     as_json, svg = args.json, args.svg
     if svg is not None:
         check_output(svg)

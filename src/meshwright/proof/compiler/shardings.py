@@ -112,7 +112,9 @@ def _constraints(annotated: Module, propagated: Module, mesh: Mapping[str, int])
 
 
 def _match_constraints(requested: list[Spec | None], made: list[Spec | None]) -> list[Spec | None]:
-    """Return the actual spec of each constraint on one value. made: the specs of the copies of that value.
+    """Return the actual spec of each constraint on one value.
+
+    requested: the spec of each constraint. made: the specs of the copies of that value.
 
     The partitioner drops a constraint that changes nothing. Every other one is matched with a copy that has the spec it
     requests, or with a copy that is left.

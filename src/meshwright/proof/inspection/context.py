@@ -168,7 +168,7 @@ class ProgramContext:
 
     @cached_property
     def _with_names(self) -> Updates:
-        """Updates in the module before optimization, where ops still have JAX's names; else in the module itself."""
+        """The arguments' updates in the module before optimization, whose ops have JAX's names, if that is known."""
         text = self.program.annotated if self.program else ""
         return Updates(parse_hlo(text) if text else self.module)
 
@@ -340,7 +340,7 @@ class ProgramContext:
         return flops / self.system.peak("f32" if self.system.chip.kind == "cpu" else "bf16")
 
     def place(self, instruction: Instruction, *, moves: bool = False) -> str:
-        """Return the source line and scopes of an instruction. moves: whether it only moves data."""
+        """Return the source line and scopes of an instruction. moves: see `hlo.phases.describe`."""
         return describe(self.module, instruction, moves=moves)[0].place
 
     def first_use(self, parameter: Instruction) -> str:

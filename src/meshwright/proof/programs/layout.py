@@ -55,7 +55,7 @@ def of_any_order(dims: Atoms) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Mesh axes, outermost first, over the classes of a program.
+    """The mesh axes, outermost first, each with the classes of dims that it splits (`Axis`).
 
     sizes: the size of each atom. barred: atoms that no axis may split.
     """

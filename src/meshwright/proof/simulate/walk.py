@@ -203,7 +203,7 @@ class _Walker:
         return self.now, dict(self.busy_until), dict(self.in_flight), list(self.events)
 
     def restore(self, state: tuple[float, dict[str, float], dict[str, int], list[Event]]) -> None:
-        """Go back to a state."""
+        """Go back to what `state` returned."""
         self.now, busy_until, in_flight, events = state
         self.busy_until, self.in_flight, self.events = dict(busy_until), dict(in_flight), list(events)
 

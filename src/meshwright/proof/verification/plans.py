@@ -143,7 +143,7 @@ def _declared_beyond(
 
 
 def _summed_once(plan: Plan) -> Iterator[Collective]:
-    """Yield all-reduces that XLA:GPU runs once a step, not once a microbatch, with the bytes to add (negative).
+    """Yield what to add to planned all-reduces that XLA:GPU runs once a step, not once a microbatch: negative bytes.
 
     XLA moves the all-reduce of the last norm's gradient out of the loop over microbatches. It does not move those of
     layers' gradients, which are in an inner loop over layers.

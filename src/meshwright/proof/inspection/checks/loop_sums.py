@@ -167,7 +167,7 @@ def _partitioned_gathers(context: ProgramContext) -> Iterator[GatheredToSum]:
 
 
 def _traced(context: ProgramContext) -> Iterator[Finding]:
-    """Yield the findings from the jaxpr."""
+    """Yield findings for the mistakes found in the jaxpr."""
     for one in context.traced(SumInLoop.id):
         shape, times = Shape(one.dtype, one.dims), one.count - one.count // one.figures["iterations"]
         if shape.bytes >= _LEAST_SUM:

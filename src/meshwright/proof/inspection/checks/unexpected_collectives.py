@@ -228,7 +228,7 @@ def _because(context: ProgramContext, found: CompiledCollective) -> UnexpectedBe
 
 
 def _is_added_to_state(context: ProgramContext, gather: Instruction) -> bool:
-    """Whether a gathered value only becomes new state, as the updates that ZeRO's first stage makes in shards."""
+    """Whether a gathered value only becomes new state, e.g. updates that ZeRO stage 1 computes in shards."""
     root = context.module.root(context.module.entry)
     updated = {number for number, one in enumerate(context.results) if _is_updated(context, one)}
     used = list(uses(context.module, gather, VIEWS | ELEMENTWISE))

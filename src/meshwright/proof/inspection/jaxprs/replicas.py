@@ -62,7 +62,7 @@ _ARGUMENT = _State(is_constant=False)
 
 
 def replica_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
-    """Yield collectives on values that are already equal, and results that should be equal but differ."""
+    """Yield collectives on values that are equal on all their devices, and results that should be equal but differ."""
     reader = _Reader()
     reader.run(block, [_ARGUMENT] * len(block.inputs))
     for number in reader.certain:

@@ -111,7 +111,7 @@ class _Run:
     on_note: Note
 
     def take_all(self, state: State) -> tuple[State, int]:
-        """Run steps until the last, a signal or the end of the batches, and save; return the state and all steps taken.
+        """Run steps until the last, a signal or the end of the batches, and save; return the state and the steps taken.
 
         Raises:
             NotFiniteError: the loss or the norm of the gradients is NaN or infinite.
@@ -196,7 +196,7 @@ def _check_state(step: FitStep, before: Mapping[str, str], where: str) -> None:
 
 
 def _as_saved(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state as the content of a checkpoint: under `state`, with random keys as integer arrays."""
+    """Return {"state": the state, with random keys as integer arrays}, as a checkpoint stores it."""
     return {"state": {path: key_data(leaf) if is_key(leaf) else leaf for path, leaf in state.items()}}
 
 
