@@ -29,7 +29,10 @@ class CapturedConstant(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class HostCallInLoop(Finding):
-    """A callback to Python in every iteration of a loop. op: the primitive. count: calls per step."""
+    """A callback to Python in every iteration of a loop.
+
+    op: the primitive. count: calls per step.
+    """
 
     kind = FindingKind.HOST_CALL_IN_LOOP
 

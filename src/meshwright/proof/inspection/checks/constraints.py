@@ -45,7 +45,10 @@ class DroppedConstraint(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class UnevenConstraint(Finding):
-    """A constraint whose axes' degree does not divide dim number `dim`: the partitioner pads it to size `padded`."""
+    """A constraint whose axes' degree does not divide the dim: the partitioner pads it.
+
+    shape: global. dim: the index of the dim. padded: its size with padding.
+    """
 
     kind = FindingKind.CONSTRAINT_WITHOUT_EFFECT
     merged_by = ("degree", "padded")

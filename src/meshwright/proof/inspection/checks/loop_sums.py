@@ -46,7 +46,7 @@ class SumInLoop(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class GatheredToSum(Finding):
-    """An all-gather whose parts are only summed or averaged: an all-reduce would do."""
+    """A gather whose parts are only summed or averaged: a reduction would do."""
 
     kind = FindingKind.GATHERED_TO_SUM
     merged_by = ("axes",)

@@ -21,7 +21,7 @@ _GROWTH = 4
 
 @dataclass(frozen=True, kw_only=True)
 class SplitContraction(Finding):
-    """A weight split on its contracting dim, so that the result is all-reduced. shape: the weight's, per device.
+    """A weight split on its contracting dim, so that the result is all-reduced. shape: of the weight, per device.
 
     is_gathered: the weight is all-gathered instead.
     """

@@ -17,9 +17,9 @@ from meshwright.units import show_flops, show_percent
 
 @dataclass(frozen=True, kw_only=True)
 class UnevenStages(Finding):
-    """Branches with different amounts of work, chosen by position along some axes.
+    """Branches with different amounts of work, chosen by position along some axes. Flops are per device and step.
 
-    Flops per step: busiest_flops of the device with most work, mean_flops of the mean device.
+    busiest_flops: of the device with most work. mean_flops: the mean over devices.
     """
 
     kind = FindingKind.UNEVEN_STAGES
