@@ -3,6 +3,6 @@
 Begin with `plan`, `training` or `serving`: a new option is one field with its help text. An option of one command only
 (`--sweep`, `--resume`) is a field of the command's `Args` in `cli`. From these dataclasses follow the command line and
 its help (`cli`), the keywords of the library (`keywords`, written by `python tests/test_options.py`), and the settings
-that a resumed run may change (`training.SETTINGS`). `declare` has the annotations, `values` parses what people give:
-counts, shares, meshes, chips.
+that a resumed run may change (`training.SETTINGS`). `declare` has the annotations, `given` checks keywords of the
+library, `values` parses counts, shares, meshes and chips.
 """

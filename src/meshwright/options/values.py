@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from meshwright.description.hardware.chip import MEMORY_HEADROOM
 from meshwright.description.hardware.system import System, parse_system
 from meshwright.description.step.model import largest
-from meshwright.errors import MeshwrightError, did_you_mean
+from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape, parse_mesh
 from meshwright.units import parse_count, parse_number, show_mesh
 
@@ -24,16 +22,6 @@ MeshLike = str | MeshShape | Mapping[str, int]
 
 Count = int | str
 """A whole number, or its text: `4096`, `64k`, `4M`."""
-
-
-def given(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
-    """Return the options that are not None; raise for a name that is not allowed, and suggest the nearest."""
-    names = list(allowed)
-    for name in options:
-        if name not in names:
-            hint = did_you_mean(difflib.get_close_matches(name, names, n=1)).strip()
-            raise MeshwrightError(f"there is no option {name!r}; {hint or 'options are ' + ', '.join(names)}")
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def read_system(

@@ -25,6 +25,7 @@ from meshwright.pictures.sections import BarSegment, draw_bars, memory_section
 from meshwright.proof.program_plans.fit.config import FitConfig, read_fit_config
 from meshwright.proof.verification.profiles import AxisBandwidth, axis_bandwidths, compare_profile
 from meshwright.record import Record
+from meshwright.support.field_types import check_value
 from meshwright.support.files import check_output, write_file
 from meshwright.units import show_bytes, show_estimate, show_percent, show_rate, show_seconds
 
@@ -85,6 +86,7 @@ def report(runs: str | Path | Sequence[str | Path], output: str | Path | None = 
     Raises:
         MeshwrightError: a directory is not that of a run or has no step yet, or the file cannot be written.
     """
+    check_value("runs", runs, str | Path | Sequence[str | Path])
     several = [runs] if isinstance(runs, (str, Path)) else list(runs)
     if not several:
         raise MeshwrightError("there is no run to report; give the directory of one")

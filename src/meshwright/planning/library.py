@@ -19,8 +19,9 @@ from meshwright.description.step.strategy_checks import check_strategy, has_refe
 from meshwright.description.step.workload import REMATS, Remat, Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
+from meshwright.options.given import given
 from meshwright.options.keywords import PlanOptions, SearchOptions, ServingOptions
-from meshwright.options.values import Count, MeshLike, SystemLike, given, read_count, read_mesh, read_price
+from meshwright.options.values import Count, MeshLike, SystemLike, read_count, read_mesh, read_price
 from meshwright.planning.files import is_run_directory
 from meshwright.planning.options import (
     SERVING_OPTIONS,
@@ -41,6 +42,7 @@ from meshwright.planning.space import Space, run_strategy, runnable_space, whole
 from meshwright.planning.sweep import Point, read_sweep, run_sweep, swept_options
 from meshwright.planning.ties import simplest_first
 from meshwright.planning.why.training_run import training_run
+from meshwright.support.field_types import check_value
 
 if TYPE_CHECKING:
     from meshwright.proof.program_plans.plan import ProgramPlan
@@ -196,6 +198,7 @@ def plan(
     framework = said.pop("framework", None)
     include_planned = said.pop("include_planned", False) or framework is not None
     if compare_systems is not None:
+        check_value("compare_systems", compare_systems, Sequence[SystemLike])
         return plan_systems(model, (said["on"], *compare_systems), _only(said, WORKLOAD_OPTIONS),
                             _only(said, STRATEGY_OPTIONS), framework=framework,
                             include_planned=include_planned)  # fmt: skip
@@ -323,6 +326,7 @@ def read_compared(texts: Sequence[MeshLike], num_devices: int) -> list[MeshShape
     """Return the meshes to compare. Raises if there are none or if one is in the list twice."""
     if isinstance(texts, str) or not texts:
         raise MeshwrightError(f"compare is {texts!r}; it is a list of meshes, as ['fsdp=8', 'fsdp=2,tp=4']")
+    check_value("compare", texts, Sequence[MeshLike])
     meshes = [read_mesh(text, num_devices) for text in texts]
     for mesh in meshes:
         if meshes.count(mesh) > 1:

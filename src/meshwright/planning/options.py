@@ -19,14 +19,15 @@ from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.serving import Serving, ServingPhase
 from meshwright.description.step.workload import Remat, Workload
 from meshwright.errors import MeshwrightError
+from meshwright.options.given import given
 from meshwright.options.keywords import ServingOptions, StrategyOptions, WorkloadOptions
 from meshwright.options.values import (
     Count,
-    given,
     read_count,
     read_mesh,
     read_system,
 )
+from meshwright.support.field_types import check_value
 from meshwright.units import parse_seconds
 
 ModelLike = str | Path | ModelConfig | Workload
@@ -117,6 +118,7 @@ def read_adapters(model: ModelConfig, options: Mapping[str, Any]) -> ModelConfig
         for name in LORA_OPTIONS:
             if name in options:
                 raise MeshwrightError(f"adapter {options['adapter']} sets {name} itself; leave {name} out")
+        check_value("adapter", options["adapter"], str | Path)
         return replace(model, lora=read_adapter_config(Path(options["adapter"]), model))
     if "lora_rank" not in options:
         for name in LORA_OPTIONS[1:]:

@@ -57,6 +57,8 @@ def read_sweep(text: str) -> Sweep:
     >>> read_sweep("chips=64..256").values
     (64, 128, 256)
     """
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise MeshwrightError(f"sweep is {text!r}; it is text, as 'chips=64..1024' or 'batch=96,192'")
     key, _, said = (f"chips={text}" if text[:1].isdecimal() else text).partition("=")
     key = key.strip().replace("-", "_")
     if key not in KEYS or not said:

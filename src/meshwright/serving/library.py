@@ -10,10 +10,10 @@ from typing import Any, Unpack
 
 from meshwright.errors import MeshwrightError
 from meshwright.execution.processes.options import processes_of
+from meshwright.options.given import given
 from meshwright.options.keywords import ServeOptions
 from meshwright.options.processes import ProcessArgs
 from meshwright.options.serving import ServeArgs
-from meshwright.options.values import given
 from meshwright.support.extras import require_extra
 
 

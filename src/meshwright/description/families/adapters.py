@@ -257,7 +257,8 @@ def module_scale(config: Mapping[str, Any], module: str) -> ModuleScale:
 def is_adapted(config: Mapping[str, Any], module: str) -> bool:
     """Whether PEFT adapts one target module of one layer.
 
-    A pattern as `target_modules`, `layers_to_transform` and `exclude_modules` can exclude it.
+    It does not if `target_modules` is a pattern that the module does not match, if `layers_to_transform` lacks its
+    layer, or if `exclude_modules` has it.
 
     Args:
         config: result of `adapter_config`.

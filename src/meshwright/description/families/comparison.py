@@ -17,7 +17,7 @@ def features(model: ModelConfig) -> dict[str, Any]:
 
 
 def differences(one: ModelConfig, other: ModelConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the pair of values of each field in which two models differ, by name as in `features`."""
+    """Return (value of `one`, value of `other`) of each field in which two models differ, by name as in `features`."""
     ours, theirs = features(one), features(other)
     pairs = {name: (ours.get(name), theirs.get(name)) for name in ours | theirs}
     return {name: (mine, its) for name, (mine, its) in pairs.items() if mine != its}

@@ -244,7 +244,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 MOST = {"num_hidden_layers": 10_000, "n_layer": 10_000}
-"""Largest value of each of these fields, and 10^9 of others: a search over larger models would take too long."""
+"""Largest value of these fields; it is 10^9 for all others. A search over larger models would take too long."""
 
 LARGEST_NUMBER = 1e300
 """Upper limit of numbers; NaN and infinity exceed it."""

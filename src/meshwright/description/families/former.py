@@ -35,7 +35,7 @@ def with_present_fields(data: Any, path: str = "") -> Any:
 
     Args:
         data: the output of `dataclasses.asdict` of this or an earlier version.
-        path: as in `from_data`.
+        path: the place of `data` in its file, for error messages.
     """
     former = (_RENAMED.keys() | _JOINED.keys()) - {"positions", "parallel_blocks"}
     parts = {place.partition(".")[0] for place in _RENAMED.values()}

@@ -1,5 +1,6 @@
-"""Quantised weights in a config.json: GPTQ and AWQ in 4 bits, block-wise fp8 and gpt-oss's MXFP4 are dequantised on
-loading; others raise.
+"""Check how the weights of a config.json are quantised.
+
+GPTQ and AWQ in 4 bits, block-wise fp8 and gpt-oss's MXFP4 are dequantised on loading; others raise.
 """
 
 from __future__ import annotations

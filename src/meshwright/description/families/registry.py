@@ -74,18 +74,18 @@ _BY_TYPE = {kind: published for published in PUBLISHED for kind in published.rea
 def model_from_data(data: Any, path: str = "") -> ModelConfig:
     """Return the model that `dataclasses.asdict` of this or an earlier version turned into `data`.
 
-    path: as in `from_data`.
+    path: the place of `data` in its file, for error messages.
     """
     return from_data(ModelConfig, with_present_fields(data, path), path, {Family: _family_from_data})
 
 
 def workload_from_data(data: Any, path: str = "") -> Workload:
-    """Return the workload that `dataclasses.asdict` turned into `data`. path: as in `from_data`."""
+    """Return the workload that `dataclasses.asdict` turned into `data`. path: as in `model_from_data`."""
     return from_data(Workload, data, path, {Model: model_from_data})
 
 
 def serving_from_data(data: Any, path: str = "") -> Serving:
-    """Return the `Serving` that `dataclasses.asdict` turned into `data`. path: as in `from_data`."""
+    """Return the `Serving` that `dataclasses.asdict` turned into `data`. path: as in `model_from_data`."""
     return from_data(Serving, data, path, {ModelConfig: model_from_data})
 
 

@@ -127,7 +127,7 @@ def read_rotary_by_window(fields: Fields, features: Features, *, theta: float, l
 def rotated_layers(fields: Fields, num_layers: int, *, is_empty_default: bool = False) -> list[bool]:
     """Return whether each layer has rotary embedding.
 
-    `no_rope_layers` decides, or by default all have it but every `no_rope_layer_interval`-th.
+    The field `no_rope_layers` decides; by default, all have it except every `no_rope_layer_interval`-th.
 
     is_empty_default: whether an empty list means the default.
     """

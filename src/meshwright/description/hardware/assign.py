@@ -34,9 +34,9 @@ def assign(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> tuple[list[Part]
 
 
 def _whole_axes(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> list[Part] | None:
-    """Return a `Part` of whole physical axes for each degree, of as many as possible.
+    """Return, for each degree, a `Part` that uses whole physical axes only, and as many of them as possible.
 
-    None if the sizes of the axes that are left have no product equal to a degree.
+    None if for some degree no set of unused axes has that product.
     """
     free, parts = set(range(len(sizes))), []
     for degree in degrees:
@@ -54,7 +54,7 @@ def _preference(part: Part, sizes: tuple[int, ...], left: tuple[int, ...]) -> tu
     """Return the sort key by which JAX chooses a part; larger keys are preferred.
 
     In this order: devices along whole axes, number of whole axes, devices along axes that other mesh axes use already,
-    the part itself. left: what other mesh axes left of each size.
+    the part itself. left: for each physical axis, the factor of its size that no mesh axis uses yet.
     """
     whole = [taken for taken, size in zip(part, sizes, strict=True) if taken == size > 1]
     shared = [taken for taken, size, rest in zip(part, sizes, left, strict=True) if rest < size]

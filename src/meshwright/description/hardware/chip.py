@@ -22,9 +22,9 @@ class Torus:
     """A network in which a chip is linked to its neighbours along 2 or 3 axes.
 
     Attributes:
-        link_bytes_per_second: of one link, one way.
+        link_bytes_per_second: bandwidth of one link, one way.
         hop_seconds: latency of one link.
-        host: chips of one host along each axis.
+        host: number of chips of one host along each axis.
         max_slice: the largest slice (the full pod).
         slices: the legal shapes of slices, with axes in any order.
         cube: side of a cube of chips. Slices of whole cubes are legal too; they wrap along every axis, and no other
@@ -58,7 +58,7 @@ class Torus:
 class Level:
     """One level of a network of switches. It connects `degree` units: devices, or groups of the level below.
 
-    link_bytes_per_second: between one unit and this level, one way. hop_seconds: latency of crossing the level once.
+    link_bytes_per_second: bandwidth between a unit and this level, one way. hop_seconds: latency of one crossing.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Chip:
         devices_per_chip: JAX devices of one chip.
         hbm_bytes: memory as sold, for estimates; a program can use `usable_bytes`.
         physical_bytes: memory before the runtime takes `runtime_bytes` of it.
-        host_bytes_per_second: between chip and host (PCIe).
+        host_bytes_per_second: bandwidth between chip and host (PCIe).
         torus: the network of a TPU; None on switches.
         levels: the levels of a network of switches, innermost first; empty on a torus.
         dcn: the network between slices; None if the chip has none.

@@ -16,7 +16,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.units import show_degrees, show_mesh
 
 IDLE = "(idle)"
-"""Name of an extra mesh axis over devices that a mesh leaves idle. It is outermost, so that used ones are adjacent."""
+"""Name of an extra mesh axis over devices that a mesh leaves idle; outermost, so that used devices are adjacent."""
 
 _SLICE, _CORE, _DEVICE = "slice", "core", "device"
 _PHYSICAL = "xyz"
@@ -26,7 +26,7 @@ _PHYSICAL = "xyz"
 class Ring:
     """A ring or a line of `size` chips on one physical axis of a torus: every `stride`-th chip of the axis.
 
-    link_bytes_per_second: one way; if several interleaved rings share each link, the share of one ring.
+    link_bytes_per_second: bandwidth one way; if several interleaved rings share each link, the share of one ring.
     """
 
     axis: str
@@ -53,7 +53,7 @@ class Crossing:
         degree: number of units that have devices of the group.
         members: number of the group's devices in each of those units.
         sharers: number of groups that share the same links.
-        link_bytes_per_second: of the link between one unit and the level, one way, before it is shared.
+        link_bytes_per_second: bandwidth of the link between one unit and the level, one way, before it is shared.
         hop_seconds: latency of crossing the level once.
     """
 
@@ -276,7 +276,8 @@ def _on_torus(layout: MeshPlacement, torus: Torus, names: tuple[str, ...], facto
 def _rings(layout: MeshPlacement, torus: Torus, factors: list[AxisFactor], sharers: int) -> tuple[Ring, ...]:
     """Return the rings that factors form on physical axes and in JAX's hard-coded orders.
 
-    Adjacent factors of one dimension form one ring. sharers: groups of devices on different cores of the same chips.
+    Adjacent factors of one dimension form one ring. sharers: number of groups that share a link, on different cores of
+    the same chips.
     """
     # Hard-coded orders are closed rings of neighbours.
     closes = dict(zip(_PHYSICAL, layout.system.wraps, strict=False)) | {"xy": True, "xyz": True}
@@ -330,9 +331,9 @@ def _on_switches(system: System, names: tuple[str, ...], factors: list[AxisFacto
 
 
 def _members(strides: list[tuple[int, int]], block: int) -> tuple[int, bool]:
-    """Return how many devices of a group are in one block of neighbours, and whether all groups have as many.
+    """Return how many devices of a group are in one block of neighbours, and whether this is equal for all groups.
 
-    If they do not, the number is that of the group with the fewest.
+    If it is not, the number is that of the group with the fewest.
 
     Args:
         strides: the (stride, size) of the group's factors.

@@ -33,8 +33,8 @@ class DeviceOrder:
 def jax_device_order(system: System, degrees: tuple[int, ...]) -> DeviceOrder | None:
     """Return JAX's hard-coded order for a mesh of all devices of a slice; None if JAX maps the mesh onto the torus.
 
-    JAX orders the devices of v5e:2x4 by the ring of a 4x2 slice. A 2x4 slice has a ring too, so the order counts as
-    one.
+    JAX orders the devices of v5e:2x4 by the ring of a 4x2 slice. A 2x4 slice has a ring too, so this order
+    counts as a ring.
 
     degrees: degrees of the mesh axes inside a slice, outermost first.
     """

@@ -214,7 +214,7 @@ def make_system(chip: Chip, shape: tuple[int, ...], *, num_slices: int = 1) -> S
 
 
 def devices_per_node(chip: Chip, num_devices: int) -> int:
-    """Return how many devices of each node are used, if as few nodes as possible have equally many.
+    """Return how many devices of each node are used, on the fewest nodes that can have equally many.
 
     Raises if less than half of each node would be used, as with 13 GPUs on nodes of 8.
     """
@@ -232,7 +232,7 @@ def devices_per_node(chip: Chip, num_devices: int) -> int:
 
 
 def _find(name: str, hardware_file: str | Path | None) -> Chip:
-    """Return a known chip, or the chip of a hardware file, whose name must be `name`."""
+    """Return the chip `name` from the project's files, or from a hardware file. Raises if that has another chip."""
     if hardware_file is None:
         return load_chip(name)
     chip = load_hardware(hardware_file)

@@ -18,7 +18,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 LEAST = 1e6
-"""The smallest valid number of bytes, bytes per second or flops per second: smaller ones must be in GB or TB."""
+"""The smallest valid number of bytes, bytes per second or flops per second: smaller ones were meant in GB or TB."""
 
 
 class Table:

@@ -25,9 +25,10 @@ _HALVES = ("bf16", "f16")
 
 
 def canonicalize_collective(collective: Collective, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
-    """Undo the lowerings of a collective: return the collectives that the program has in its place.
+    """Undo the lowerings of a compiled collective: return the collectives that the user's program has in its place.
 
-    There are two for a partly sliced all-reduce, and one otherwise. A collective without lowerings is returned itself.
+    A partly sliced all-reduce is a reduce-scatter and an all-reduce; any other collective is one. The bytes are halved
+    if XLA promoted 16-bit data to f32. A collective without lowerings is returned unchanged.
 
     mesh: the degree of every axis.
     """
@@ -48,24 +49,24 @@ def canonicalize_collective(collective: Collective, mesh: Mapping[str, int]) -> 
 
 
 def slice_lowering(module: Module, value: Instruction, axes: Axes, mesh: Mapping[str, int]) -> Lowering | None:
-    """Return how an all-reduce stands for a reduce-scatter: each device uses only its own shard of the result.
-
-    None for other all-reduces.
+    """Return the lowering of an all-reduce that replaces a reduce-scatter: devices use only their shards of the result.
 
     Every use of the result, followed through views, conversions and fusions, must be a dynamic-slice into equal tiles,
     and all uses on a device must take the same tile. The slice's offsets are evaluated for each device from its id and
     constants in the text. Along some of the all-reduce's axes, devices must take different tiles, which together are
     all tiles. Devices that differ only along its other axes must take the same tile.
 
-    If devices take different tiles along all axes, it is a reduce-scatter; else a reduce-scatter over these axes and an
-    all-reduce over the others. None if the result has other uses or leaves its computation, or if offsets depend on
-    anything else (a loop counter, data). Offsets from a table that the text elides give `UNREADABLE_SLICE`.
-
     Args:
         module: the program.
         value: the result of the all-reduce.
         axes: the mesh axes of the all-reduce.
         mesh: the degree of every axis, in device order.
+
+    Returns:
+        `SLICED_ALL_REDUCE` if devices take different tiles along all axes. `PARTLY_SLICED_ALL_REDUCE` if they do along
+        some: a reduce-scatter over these and an all-reduce over the others. `UNREADABLE_SLICE` if the text elides the
+        table of offsets. None if the result has other uses or leaves its computation, or if offsets depend on anything
+        else (a loop counter, data).
     """
     found: list[tuple[int, np.ndarray]] = []
     for user, held in uses(module, value, VIEWS_AND_CASTS):
@@ -122,6 +123,8 @@ def promoted_from(
     dtype and every use of its result converts back first. If the conversion was fused away, the dtype is the program's
     only 16-bit one. In a combined collective (`is_combined`) the name is not enough: XLA combines promoted arrays with
     float32 arrays and gives all of them the reduction of the first (jaxlib 0.12.0.1).
+
+    reducer: the name of the collective's reduction; '' if it has none.
     """
     if operand.shape.dtype != "f32":
         return ""

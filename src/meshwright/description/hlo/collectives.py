@@ -34,13 +34,13 @@ class ProgramCollectives:
 
 
 def read_collectives(module: Module, mesh: Mapping[str, int]) -> ProgramCollectives:
-    """Return the collectives of a program on a mesh, counted with the trips of loops.
+    """Return the collectives of a program on a mesh, with bytes and executions per device and step.
 
-    Collectives among groups of one device are left out. A combined collective has one entry for each phase and lowering
-    of its arrays. If its groups are not a product of mesh axes, `axes` is () and a note says so. An all-reduce that is
-    a lowered reduce-scatter or all-gather keeps its kind, with `lowerings`; `canonical.canonicalize_collective` undoes
-    them. A collective that the TPU compiler spreads over several fusions or inner loops is counted once, where it
-    starts.
+    A collective in a loop counts once for each iteration. Collectives among groups of one device are left out. A
+    combined collective has one entry for each phase and lowering of its arrays. If its groups are not a product of mesh
+    axes, `axes` is () and a note says so. An all-reduce that is a lowered reduce-scatter or all-gather stays an
+    all-reduce, with `lowerings`; `canonical.canonicalize_collective` undoes them. A collective that the TPU compiler
+    spreads over several fusions or inner loops is counted once, where it starts.
 
     Args:
         mesh: every axis and its degree in device order, outermost first.
@@ -113,7 +113,7 @@ def _starts(module: Module, part: Instruction) -> bool:
 
 
 def _single_callers(module: Module, computation: str, opcode: str) -> list[str]:
-    """Return a computation, its caller's computation, and so on, as long as the only caller has this opcode."""
+    """Return a computation, its caller's computation and so on, as long as each has one caller, with this opcode."""
     found = [computation]
     while len(callers := module.callers[found[-1]]) == 1 and callers[0].opcode == opcode:
         found.append(callers[0].computation)

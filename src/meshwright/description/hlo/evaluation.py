@@ -11,6 +11,7 @@ from meshwright.description.hlo.dataflow import VIEWS, forwarded_from
 from meshwright.description.hlo.module import Instruction, Module
 
 Memory = dict[tuple[str, str], np.ndarray | None]
+"""By (computation, name) of an instruction: its value on every device; None if that is unknown."""
 
 _DEEPEST = 150
 """Maximum number of instructions to trace a value back; each takes three of Python's 1000 stack frames."""

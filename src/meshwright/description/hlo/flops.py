@@ -90,7 +90,7 @@ def is_kernel(instruction: Instruction) -> bool:
 def _dot(module: Module, instruction: Instruction, contracting_dims: str) -> int:
     """Return the flops of a dot: two for each element of the result and each index of the contracting dims.
 
-    contracting_dims: those of the left operand, printed as `{1,2}` or `"1","2"`.
+    contracting_dims: the contracting dims of the left operand, printed as `{1,2}` or `"1","2"`.
     """
     left = module.operand(instruction).shape.dims
     contracted = [int(number) for number in re.findall(r"\d{1,9}", contracting_dims)]

@@ -29,8 +29,8 @@ _AXIS = re.compile(r"'?([^'=,:\s]+)'?(?:=(\d+)|:\((\d+)\)(\d+))?")
 class SubAxis(NamedTuple):
     """A part of a mesh axis, as in Shardy's `'a':(2)4`: one digit of a device's index along the axis, in mixed radix.
 
-    degree: that of the whole axis. before: product of the sizes of more significant digits. size: number of values of
-    the digit.
+    degree: the degree of the whole axis. before: product of the sizes of more significant digits. size: number of
+    values of the digit.
     """
 
     degree: int
@@ -146,7 +146,7 @@ def mesh_devices(mesh: str, devices: str) -> tuple[Mapping[str, int], np.ndarray
 
 
 def sub_axes(text: str, degrees: Mapping[str, int]) -> list[tuple[str, SubAxis]]:
-    """Return (axis, its part) for each axis in text such as `'a','b':(2)2`. degrees: those of all axes of the mesh."""
+    """Return (axis, its part) for each axis in text such as `'a','b':(2)2`. degrees: the degree of every mesh axis."""
     return [
         (axis[1], SubAxis(degrees[axis[1]], int(axis[3] or 1), int(axis[4] or degrees[axis[1]])))
         for axis in _AXIS.finditer(text)

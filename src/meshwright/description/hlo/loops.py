@@ -59,7 +59,7 @@ def sequential_computations(module: Module) -> list[str]:
 
 
 def called_in_sequence(instruction: Instruction) -> tuple[str, ...]:
-    """Return the computations called by an instruction that run instruction by instruction, as fusions do not.
+    """Return the computations that an instruction calls and that run instruction by instruction (a fusion's does not).
 
     Loop conditions are left out, because they create no arrays.
     """
@@ -167,7 +167,7 @@ def _step(module: Module, loop: Instruction, index: int) -> int | None:
 
 
 def _is_element(module: Module, instruction: Instruction, index: int) -> bool:
-    """Whether an instruction is the loop's tuple element itself, or a copy of it."""
+    """Whether an instruction is element `index` of the loop's tuple, or a copy of it."""
     while instruction.opcode in ("copy", "bitcast"):
         instruction = module.operand(instruction)
     return instruction.opcode == "get-tuple-element" and instruction.index == index

@@ -102,7 +102,7 @@ class Computation:
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """An HLO module. attributes: those of its header, as printed. entry: the name of the entry computation."""
+    """An HLO module. attributes: the attributes in its header, as printed. entry: the name of the entry computation."""
 
     name: str
     attributes: Mapping[str, str]

@@ -275,7 +275,7 @@ def _operands(text: str) -> tuple[str, ...]:
 
 
 def _place(frame: str, frames: Mapping[str, str], locations: Mapping[str, str]) -> str:
-    """Return file:line of a stack frame or its nearest caller that is outside installed packages; else of the frame.
+    """Return file:line of the first frame outside installed packages, from `frame` to its callers; else of `frame`.
 
     Args:
         frame: the id of the stack frame.

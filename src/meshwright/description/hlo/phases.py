@@ -133,9 +133,9 @@ def describe(
 ) -> tuple[Description, ...]:
     """Return a description of each of the `number` arrays of an instruction.
 
-    When XLA combines instructions, it joins their op_names in the order of their arrays, which describes each array. If
-    the number of names differs from `number` (the TPU compiler keeps only the last name), the operand of each array
-    describes it; if the instruction only moves data (`moves`), its first name describes all.
+    When XLA combines instructions, it joins their op_names in the order of their arrays, one for each array. If the
+    number of names differs from `number` (the TPU compiler keeps only the last name), each array is described by its
+    operand or, if the instruction only moves data (`moves`), by the first name.
     """
     is_recomputed = bool(_XLA_REMAT.search(instruction.name))  # Its name is like `fusion.7.remat`.
     joined = len(split_op_name(instruction.op_name)) == number
@@ -206,9 +206,10 @@ def consumer_of_move(module: Module, instruction: Instruction) -> Instruction | 
 
 
 def _users_through_fusions(module: Module, instruction: Instruction) -> Iterator[Instruction]:
-    """Yield the users of a result, seen through fusions.
+    """Yield the users of a result, looking into fusions and out of them.
 
-    If a user is a fusion, the users inside it are yielded instead. The fusion is the user of its root.
+    If a user is a fusion, the users inside it are yielded instead. If the result is the root of a fusion's computation,
+    the fusion itself is yielded.
     """
     if instruction.name == module.computations[instruction.computation].root:
         yield from (caller for caller in module.callers[instruction.computation] if caller.opcode == "fusion")

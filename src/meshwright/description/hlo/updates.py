@@ -1,5 +1,6 @@
 """Find which argument each result of a program updates, as optimizers do: result = factor * argument + other terms.
 
+The argument's share in a value (`Share`) is this factor, and whether the argument is changed or overwritten in part.
 The module must be read before XLA optimizes it, because its op names then show what JAX differentiated. A gradient
 never counts as an update of its parameter, whatever is added to it.
 """
@@ -65,7 +66,7 @@ class Updates:
         self._found: dict[tuple[str, str, int | None], _Shares] = {}
 
     def of(self, result: Instruction) -> Mapping[int, Share]:
-        """Return the share in a result of each argument that it updates or returns unchanged, by argument number."""
+        """Return, by argument number, the share of each argument that a result updates or returns unchanged."""
         found = self._shares(result, None)
         return {number: share for (number, _), share in found.items() if self._is_update(number, share)}
 
@@ -98,9 +99,10 @@ class Updates:
         return False
 
     def _inside(self, held: Instruction, user: Instruction) -> list[Instruction]:
-        """Return the instructions with the value of `held` inside computations that `user` calls or is the operand of.
+        """Return the instructions that have the value of `held` inside the computations to which `user` passes it.
 
-        These computations are a fusion's, a branch's or a loop's body.
+        If `user` is a fusion or call, that is its computation. If it is a tuple, these are the loop bodies and branches
+        that take the tuple.
         """
         module, places = self.module, [i for i, name in enumerate(user.operands) if name == held.name]
         if user.opcode in INLINE:
@@ -193,16 +195,16 @@ class Updates:
         return True
 
     def _times(self, value: Instruction, factor: float | None, by: Instruction) -> _Shares:
-        """Return the shares in a value times `factor`, the value of `by`, if `by` is a scalar.
+        """Return the shares in `value` times `factor`, a factor that the instruction `by` computes.
 
-        If `by` differs between elements, as the divisor in Adam, there are no shares.
+        Empty unless `by` is a scalar or a broadcast scalar: Adam's divisor, for example, differs between elements.
         """
         while _is_form(by):
             by = self.module.operand(by)
         return _scaled(self._shares(value, None), factor) if by.shape.size == 1 else {}
 
     def _factor(self, value: Instruction) -> float | None:
-        """Return a factor as a number: a constant, or 1 for 1 plus or minus an unknown (weight decay); else None."""
+        """Return a factor: its constant value; 1 if it is 1 plus or minus an unknown (weight decay); else None."""
         module, opcode = self.module, value.opcode
         if opcode == "constant":
             try:

@@ -73,7 +73,7 @@ class ShardedArray:
         return next((dim for dim, axes in zip(self.dims, self.axes, strict=True) if axis in axes), None)
 
     def with_axes(self, axes: Mapping[str, tuple[str, ...]]) -> ShardedArray:
-        """Return this array with other mesh axes on some dims."""
+        """Return this array with other mesh axes on some dims. axes: the new mesh axes, by dim."""
         return replace(self, axes=tuple(axes.get(d, old) for d, old in zip(self.dims, self.axes, strict=True)))
 
     def has_sharding_of(self, other: ShardedArray) -> bool:

@@ -151,7 +151,7 @@ def _multiply(
 
 
 def _sent_bytes(candidate: Implementation, sizes: Sizes) -> Counter[str]:
-    """Return the bytes that one device sends over each axis; those of a collective over several axes count for each."""
+    """Return the bytes that one device sends over each axis; a collective over several axes counts for each of them."""
     sent: Counter[str] = Counter()
     for step in candidate.communications:
         sent.update(dict.fromkeys(step.axes, _sent(step, sizes)))

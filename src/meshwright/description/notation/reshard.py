@@ -27,7 +27,7 @@ def reshard(
         source: the array before.
         target: the array after; it is unreduced over no axis over which `source` is not.
         sizes: the mesh and the sizes of dims.
-        avoid: kinds of collectives to replace by others (reduce-scatter, all-to-all).
+        avoid: kinds of collectives not to use; reduce-scatter and all-to-all can be avoided.
     """
     moves: list[Move] = []
     current = source
@@ -48,7 +48,7 @@ def reshardings(source: ShardedArray, target: ShardedArray, sizes: Sizes) -> lis
     """Return the steps of every resharding whose cost should be compared, that of `reshard` first.
 
     The others replace a reduce-scatter by an all-reduce and a slice, an all-to-all by an all-gather and a slice, or an
-    all-reduce by a reduce-scatter and an all-gather, which may come later.
+    all-reduce by a reduce-scatter and an all-gather.
     """
     direct = reshard(source, target, sizes)
     kinds = {move.kind for move in direct if isinstance(move, Communicate)}
@@ -67,7 +67,7 @@ def communicate(
 
 
 def _slice(current: ShardedArray, target: ShardedArray) -> LocalSlice | None:
-    """Return a local slice of the first dim whose next missing axes are unused; None if there is no such dim.
+    """Return a local slice of the first dim that lacks unused axes; None if there is no such dim.
 
     An axis is unused if it shards no dim and the array is not unreduced over it.
     """
@@ -80,7 +80,7 @@ def _slice(current: ShardedArray, target: ShardedArray) -> LocalSlice | None:
 
 
 def _scatter(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Communicate | None:
-    """Return a reduce-scatter onto the first dim over whose next missing axes the array is unreduced; else None."""
+    """Return a reduce-scatter onto the first dim that lacks axes over which the array is unreduced; else None."""
     for dim in target.dims:
         axes = tuple(itertools.takewhile(lambda axis: axis in current.unreduced, _missing_axes(current, target, dim)))
         if axes:
@@ -89,7 +89,7 @@ def _scatter(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Commu
 
 
 def _exchange(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Communicate | None:
-    """Return an all-to-all to the first dim whose next missing axes are the last axes of another dim; else None."""
+    """Return an all-to-all to the first dim that lacks axes which are the last ones of another dim; else None."""
     for dim in target.dims:
         missing = _missing_axes(current, target, dim)
         source = current.dim_of(missing[0]) if missing else None
@@ -102,7 +102,7 @@ def _exchange(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Comm
 
 
 def _reduce(current: ShardedArray, target: ShardedArray, sizes: Sizes, avoid: tuple[Kind, ...]) -> Communicate | None:
-    """Return an all-reduce over the unreduced axes that the target does not have; None if there are none.
+    """Return an all-reduce over the axes that are unreduced now but not in the target; None if there are none.
 
     Axes that shard a dim of the target are left for a reduce-scatter, unless reduce-scatters are avoided.
     """

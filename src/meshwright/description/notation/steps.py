@@ -66,8 +66,8 @@ class LocalSlice:
 class Multiply:
     """The local einsum of each device's shards. Its result is unreduced over the axes that shard a summed dim.
 
-    flops: of one device: 2 for each index of all dims, or 1 if no dim is summed. repeated_axes: the axes of degree
-    above 1 along which devices repeat the same work.
+    flops: per device; 2 for each index of all dims, or 1 if no dim is summed. repeated_axes: the axes of degree above 1
+    along which devices repeat the same work.
     """
 
     operands: tuple[ShardedArray, ShardedArray]

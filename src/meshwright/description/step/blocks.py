@@ -159,7 +159,7 @@ def moe_block(model: ModelConfig, experts: Experts) -> Block:
 
 
 def _stacks(model: ModelConfig, name: str, layers: range) -> tuple[Stack, ...]:
-    """Return the stack of some layers or, if these are of several kinds, a stack for each layer of their cycle."""
+    """Return the stack of some layers or, if their kinds form a cycle, a stack for each position in the cycle."""
     linear, experts = model.attention.linear, model.experts
     are_linear = of_layers(linear.layers if linear else (False,), layers)
     every = tuple(zip(are_linear, (experts is not None and experts.are_in(layer) for layer in layers), strict=True))

@@ -341,7 +341,7 @@ class _Sharder:
                 yield Move(name=STATISTICS, before=replace(whole, unreduced=self.live), after=whole, pending=self.live)
 
     def _pixels(self, name: str, size: int, channels: int, letters: str = "HWC") -> Array:
-        """Return an array of images with `size` pixels per side, split like the batch. letters: of its last dims."""
+        """Return an array of square images with `size` rows, split like the batch. letters: of its last three dims."""
         return Array(name, (Dim("B", None, self.live), *map(Dim, letters, (size, size, channels))))
 
     def _stored(self, parameter: Parameter) -> tuple[Dim, ...]:

@@ -1,8 +1,9 @@
 """A step as data: frozen ops over sharded arrays, grouped into regions that repeat. Independent of JAX and of models.
 
 A dim has a fixed or a symbolic size. `Extents` has the values of symbolic sizes, such as `B` sequences, `S` tokens and
-`C` rows sent to experts, so that the same ops serve every batch and every degree of the same mesh axes. Flops,
-collectives, memory traffic, time and memory are sums over these ops (`planning.cost`).
+`C` rows sent to experts, so that the same ops serve every batch and every degree of the same mesh axes. A region
+is a part of the step whose ops all run equally often; a computing op is any op but a collective. Flops, collectives,
+memory traffic, time and memory are sums over these ops (`planning.cost`).
 """
 
 from __future__ import annotations
@@ -118,11 +119,11 @@ class Region(NamedTuple):
 class Repeat:
     """How often a device runs a region in a step."""
 
-    useful: int  # Runs on microbatches.
+    useful: int  # Runs that process a microbatch.
     executed: int  # `useful` and the runs in the ticks of a pipeline's bubble.
     static: int  # Runs by the program's text, in which branches taken in few ticks count as if taken in every tick.
     mean: float  # `executed` as a mean over pipeline stages.
-    once: int = 1  # Runs of an op that runs once per step for each layer of a device, not per microbatch.
+    once: int = 1  # Runs of an op with `Region.is_once`: 1, or one for each layer of a device.
 
 
 _UNUSED_NUMBERS = count()
@@ -190,7 +191,7 @@ class AttentionOp:
     value_dim: int
     # Keys a query may attend to, for each layer of a repeating cycle; None: all before it.
     windows: tuple[int | None, ...]
-    is_chunked: bool = False  # Whether a window is a chunk, as in `AttentionConfig`.
+    is_chunked: bool = False  # Whether a window is a chunk of the sequence (`AttentionConfig`).
     is_scores_alone: bool = False  # Whether only the scores are recomputed, not their matmul with the values.
     is_of_chunks: bool = False  # Whether it is the recomputation of scores in a loop over chunks of queries.
     cache: tuple[Array, ...] = ()  # In a server's step: the cached keys and values that a device has.
@@ -295,7 +296,7 @@ class Ops:
 
     @cached_property
     def computing(self) -> Mapping[str, ComputingOps]:
-        """The computing ops of each region, in all phases."""
+        """The matmuls, attention and elementwise ops in all phases, by the region's name."""
         regions: dict[str, list[ComputingOp]] = {}
         for op in (*self.matmuls, *self.attention, *self.elementwise):
             regions.setdefault(op.region.name, []).append(op)
@@ -308,7 +309,7 @@ class Ops:
 
     @cached_property
     def forward(self) -> Mapping[str, ForwardOps]:
-        """The computing ops of each region in the forward pass."""
+        """The matmuls, attention and elementwise ops of the forward pass, by the region's name."""
         names = {op.region.name for op in (*self.matmuls, *self.attention, *self.elementwise)}
         return {
             name: ForwardOps(
@@ -321,7 +322,7 @@ class Ops:
 
 
 class ComputingOps(NamedTuple):
-    """The ops of one region that compute, in all phases, by kind."""
+    """The computing ops of one region, in all phases, by kind."""
 
     attention: tuple[AttentionOp, ...]
     rest: tuple[Matmul | Elementwise, ...]  # All other ops.
@@ -344,7 +345,7 @@ def _computing(ops: list[ComputingOp]) -> ComputingOps:
 
 
 class ForwardOps(NamedTuple):
-    """Computing ops of a region in the forward pass."""
+    """The computing ops of one region in the forward pass, by kind."""
 
     matmuls: tuple[Matmul, ...]
     attention: tuple[AttentionOp, ...]

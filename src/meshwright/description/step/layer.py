@@ -26,8 +26,7 @@ Dims = tuple[tuple[str, int], ...]
 """Dims as (logical axis, size)."""
 
 HEADS = ("kv_heads", "group", "head_dim")
-"""Logical axes of queries: heads are grouped by the kv head they share, so that splitting kv_heads splits both alike.
-"""
+"""Logical axes of queries. Heads are grouped by the kv head that they share: splitting kv_heads splits them too."""
 
 
 LINEAR_HEADS = "linear_heads"
@@ -166,7 +165,7 @@ class Attention:
     value_dim: int
     # Keys that a query attends to, for each layer of a repeating cycle; None: all before it.
     windows: tuple[int | None, ...] = (None,)
-    is_chunked: bool = False  # Whether a window is a chunk, as in `AttentionConfig`.
+    is_chunked: bool = False  # Whether a window is a chunk of the sequence (`AttentionConfig`).
     softcap: float | None = None  # Scores become softcap * tanh(scores / softcap).
     scale: float | None = None  # Factor of the scores; None: 1 / sqrt(qk_dim).
     has_alibi: bool = False
@@ -256,7 +255,7 @@ class Dispatch:
 
     The router's logits, `router`, choose them.
 
-    capacity_factor, num_padding: as in `Experts` (`padding`). Without a factor no token is dropped.
+    capacity_factor: as in `Experts`; None: no token is dropped. num_padding: `Experts.padding`.
     """
 
     source: str

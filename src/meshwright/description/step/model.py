@@ -196,7 +196,8 @@ class Norms:
     has_bias: bool = False
     offset: float = 0.0  # Added to the scale of every norm; 1 if checkpoints store scales minus 1 (Gemma).
     epsilon: float = 1e-5
-    # On the residual stream before each block, on each block's output before it is added (OLMo 2), or both (Gemma 2).
+    # Where the norms of blocks are: on the residual stream before each block, on each block's output before it is added
+    # (OLMo 2), or both (Gemma 2).
     place: Literal["before", "after", "both"] = "before"
     after_embedding: bool = False  # Whether there is a norm after the embedding (BLOOM).
 
@@ -240,7 +241,7 @@ class RotaryPositions:
 
     frequencies: tuple[Frequencies, ...] = (Frequencies(theta=10_000.0),)  # Of each layer, as a cycle that repeats.
     dims: int = 0  # First dims of a head that are rotated; 0: all. Latent attention has its own (`rope_head_dim`).
-    is_interleaved: bool = False  # Pairs of adjacent dims are rotated (see `step.layer.Rotary`).
+    is_interleaved: bool = False  # Whether pairs of adjacent dims are rotated (see `step.layer.Rotary`).
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,7 +360,7 @@ class ModelConfig:
 
     @property
     def num_dense_layers(self) -> int:
-        """Number of layers with a dense MLP."""
+        """Number of dense layers before the cycle `Experts.layers`; the number of all layers without experts."""
         return self.experts.num_dense_layers if self.experts else self.num_layers
 
     @property

@@ -46,7 +46,7 @@ def reference_pass(workload: Workload, mesh: MeshShape, strategy: Strategy) -> R
     """Return the reference's forward pass in a step; None if there is no reference or its results are precomputed.
 
     The reference reads the same pairs as the policy. Its number of microbatches is the largest that divides both the
-    policy's and a device's number of pairs.
+    policy's number of microbatches and the number of pairs on a device.
     """
     if not has_reference(workload):
         return None

@@ -14,6 +14,7 @@ Spec = tuple[tuple[str, ...], ...]
 """Mesh axes that split each dim of an array, without axes of degree 1."""
 
 Rules = Mapping[str, tuple[str, ...]]
+"""For each logical axis, the mesh axes that split it, outermost first."""
 
 RULES: Rules = {
     # Parameters. Norm scales (a few kB per layer) are replicated: a gather would be pure latency.

@@ -3,7 +3,7 @@
 Its symbols (sizes in `Extents`):
 
 - `B`: sequences on all devices. `S`: tokens of a sequence in a step. `P`: devices over which the vocab is split.
-- `A`: experts of a device that receive tokens. `R`: rows of such an expert. `C`: devices of ep that receive a token.
+- `A`: experts of a device that receive tokens. `R`: rows of such an expert. `C`: devices of ep that a token is sent to.
 - `Q`: sequences of whose cache a device has all or a part. `T`: tokens of such a sequence that a step reads.
 - `Z`, `Y`: tokens in chunks of the gated delta rule (`passes.shard_delta`).
 - `keys`: keys that a query attends to; no array has this dim.
@@ -42,7 +42,7 @@ class ServeStep(Step):
 
 
 def serve_step(serving: Serving, layout: ServingLayout, batch: int) -> ServeStep:
-    """Return the step of `batch` sequences on all devices, for the device with most work. All have full length."""
+    """Return the step of `batch` sequences of full length on all devices, for the device with most work."""
     mesh, one, dispatch = layout.mesh, *_one_sequence(serving, layout)
     own = math.ceil(batch / layout.num_groups)
     split = mesh.degree(cache_axes(serving.model)) if layout.cache == "batch" else 1
@@ -64,7 +64,7 @@ def serve_step(serving: Serving, layout: ServingLayout, batch: int) -> ServeStep
 
 @lru_cache(maxsize=1 << 10)
 def _one_sequence(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, Dispatch | None]:
-    """Return a step without the symbols that depend on the batch, and the model's `Dispatch` if it has experts."""
+    """Return a step without the sizes that depend on the batch, and the model's `Dispatch` op if it has experts."""
     mesh = layout.mesh
     model = padded(serving.model, mesh, SERVING_RULES)
     found = program(model)
@@ -127,7 +127,7 @@ def layers_by_window(model: ModelConfig) -> Mapping[int | None, int]:
 
 
 def cache_slots(window: int | None, length: int, unit: int) -> int:
-    """Return the cache slots that a layer with this window needs for `length` tokens, a multiple of `unit`."""
+    """Return how many of `length` tokens a layer with this window caches, rounded up to a multiple of `unit`."""
     return math.ceil(min(window or length, length) / unit) * unit
 
 

@@ -451,7 +451,7 @@ def _logit_arrays(ops: Iterable[EndOp], layout: Layout) -> Iterator[Array]:
 
 
 def _norm_sums(op: Norm, name: str, region: Region, tokens: tuple[Dim, ...], axes: tuple[str, ...]) -> Iterator[Op]:
-    """Yield the all-reduces of a norm whose dim is split over `axes`: for a LayerNorm of means, then of squares."""
+    """Yield the all-reduces of a norm whose dim is split over `axes`: of squares; for a LayerNorm, of means first."""
     for what in ("mean", "squares") if op.kind == "layer" else ("squares",):
         sums = Array(what, tokens, axes, width="float32")
         yield from _moved(name, region, (sums, _reduced(sums)))

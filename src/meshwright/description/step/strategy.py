@@ -52,7 +52,7 @@ class FrameworkProfile:
     saved_values: tuple[str, ...] = ()
     balanced_routing: bool = False  # Experts' arrays have the rows of an even load, not of any possible routing.
     overlaps_sends: bool = False  # Sends between interleaved pipeline stages overlap with matmuls.
-    memory_bytes: float = 0.0  # Communication buffers and fragments of the allocator, on each device.
+    memory_bytes: float = 0.0  # Bytes of communication buffers and allocator fragments on each device.
     host_seconds: float = 0.0  # Seconds of each step in which no device works: logging, data, the optimizer's loop.
     # Seconds that a collective over tp takes to start, per device of its group, besides the links' latency.
     tp_start_seconds: float = 0.0

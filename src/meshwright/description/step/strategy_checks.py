@@ -37,7 +37,7 @@ def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> N
 
 
 def unused_options(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, str]:
-    """Return the reason for each field of a strategy that differs from the default but has no effect on the mesh.
+    """Return, by field of the strategy, why its value has no effect on the mesh although it differs from the default.
 
     Fields of the framework profile are not checked.
     """

@@ -182,7 +182,10 @@ def _ops(
 def layout_of(
     live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_pair: bool = False, is_packed: bool = False
 ) -> Layout:
-    """Return the layout of a step's arrays, by the strategy's rules; cached. live: the mesh axes larger than 1."""
+    """Return the layout of a step's arrays, by the strategy's rules; cached.
+
+    live: the mesh axes larger than 1. is_pair, is_packed: as in `Layout`.
+    """
     vocab = ("pp", *RULES["vocab"]) if is_spmd_pipeline(mesh, strategy) else RULES["vocab"]
     rules = {**rules_of(strategy), "vocab": vocab, "layers": ("pp",)}
 
@@ -221,6 +224,8 @@ class _Builder:
 
         Layers before the first trained parameter have no backward. The layers of a stack run as one loop, so all have
         the same ops. A stack of one layer is inlined, and XLA drops its gradients that no trained parameter needs.
+
+        is_whole: as in `recomputed`.
         """
         nodes = shard_stack(stack, layout)
         with_gradient = {STREAM} if self.has_gradient or stack.num_layers > 1 else set[str]()
@@ -295,7 +300,7 @@ class _Builder:
                 )
 
     def ends(self, nodes: tuple[Node, ...], *, is_recomputed: bool) -> Iterator[Op]:
-        """Yield the ops of the nodes before the layers, or of those after them."""
+        """Yield the ops of nodes before or after the layers. is_recomputed: whether backward recomputes the nodes."""
         for node in nodes:
             yield from forward_ops(node)
             # A lookup's input is integers, so that its output needs a gradient only if its own table is trained.
@@ -350,7 +355,10 @@ def _has_product(node: Node) -> bool:
 def _update(
     model: Model, frozen: frozenset[str], layout: Layout, is_one_program: bool, optimizer: Optimizer, copies: int
 ) -> tuple[Communicate, ...]:
-    """Return the collectives of the optimizer's update, including the sums over copies of kv heads."""
+    """Return the collectives of the optimizer's update, including the sums over copies of kv heads.
+
+    is_one_program: whether all pipeline stages are one program. copies: the number of copies of each kv head.
+    """
     found: list[Communicate] = []
     for path, parameter in leaves(parameters(model)):
         if path in frozen:

@@ -2,8 +2,8 @@
 
 The frozen weights of layers under adapters can be stored in fewer bits (QLoRA, arXiv:2305.14314). int8: each column of
 a matmul has a scale. nf4: an element has four bits, and each block of 64 elements has a scale. Blocks are along a dim
-that is not sharded only in storage, so that they are never cut and values do not depend on the mesh. Values and scales
-are split over devices like the weight itself.
+with the same sharding in storage and in use, so that they are never cut and values do not depend on the mesh. Values
+and scales are split over devices like the weight itself.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def summed_dims(parameter: Parameter) -> tuple[int, ...]:
 def blocked_dim(parameter: Parameter) -> tuple[int, int]:
     """Return the index of the dim that nf4 cuts into blocks, and the elements of a block.
 
-    It is the last dim that is not sharded only in storage.
+    It is the last dim with the same sharding in storage and in use (not in `IN_USE`).
     """
     first = summed_dims(parameter)[0]
     dims = range(first, len(parameter.shape))

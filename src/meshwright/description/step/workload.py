@@ -52,7 +52,7 @@ class Workload:
     # `next-token`: mean loss of all tokens. `dpo`: loss of `batch` pairs of a chosen and a rejected answer, so of
     # twice as many sequences, from log-probabilities under the model and a frozen reference (arXiv:2305.18290).
     objective: Objective = "next-token"
-    # `live`: run the reference in each step. Otherwise compute its results on all pairs before the first step.
+    # `live`: run the reference in each step. `precomputed`: compute its results on all pairs before the first step.
     reference: Reference = "live"
     # Whether rows hold several documents, or padding. Batches then include each token's position in its document, the
     # document's id and the target's loss weight.
@@ -169,7 +169,7 @@ def num_query_chunks(seq_len: int) -> int:
 
 
 def can_halve_queries(seq_len: int) -> bool:
-    """Whether attention that materializes scores can skip those of queries in the first half with keys in the second.
+    """Whether attention with scores in memory can skip the scores of first-half queries with second-half keys.
 
     The causal mask hides this quarter of the scores. A loop over chunks of queries cannot skip it, because all
     iterations have the same shape, with all keys. Callers check that a device has the whole sequence.

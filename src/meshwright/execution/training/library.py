@@ -26,9 +26,10 @@ from meshwright.execution.training.run_directory.resume import resumed_run
 from meshwright.execution.training.run_directory.run import Row, RunConfig, RunStoppedError, find_config_copy, holds_run
 from meshwright.execution.training.settings import with_settings
 from meshwright.execution.training.update.optimizer import Optimizer, check_optimizer_options, default_warmup
+from meshwright.options.given import given
 from meshwright.options.keywords import TrainOptions
 from meshwright.options.training import SETTINGS
-from meshwright.options.values import Count, given, read_count
+from meshwright.options.values import Count, read_count
 from meshwright.planning.library import PlanLike, plan_to_run
 from meshwright.planning.plan import Plan
 from meshwright.record import Record

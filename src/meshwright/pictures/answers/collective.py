@@ -26,6 +26,7 @@ from meshwright.pictures.text import folded, wrap
 from meshwright.planning.cost.formulas import collective_formula
 from meshwright.planning.cost.rates.collective import CollectiveTime, collective_seconds
 from meshwright.record import Kind, wire_bytes
+from meshwright.support.field_types import check_value
 from meshwright.units import parse_count, show_bytes, show_rate, show_seconds
 
 KINDS: dict[str, Kind] = {
@@ -259,6 +260,7 @@ def collective(
     >>> answer.degree, answer.wire_bytes, f"{answer.seconds:.2e}"
     (4, 48000000.0, '1.07e-03')
     """
+    check_value("kind", kind, str)
     named: dict[str, Kind] = {**KINDS, **{found: found for found in KINDS.values()}}
     if kind not in named:
         raise MeshwrightError(f"{kind!r} is not a collective; the collectives are {', '.join(KINDS)}")

@@ -34,6 +34,7 @@ from meshwright.pictures.text import folded, terms, wrap
 from meshwright.planning.cost.rates.product import PricedImplementation, PricedProduct, price
 from meshwright.planning.cost.threshold import say_threshold
 from meshwright.record import Bound
+from meshwright.support.field_types import check_value
 from meshwright.units import show_bytes, show_flops, show_mesh, show_range, show_seconds
 
 MOST_SHOWN = 6
@@ -182,6 +183,7 @@ def matmul(
     >>> answer.case, answer.result, answer.bound
     (3, 'C[I, K]', 'communication')
     """
+    check_value("product", product, str)
     degrees = read_numbers(mesh) if mesh else {}
     names, axes = named_dims_and_axes(product, [*degrees, *sizes])
     keywords = read_keywords(sizes)

@@ -15,7 +15,7 @@ from typing import Literal
 
 from meshwright.description.step.ir import OPERANDS, AttentionOp, Extents, Matmul, Repeat, Step
 from meshwright.description.step.parameter_tree import is_adapter
-from meshwright.description.step.passes.muon import ITERATIONS, dealt_matrices, matrix_products
+from meshwright.description.step.passes.muon import ITERATIONS, matrices_per_device, matrix_products
 from meshwright.description.step.reference import reference_pass
 from meshwright.description.step.sequence import halves_queries, visible_pairs
 from meshwright.description.step.strategy import DEFAULT, Strategy
@@ -75,7 +75,7 @@ def update_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAU
         return 0.0
     return float(sum(
         count * ITERATIONS * 2 * math.prod(sizes)
-        for parameter, count in dealt_matrices(workload, mesh, strategy)
+        for parameter, count in matrices_per_device(workload, mesh, strategy)
         for sizes in matrix_products(parameter)
     ))  # fmt: skip
 

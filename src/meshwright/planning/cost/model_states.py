@@ -15,7 +15,7 @@ from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.step.model import Model
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import leaves, parameters
-from meshwright.description.step.passes.muon import dealt_matrices, matrices, short_and_long
+from meshwright.description.step.passes.muon import matrices, matrices_per_device, short_and_long
 from meshwright.description.step.passes.optimizer import factored_dims
 from meshwright.description.step.passes.pipeline import is_spmd_pipeline
 from meshwright.description.step.rules import RULES, local_parameter_shape, rules_of
@@ -255,7 +255,7 @@ class States:
             return 0.0
         each = dtype_bytes(self.workload.compute_dtype)
         most = 0.0
-        for parameter, count in dealt_matrices(self.workload, self.mesh, self.strategy):
+        for parameter, count in matrices_per_device(self.workload, self.mesh, self.strategy):
             short, long = short_and_long(parameter)
             most = max(most, each * count * (2 * short * long + 2 * short * short))
         return most

@@ -14,7 +14,7 @@ from meshwright.description.hardware.system import System
 from meshwright.description.step.blocks import program
 from meshwright.description.step.ir import Array, AttentionOp, ComputingOp, Elementwise, Extents, Matmul, Step
 from meshwright.description.step.layer import DotProduct, Linear
-from meshwright.description.step.passes.muon import ITERATIONS, dealt_matrices, matrix_products
+from meshwright.description.step.passes.muon import ITERATIONS, matrices_per_device, matrix_products
 from meshwright.description.step.passes.pipeline import (
     is_shared_before,
     pre_pipeline_stack,
@@ -436,7 +436,7 @@ def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
     products = 0.0
     if strategy.optimizer == "muon":
         dtype = workload.compute_dtype
-        for parameter, count in dealt_matrices(workload, mesh, strategy):
+        for parameter, count in matrices_per_device(workload, mesh, strategy):
             each = sum(product_seconds(*sizes, system=system, dtype=dtype) for sizes in matrix_products(parameter))
             products += count * ITERATIONS * each
     return passes * states / (HBM_SHARE * system.hbm_bytes_per_second) + products

@@ -1,4 +1,4 @@
-"""MiniMax-M2: Mixtral's experts, chosen by sigmoids with a bias, and one norm over all heads together."""
+"""MiniMax-M2: Mixtral's experts, chosen by sigmoids with a bias; norms over all query heads and over all key heads."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from meshwright.record import Phase
 def nodes_with_gradients(
     nodes: Iterable[Node], with_gradient: Iterable[str], *, is_at_once: bool
 ) -> Iterator[tuple[Node, bool]]:
-    """Yield each node without backward work that no trained parameter needs, and whether any input has a gradient.
+    """Yield (node, whether any of its inputs has a gradient), without backward work that no trained parameter needs.
 
     Args:
         nodes: nodes of a layer, in order.
@@ -143,7 +143,7 @@ def gathers(work: Weight, region: Region, phase: Phase) -> tuple[Communicate, ..
 
 @lru_cache(maxsize=1 << 14)
 def scatters(work: Weight, region: Region) -> tuple[Communicate, ...]:
-    """Return the collectives that sum a weight's gradient over the tokens' axes, to the weight's layout in storage."""
+    """Return the collectives that sum a weight's gradient over `work.pending`, into the weight's layout in storage."""
     before = replace(work.used, unreduced=work.pending, width="gradient")
     moves = moves_between(before, replace(work.stored, width="gradient"))
     return tuple(_collected(move, work.name, region, "backward", of_weight=True) for move in moves)
@@ -215,7 +215,7 @@ def _attention(work: Core, region: Region, phase: Phase) -> AttentionOp:
 
 
 def _exchanged(work: Exchange, region: Region, phase: Phase) -> Communicate:
-    """Return the op, in one phase, of a collective inside an op."""
+    """Return the `Communicate` op of an `Exchange` in one phase."""
     return Communicate(
         name=work.name,
         kind=work.kind,

@@ -1,4 +1,4 @@
-"""Microbatch pass: the sizes of a step's symbols when its batch is split into microbatches."""
+"""Microbatch pass: the sizes of a step's symbolic dims when its batch is split into microbatches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshwright.mesh import MeshShape
 
 
 def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Extents:
-    """Return the sizes of a step's symbols, for one microbatch.
+    """Return the sizes of a step's symbolic dims, for one microbatch.
 
     Over all devices:
 
@@ -30,12 +30,12 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
     Per device, in a model with experts:
 
     - C: token copies that it sends to experts. CT: those of all devices of its tp group.
-    - R: rows of an expert at even load.
+    - R: rows of one of its experts at even load.
     - A: (token, expert) pairs of its tokens.
     - sent, gathered: elements of the arrays of token counts that it sends over ep and gathers over tp.
-    - M: its MoE layers.
+    - M: number of its MoE layers.
 
-    With Muon, also the number of matrices of each kind of parameter (`passes.muon`).
+    With Muon, also the sizes of `passes.muon.matrix_counts`.
     """
     parts = strategy.num_microbatches
     sizes: dict[str, float] = {"B": workload.sequences / parts, "S": workload.seq_len}

@@ -30,7 +30,7 @@ RMS = 0.2
 
 
 class Matrix(NamedTuple):
-    """How a parameter's dims form matrices: `num_stacked` leading dims, `num_rows` dims of rows, the rest columns."""
+    """How a parameter's dims form matrices: `num_stacked` dims that count them, `num_rows` row dims, then columns."""
 
     num_stacked: int
     num_rows: int
@@ -59,18 +59,21 @@ def is_matrix(parameter: Parameter) -> bool:
     return matrix_of(parameter) is not None
 
 
-def symbol(parameter: Parameter) -> str:
-    """Return the symbol (`Extents`) for a parameter's number of matrices, including added zero matrices."""
+def count_symbol(parameter: Parameter) -> str:
+    """Return the name of the symbolic dim (`Extents`) whose size is a parameter's number of matrices."""
     return f"matrices of {parameter.axes[0]}{' and experts' if 'expert' in parameter.axes else ''}"
 
 
-def dealt_devices(mesh: MeshShape, strategy: Strategy) -> int:
-    """Return the number of devices over which matrices are distributed: all, or one stage's if stages are programs."""
+def program_devices(mesh: MeshShape, strategy: Strategy) -> int:
+    """Return the number of devices that run one program: all, or one stage's if each stage has its own program."""
     return mesh.num_devices // (1 if is_spmd_pipeline(mesh, strategy) else mesh.pp)
 
 
 def matrix_counts(model: Model, mesh: MeshShape, strategy: Strategy) -> dict[str, int]:
-    """Return the size of each `symbol`: the matrices that all devices of one program orthogonalise together."""
+    """Return, by `count_symbol`, the number of a parameter's matrices that the devices of one program orthogonalise.
+
+    Added zero matrices are included. Parameters with the same symbol have the same number.
+    """
     found: dict[str, int] = {}
     for _, parameter in leaves(parameters(model)):
         if not is_matrix(parameter):
@@ -82,8 +85,8 @@ def matrix_counts(model: Model, mesh: MeshShape, strategy: Strategy) -> dict[str
         if "expert" in parameter.axes:
             parts *= mesh.ep
             count *= parameter.shape[parameter.axes.index("expert")] // mesh.ep
-        devices = dealt_devices(mesh, strategy) // parts
-        found[symbol(parameter)] = -(-count // devices) * devices * parts
+        devices = program_devices(mesh, strategy) // parts
+        found[count_symbol(parameter)] = -(-count // devices) * devices * parts
     return found
 
 
@@ -93,11 +96,11 @@ def matrices(workload: Workload) -> dict[str, Parameter]:
     return {path: each for path, each in found if is_matrix(each) and path not in workload.frozen_paths}
 
 
-def dealt_matrices(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[tuple[Parameter, int]]:
+def matrices_per_device(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[tuple[Parameter, int]]:
     """Yield each parameter that Muon updates, and how many of its matrices one device orthogonalises."""
-    counts, devices = matrix_counts(workload.model, mesh, strategy), dealt_devices(mesh, strategy)
+    counts, devices = matrix_counts(workload.model, mesh, strategy), program_devices(mesh, strategy)
     for parameter in matrices(workload).values():
-        yield parameter, counts[symbol(parameter)] // devices
+        yield parameter, counts[count_symbol(parameter)] // devices
 
 
 def matrix_moves(
@@ -117,7 +120,7 @@ def matrix_moves(
     split = [axis for dim in stacked for axis in dim.axes]
     stored = {axis for dim in inner for axis in dim.axes}
     copies = tuple(axis for axis in LAYOUT if axis in live and axis not in (*split, *stored))
-    count = Dim(symbol(parameter), None, (*split, *copies))
+    count = Dim(count_symbol(parameter), None, (*split, *copies))
     shares = Array("matrices", (count, *inner))
     for dim in inner:
         if dim.axes:

@@ -1,4 +1,7 @@
-"""The forward pass on a mesh: nodes (one per op of the model) with their work, sharded arrays and reshards."""
+"""The forward pass on a mesh as nodes. A node is one op of the model with its work: what devices do for it (`Work`).
+
+Work is a matmul, a weight to gather, a reshard, attention, another collective or an elementwise pass.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ class Layout:
         batch: axes that split the sequences of a batch.
         sequence: axes that split the tokens of a sequence inside blocks.
         residual: axes that split the tokens of a sequence in the residual stream between blocks.
-        sp_method: the collectives by which queries reach the keys of a split sequence.
+        sp_method, collective_matmul, tp_stream: as in `Strategy`.
         is_packed: whether a row of the batch has several documents.
         is_pair: whether sp is 2.
         dropout: whether the strategy has dropout.
@@ -163,7 +166,8 @@ def weight_of(path: str, dims: Iterable[tuple[str, int]], tokens: Iterable[str],
     Args:
         path: the parameter's path; its arrays get the last name in it.
         dims: (logical axis, size) of each of its dims.
-        tokens: axes that split the tokens it is used for. Its gradient is summed over those that do not split it.
+        tokens: axes that split the tokens it is used for. Its gradient is a partial sum over those of them that do not
+            split the parameter.
         layout: the layout.
     """
     name, dims = path.rpartition(".")[2], tuple(dims)
@@ -180,7 +184,7 @@ def weight_of(path: str, dims: Iterable[tuple[str, int]], tokens: Iterable[str],
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Vector:
-    """A replicated scale or bias. Its gradient is all-reduced over each group of axes in `pending`, one after another.
+    """A scale or bias, stored as it is used. Its gradient is all-reduced over each group of axes in `pending` in turn.
 
     Vectors are compared by identity. is_trained: whether there is a gradient.
     """
@@ -286,7 +290,7 @@ class Collected(NamedTuple):
 
 @lru_cache(maxsize=1 << 14)
 def moves_between(before: Array, after: Array) -> tuple[Collected, ...]:
-    """Return the collectives that reshard an array, by `notation.reshard`. Layouts have only axes larger than 1."""
+    """Return the collectives that reshard `before` to `after` (`notation.reshard`). All axes are larger than 1."""
     if before.dims == after.dims and before.unreduced == after.unreduced:
         return ()
     source, target = before.notation, after.notation

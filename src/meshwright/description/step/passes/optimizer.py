@@ -29,7 +29,9 @@ def factored_dims(shape: tuple[int, ...]) -> tuple[int, int] | None:
 
 
 def update_moves(path: str, dims: tuple[Dim, ...], *, is_adafactor: bool) -> Iterator[Communicate]:
-    """Yield the all-reduces in the update of a parameter: one for each dim that is split, over the dim's axes.
+    """Yield the all-reduces in the update of a parameter.
+
+    The gradient norm needs one for each split dim, over the dim's axes. Adafactor adds all-reduces of its means.
 
     dims: the parameter's dims in storage.
     """

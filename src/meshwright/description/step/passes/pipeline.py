@@ -51,7 +51,10 @@ def stage_layers(num_layers: int, mesh: MeshShape) -> int:
 
 
 def stage_slots(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
-    """Return how many layer slots the largest stage runs per microbatch, including empty ones in an SPMD pipeline."""
+    """Return the number of layers that the largest stage runs per microbatch.
+
+    In an SPMD pipeline, it is the number of slots for layers (`step.stages`), which may be empty.
+    """
     virtual = strategy.virtual_stages if is_spmd_pipeline(mesh, strategy) else 1
     return virtual * chunk_slots(num_layers, mesh.pp, virtual)
 
@@ -67,7 +70,7 @@ def pre_pipeline_stack(program: Program, mesh: MeshShape, strategy: Strategy) ->
 def pre_pipeline_strategy(strategy: Strategy, stack: Stack) -> Strategy:
     """Return the strategy for the layers of `stack`, which run before the pipeline.
 
-    If there are several, they are a loop that is recomputed as a whole, so `recomputes_whole_blocks` is set.
+    Several such layers run as a loop that is recomputed as a whole; `recomputes_whole_blocks` is then set.
     """
     return _recomputing(strategy, is_whole=stack.num_layers > 1)
 
@@ -139,8 +142,8 @@ def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> 
 def kept_layers(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
     """Return the largest number of layer inputs that a device of an SPMD pipeline saves for backward at a time.
 
-    GPipe: one per layer slot and tick. 1F1B: for each layer slot, those of the saved microbatches (`Schedule.kept`), of
-    one in transit between paired stages, and of the one in progress.
+    GPipe: one per layer slot and tick. 1F1B: for each layer slot, one for each saved microbatch (`Schedule.kept`), one
+    in transit between paired stages, and one in progress.
     """
     schedule = schedule_of(mesh, strategy)
     chunk = chunk_slots(num_layers, mesh.pp, strategy.virtual_stages)
@@ -150,7 +153,7 @@ def kept_layers(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
 
 
 def stage_moves(program: Program, mesh: MeshShape, strategy: Strategy, layout: Layout) -> Iterator[Communicate]:
-    """Yield the collectives between stages: sends of the stream, its gradient, and inputs stored for other stages.
+    """Yield the collectives between stages: sends of the stream, its gradient, and inputs that other stages store.
 
     If tp does not split the stream and each stage is a separate program, every tp device sends a share of the stream,
     and the shares are gathered on arrival (arXiv:2104.04473, section 4.1).

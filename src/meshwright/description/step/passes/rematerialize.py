@@ -34,7 +34,7 @@ NAMED: Mapping[str, tuple[str, ...]] = {
     "mlp": ("gate", "up"),
     "down": ("mlp_added",),
 }
-"""Our names of the values that a framework's policy can save, by the name that `FrameworkProfile.saved_values` has."""
+"""By a name in `FrameworkProfile.saved_values`: the names of the values (results of nodes) that it stands for."""
 
 
 def keeps_read(remat: Remat) -> bool:
@@ -68,7 +68,7 @@ def recomputed(
 
 
 def _needed(nodes: Sequence[Node], kept: frozenset[Tag], named: frozenset[str]) -> set[int]:
-    """Return the indices of nodes whose unsaved result backward, or another of these nodes, reads.
+    """Return the indices of the nodes to recompute: backward or another of them reads their unsaved result.
 
     Args:
         nodes: the nodes of a layer, in order.
@@ -91,7 +91,7 @@ def _needed(nodes: Sequence[Node], kept: frozenset[Tag], named: frozenset[str]) 
 
 
 def _writers(nodes: Sequence[Node]) -> dict[tuple[int, str], int | None]:
-    """Return the index of the node that writes a value, by (index of a node, name of a value it reads or saves).
+    """Return, by (index of a node, name of a value that it reads or saves), the index of the node that wrote the value.
 
     It is None for the layer's input. A name may be written several times (rotation in place); a node reads the latest
     value before it.

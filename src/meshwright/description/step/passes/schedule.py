@@ -92,12 +92,12 @@ class Schedule:
         return (self.stages - 1) / self.units
 
     def forward(self, index: Number) -> Unit:
-        """Return the unit that a device runs as its `index`-th forward."""
+        """Return the unit of a device's forward number `index`, counted from 0."""
         p, v = self.stages, self.virtual_stages
         return Unit(index // (p * v) * p + index % p, index // p % v)
 
     def backward(self, index: Number) -> Unit:
-        """Return the unit that a device of 1F1B runs as its `index`-th backward. Chunks are in the opposite order."""
+        """Return the unit of a device's backward number `index` in 1F1B. Chunks are in the opposite order."""
         microbatch, chunk = self.forward(index)
         return Unit(microbatch, self.virtual_stages - 1 - chunk)
 
@@ -172,9 +172,9 @@ def chunk_layers(num_layers: int, chunks: int) -> tuple[int, ...]:
 
 
 def slot_layers(num_layers: int, stages: int, virtual_stages: int = 1) -> tuple[int | None, ...]:
-    """Return the layer in each slot of a pipelined stack, ordered by stage, then chunk; None for an empty slot.
+    """Return the layer in each layer slot (`step.stages`), ordered by stage, then chunk; None for an empty slot.
 
-    Each chunk has one slot for every layer of the longest chunk, so that every stage runs the same program.
+    Each chunk has one such slot for every layer of the longest chunk, so that every stage runs the same program.
     """
     counts = chunk_layers(num_layers, stages * virtual_stages)
     starts = [sum(counts[:chunk]) for chunk in range(len(counts))]

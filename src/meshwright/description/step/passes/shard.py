@@ -294,7 +294,7 @@ class _BlockSharder:
         return self.entries.get(op.source, op.source)
 
     def _summed(self, sources: tuple[str, ...], target: str) -> Iterator[Node]:
-        """Yield the sum of those `sources` that are partial sums, and its reduction to the residual stream's layout."""
+        """Yield the nodes that add the partial sums among `sources` and reduce them to the residual stream's layout."""
         partial = tuple(name for name in sources if self.arrays[name].unreduced)
         if not partial:
             return
@@ -428,7 +428,7 @@ class _BlockSharder:
         yield self._node(PassOver(kind="gated", arrays=(source,)), reads=both, writes=op.target, saved=both)
 
     def _dispatch(self, op: Dispatch) -> Iterator[Node]:
-        """Yield the dispatch of tokens: all-to-all over ep and gather over tp, or without ep a gather of the stream."""
+        """Yield the node that sends tokens to experts: all-to-all over ep and gather over tp; without ep, a gather."""
         layout = self.layout
         ep, tp = layout.axes("expert"), layout.axes("mlp")
         self.arrays[op.target] = Array(op.target, (Dim("R", None), Dim("D", self._embed())))

@@ -16,7 +16,7 @@ TOKENS, AFTER_STATE = "Z", "Y"
 
 
 def chunk_sizes(length: int, *, has_state: bool) -> dict[str, float]:
-    """Return the sizes of `TOKENS` and `AFTER_STATE` for sequences of `length` tokens.
+    """Return the sizes of the symbols `TOKENS` and `AFTER_STATE` for sequences of `length` tokens.
 
     has_state: whether sequences start from a state; if False, a sequence of a single chunk has no state at all.
     """

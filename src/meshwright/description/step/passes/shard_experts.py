@@ -40,7 +40,10 @@ def _from_experts(
 
 
 def dispatch_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int, op: Dispatch) -> Iterator[Exchange]:
-    """Yield the collectives that send token copies, their weights and counts to experts (GShard, arXiv:2006.16668)."""
+    """Yield the collectives that send token copies, their weights and counts to experts (GShard, arXiv:2006.16668).
+
+    ep, tp: as in `_to_experts`. embed: the width of a token copy.
+    """
     forward: Phases = ("forward", "recompute")
     backward: Phases = ("backward",)
     rows = Array("rows", (Dim("C", None), Dim("D", embed)))

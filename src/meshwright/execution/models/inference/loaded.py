@@ -41,7 +41,7 @@ from meshwright.execution.text.chat import apply_chat_template
 from meshwright.execution.text.tokenizer import REPLACEMENT, Tokenizer
 from meshwright.execution.weights.save import MAX_FILE_BYTES
 from meshwright.mesh import MeshShape
-from meshwright.options.values import given
+from meshwright.options.given import given
 from meshwright.support.field_types import not_a_choice
 from meshwright.support.files import as_path
 

@@ -32,9 +32,10 @@ from meshwright.execution.training.settings import as_texts, get_setting, with_s
 from meshwright.execution.training.slots import in_order, move_to_stage_layout
 from meshwright.execution.training.update.optimizer import check_optimizer_options
 from meshwright.mesh import MeshShape
+from meshwright.options.given import given
 from meshwright.options.keywords import TrainOptions
 from meshwright.options.training import SETTINGS
-from meshwright.options.values import Count, given, read_count, read_mesh, read_system
+from meshwright.options.values import Count, read_count, read_mesh, read_system
 from meshwright.planning.library import PlanLike
 from meshwright.planning.options import LORA_OPTIONS, STRATEGY_OPTIONS, read_adapters, read_names, read_strategy
 
