@@ -89,7 +89,7 @@ def run(args: Args) -> int:
 
 
 def _next(args: Args, found: Found) -> str:
-    """Return the next command: generate from the same model, with a prompt unless the model is a run."""
+    """Return the line that suggests the next command: `generate`, with a prompt unless the model is a run."""
     prompt = "" if found.run else " 'def '"
     return next_line(spelled("generate", args, without=("data", "seq_len", "stride", "task")) + prompt)
 

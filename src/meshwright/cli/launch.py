@@ -173,8 +173,8 @@ def _supervise(
     """Run and supervise the processes of a job; return its exit code.
 
     words: returns the command's arguments, from the number of processes and whether this is a restart. directory: the
-    run's; None without a run. least: the fewest processes to continue with. why: where other options have no effect,
-    for error messages. module: the Python module that each process runs.
+    run's; None without a run. least: the fewest processes to continue with. why: `where` of `check_all_read`. module:
+    the Python module that each process runs.
     """
     from meshwright.execution.processes.launch.supervisor import Job, supervise
 

@@ -27,6 +27,7 @@ def run_script(on: str, words: list[str], options: dict[str, str]) -> int:
 
     Args:
         on: the devices of all processes.
+        words: the script and its arguments.
         options: `--coordinator`, `--num-processes`, `--process-id` and `--start-seconds`.
     """
     processes = Processes(

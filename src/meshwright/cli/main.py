@@ -107,13 +107,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _guarded(argv)
     finally:
         if argv is None:
-            # The process ends: Python would first look for cycles among all that a search has kept, for seconds.
+            # At exit Python would search all objects that a plan's search has kept for cycles, which takes seconds.
             gc.freeze()
 
 
 def _guarded(argv: Sequence[str] | None) -> int:
     """Run one command and return its exit code; report in one line whatever ends it early."""
-    # A result is printed at the end; that stdout cannot take it is known only when it is flushed.
+    # stdout is flushed at the end, since only then a failed write of the result is noticed.
     try:
         code = _main(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -169,7 +169,7 @@ def _main(words: list[str]) -> int:
     if name == "train" and signal.getsignal(signal.SIGTERM) is _interrupt:
         signal.signal(signal.SIGTERM, functools.partial(_interrupt, is_stop=True))
     if name == "plan":
-        # A search makes many objects that it keeps, and no cycles: looking for cycles takes a tenth of a plan's time.
+        # A plan's search keeps many objects, without cycles: collecting cycles would take a tenth of its time.
         gc.disable()
     try:
         # Only the command's own file is imported: `plan` answers before JAX would have loaded.

@@ -166,6 +166,6 @@ def _inspection(args: Args) -> Inspection:
 
 
 def _check_trace(args: Args, on: str | None) -> None:
-    """Raise if a trace is requested but no step is simulated."""
+    """Raise if --trace is given, which writes a simulated step, and no step is simulated on hardware `on`."""
     if args.trace is not None and (on is None or on.startswith("cpu") or args.effort == "fast"):
         raise MeshwrightError("--trace needs --on a TPU or GPUs, and --effort default: else no step is simulated")

@@ -134,7 +134,7 @@ def _collective(move: Collective) -> str:
 
 
 def _network(row: OpRow, move: Collective) -> str:
-    """Return a text on an op's longest collective, '' for its others: flops per byte, and how many the links need."""
+    """Return, for an op's longest collective, its flops per byte and how many hide it, as text; '' for others."""
     longest = max(row.single_collectives, key=lambda each: each.seconds or 0.0)
     if row.network is None or move != longest:
         return ""

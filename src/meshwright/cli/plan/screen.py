@@ -289,7 +289,7 @@ def notes_of(plan: Plan, trained: int) -> list[str]:
 
 
 def _next(shown: Shown, output: Path | None, *, is_explained: bool) -> str:
-    """Return the line that suggests the next command."""
+    """Return the screen's last line, which suggests the next command."""
     chosen = shown.asked or shown.ranking.plans[0]
     if output is not None:
         if not chosen.planned_only:

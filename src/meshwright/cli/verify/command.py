@@ -139,7 +139,7 @@ def _swept(args: Args, sweep: Sweep) -> int:
 
 
 def _next(args: Args, plan: Plan) -> str:
-    """Return the next command: train the compiled plan; for a run, its report."""
+    """Return the line that suggests the next command: `train` for the compiled plan; for a run, `report`."""
     if is_run_directory(args.model):
         return next_line(f"meshwright report {shlex.quote(args.model)}")
     train = spelled("train", args, without=("run", "effort", "tolerance", "html"))

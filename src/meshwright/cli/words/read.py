@@ -100,7 +100,7 @@ def _separate(
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """Split words into the values of options, the names they were typed with (both by field), and arguments.
 
-    unknown: returns the message for an unknown option.
+    known: the options by name. unknown: returns the message for an unknown option.
     """
     found: dict[str, Any] = {}
     typed: dict[str, str] = {}

@@ -41,9 +41,9 @@ def shard_info_file(number: int) -> str:
 
 
 def shard_lengths_file(number: int) -> str:
-    """Return the name of the file with the sizes of the documents of shard `number`: [documents, (tokens, with loss)].
+    """Return the name of the file with each document's numbers of tokens and of tokens with loss, [documents, 2].
 
-    It is deleted once the store is complete.
+    number: the shard's. The file is deleted once the store is complete.
     """
     return f"{number:06d}.lengths.npy"
 

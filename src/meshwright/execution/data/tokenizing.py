@@ -99,7 +99,7 @@ def tokenize(
         what: files, tokenizer, template.
         directory: it is new or empty, or has an incomplete or complete store with the same signature.
         processes: number of parallel processes, at most one per unit of work; 0 for one per core.
-        on_bytes: called with the number of bytes of source files that are newly done; first for those of earlier calls.
+        on_bytes: called with the number of bytes of source files newly done; the first call is for earlier `tokenize`s.
 
     Raises:
         MeshwrightError: a record is bad and the rule does not skip it, the directory has other contents, or the disk is

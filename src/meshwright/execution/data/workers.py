@@ -71,7 +71,7 @@ def _feed(
     left: queue.SimpleQueue[Unit],
     done: queue.SimpleQueue[tuple[Unit, Any]],
 ) -> None:
-    """Send the job, then units from `left`, to a process, each after the answer to the one before; fill `done`."""
+    """Send the job, then one unit of `left` at a time, to a process; add (unit, its `Shard` or error) to `done`."""
     assert worker.stdin
     assert worker.stdout
     with worker.stdin, worker.stdout:

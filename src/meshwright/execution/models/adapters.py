@@ -20,7 +20,7 @@ from meshwright.execution.models.quantised.weights import dequantised
 
 
 def merged_model(model: ModelConfig) -> ModelConfig:
-    """Return the model without adapters that `merge_adapters` returns the parameters of.
+    """Return the model, without adapters, whose parameters `merge_adapters` returns.
 
     If the lookup or the output head has an adapter, tied embeddings are untied, because one weight cannot hold both.
     """

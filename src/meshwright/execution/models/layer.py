@@ -89,8 +89,8 @@ class LayerResult(NamedTuple):
 class _Run:
     """The state of a layer while its ops run.
 
-    values: inputs and results of ops by name. partial: the names of values that are partial sums over tp; the bias that
-    is added to each after the sum, or None. branches: for these names, the output of the low-rank branch, which is also
+    values: inputs and results of ops by name. partial: for each value that is a partial sum over tp, by name, the bias
+    to add after the sum, or None. branches: for these values, by name, the output of the low-rank branch, which is also
     added after the sum. whole: gathered inputs of the block's matmuls (see `column_parallel_linear`).
     """
 

@@ -211,7 +211,7 @@ class Host:
         return number
 
     def _gather(self, now: float) -> None:
-        """Before the start: tell the processes to start if all have joined with equal settings; else end in time."""
+        """Before the start: start the processes if all have joined with equal settings; end if they are late."""
         if len(self._peers) == self.count:
             if difference := find_difference({number: peer.facts for number, peer in self._peers.items()}):
                 self._end(End(difference, REFUSED, "refused"))

@@ -112,7 +112,7 @@ class Member:
         self.fail(traceback.format_exc().splitlines()[-1], FAILED)
 
     def _received(self) -> list[dict[str, Any]]:
-        """Wait up to a second for messages, and return them. A `TemporaryError` if the host is gone."""
+        """Wait up to a second for messages, and return them. Raises a `TemporaryError` if the host is gone."""
         try:
             received = self._connection.recv(1 << 16)
         except TimeoutError:

@@ -91,7 +91,7 @@ _SLURM = {"SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID"}
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return (host, port) of HOST:PORT; a `MeshwrightError` if it is not HOST:PORT, or the next port is invalid."""
+    """Return (host, port) of HOST:PORT. Raises if it is not that, or PORT + 1, which JAX uses, is not a port."""
     host, _, port = address.rpartition(":")
     if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 2**16 - 1:
         raise MeshwrightError(

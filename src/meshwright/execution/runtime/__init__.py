@@ -6,7 +6,7 @@ XLA:CPU lowers a reduce-scatter to an all-reduce and a slice, which `hlo.canonic
 
 A pipeline is one program that all stages run in lockstep: every array has a stage dim, sharded over pp and mapped by
 `vmap`; `shards.on_shards` is a `shard_map` that works under this `vmap`. 1F1B sends saved layer inputs of early stages
-to late stages (`pipeline.bpipe`), so that every device holds those of p microbatches. Dense layers before the MoE
+to late stages (`pipeline.bpipe`), so that every device holds the inputs of pp microbatches. Dense layers before the MoE
 layers run with the embedding lookup: every stage runs them on its share of a microbatch's sequences, and the residual
 stream is gathered over pp before the first stage reads it (`pipeline.inject`). If pp does not divide the number of
 sequences, every stage runs these layers on all sequences, and the plan reports this. Gradients of replicated parameters

@@ -169,7 +169,7 @@ def _all_gather_matmuls_forward(
 def _all_gather_matmuls_backward(
     einsums: tuple[Einsum, ...], ring: DeviceRing, kept: tuple[Array, tuple[Array, ...]], gradients: tuple[Array, ...]
 ) -> tuple[Array, tuple[Array, ...]]:
-    """Return the gradients of the shard and of the others.
+    """Return the gradients of the shard and of the other operands. kept: the gathered array, and the other operands.
 
     The gradient of the shard is a `matmul_reduce_scatter` of a sum of matmuls; the others need no communication.
     """

@@ -77,8 +77,8 @@ def chat_examples(
     """Return training examples of a chat: its tokens, with loss on the assistant's turns and their end tokens.
 
     A turn is one message of the assistant. If the template marks the assistant's text (`{% generation %}`), the marked
-    text has loss. Without marks, a turn's text is what the rendered chat up to the turn adds to the rendered chat
-    before it, including the generation prompt.
+    text has loss. Without marks, a turn's text is what rendering the chat up to its end adds to the chat before the
+    turn, rendered with the generation prompt. So the generation prompt has no loss.
 
     A template may render a turn differently when later messages follow: Qwen3's drops its thoughts. Then the chat
     becomes several examples. Each turn has loss in one of them, in which the text before the turn is what the model
@@ -161,7 +161,7 @@ def _turn(
 
 
 def _texts_with_spans(whole: str, turns: list[_Turn]) -> list[tuple[str, list[Span]]]:
-    """Return texts, each with the spans of some turns. Every turn is in one of the texts, after the text it followed.
+    """Return texts, each with the spans of some turns. Each turn has its span in a text that begins with its `text`.
 
     whole: the text of the whole chat, which is one of the texts if it begins with the text of a turn, or if there are
     no turns.

@@ -236,7 +236,7 @@ def _along(parameter: Parameter) -> str:
 
 
 def _gathered(shards: Any, layout: ShardingContext, workload: Workload, strategy: Strategy, dtype: Any) -> Any:
-    """Return the weights gathered over the axes that only store them, and cast to `dtype`."""
+    """Return the weights gathered over the axes that split only their storage, and cast to `dtype`."""
 
     def whole(array: Array, parameter: Parameter) -> Array:
         own = _layout_of(parameter, layout, workload, strategy)

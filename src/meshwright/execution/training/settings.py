@@ -19,7 +19,7 @@ def get_setting(config: RunConfig, name: str) -> Any:
 
 
 def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
-    """Return a config with some settings replaced. values: by the names of their options.
+    """Return a config with some settings replaced. values: {option name: new value}.
 
     Raises:
         MeshwrightError: a value is not valid for its field.

@@ -29,7 +29,7 @@ def with_known_names(
 ) -> dict[str, Tensor]:
     """Return a directory's tensors by their names in `known`, without tensors that are not weights.
 
-    known: the tensor names that transformers writes for the model. A tensor with a name that matches none keeps it.
+    known: the tensor names that transformers writes for the model. A tensor whose name matches none keeps its name.
 
     Raises:
         MeshwrightError: config.json ties the unembedding to the embedding, and both are stored and differ.

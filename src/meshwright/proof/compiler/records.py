@@ -27,7 +27,7 @@ def read_program(program: CompiledProgram, mesh: MeshShape, hardware: str) -> Re
     """Return the record of a program compiled for a mesh on some hardware: flops, memory and collectives per device.
 
     `fits` is None on simulated CPU devices, whose memory is the host's. A collective over axes within and between
-    slices is compiled as two collectives, one of each. Raises where the program is for another number of devices.
+    slices is compiled as one within and one between slices. Raises if the mesh has another number of devices.
     """
     system, module = parse_system(hardware), read_optimized(program)
     record = read_module(

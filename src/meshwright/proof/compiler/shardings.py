@@ -96,7 +96,7 @@ def _outputs(
 
 
 def _constraints(annotated: Module, propagated: Module, mesh: Mapping[str, int]) -> Iterator[ShardingPair]:
-    """Yield a pair for each sharding constraint; its actual sharding is that of a copy which the partitioner made."""
+    """Yield a pair for each sharding constraint. The partitioner makes it a copy, whose sharding is the actual one."""
     made: dict[_Place, list[Spec | None]] = defaultdict(list)
     for instruction in propagated.instructions():
         if instruction.opcode == "copy":
@@ -112,7 +112,9 @@ def _constraints(annotated: Module, propagated: Module, mesh: Mapping[str, int])
 
 
 def _match_constraints(requested: list[Spec | None], made: list[Spec | None]) -> list[Spec | None]:
-    """Return the actual spec of each constraint on one value. made: the specs of the copies of that value.
+    """Return the actual spec of each constraint on one value.
+
+    requested: the spec of each constraint. made: the specs of the copies of that value.
 
     The partitioner drops a constraint that changes nothing. Every other one is matched with a copy that has the spec it
     requests, or with a copy that is left.
@@ -155,7 +157,7 @@ def _intermediate(instruction: Instruction, requested: Spec | None, actual: Spec
 
 
 def _place(instruction: Instruction) -> _Place:
-    """Return what identifies a value in both modules, which number instructions differently."""
+    """Return (op_name, source, shape), which identifies a value in both modules; instruction names differ."""
     return instruction.op_name, instruction.source, str(instruction.shape)
 
 
@@ -177,7 +179,7 @@ def _actual(instruction: Instruction, mesh: Mapping[str, int]) -> Spec | None:
 def _specs(
     instruction: Instruction, arrays: list[Shape], mesh: Mapping[str, int], *, unsaid: str = "{replicated}"
 ) -> list[Spec | None]:
-    """Return the spec of each array of an instruction. unsaid: the sharding, as text, of an array that has none."""
+    """Return the spec of each array of an instruction. unsaid: the sharding, as text, of an array without one."""
     text = instruction.attributes.get("sharding", "")
     of_tuple = instruction.shape.dtype == "tuple" and text.startswith("{{")
     texts = _SHARDING.findall(text[1:-1]) if of_tuple else [text or unsaid] * len(arrays)

@@ -1,7 +1,7 @@
 """Shardy's propagation in this process: the shardings that matmuls get from a program's arguments and constraints.
 
-The passes that partition a program for its devices begin with this one, and it takes a fraction of a second. XLA
-propagates in another order of ops: if two arguments imply different layouts of a value, another may win. jaxlib has no
+Propagation is the first of the passes that partition a program, and takes a fraction of a second. XLA propagates in
+another order of ops: if two arguments imply different shardings of a value, XLA may choose the other one. jaxlib has no
 public name for these passes, so this is the only module that imports `jaxlib.mlir`.
 """
 

@@ -55,7 +55,11 @@ class FindingKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding(ABC):
-    """A mistake in a compiled program. Each check has a subclass with its figures."""
+    """A mistake in a compiled program. Each check has a subclass with its figures.
+
+    In subclasses, array is an array on one device, as `f32[3,4]`; axes are the mesh axes of the mistake, and degree is
+    the number of devices along these axes.
+    """
 
     id: ClassVar[str]
     """Name of the mistake in options, files and docs/findings.md: the class name in kebab-case, `gathered-twice`."""
@@ -122,7 +126,7 @@ def num_elements(array: str) -> int:
 
 
 def joined(axes: tuple[str, ...]) -> str:
-    """Return mesh axes as text: `fsdp*tp`; a collective's device groups may match none."""
+    """Return mesh axes as text: `fsdp*tp`. axes: () for a collective whose device groups match no mesh axes."""
     return "*".join(axes) or "groups that are no mesh axes"
 
 

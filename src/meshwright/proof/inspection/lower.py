@@ -68,7 +68,7 @@ def lower_call(call: Call, platform: str | None = None) -> LoweredProgram:
 
 
 def first_that_lowers(name: str, ways: Sequence[tuple[str, Callable[[], LoweredProgram]]]) -> LoweredProgram:
-    """Return the program of the first attempt that lowers, with a note if earlier attempts failed.
+    """Return the program of the first attempt that lowers, with a note on each attempt that failed before it.
 
     ways: for each attempt, a description and a function that lowers.
 

@@ -185,7 +185,7 @@ def _like(target: AbstractMesh, names: Sequence[str], types: Sequence[AxisType])
             f" it is to be compiled for axes {', '.join(target.axis_names)}"
         )
     by_name = dict(zip(names, types, strict=True))
-    # Axes that are not on the old mesh have no type there; they are not named either.
+    # Axes that are not on the old mesh get the type of its first axis: the program does not name them.
     kinds = tuple(by_name.get(name, types[0] if types else AxisType.Auto) for name in target.axis_names)
     return AbstractMesh(target.axis_sizes, target.axis_names, axis_types=kinds, abstract_device=target.abstract_device)
 

@@ -54,8 +54,8 @@ def run_script(script: Script, take: Callable[[Call], T], source: ast.Module | s
 
     Args:
         script: the script.
-        take: a function of a call; called where the call is made, so inside the script's `jax.set_mesh` and other
-            contexts. Its errors are raised here.
+        take: called with the chosen call at the place where the script makes it, so inside the script's `jax.set_mesh`
+            and other contexts. Its errors are raised here.
         source: text or syntax tree to run in place of the script's text.
 
     Raises:
@@ -126,7 +126,7 @@ class _Recorder(Generic[T]):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Context in which jitted functions and their calls are recorded."""
+        """Context in which calls of `jax.jit` and `jax.pmap`, and of the functions that they return, are recorded."""
         self.is_recording = True
         with ExitStack() as stack:
             for name in ("jit", "pmap"):

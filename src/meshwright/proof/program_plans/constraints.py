@@ -40,9 +40,9 @@ class Fix:
         plan: the plan.
         constraints: the spec to constrain to, for each assignment that needs a constraint.
         planned: the program's matmuls, with the shardings that they have in the plan.
-        before: how many of them are split as planned with shardings of arguments and results only.
+        before: how many of `planned` are split as planned without constraints, by arguments' and results' shardings.
         after: the program's matmuls with the constraints.
-        skipped: assignments that run for several arrays whose planned layouts agree in no dim.
+        skipped: assignments that run for several arrays, whose planned specs agree in no dim.
     """
 
     plan: ProgramPlan
@@ -63,7 +63,7 @@ def fewest_constraints(plan: ProgramPlan, call: Call, assignments: Sequence[Assi
     Args:
         plan: a plan of the call's function.
         call: the function and its arguments; its modules must have been imported from marked sources.
-        assignments: the marked assignments, by number.
+        assignments: the marked assignments; an index is the number in a mark.
     """
     marked = _Marked.of(plan, call)
     specs = marked.specs()
@@ -118,9 +118,10 @@ def lower_call(plan: ProgramPlan, call: Call) -> Lowered:
 
 
 def use_mesh(plan: ProgramPlan) -> AbstractContextManager[Any]:
-    """Context in which a plan's mesh is in use, as the constraints of a changed file need.
+    """Context in which a plan's mesh is in use, to run a file in which `edits` wrote sharding constraints.
 
-    The mesh is over devices of this process if there are enough, else abstract.
+    These constraints are specs without a mesh. The mesh is over devices of this process if there are enough, else
+    abstract.
     """
     devices = jax.devices()[: plan.system.num_devices]
     if len(devices) < plan.system.num_devices:
@@ -141,7 +142,10 @@ def count_equal(planned: Sequence[Matmul], found: Sequence[Matmul]) -> int:
 
 @dataclass
 class _Marked(Applied):
-    """A function in its planned layout, in which only marked values are constrained: those in `chosen`, by number."""
+    """A function in its planned layout, in which only marked values (`sources`) are constrained.
+
+    chosen: the spec of each value that is constrained, by the number of its mark.
+    """
 
     chosen: dict[int, PartitionSpec]
 

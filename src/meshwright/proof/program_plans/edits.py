@@ -14,7 +14,7 @@ from meshwright.proof.program_plans.sources import Assignment, first_place, read
 
 
 def changed_files(constraints: Mapping[Assignment, PartitionSpec]) -> dict[Path, str]:
-    """Return the changed text of each file of these assignments. constraints: the spec to add after each assignment."""
+    """Return the changed text by file. constraints: the spec to constrain to after each assignment."""
     by_file: dict[Path, dict[Assignment, PartitionSpec]] = defaultdict(dict)
     for at, spec in constraints.items():
         by_file[at.file][at] = spec

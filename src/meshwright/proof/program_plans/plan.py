@@ -58,7 +58,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramPlan:
-    """A plan of a JAX function: a mesh, and the classes of equal dims that each of its axes splits.
+    """A plan of a JAX function: a mesh, and the classes of equal dims (`DimClass`) that each of its axes splits.
 
     candidates: the compared layouts, the chosen one first. num_layouts: how many were predicted. notes: limits of the
     plan.
@@ -160,14 +160,14 @@ def plan_program(
     num_compiled: int = COMPILED,
     **kwargs: Any,
 ) -> ProgramPlan:
-    """Plan a JAX function: find the mesh and the classes of dims it splits that give the fastest compiled program.
+    """Plan a JAX function: find the mesh, and the dims that each axis splits, with the fastest compiled program.
 
     Args:
         function: a train step or any other function that JAX traces; jitted or not.
         args: its arguments, arrays or abstract values; shapes and dtypes are read. If they have shardings over several
             devices, the unchanged function is compiled and compared too.
         on: the hardware, as `v5e:4x4`, which need not be present.
-        mesh: axes and degrees, as `data=4,model=4`; only the table is searched then. Default: every mesh is tried.
+        mesh: axes and degrees, as `data=4,model=4`; default: every mesh of all devices is tried.
         num_compiled: number of layouts to compile: those with the shortest predicted step, of different strategies.
             Data parallelism with a replicated and with a split state is compiled too, so that the chosen layout is
             never slower. 0 for none.
@@ -295,7 +295,7 @@ def _part_notes(priced: Priced, classes: tuple[DimClass, ...], layout: Layout | 
 
 
 def _whole_notes(program: Program, layout: Layout | None) -> Iterator[str]:
-    """Yield a note on arguments that are left whole: the table splits a part of a dim that is not its leading part."""
+    """Yield a note on arguments that stay whole because the table splits a part of a dim, but not its leading part."""
     if layout is None:
         return
     whole = [

@@ -130,7 +130,7 @@ def marking(mesh: AbstractMesh) -> Iterator[None]:
 
 
 def mark(value: Any, number: int) -> Any:
-    """Return an assigned value; a traced float array of at least two dims passes through an open sharding constraint.
+    """Return an assigned value. A traced float array of at least two dims gets a sharding constraint that marks it.
 
     The constraint leaves all dims unconstrained, and its name scope holds `number`, the number of the assignment, so
     that it can be found in the program. Values inside `shard_map` are returned as they are: JAX allows no sharding
@@ -163,7 +163,7 @@ def sources(rewrite: Callable[[Path, str], ast.Module | str]) -> Iterator[None]:
         return compile(rewrite(file, read_source(file)), str(file), "exec", dont_inherit=True)
 
     before = _forget_modules()
-    # The loader of every import of a file, by whichever finder, and of files that are loaded by their path.
+    # All finders, and loading a file by its path, use this loader.
     setattr(SourceFileLoader, "get_code", get_code)  # noqa: B010
     try:
         yield

@@ -89,7 +89,10 @@ def layout_of(
     degrees: Mapping[str, int],
     store: Sequence[str],
 ) -> Layout:
-    """Return the layout of a program in which `split` maps a class's atom to its axes, and `store` splits the state."""
+    """Return the layout of a program on mesh axes of these degrees.
+
+    split: the axes that split each class, by its number `DimClass.atom`. store: axes that split the state at rest.
+    """
     axes = tuple(
         Axis(name, degree, tuple(atom for atom, names in split.items() if name in names), name in store)
         for name, degree in degrees.items()
@@ -225,7 +228,7 @@ class Applied:
     ) -> list[Any]:
         """Evaluate an equation, with constraints on its operands and its result.
 
-        called: the programs that it calls. given: its operands. gathered: operands that earlier equations made whole.
+        called: the programs that it calls. given: its operands. gathered: values that earlier equations constrained.
         """
         used = uses(equation)
         if equation.primitive.name == "scan":
@@ -297,7 +300,7 @@ class Applied:
     def _with_whole_dims(self, equation: Any, body: Body, operands: list[Any], gathered: Gathered) -> list[Any]:
         """Constrain an operand of a matmul to be whole along an axis that splits another dim of the result.
 
-        Without this, the compiler may gather them over all axes instead of this one. It does not notice that two
+        Without this, the compiler may gather the operand over all axes instead of this one. It does not notice that two
         constraints of a value are equal, so one constraint serves all matmuls that read the value (`gathered`).
         """
         variables = equation.invars[:2]

@@ -212,13 +212,16 @@ class Priced:
                 yield from self._sum(moved.result, partial, moved.phase, times, layout)
 
     def _scatter(self, value: Value, axes: tuple[str, ...], phase: Phase, times: int, layout: Layout) -> Iterator[Sent]:
-        """Yield the collective that adds up partial sums and scatters them over a dim of the result."""
+        """Yield the collective that adds up partial sums and scatters them over a dim of the result, `times` times."""
         # XLA:CPU adds on all devices, and each keeps its part.
         kind = "all-reduce" if self.system.chip.kind == "cpu" else "reduce-scatter"
         yield kind, axes, phase, layout.size(value) * layout.degree(axes), False, times
 
     def _sum(self, value: Value, axes: tuple[str, ...], phase: Phase, times: int, layout: Layout) -> Iterator[Sent]:
-        """Yield the collectives that add up partial sums; gradients are scattered over the axes that shard them."""
+        """Yield the collectives that add up partial sums; gradients are scattered over the axes that shard them.
+
+        times: executions per step.
+        """
         size, is_gradient = layout.size(value), phase == "backward" and self._is_of_state(value)
         scattered = tuple(axis for axis in layout.stored_over(value.dims) if axis in axes) if is_gradient else ()
         if scattered:

@@ -1,6 +1,6 @@
 """Transfers that run concurrently with a device's ops, and their time: collectives, sends between slices, copies.
 
-Each occupies links; transfers that share a link wait for each other.
+Each transfer occupies links; transfers that share a link wait for each other.
 """
 
 from __future__ import annotations
@@ -208,9 +208,9 @@ def _touched_axes(groups: Groups, mesh: Mapping[str, int]) -> Axes:
 
 
 def _shift(pairs: Groups, mesh: Mapping[str, int], axes: Axes) -> int:
-    """Return the signed distance of most pairs of a permute, in devices along the flattened axes.
+    """Return how many devices most pairs of a permute shift a value by, along the flattened axes.
 
-    It is negative if going backwards round the ring is shorter.
+    The shift is negative if going backwards round the ring is shorter.
     """
     degrees = tuple(mesh.values())
     size = math.prod(mesh[axis] for axis in axes)

@@ -151,7 +151,7 @@ class Liveness:
         return lives
 
     def _use(self, lives: dict[Leaf, Span], user: Instruction, position: int) -> None:
-        """Extend the live ranges of an instruction's operands to `position`, of an all-reduce-start's to its done."""
+        """Extend the live ranges of an instruction's operands to `position`, or to an all-reduce-start's done."""
         if user.opcode == "all-reduce-start":
             order = list(self.module.computations[user.computation].instructions)
             position = max((order.index(done.name) for done in self.module.users(user)), default=position)

@@ -1,7 +1,7 @@
 """The time of one execution of an instruction.
 
-This is the compiler's own estimate if there is one (the TPU compiler's, for most fusions), else the roofline: matmuls
-at the efficiency of their size, everything else at memory bandwidth.
+It is the compiler's own estimate if there is one (the TPU compiler has one for most fusions), else the roofline time:
+matmuls at the efficiency of their size, everything else at memory bandwidth.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class OpSeconds:
 def op_seconds(module: Module, instruction: Instruction, system: System) -> OpSeconds:
     """Return the time of one execution of an instruction on an otherwise idle device; 0 if it does nothing.
 
-    If the TPU compiler estimated its cycles, it is their time, but at least that of its bytes at peak bandwidth. Else
-    it is the time of its flops, but at least that of its bytes at achieved bandwidth and, on a GPU, that of a launch
-    (not for hand-written kernels).
+    If the TPU compiler estimated its cycles: the time of these cycles, at least that of its bytes at peak bandwidth.
+    Else: the time of its flops, at least that of its bytes at achieved bandwidth and, on a GPU, that of a kernel launch
+    (which hand-written kernels do not count).
     """
     if is_free(instruction):
         return OpSeconds(0.0, "roofline")
@@ -92,7 +92,7 @@ def kernel_seconds(module: Module, instruction: Instruction, system: System) -> 
     flops = flops_of(module, instruction)
     found = _ATTENTION.search(f"{instruction.name} {instruction.op_name}")
     operands = [operand.shape for operand in module.operands(instruction)]
-    # Queries and keys: block masks are integer arrays; a batch of one has no dim.
+    # The float operands are queries and keys (block masks are integers). With a batch of one they have 3 dims.
     shapes = [shape.dims for shape in operands if "f" in shape.dtype and len(shape.dims) in (3, 4)]
     if found is None or len(shapes) < 2:
         return None if flops is None else flops / (system.peak() * attention_share(system))

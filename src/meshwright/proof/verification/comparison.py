@@ -189,7 +189,7 @@ def _largest_term(predicted: Record, compiled: Record) -> tuple[Cause, ...]:
 
 
 def _flops_causes(predicted: Record, compiled: Record, overhead: StaticOverhead) -> tuple[Cause, ...]:
-    """Return the known causes of a difference of flops if they account for it exactly, else `ANOTHER_PROGRAM`."""
+    """Return the causes of a difference of flops: known ones that account for it exactly, else `ANOTHER_PROGRAM`."""
     known = overhead.flops
     if compiled.flops != (predicted.flops or 0.0) + sum(known.values()):
         return (Cause(difference=Difference.ANOTHER_PROGRAM),)
@@ -275,7 +275,7 @@ def _key(move: Collective) -> Key:
 def _add_overhead(
     planned: Mapping[Key, _Planned], found: Mapping[Key, int], overhead: StaticOverhead
 ) -> dict[Key, _Planned]:
-    """Return the planned bytes by key, with the known overheads added where the program has other bytes than the plan.
+    """Return the planned bytes by key, with the known overheads added to keys whose bytes differ from the program's.
 
     found: the program's bytes by key.
     """
@@ -293,8 +293,8 @@ def _join_sums(
 ) -> tuple[dict[Key, _Planned], dict[Key, Cause]]:
     """Return the planned bytes with all-reduces regrouped over the compiler's sets of axes, and causes of the changes.
 
-    Both are by key. Consecutive all-reduces of one array over several axes become one. If a phase is still not equal,
-    its all-reduces stay as planned if the program sums the planned bytes over each axis (`combined_sums`).
+    Both are by key. Consecutive all-reduces of one array become one over all their axes. Where plan and program still
+    differ in a phase, but all-reduce equal bytes over each axis (`combined_sums`), the planned all-reduces are kept.
     """
     joined, causes = _join_axes(planned, found)
     keys = dict.fromkeys((*joined, *found))

@@ -80,9 +80,9 @@ def explain(planned: Mapping[Key, int], found: Mapping[Key, int], mesh: Mapping[
 
 
 def _other_phase(difference: Mapping[Key, int]) -> Explained:
-    """Explain collectives with more bytes in one phase and equally fewer in others.
+    """Yield the cause of collectives that have more bytes in one phase, and fewer by as many in others.
 
-    difference: bytes of the program less those of the plan, here and in the rules below.
+    difference: bytes by key, the program's less the plan's, here and in the rules below.
     """
     for kind, axes in dict.fromkeys(key[:2] for key in difference):
         keys = [key for key in difference if key[:2] == (kind, axes)]
@@ -129,7 +129,7 @@ def _sliced_further(difference: Mapping[Key, int]) -> Explained:
 
 
 def _within_and_between_slices(difference: Mapping[Key, int]) -> Explained:
-    """Explain all-reduces over other sets of axes, whose bytes per axis exceed the plan's by less than a tile."""
+    """Explain all-reduces over sets of axes not in the plan, with its bytes per axis, or less than a tile more."""
     keys = [key for key in difference if key[0] == "all-reduce"]
     is_apart = any(difference[key] < 0 for key in keys if len(key[1]) > 1)
     axes = {axis for key in keys for axis in key[1]}

@@ -128,8 +128,8 @@ def _declared_beyond(
     """Return the attention flops that compiled kernels declare minus `planned`, by the kind of difference.
 
     It is empty where both agree, as for attention without a kernel. Splash attention and cuDNN's kernels declare no
-    flops. Our own kernels declare those of half of the scores (the mask is causal), and seven matmuls in backward, of
-    which two are done a second time; the plan counts five.
+    flops. Meshwright's kernels declare the flops of half of the scores (the mask is causal), and in backward seven
+    matmuls, of which two are recomputed; the plan counts five.
     """
     kernel = strategy.attention
     if kernel == "flash" and system.chip.kind == "tpu":
@@ -143,10 +143,10 @@ def _declared_beyond(
 
 
 def _summed_once(plan: Plan) -> Iterator[Collective]:
-    """Yield all-reduces that XLA:GPU runs once a step, not once a microbatch, with the bytes to add (negative).
+    """Yield what to add to planned all-reduces that XLA:GPU runs once a step, not once a microbatch: negative bytes.
 
-    XLA moves the all-reduce of the last norm's gradient out of the loop over microbatches. Gradients of the layers are
-    in a loop of their own.
+    XLA moves the all-reduce of the last norm's gradient out of the loop over microbatches. It does not move those of
+    layers' gradients, which are in an inner loop over layers.
     """
     parts = plan.strategy.num_microbatches
     if plan.system.chip.kind != "gpu" or plan.mesh.pp > 1 or parts == 1:

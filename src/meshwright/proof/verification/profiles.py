@@ -54,8 +54,8 @@ class AxisBandwidth:
         axes: the mesh axes.
         links: the links that these axes are placed on.
         sent_bytes: bytes that a device sends per step, in a ring algorithm.
-        measured: `sent_bytes` by the traced time in these collectives. On TPUs that is the time in which the device
-            waits for them, so the rate of collectives that overlap with compute exceeds that of the links.
+        measured: `sent_bytes` divided by the traced time of these collectives. On TPUs that is the time in which the
+            device waits for them, so the rate of collectives that overlap with compute exceeds that of the links.
         predicted: the rate in the plan; None if the plan has no such collectives.
         links_rate: the rate with links at full bandwidth; None for simulated devices.
     """

@@ -144,8 +144,8 @@ def _causes_of_prompts(row: Row, plan: ServingPlan) -> tuple[Cause, ...]:
 
     They are masked scores, kernels that declare other flops, and matmuls of single rows.
 
-    Splash attention declares no flops, our own kernels half of all scores. Elsewhere all scores are computed, or, for
-    whole sequences, all but those of the first half's queries with the second half's keys.
+    Splash attention declares no flops, meshwright's kernels the flops of half of all scores. Without kernels all scores
+    are computed, or, for whole sequences, all but those of the first half's queries with the second half's keys.
     """
     length, is_single = plan.serving.prompt_len, plan.batch == plan.layout.num_groups
     counted = {

@@ -32,8 +32,8 @@ LEAST_SHARE = 0.005
 def step_causes(plan: ServingPlan, schedule: Schedule) -> tuple[Cause, ...]:
     """Return the causes of the difference between the planned and the simulated step time, largest first, with seconds.
 
-    The TPU compiler estimates over a microsecond for even the smallest op. This least time, times the number of ops, is
-    a separate cause, because a plan does not know the number of compiled ops. The rest of each op's time is compared
+    The TPU compiler estimates over a microsecond for even the smallest op. This least time times the number of ops is
+    one cause, since a plan does not know the number of compiled ops. The rest of each op's time is compared
     with the plan's term for the same work.
     """
     ops = [event for event in schedule.events if event.lane == COMPUTE and event.kind != "loop"]

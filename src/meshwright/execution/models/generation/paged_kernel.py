@@ -32,7 +32,7 @@ _MASKED = -1e30
 
 
 class Partial(NamedTuple):
-    """Attention over some of the keys, before it is combined with that over others; all float32.
+    """Attention over some of the keys, to be combined with the results for the other keys; all float32.
 
     product: values [..., h] summed with weights exp(score - largest). sums: sums of these weights [...]. largest: the
     largest score of each query [...].
@@ -46,8 +46,9 @@ class Partial(NamedTuple):
 def fits_kernel(queries: int, pages: Pages, slots: int) -> bool:
     """Whether the kernel can run for `queries` queries of a kv head in a row, and pages with `slots` slots on a device.
 
-    More queries occur in a chunk of a prompt, which is bound by its matmuls. Sizes of arrays in Triton are powers of 2.
-    Pallas indexes arrays of up to 4 GiB with 32 bits (JAX 0.10.2 to 0.12), too few for more than 2^31 1-byte elements.
+    False for more than `MOST_ROWS` queries (chunks of prompts, which are bound by matmuls) or `BLOCK_TOKENS` slots, for
+    sizes that are not powers of 2 (Triton), and for 2^31 to 2^32 elements of 1 byte: Pallas indexes arrays of up to
+    4 GiB with 32 bits, which is too few for these (JAX 0.10.2 to 0.12).
     """
     small = pages.key.dtype.itemsize > 1 or pages.key.size < 1 << 31 or pages.key.size > 1 << 32
     return queries <= MOST_ROWS and slots <= BLOCK_TOKENS and all(map(_is_power, (slots, pages.key.shape[4]))) and small

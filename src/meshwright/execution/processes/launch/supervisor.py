@@ -130,6 +130,7 @@ def _attempt(
     """Run all processes to their end.
 
     Args:
+        number: number of processes.
         words: arguments of each process, without those of the rendezvous.
         received: the signals received so far, to which a handler adds later ones.
         say: called with lines for the user.

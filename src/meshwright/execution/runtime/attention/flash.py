@@ -3,8 +3,8 @@
 FlashAttention-2 (arXiv:2307.08691) as three kernels: forward, backward for queries, backward for keys. They mask by
 token positions and document ids, and take and return an unnormalized softmax state, so that keys may arrive chunk by
 chunk in any order. Splash attention, the kernel that ships with JAX, has no public backward for such chunks (0.10.2).
-The bounds of each block's positions and document ids show which blocks are fully masked, which are neither fetched nor
-computed, and which are fully visible, which are not masked.
+The bounds of each block's positions and document ids show whether a block is fully masked (it is neither fetched nor
+computed) or fully visible (it is computed without a mask).
 
 Queries are already scaled, and heads come before tokens: queries [b, n, s, h] with n = k * g heads; keys and values
 [b, k, t, h]; softmax sums [b, n, 1, s]. Lengths are multiples of `LANES`. Letters of dims are as in `blockwise`.

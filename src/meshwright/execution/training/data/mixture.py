@@ -39,7 +39,7 @@ class Mixture:
             grain.MapDataset.range(count).seed((seed + number) % 2**32).shuffle().repeat()
             for number, count in enumerate(orders)
         ]
-        # How often each shuffled order occurs in the pattern before each position, and in the whole pattern.
+        # Rows of each shuffled order in the pattern, before each position and in all.
         chosen = self._pattern[:, None] == np.arange(len(orders))
         self._before, self._each = np.cumsum(chosen, axis=0) - chosen, chosen.sum(axis=0)
 

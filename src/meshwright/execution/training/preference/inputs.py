@@ -57,16 +57,17 @@ def pair_inputs(
     on_note: Note,
     on_bytes: Callable[[int], None],
 ) -> StepInputs:
-    """Return the inputs of a run on preference pairs from step `start`, with their reference.
+    """Return the inputs of a run on preference pairs from step `start`: pairs, and their reference log-probabilities.
 
-    The reference is the initial policy; a resumed run reads it from its directory.
+    The reference model is the initial policy. A resumed run reads what its directory has of it: the parameters of a
+    live reference, or the log-probabilities of a precomputed one.
 
     Args:
         mesh: the devices of the policy.
         on_bytes: called with the number of bytes of each part of weights that is read.
 
     Raises:
-        MeshwrightError: the stored reference is gone, damaged, or was computed for other pairs.
+        MeshwrightError: these files are gone or damaged, or the log-probabilities are of other pairs.
     """
     layout, seq_len = ShardingContext(config.mesh, rules_of(config.strategy)), config.workload.seq_len
     policy = BatchPlacement.of(mesh, layout, seq_len, config.strategy)

@@ -157,7 +157,7 @@ def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: i
 def begin_directory(
     config: DataclassInstance, directory: Path, checkpoints: Checkpoints, start: int, first: Row, on_note: Note
 ) -> None:
-    """Do the part of `begin` that runs of `meshwright.fit` need too. Called by the first process."""
+    """Do the part of `begin` that applies to runs of `meshwright.fit` too. Only the first process calls it."""
     note_restart(directory, read_metrics(directory), start, first)
     begin_run(directory, config, start)
     keep_bad_steps(directory, start)

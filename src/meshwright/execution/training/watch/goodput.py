@@ -1,6 +1,7 @@
 """Goodput: how the time of a run was used, over all its restarts.
 
-Each second from the start of the first process to the last row (the measurements of one step) counts in one account.
+Each second from the start of the first process to the last row (the measurements of one step) counts in one of
+`ACCOUNTS`, e.g. `steps`, `saving` or `down`.
 The events are those of AXLearn (https://github.com/apple/axlearn, `axlearn/cloud/gcp/measurement.py`); the accounts of
 lost time are the badput categories of Google's ml-goodput-measurement.
 """

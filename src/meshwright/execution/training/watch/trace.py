@@ -64,7 +64,7 @@ class MeasuredStep:
 
 
 def find_trace(folder: Path) -> Path:
-    """Return the newest trace file (`.xplane.pb`) of JAX's profiler below a folder; a `MeshwrightError` if none."""
+    """Return the newest trace file (`.xplane.pb`) of JAX's profiler in a folder or below. Raises if there is none."""
     found = sorted(folder.glob("plugins/profile/*/*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise MeshwrightError(f"no profile below {folder}; `meshwright train --profile 10:15` writes one")

@@ -31,7 +31,7 @@ class StateChanged(Finding):
     elements_held: int
 
     def explains(self, other: Finding) -> bool:
-        """Whether a collective only moves the new value to its changed sharding."""
+        """Whether `other` is a collective that only moves the new value to its changed sharding."""
         if isinstance(other, SlicedAllReduce):
             return num_elements(other.array) == math.prod(self.shape.dims)
         if not isinstance(other, UnexpectedCollective) or not other.is_of_shardings:

@@ -59,7 +59,10 @@ class BranchedCollective(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class RingTooLong(Finding):
-    """A ring with one send more than there are other devices: a device's own part returns to it."""
+    """A ring with one send more than there are other devices: a device's own part returns to it.
+
+    sends: the number of sends.
+    """
 
     kind = FindingKind.RING_TOO_LONG
     merged_by = ("axes", "is_wrong_sum")
@@ -91,7 +94,10 @@ class RingTooLong(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class SentCopies(Finding):
-    """A gather, all-to-all or permute between devices that hold the same value."""
+    """A gather, all-to-all or permute between devices that hold the same value.
+
+    equal_axes: the axes along which all `degree` devices hold the same value.
+    """
 
     kind = FindingKind.SENT_COPIES
     merged_by = ("equal_axes",)

@@ -63,7 +63,7 @@ def padding(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _held(context: ProgramContext) -> dict[Shape, tuple[int, Instruction]]:
-    """Return for each shape how many arrays of it are in memory at least, and the first of them.
+    """Return for each shape the least number of its arrays that are in memory at once, and the first such array.
 
     All arguments are in memory at once; of other arrays, one per shape is counted.
     """

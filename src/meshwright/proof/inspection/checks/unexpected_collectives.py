@@ -96,7 +96,7 @@ class UnexpectedCollective(Finding):
 
     @property
     def conflict(self) -> tuple[str, ...]:
-        """What collectives at one source line have in common if one mistake causes them: they are merged."""
+        """Figures that are equal for collectives which one mistake at a source line causes, so that they are merged."""
         if self.because in (UnexpectedBecause.REARRANGES, UnexpectedBecause.NEEDS_WHOLE):
             return (self.primitive,)
         return (self.primitive, *self.axes) if self.because == UnexpectedBecause.GATHERS_BATCH else ()
@@ -228,7 +228,7 @@ def _because(context: ProgramContext, found: CompiledCollective) -> UnexpectedBe
 
 
 def _is_added_to_state(context: ProgramContext, gather: Instruction) -> bool:
-    """Whether a gathered value only becomes new state, as the updates that ZeRO's first stage makes in shards."""
+    """Whether a gathered value only becomes new state, e.g. updates that ZeRO stage 1 computes in shards."""
     root = context.module.root(context.module.entry)
     updated = {number for number, one in enumerate(context.results) if _is_updated(context, one)}
     used = list(uses(context.module, gather, VIEWS | ELEMENTWISE))

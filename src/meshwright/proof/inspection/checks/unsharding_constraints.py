@@ -26,7 +26,7 @@ from meshwright.units import show_bytes
 class UnshardingConstraint(Finding):
     """A constraint that replicates a sharded value. gathers: the place of each all-gather that it causes.
 
-    is_cut: its users slice it again; if False, all devices along the axes compute the same with it.
+    is_cut: users slice the value again; if False, all devices along the axes compute the same with it.
     """
 
     kind = FindingKind.UNSHARDING_CONSTRAINT

@@ -62,7 +62,7 @@ _ARGUMENT = _State(is_constant=False)
 
 
 def replica_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
-    """Yield collectives on values that are already equal, and results that should be equal but differ."""
+    """Yield collectives on values that are equal on all their devices, and results that should be equal but differ."""
     reader = _Reader()
     reader.run(block, [_ARGUMENT] * len(block.inputs))
     for number in reader.certain:
@@ -134,9 +134,9 @@ class _Reader:
         return [self._divide(op, _computed(op, states))] * len(op.results)
 
     def _divide(self, op: Op, state: _State) -> _State:
-        """Return the state of the result of a product or quotient; note sums that it divides by a number of devices.
+        """Return the state of a product's or quotient's result; note the sums it divides by their number of devices.
 
-        state: without that division.
+        state: the result's state without that division.
         """
         if op.name not in ("div", "mul") or len(op.operands) != 2:
             return state
@@ -214,7 +214,7 @@ class _Reader:
         return condition, next(one for one in op.bodies if one is not condition)
 
     def _until_stable(self, carry: list[_State], step: Any) -> list[_State]:
-        """Join the states of a loop's carry with those after an iteration until nothing changes."""
+        """Return the states of a loop's carry, joined with those after an iteration (`step`) until nothing changes."""
         is_last, self.is_last = self.is_last, False
         while (joined := [_join(one, new) for one, new in zip(carry, step(carry), strict=True)]) != carry:
             carry = joined
@@ -349,7 +349,7 @@ def _computed(op: Op, states: Sequence[_State]) -> _State:
 
 
 def _made_up(divided: frozenset[float], degree: int) -> frozenset[float]:
-    """Return the numbers that a value was divided by, after a sum over `degree` devices has cancelled one of them."""
+    """Return the divisors of a value (`_State.divided`) after a sum over `degree` devices cancelled that factor."""
     return frozenset(one / degree if one > degree else one for one in divided if not _is_near(one, degree))
 
 

@@ -94,7 +94,10 @@ def _uses_after(body: OpBlock, start: Value) -> bool:
 
 
 def _is_in_another(loop: Op, consts: int, carried: int, number: int) -> bool:
-    """Whether a carry's initial value is part of another carry's, e.g. of a sum that begins with it."""
+    """Whether the initial value of carry `number` is part of another carry's, e.g. of a sum that begins with it.
+
+    consts, carried: how many constants and carries the scan has.
+    """
     first = through_views(loop.operands[consts + number])
     return any(other != number and _is_made_of(loop.operands[consts + other], first) for other in range(carried))
 

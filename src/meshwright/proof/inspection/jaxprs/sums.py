@@ -102,7 +102,7 @@ def _is_summed(block: OpBlock, gather: Op) -> bool:
 
 
 def _is_reduced(block: OpBlock, value: Value, dim: int, degree: int) -> bool:
-    """Whether a value, or what is computed of it element by element, is only added up along a dim.
+    """Whether a value, or a value computed from it element by element, is only added up along a dim.
 
     If the parts are tiled along the dim, a reshape may first give them a dim of their own, of size `degree`.
     """

@@ -11,7 +11,7 @@ from meshwright.proof.inspection.jaxprs.blocks import Op, OpBlock, Value, hlo_dt
 from meshwright.proof.inspection.jaxprs.places import is_promoted, place, says_so
 
 _LEAST_CONSTANT = 1 << 16
-"""Smaller constants, e.g. tables of positions, cost nothing."""
+"""In bytes. Smaller constants, e.g. tables of positions, cost nothing, and are not reported."""
 
 _LEAST_SHARE = 0.01
 """The smallest float32 matmul reported, as a fraction of all matmul flops."""

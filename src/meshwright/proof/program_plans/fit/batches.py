@@ -20,7 +20,7 @@ Batches = Iterable[Any] | Callable[[int], Any]
 
 
 class PlacedBatches:
-    """The batches of a run, sharded as planned: `batches[step]`. Each can be read once, in the order of steps.
+    """The batches of a run, sharded as planned: `batches[step]`, each step once and in order.
 
     Args:
         batches: batches of host arrays. With several processes, each yields the rows of its own devices, or all rows.

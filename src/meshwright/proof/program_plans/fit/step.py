@@ -84,7 +84,7 @@ def _copied(leaf: Any, wanted: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def is_maker(state: Any) -> bool:
-    """Whether a state is given as a function that returns it. A tree is none, even if its class is callable."""
+    """Whether a state is given as a function that returns it. A tree of arrays is not, even of a callable class."""
     return callable(state) and jax.tree_util.all_leaves([state])
 
 
