@@ -99,7 +99,7 @@ def check_concrete(array: Any, name: str) -> None:
     """Raise for a traced value."""
     if isinstance(array, Tracer):
         raise MeshwrightError(
-            f"{name} is being traced and lies nowhere yet; show what the jitted function returns, or use"
+            f"{name} is being traced and has no devices yet; show what the jitted function returns, or use"
             " jax.debug.inspect_array_sharding inside it"
         )
 
@@ -110,7 +110,7 @@ def _check_divides(name: str, shape: tuple[int, ...], axes: Axes, degrees: Mappi
         degree = math.prod(degrees[axis] for axis in split)
         if size % degree:
             raise MeshwrightError(
-                f"{name} of shape {shape} cannot lie so: dim {dim} over {'*'.join(split)}={degree} leaves"
+                f"{name} of shape {shape} cannot be split so: dim {dim} over {'*'.join(split)}={degree} leaves"
                 f" {size} % {degree} = {size % degree}; the degree must be one of {divisors(size)}"
             )
 

@@ -290,7 +290,7 @@ def _goodput(runs: Sequence[Run]) -> Section:
     ]
     columns = ("", *(timed if len(timed) > 1 else ["seconds"]), "what it is")
     restarts = [
-        f"{run.name} was gone on with {len(run.restarts)} time{'s' * (len(run.restarts) > 1)};"
+        f"{run.name} was resumed {len(run.restarts)} time{'s' * (len(run.restarts) > 1)};"
         f" {sum(restart['lost_steps'] for restart in run.restarts):,} steps were taken again."
         for run in runs
         if run.restarts

@@ -75,7 +75,7 @@ def show(
         holdings = live_holdings(what)
         return Picture((array_sketch(holdings), *_torus(on, holdings)))
     if on is not None:
-        raise MeshwrightError(f"on={on!r} goes with one array; a tree may lie on several meshes")
+        raise MeshwrightError(f"on={on!r} goes with one array; the arrays of a tree may be on several meshes")
     if isinstance(what, Plan):
         table = table_sketch(plan_rows(what), of=f"{what.workload.model.name} on {what.mesh}, {what.hardware}")
         return Picture((memory_sketch(what.predicted.memory_bytes, what.system.usable_bytes), table))
@@ -147,7 +147,7 @@ def read_text(
     sizes = Sizes(degrees=degrees, dims=lengths, element_bytes=dtype_bytes(dtype))
     unknown = [dim for dim in sizes.dims if dim not in array.dims]
     if unknown:
-        raise MeshwrightError(f"there is a size for {', '.join(unknown)}, which {array} has not")
+        raise MeshwrightError(f"there is a size for {', '.join(unknown)}, which {array} does not have")
     check(array, sizes)
     return array, sizes
 

@@ -102,7 +102,7 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
             " losses differ a little from those with another number of them",
         )
     if waiting := host_bytes(workload, mesh, strategy):
-        notes += (f"{show_bytes(waiting)} of each device's activations wait in its host's memory",)
+        notes += (f"{show_bytes(waiting)} of each device's activations are kept in its host's memory",)
     return notes
 
 

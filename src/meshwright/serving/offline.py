@@ -72,7 +72,8 @@ class PromptFile:
         tokens = self._tokens(prompt_of(rest))
         if (length := len(tokens) + 1) > self.context:
             raise BadRecordError(
-                "too_long", f"the prompt has {length:,} tokens with the first that is made; a text has {self.context:,}"
+                "too_long",
+                f"the prompt has {length:,} tokens with the first generated one; a sequence has {self.context:,}",
             )
         most = own.pop("max_tokens", self.request.max_tokens)
         if type(most) is not int or most < 1:

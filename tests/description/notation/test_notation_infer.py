@@ -182,7 +182,7 @@ def test_a_sum_that_is_asked_for_is_left_to_take():
 
 
 ILLEGAL = [
-    ("A[I_Q, J] @ B[J, K]", "the mesh has not; its axes are X, Y, Z"),
+    ("A[I_Q, J] @ B[J, K]", "the mesh does not have; its axes are X, Y, Z"),
     ("A[I, Q] @ B[Q, K]", "dim Q of A[I, Q] has no size"),
     ("A[I_X, S] @ B[S, K_X]", None),
     (

@@ -104,7 +104,7 @@ def lora_targets(model: ModelConfig, names: Sequence[str]) -> tuple[str, ...]:
             choices = list(dict.fromkeys((ALL_LINEAR, *short, *known, *ends)))
             hint = did_you_mean(map(repr, difflib.get_close_matches(name, choices, n=1)))
             raise MeshwrightError(
-                f"lora target {name!r} is no product of {model.name}; {hint}targets are {', '.join(choices)}"
+                f"lora target {name!r} is no matmul of {model.name}; {hint}targets are {', '.join(choices)}"
             )
     order = (*known, *ends)
     return tuple(sorted(found, key=lambda op: (order.index(op) if op in order else -1, op)))
@@ -319,5 +319,5 @@ def _matching_matmuls(pattern: str, model: ModelConfig, path: Path) -> list[str]
     except re.error as error:
         raise MeshwrightError(f"{path} has target_modules={pattern!r}, which is no pattern: {error}") from None
     if not found:
-        raise MeshwrightError(f"{path} has target_modules={pattern!r}, which matches no product")
+        raise MeshwrightError(f"{path} has target_modules={pattern!r}, which matches no matmul")
     return found

@@ -204,7 +204,7 @@ def make_system(chip: Chip, shape: tuple[int, ...], *, num_slices: int = 1) -> S
             shape = slice_of(chip, chip.torus, shape[0])
         check_slice(chip, chip.torus, shape)
         if num_slices > 1 and chip.dcn is None:
-            raise MeshwrightError(f"{num_slices}*{chip.name} needs a [dcn] table, which {chip.name} has not")
+            raise MeshwrightError(f"{num_slices}*{chip.name} needs a [dcn] table, which {chip.name} does not have")
         return System(chip, shape, num_slices)
     count = math.prod(shape) * num_slices
     if len(shape) > 1 or num_slices > 1:

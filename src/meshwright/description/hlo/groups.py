@@ -63,7 +63,7 @@ def parse_groups(text: str, *, num_devices: int) -> Groups:
     except (ValueError, KeyError, ZeroDivisionError) as error:
         raise MeshwrightError(f"replica_groups {text[:80]!r} contradict themselves: {error}") from None
     if groups is None:
-        raise MeshwrightError(f"replica_groups {text[:80]!r} are in no spelling that HLO has")
+        raise MeshwrightError(f"replica_groups {text[:80]!r} are not in a form that HLO prints")
     return groups
 
 

@@ -41,7 +41,7 @@ def check(array: ShardedArray, sizes: Sizes) -> None:
     for axis in (*array.split_axes, *array.unreduced):
         if axis not in sizes.degrees:
             known = ", ".join(sizes.degrees) or "none"
-            raise MeshwrightError(f"{array} is split over {axis}, which the mesh has not; its axes are {known}")
+            raise MeshwrightError(f"{array} is split over {axis}, which the mesh does not have; its axes are {known}")
     for dim, axes in zip(array.dims, array.axes, strict=True):
         if dim not in sizes.dims:
             known = ", ".join(sizes.dims) or "none"

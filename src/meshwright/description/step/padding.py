@@ -104,7 +104,7 @@ def padding_notes(model: Model, mesh: MeshShape, rules: Rules) -> tuple[str, ...
     if not (what := describe_padding(model, mesh, rules)):
         return ()
     more = num_parameters(padded(model, mesh, rules)) / num_parameters(model) - 1
-    return (f"{mesh} has {what}: {more:.2%} more parameters, which memory and flops count and MFU does not",)
+    return (f"{mesh} has {what}: {more:.2%} more parameters, which memory and flops include and MFU does not",)
 
 
 def check_padding(model: Model, mesh: MeshShape, rules: Rules, strategy: Strategy) -> None:

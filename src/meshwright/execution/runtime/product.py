@@ -79,7 +79,7 @@ def compile_product(
     degrees = inference.sizes.degrees
     if dict(mesh.shape) != dict(degrees):
         raise MeshwrightError(
-            f"the ways were inferred for mesh {show_mesh(degrees)}; this one is {show_mesh(mesh.shape)}"
+            f"the implementations were inferred for mesh {show_mesh(degrees)}; this one is {show_mesh(mesh.shape)}"
         )
     axis_type = AxisType.Auto if mode == "auto" else AxisType.Explicit
     mesh = mesh.update(axis_types=(axis_type,) * len(mesh.axis_names))

@@ -230,7 +230,7 @@ def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
     if num_tokens > vocab:
         raise MeshwrightError(
             f"the tokenizer of {directory} has tokens up to {num_tokens - 1}; config.json has a vocab_size of {vocab}:"
-            f" they are of different models"
+            f" they belong to different models"
         )
     template = directory / "chat_template.jinja"
     if template.is_file():

@@ -167,4 +167,4 @@ def _not_finite(tensor: Tensor, block: np.ndarray, dtype: np.dtype[Any]) -> Mesh
     if np.isfinite(values).all():
         return MeshwrightError(f"{tensor.name} in {tensor.file} has values that are too large for {dtype.name}")
     kind = "NaN" if np.isnan(values).any() else "infinite values"
-    return MeshwrightError(f"{tensor.name} in {tensor.file} has {kind}; these weights compute nothing")
+    return MeshwrightError(f"{tensor.name} in {tensor.file} has {kind}; these weights cannot be used")

@@ -83,7 +83,7 @@ def _values(
         raise MeshwrightError(f"torchtitan has no flavor of {model.name}; it has {', '.join(table.models)}")
     if framework == "torchtitan" and preset != model:
         raise MeshwrightError(
-            f"torchtitan's flavors have all layers; {model.name} with num_layers={model.num_layers} has not"
+            f"torchtitan's flavors have all layers; {model.name} with num_layers={model.num_layers} does not"
         )
     if framework == "maxtext" and named:
         values["model_name"] = named

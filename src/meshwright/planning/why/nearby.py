@@ -101,12 +101,12 @@ class OtherBatch(Fact):
 
     def __str__(self) -> str:
         if self.change is BoundChange.CHANGES:
-            becomes = f"{self.bound} bound by that too, with {self.tokens:,} tokens per device"
+            becomes = f"{self.bound} bound there too, with {self.tokens:,} tokens per device"
             if self.exposure:
                 becomes = f"communication bound {self.exposure}"
             return f"at a batch of {self.batch:,} this becomes {becomes}"
         if self.change is BoundChange.NOT_LEGAL:
-            return f"no smaller batch than {self.batch:,} can be shared out on this mesh"
+            return f"no smaller batch than {self.batch:,} can be split on this mesh"
         way = "up" if self.is_larger else "down"
         return f"{way} to a batch of {self.batch:,} it stays {self.bound} bound on this mesh"
 
@@ -254,7 +254,7 @@ def _plan(
     read, shape = workload or plan.workload, mesh or plan.mesh
     shards = shape.degree(RULES["batch"])
     if read.batch % shards:
-        raise MeshwrightError(f"a batch of {read.batch:,} sequences cannot be shared out over {shards:,} devices")
+        raise MeshwrightError(f"a batch of {read.batch:,} sequences cannot be split over {shards:,} devices")
     check_mesh(read, shape, stream_rules(plan.strategy.tp_stream))
     each = read.batch // shards
     strategy = plan.strategy

@@ -148,8 +148,8 @@ def read_factors(directory: Path, model: ModelConfig, mesh: MeshShape) -> Factor
         )
     if missing := set(own.targets) & {EMBEDDING, UNEMBEDDING} - set(model.lora.targets):
         raise MeshwrightError(
-            f"{directory} has an adapter of the {' and the '.join(sorted(missing))}, for which the slots of this server"
-            f" have no room; start it with one that has it (--adapter NAME={directory})"
+            f"{directory} has an adapter of the {' and the '.join(sorted(missing))}, for which this server's slots have"
+            f" no space; start it with one that has it (--adapter NAME={directory})"
         )
     adapted = replace(base, lora=own)
     program(adapted)  # Raises for matmuls that have no slots.

@@ -27,7 +27,7 @@ def checked(request: Request, model: LoadedModel, context: int) -> Request:
         )
     if (length := len(request.prompt) + (request.max_tokens > 0)) > context:
         raise MeshwrightError(
-            f"the prompt has {length} tokens with the first that is made; a text has at most {context}"
+            f"the prompt has {length} tokens with the first generated one; a sequence has at most {context}"
         )
     for name, value, most in (
         ("max_tokens", request.max_tokens, None), ("min_tokens", request.min_tokens, request.max_tokens),

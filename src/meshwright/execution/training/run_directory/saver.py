@@ -97,7 +97,7 @@ class Saver:
             self._note_failure(error)
         saved = self._in_order(state)
         if not all(map(bool, _are_numbers(saved, allows_infinity=self._allows_infinity))):
-            raise NotFiniteError(f"parameters are no numbers (nan or inf) after step {taken}; training stops")
+            raise NotFiniteError(f"the state has nan or inf after step {taken}; training stops")
         try:
             self._checkpoints.save(taken, saved, self._about(taken))
             self._step = taken - 1

@@ -137,7 +137,7 @@ def price(inference: Inference, system: System, *, dtype: str = "bf16") -> Price
     """
     if dtype_bytes(dtype) != inference.sizes.element_bytes:
         raise MeshwrightError(
-            f"the ways were inferred for elements of {inference.sizes.element_bytes:g} bytes;"
+            f"the implementations were inferred for elements of {inference.sizes.element_bytes:g} bytes;"
             f" {dtype} has {dtype_bytes(dtype):g}"
         )
     layout = lay_mesh(system, inference.sizes.degrees)
