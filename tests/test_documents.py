@@ -44,8 +44,9 @@ FILES = ("toml", "py", "yaml")
 """The languages of blocks that are files."""
 
 EXIT_CODE = re.compile(r"\s+# exit code (\d+)$")
-IN_PROCESS = ("plan", "matmul", "collective", "chips", "show")
-"""Commands that need no process of their own, unless they are of a function: they start no compiler."""
+IN_PROCESS = ("plan", "matmul", "collective", "chips", "show", "report")
+IN_PROCESS += ("verify", "train", "export", "generate", "eval")
+"""Commands that need no process of their own, unless they are of a function, whose module they import."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,10 @@ class Shell:
 
     def run(self, command):
         """The exit code, and what was printed: results, or where the call was wrong the error; progress is neither."""
+        command = command.replace("\\\n", " ")
         words = shlex.split(command, comments=True) if not re.search(r"[|;&><$*\n]", command) else []
-        starts_none = words[:1] == ["meshwright"] and words[1] in IN_PROCESS and not {"--run", "--bench"} & {*words}
-        if starts_none and not any(re.fullmatch(r"\w+:\w+", word) for word in words):
+        needs_none = words[:1] == ["meshwright"] and words[1] in IN_PROCESS and not {"--run", "--bench"} & {*words}
+        if needs_none and not any(re.fullmatch(r"[\w./]+:[a-z_]\w*", word) for word in words):
             return self._run_here(words[1:])
         done = subprocess.run(
             ["bash", "-c", command],
@@ -146,6 +148,8 @@ class Shell:
             contextlib.chdir(self.folder),
             contextlib.redirect_stdout(printed),
             contextlib.redirect_stderr(errors),
+            jax.numpy_dtype_promotion("standard"),
+            jax.numpy_rank_promotion("allow"),
             pytest.MonkeyPatch.context() as patch,
         ):
             patch.setenv("COLUMNS", "100")
