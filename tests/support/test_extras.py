@@ -175,11 +175,11 @@ def test_one_of_two_extras_is_enough(monkeypatch):
     monkeypatch.setattr(
         extras, "_packages", lambda: {"train": ["json", "not-there", "nor-this", "nor-that"], "serve": ["json"]}
     )
-    extras.require_extra("load", "train", "serve")
+    extras.require_extra("one", "train", "serve")
     with pytest.raises(
-        MeshwrightError, match=r"^train needs pip install meshwright\[train\]; .* not-there, nor-this and 1 more$"
+        MeshwrightError, match=r"^it needs pip install meshwright\[train\]; .* not-there, nor-this and 1 more$"
     ):
-        extras.require_extra("train", "train")
+        extras.require_extra("it", "train")
 
 
 def test_a_module_of_no_extra_stays_an_import_error():
