@@ -5,7 +5,7 @@ A fence says what a block is:
 - ```console: lines after `$ ` are commands, run as a shell does; a comment `# exit code 1` behind one says how it ends.
   Lines below are its output; `…` alone stands for lines left out. Words are compared as they are and numbers to 2%.
   `measured` behind `console`: numbers are not compared. `matrix`: compiles for hardware that is not there, and runs by
-  `make matrix` alone.
+  `make matrix` alone; `exhaustive`: for hundreds of devices, and runs by `make exhaustive`.
 - ```python runs in one process with the other python blocks of its document.
 - ```toml FILE and the like write a file.
 - ```sh is how to install, and ```text is no command: neither runs.
@@ -261,25 +261,29 @@ LONG = (
     ids=str,
 )
 def test_the_commands_of_a_document_do_what_it_says(document, tmp_path):
-    found = [block for block in blocks((ROOT / document).read_text()) if "matrix" not in block.words]
+    found = [block for block in blocks((ROOT / document).read_text()) if not {"matrix", "exhaustive"} & {*block.words}]
     assert not (wrong := run_blocks(found, tmp_path / "here")), "\n\n".join(wrong)
 
 
-COMPILING = [path for path in DOCUMENTS if re.search(r"^```.* matrix$", (ROOT / path).read_text(), re.MULTILINE)]
+COMPILING = [
+    pytest.param(path, when, marks=getattr(pytest.mark, when), id=str(path) if when == "matrix" else f"{path}-{when}")
+    for path in DOCUMENTS
+    for when in ("matrix", "exhaustive")
+    if re.search(rf"^```.* {when}$", (ROOT / path).read_text(), re.MULTILINE)
+]
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("document", COMPILING, ids=str)
-def test_the_compiling_commands_of_a_document_do_what_it_says(document, tmp_path):
+@pytest.mark.parametrize(("document", "when"), COMPILING)
+def test_the_compiling_commands_of_a_document_do_what_it_says(document, when, tmp_path):
     every = blocks((ROOT / document).read_text())
-    found = [block for block in every if "matrix" in block.words or block.language in FILES]
+    found = [block for block in every if when in block.words or block.language in FILES]
     assert not (wrong := run_blocks(found, tmp_path / "here")), "\n\n".join(wrong)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_every_block_says_what_it_is(document):
     for block in blocks((ROOT / document).read_text()):
-        kinds = {"console": ("measured", "matrix"), "python": (), "sh": (), "text": ()}
+        kinds = {"console": ("measured", "matrix", "exhaustive"), "python": (), "sh": (), "text": ()}
         if block.language in kinds:
             assert {*block.words} <= {*kinds[block.language]}, block
         else:
@@ -340,7 +344,7 @@ def renew(document, folder, *, with_matrix):
     for block in blocks(text):
         if block.language in FILES:
             (folder / block.words[0]).write_text(block.text)
-        if block.language != "console" or ("matrix" in block.words and not with_matrix):
+        if block.language != "console" or ({"matrix", "exhaustive"} & {*block.words} and not with_matrix):
             continue
         parts = []
         for step in steps(block):
