@@ -255,6 +255,7 @@ LONG = (
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:mesh .* takes the first")  # Of the devices of this process.
 @pytest.mark.parametrize(
     "document",
     [pytest.param(path, marks=pytest.mark.matrix if str(path) in LONG else ()) for path in DOCUMENTS],
@@ -273,6 +274,7 @@ COMPILING = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:mesh .* takes the first")
 @pytest.mark.parametrize(("document", "when"), COMPILING)
 def test_the_compiling_commands_of_a_document_do_what_it_says(document, when, tmp_path):
     every = blocks((ROOT / document).read_text())
