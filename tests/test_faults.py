@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-FEW = ["training:7", "serving:1", "files:10", "files:28", "files:45", "files:57"]
+FEW = ["training:16", "serving:1", "files:10", "files:28", "files:45", "files:57"]
 """A run whose checkpoint is damaged; a server under requests of every kind; four files."""
 
 KILLED = ["training:28"]
