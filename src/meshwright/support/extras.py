@@ -20,6 +20,7 @@ A requirement with further markers, such as a platform, may not apply here, so i
 """
 
 
+@cache  # Of an error nothing is kept: what is installed later is found.
 def require_extra(what: str, *extras: str) -> None:
     """Raise unless at least one of the given extras is completely installed; imports nothing.
 

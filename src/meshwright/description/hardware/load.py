@@ -22,6 +22,7 @@ def chips() -> tuple[Chip, ...]:
     return tuple(sorted(found, key=lambda chip: (kinds.index(chip.kind), chip.name.replace("tpu", "v"))))
 
 
+@cache
 def chip_names() -> tuple[str, ...]:
     """Return the names of the known chips in alphabetical order, without reading their files."""
     return tuple(sorted(path.stem for path in DATA.glob("*.toml") if path.stem != "aliases"))

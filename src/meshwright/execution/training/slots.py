@@ -9,7 +9,9 @@ along head_dim, and experts along embed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -91,10 +93,13 @@ def move_to_stage_layout(
     needs.
     """
 
+    @cache  # A parameter and its moments are moved by one program.
+    def to_stages(name: str, to: jax.ShapeDtypeStruct) -> Callable[[Tree], Tree]:
+        return jax.jit(lambda tree: to_stage_layout(tree, {name: to}, model, layout, strategy))
+
     def move(path: tuple[Any, ...], array: Array, to: jax.ShapeDtypeStruct) -> Array:
         name = "layers" if any(getattr(key, "key", None) == "layers" for key in path) else "other"
-        to_stages = jax.jit(lambda tree: to_stage_layout(tree, {name: to}, model, layout, strategy))
-        moved = jax.block_until_ready(to_stages({name: array})[name])
+        moved = jax.block_until_ready(to_stages(name, to)({name: array})[name])
         array.delete()
         return moved
 

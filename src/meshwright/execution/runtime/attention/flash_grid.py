@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from meshwright.execution.runtime.attention.segments import Bounds, Mask, Segments, bounds, bounds_any_visible
 from meshwright.planning.cost.rates.attention import LANES
@@ -113,6 +112,8 @@ class Grid:
           num_products: number of matmuls per block, of 2 * scores * head dim flops each, for the cost estimate.
           num_scratch: number of scratch buffers.
         """
+        from jax.experimental.pallas import tpu as pltpu  # Imported late: 0.2 s that only TPUs need.
+
         b, sizes = self.queries[0], (self.rows, self.columns)
         limits = [_limits(of, size, b) for of, size in zip(segments, sizes, strict=True)]
         lines = [_lines(of, b) for of in segments]

@@ -15,8 +15,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.experimental.pallas.ops.tpu import splash_attention as splash
-from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask import ChunkedCausalMask
 
 from meshwright.description.step.strategy import Attention
 from meshwright.errors import MeshwrightError
@@ -97,6 +95,8 @@ def sequential_segments(length: int, first: Array | int = 0) -> Segments:
 
 def _splash(query: Array, key: Array, value: Array, segments: Array | None, mask: Mask) -> Array:
     """Return splash attention of queries [b, s, k, g, h]; segments: document ids [b, s], or None."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # Imported late: 0.3 s that only TPUs need.
+
     b, s, k, g, h = query.shape
     size = math.gcd(s, tpu_block(h))
     blocks = splash.BlockSizes(
@@ -118,7 +118,10 @@ def _heads_first(query: Array) -> Array:
     return jnp.moveaxis((query / math.sqrt(h)).astype(query.dtype).reshape(b, s, k * g, h), 1, 2)
 
 
-def _splash_mask(length: int, mask: Mask) -> splash.Mask:
+def _splash_mask(length: int, mask: Mask) -> Any:
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask import ChunkedCausalMask
+
     shape = (length, length)
     if mask.window is not None and mask.is_chunked:
         return ChunkedCausalMask(shape, mask.window)
