@@ -123,6 +123,7 @@ def row_model(said: Row) -> ModelConfig:
         gated=said["gated_mlp"],
         tied_embeddings=bool(said["tied_embeddings"]),
         experts=_experts(said),
+        parallel_blocks=said.get("parallel_blocks"),
         attention=AttentionConfig(windows=_windows(attention), latent=_latent(attention)),
         **(gpt if re.search(r"\bgpt(?!-?oss)", said["name"].lower()) else {}),
     )

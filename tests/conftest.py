@@ -84,8 +84,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark, names in LISTS.items():
             if item.nodeid in names or item.nodeid.split("[")[0] in names:
                 item.add_marker(mark)
-    # Documents compile for minutes: first, so that at the end no worker waits for another.
-    items.sort(key=lambda item: "test_the_compiling_commands_of_a_document" not in item.name)
+    # Documents, trials of faults and the site take up to half a minute: first, so that at the end no worker waits long.
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
 
 
 FOREIGN = ("hlo", "inspection")

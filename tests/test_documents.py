@@ -5,7 +5,7 @@ A fence says what a block is:
 - ```console: lines after `$ ` are commands, run as a shell does; a comment `# exit code 1` behind one says how it ends.
   Lines below are its output; `…` alone stands for lines left out. Words are compared as they are and numbers to 2%.
   `measured` behind `console`: numbers are not compared. `matrix`: compiles for hardware that is not there, and runs by
-  `make matrix` alone.
+  `make matrix` alone; `exhaustive`: for hundreds of devices, and runs by `make exhaustive`.
 - ```python runs in one process with the other python blocks of its document.
 - ```toml FILE and the like write a file.
 - ```sh is how to install, and ```text is no command: neither runs.
@@ -44,8 +44,9 @@ FILES = ("toml", "py", "yaml")
 """The languages of blocks that are files."""
 
 EXIT_CODE = re.compile(r"\s+# exit code (\d+)$")
-IN_PROCESS = ("plan", "matmul", "collective", "chips", "show")
-"""Commands that need no process of their own, unless they are of a function: they start no compiler."""
+IN_PROCESS = ("plan", "matmul", "collective", "chips", "show", "report")
+IN_PROCESS += ("verify", "train", "export", "generate", "eval")
+"""Commands that need no process of their own, unless they are of a function, whose module they import."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,10 @@ class Shell:
 
     def run(self, command):
         """The exit code, and what was printed: results, or where the call was wrong the error; progress is neither."""
+        command = command.replace("\\\n", " ")
         words = shlex.split(command, comments=True) if not re.search(r"[|;&><$*\n]", command) else []
-        starts_none = words[:1] == ["meshwright"] and words[1] in IN_PROCESS and not {"--run", "--bench"} & {*words}
-        if starts_none and not any(re.fullmatch(r"\w+:\w+", word) for word in words):
+        needs_none = words[:1] == ["meshwright"] and words[1] in IN_PROCESS and not {"--run", "--bench"} & {*words}
+        if needs_none and not any(re.fullmatch(r"[\w./]+:[a-z_]\w*", word) for word in words):
             return self._run_here(words[1:])
         done = subprocess.run(
             ["bash", "-c", command],
@@ -146,6 +148,8 @@ class Shell:
             contextlib.chdir(self.folder),
             contextlib.redirect_stdout(printed),
             contextlib.redirect_stderr(errors),
+            jax.numpy_dtype_promotion("standard"),
+            jax.numpy_rank_promotion("allow"),
             pytest.MonkeyPatch.context() as patch,
         ):
             patch.setenv("COLUMNS", "100")
@@ -251,31 +255,37 @@ LONG = (
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:mesh .* takes the first")  # Of the devices of this process.
 @pytest.mark.parametrize(
     "document",
     [pytest.param(path, marks=pytest.mark.matrix if str(path) in LONG else ()) for path in DOCUMENTS],
     ids=str,
 )
 def test_the_commands_of_a_document_do_what_it_says(document, tmp_path):
-    found = [block for block in blocks((ROOT / document).read_text()) if "matrix" not in block.words]
+    found = [block for block in blocks((ROOT / document).read_text()) if not {"matrix", "exhaustive"} & {*block.words}]
     assert not (wrong := run_blocks(found, tmp_path / "here")), "\n\n".join(wrong)
 
 
-COMPILING = [path for path in DOCUMENTS if re.search(r"^```.* matrix$", (ROOT / path).read_text(), re.MULTILINE)]
+COMPILING = [
+    pytest.param(path, when, marks=getattr(pytest.mark, when), id=str(path) if when == "matrix" else f"{path}-{when}")
+    for path in DOCUMENTS
+    for when in ("matrix", "exhaustive")
+    if re.search(rf"^```.* {when}$", (ROOT / path).read_text(), re.MULTILINE)
+]
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("document", COMPILING, ids=str)
-def test_the_compiling_commands_of_a_document_do_what_it_says(document, tmp_path):
+@pytest.mark.filterwarnings("ignore:mesh .* takes the first")
+@pytest.mark.parametrize(("document", "when"), COMPILING)
+def test_the_compiling_commands_of_a_document_do_what_it_says(document, when, tmp_path):
     every = blocks((ROOT / document).read_text())
-    found = [block for block in every if "matrix" in block.words or block.language in FILES]
+    found = [block for block in every if when in block.words or block.language in FILES]
     assert not (wrong := run_blocks(found, tmp_path / "here")), "\n\n".join(wrong)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_every_block_says_what_it_is(document):
     for block in blocks((ROOT / document).read_text()):
-        kinds = {"console": ("measured", "matrix"), "python": (), "sh": (), "text": ()}
+        kinds = {"console": ("measured", "matrix", "exhaustive"), "python": (), "sh": (), "text": ()}
         if block.language in kinds:
             assert {*block.words} <= {*kinds[block.language]}, block
         else:
@@ -336,7 +346,7 @@ def renew(document, folder, *, with_matrix):
     for block in blocks(text):
         if block.language in FILES:
             (folder / block.words[0]).write_text(block.text)
-        if block.language != "console" or ("matrix" in block.words and not with_matrix):
+        if block.language != "console" or ({"matrix", "exhaustive"} & {*block.words} and not with_matrix):
             continue
         parts = []
         for step in steps(block):

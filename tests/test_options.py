@@ -24,7 +24,7 @@ GROUPS = {
     "WorkloadOptions": ("TypedDict", "The workload, and how its hardware is described.", [plan.WorkloadArgs], {"on"}),
     "StrategyOptions": (
         "TypedDict",
-        "How a step runs; the planner chooses omitted options.",
+        "How a step runs. Default: the planner's choice; where it does not choose, the value in parentheses.",
         [plan.StrategyArgs],
         set(),
     ),
@@ -69,7 +69,7 @@ MORE = {
         "mesh": ("MeshLike | None", "As fsdp=-1,tp=4. Default: the planner chooses."),
     },
     "SearchOptions": {
-        "include_planned": ("bool", "Include plans that train cannot run yet."),
+        "include_planned": ("bool", "Include plans that meshwright cannot train yet."),
         "framework": (
             "str | None",
             "Predict steps as another framework runs them: megatron-core, maxtext, torchtitan, …. Default: meshwright.",

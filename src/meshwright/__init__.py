@@ -99,7 +99,7 @@ _HOMES = {
     "train": "meshwright.execution.training.library",
     "verify": "meshwright.proof.verification.library",
 }
-"""The module that each public name is loaded from, and what `%load_ext meshwright` calls."""
+"""The module to import each name from: the public names, and the function that `%load_ext meshwright` calls."""
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ class MeshwrightError(ValueError):
 class DoesNotFitError(MeshwrightError):
     """A program does not fit a device's memory.
 
-    hlo: the HLO text, as far as the compiler got; '' if it allocated no buffers.
+    hlo: the HLO text of the program that did not fit; '' if the compiler failed before it had one.
     """
 
     def __init__(self, message: str, hlo: str = "") -> None:
@@ -35,7 +35,10 @@ class NotationError(MeshwrightError):
 
 
 def near_names(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """Return the names similar to a word, nearest first: spelled alike, containing the word, or a prefix of the word.
+    """Return the names similar to a word, nearest first.
+
+    A name is similar if its `SequenceMatcher` ratio is at least `cutoff`, if it contains the word, or if the word
+    begins with it.
 
     >>> near_names("v4-8", ["v3", "v4", "tpu7x"])
     ['v4']
@@ -51,7 +54,7 @@ def near_names(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str
 
 
 def did_you_mean(near: Iterable[str]) -> str:
-    """Return up to three near names as a question with a trailing space; empty without names.
+    """Return a question that suggests the first three names, with a trailing space; '' without names.
 
     >>> did_you_mean(["v4", "v3"])
     'did you mean v4 or v3? '

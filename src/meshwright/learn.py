@@ -38,6 +38,6 @@ def hint(name: str, number: int = 1) -> None:
 
 
 def _print(text: str) -> None:
-    """Print a text, its long lines folded."""
+    """Print a text with its long lines wrapped."""
     for line in text.splitlines():
         print("\n".join(wrap(line, then="  ")) if len(line) > prose_width() else line)

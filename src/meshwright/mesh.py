@@ -11,7 +11,7 @@ from typing import Any, Literal
 from meshwright.errors import MeshwrightError
 
 POSITIONAL = ("dp", "fsdp", "tp", "sp")
-"""The axes of the positional form, in the order people type them."""
+"""The axes of a mesh written as four degrees, such as `1,-1,4,1` (`parse_mesh`), in this order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class MeshShape:
         return math.prod(self.degrees.values())
 
     def degree(self, axes: str | tuple[str, ...]) -> int:
-        """Return the product of the degrees of some axes."""
+        """Return the degree of one axis, or the product of the degrees of several."""
         degrees = vars(self)
         return degrees[axes] if isinstance(axes, str) else math.prod(degrees[axis] for axis in axes)
 
@@ -83,9 +83,9 @@ OTHERS_AXES: Mapping[str, str] = {
     "cp": "sp", "context": "sp", "context_usp_ulysses": "sp with --sp-method ulysses", "sequence": "sp", "seq": "sp",
     "expert": "ep", "stage": "pp", "pipeline": "pp", "pipe": "pp",
 }  # fmt: skip
-"""The meshwright axis that does the same as each axis of MaxText, torchtitan, Megatron and EasyLM.
+"""An axis of MaxText, torchtitan, Megatron or EasyLM to the meshwright axis that does the same, as text for messages.
 
-MaxText's are from `logical_axis_rules` in its src/maxtext/configs/base.yml (commit 000b810). There, fsdp_transpose
+MaxText's axes are from `logical_axis_rules` in its src/maxtext/configs/base.yml (commit 000b810). There, fsdp_transpose
 splits the batch like fsdp, and weights along mlp; tensor_sequence splits the same dims as tensor, and
 `activation_norm_length`; autoregressive splits heads, mlp and vocabulary of weights, and heads of the KV cache.
 """
@@ -172,7 +172,9 @@ def _named(text: str) -> dict[str, int]:
 
 
 def our_axis(name: str) -> str:
-    """Return the meshwright axis for another framework's axis, or for its option that sets an axis' degree; '' if none.
+    """Return the meshwright axis that does the same as another framework's axis, as text for messages; '' if none does.
+
+    name: the axis, or the framework's option that sets its degree.
 
     >>> our_axis("tensor_model_parallel_size")
     'tp'
@@ -197,7 +199,7 @@ def _degree(word: str, text: str) -> int:
 def check_batch(
     mesh: MeshShape, *, batch: int, seq_len: int, batch_axes: tuple[str, ...] = ("dp", "fsdp", "ep")
 ) -> None:
-    """Raise if `batch` sequences of `seq_len` tokens do not divide over the mesh; batch_axes: the axes of the batch."""
+    """Raise if the degrees of `batch_axes` do not divide `batch` sequences, or sp does not divide `seq_len` tokens."""
     axes = tuple(axis for axis in batch_axes if axis in ("dp", "fsdp") or mesh.degree(axis) > 1)
     shards = mesh.degree(axes)
     if batch < 1 or batch % shards:
@@ -233,7 +235,7 @@ def divisors(size: int) -> list[int]:
 
 
 def nearest_divisors(size: int, degree: int) -> list[int]:
-    """Return the divisors of `size` next to `degree`, below and above it: one or two."""
+    """Return the largest divisor of `size` below `degree` and the smallest above it, if there are such."""
     legal = divisors(size)
     return [d for d in legal if d < degree][-1:] + [d for d in legal if d > degree][:1]
 
@@ -241,12 +243,12 @@ def nearest_divisors(size: int, degree: int) -> list[int]:
 def local_shape(
     shape: tuple[int, ...], spec: tuple[tuple[str, ...], ...], degrees: Mapping[str, int]
 ) -> tuple[int, ...]:
-    """Return the local shape, on one device, of an array whose dims are split over the axes of `spec`."""
+    """Return the shape of one device's shard. spec: for each dim of `shape`, the mesh axes that split it."""
     return tuple(size // math.prod(degrees[axis] for axis in axes) for size, axes in zip(shape, spec, strict=True))
 
 
 def multiples_around(size: int, step: int) -> list[int]:
-    """Return the positive multiples of `step` next to `size`, below (or at) and above it: one or two."""
+    """Return the largest multiple of `step` up to `size`, unless it is 0, and the next multiple after it."""
     below = size // step * step
     return [multiple for multiple in (below, below + step) if multiple > 0]
 

@@ -27,26 +27,27 @@ class LoweredAs(StrEnum):
     """The form in which a compiler lowered a collective."""
 
     SLICED_ALL_REDUCE = "sliced all-reduce"
-    """A reduce-scatter: every device slices its shard out of an all-reduced array."""
+    """A reduce-scatter, compiled as an all-reduce whose result every device slices to its own shard."""
     PARTLY_SLICED_ALL_REDUCE = "partly sliced all-reduce"
-    """A reduce-scatter over some of the axes and an all-reduce over the others."""
+    """A reduce-scatter over some axes and an all-reduce over others, compiled as one all-reduce whose result is sliced.
+    """
     PADDED_ALL_REDUCE = "padded all-reduce"
-    """An all-gather: every device writes its shard into zeros, and an all-reduce adds them up."""
+    """An all-gather, compiled as an all-reduce: every device contributes its shard in an array of zeros."""
     UNREADABLE_SLICE = "all-reduce with an unreadable slice"
-    """An all-reduce that is sliced by a table of offsets, which the HLO text elides."""
+    """An all-reduce whose result is sliced at offsets from a table that the HLO text elides."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lowering:
-    """How the compiled form of a collective differs from the program's; `hlo` detects it and can undo it."""
+    """How the compiled form of a collective differs from the program's (see `description.hlo.canonical`)."""
 
     form: LoweredAs | None = None  # None if only the dtype changed.
-    scatter_axes: tuple[str, ...] = ()  # Axes of the reduce-scatter in a partly sliced all-reduce.
-    reduce_axes: tuple[str, ...] = ()  # Axes of the all-reduce in it.
+    scatter_axes: tuple[str, ...] = ()  # In a partly sliced all-reduce: the axes of its reduce-scatter.
+    reduce_axes: tuple[str, ...] = ()  # In a partly sliced all-reduce: the axes of its all-reduce.
     promoted_from: str = ""  # 16-bit dtype of data that XLA:CPU sends as float32, or ''.
 
     def __str__(self) -> str:
-        """Return how a compiler lowered a collective, as a phrase."""
+        """Return a phrase such as `all-reduce + slice; promoted from bf16 by the CPU compiler`."""
         scattered, reduced = " x ".join(self.scatter_axes), " x ".join(self.reduce_axes)
         form = {
             None: "",
@@ -69,7 +70,7 @@ class Lowering:
 class Collective:
     """One collective of a step, or the sum of several of the same kind, axes and phase.
 
-    `wire_bytes` returns the bytes sent over links.
+    Figures are per device and step. `wire_bytes` returns the bytes sent over links.
     """
 
     kind: Kind
@@ -79,16 +80,16 @@ class Collective:
     # unreduced operand of a reduce-scatter, the operand of the others.
     bytes: int
     count: int = 1
-    seconds: float | None = None  # Per step; None if unknown.
-    exposed_seconds: float | None = None  # Per step; None if unknown.
-    array: str = ""
-    source: str = ""
+    seconds: float | None = None  # None if unknown.
+    exposed_seconds: float | None = None  # Seconds not hidden behind compute; None if unknown.
+    array: str = ""  # The array that is communicated, such as `query` in a plan or `bf16[512,256]` in a program.
+    source: str = ""  # File, line and named scope in the user's program; '' in a plan.
     note: str = ""
-    lowerings: tuple[Lowering, ...] = ()  # The distinct ways in which the compiler lowered it differently.
+    lowerings: tuple[Lowering, ...] = ()  # One for each way in which the compiled form differs from the program's.
 
     @property
     def remarks(self) -> str:
-        """How the collective was lowered, then its note; '' if there is nothing to remark."""
+        """The text of all lowerings and the note, joined by `; `; '' if there are none."""
         return "; ".join(filter(None, (*map(str, self.lowerings), self.note)))
 
     def to_json(self) -> dict[str, Any]:
@@ -104,6 +105,7 @@ class Record:
 
     memory_bytes: each memory term by name, and `peak`. mfu: model flops (without recomputation) over step time times
     peak flops. flops: all executed flops, recomputation included. tokens_per_second: of all devices together.
+    breakdown_seconds: the parts of the step time by name.
     """
 
     origin: Literal["predicted", "compiled", "measured"]
@@ -157,7 +159,7 @@ class Record:
         )
 
     def tables(self) -> tuple[Table, ...]:
-        """Return tables of the step, the memory and the collectives, as rows of text."""
+        """Return three tables of text, each (header, rows): parts of the step, memory terms, largest collectives."""
         step = [(name, show_seconds(seconds)) for name, seconds in self.breakdown_seconds.items() if seconds]
         memory = [(name, show_bytes(size)) for name, size in self.memory_bytes.items() if size and name != "peak"]
         largest = sorted(merge(self.collectives), key=lambda move: -move.bytes)[:MOST_SHOWN]
@@ -173,7 +175,7 @@ class Record:
 
 
 MOST_SHOWN = 12
-"""The number of collectives, largest first, that a notebook shows."""
+"""The most collectives that `Record.tables` lists, largest first."""
 
 
 def _seconds(seconds: float | None) -> str:

@@ -46,7 +46,7 @@ def show_seconds(seconds: float) -> str:
 
 
 def show_range(least: float, most: float) -> str:
-    """Format a range of seconds: `1.12 to 1.82 ms`, or one time where both read the same."""
+    """Format a range of seconds: `1.12 to 1.82 ms`, or one time if both have the same text."""
     first, last = show_seconds(least), show_seconds(most)
     number, _, unit = first.partition(" ")
     return last if first == last else f"{number if last.endswith(f' {unit}') else first} to {last}"
@@ -73,7 +73,7 @@ def show_degrees(degrees: Mapping[str, int]) -> str:
 
 
 def show_mesh(degrees: Mapping[str, int]) -> str:
-    """Format all mesh axes as options take them: `X=4,Y=1`."""
+    """Format all mesh axes as command-line options take them: `X=4,Y=1`."""
     return ",".join(f"{axis}={degree}" for axis, degree in degrees.items())
 
 

@@ -10,7 +10,7 @@ from meshwright.description.families.load import load_model
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.pictures.charts import Bar, DeviceLimits, lowered, roofline_point, write_charts
+from meshwright.pictures.charts import Bar, DeviceLimits, label_distances, roofline_point, write_charts
 from meshwright.planning.search import rank
 
 SYSTEM = parse_system("v5e:4x4")
@@ -76,8 +76,8 @@ def test_the_title_of_a_sweep_claims_nothing_that_differs_between_its_points(tmp
 
 def test_labels_that_would_touch_are_lowered():
     apart = [(0.0, 100.0), (50.0, 100.0)]
-    assert lowered(["a", "b"], apart) == [6.0, 6.0]
+    assert label_distances(["a", "b"], apart) == [6.0, 6.0]
     near = [(0.0, 100.0), (10.0, 100.0), (12.0, 90.0)]
-    first, second, third = lowered(["128,000", "64,000", "8"], near)
+    first, second, third = label_distances(["128,000", "64,000", "8"], near)
     tops = [100 - first, 100 - second, 90 - third]
     assert all(abs(one - other) >= 13 for one, other in itertools.combinations(tops, 2))

@@ -19,7 +19,7 @@ from meshwright.planning import space as space_module
 from meshwright.planning.cost import memory
 from meshwright.planning.cost import seconds as cost_seconds
 from meshwright.planning.library import plan_one_mesh
-from meshwright.planning.overlap import least_budget
+from meshwright.planning.overlap import least_communication
 from meshwright.planning.prediction import predict, step_bound_seconds, step_seconds
 from meshwright.planning.search import find_best, plan_stages, rank, rank_space
 from meshwright.planning.space import factorings, runnable_space, whole_space
@@ -81,8 +81,8 @@ def test_a_step_priced_alone_is_the_records_and_never_under_its_bound(workload, 
         read = space.with_remat(way.remat)
         seconds = predict(read, way.mesh, space.system, way.strategy).step_seconds
         assert step_seconds(read, way.mesh, space.system, way.strategy) == pytest.approx(seconds, rel=1e-12), way
-        budget = least_budget(read, way.mesh, space.system, way.strategy)
-        bound = step_bound_seconds(read, way.mesh, space.system, way.strategy, budget)
+        communication = least_communication(read, way.mesh, space.system, way.strategy)
+        bound = step_bound_seconds(read, way.mesh, space.system, way.strategy, communication)
         assert bound <= seconds * (1 + 1e-12), way
 
 

@@ -16,6 +16,7 @@ from serving_cases import (
     alone,
     answers,
     drawn_model,
+    engine_of_few_programs,
     greedy_requests,
     prompts_of,
     small_engine,
@@ -229,9 +230,8 @@ def test_every_family_on_a_mesh_gets_what_transformers_makes(family, mesh, split
     prompts = [row[:length].tolist() for row, length in zip(golden["tokens"], golden["lengths"], strict=True)]
     wanted = [tuple(row) for row in golden["continuations"].tolist()]
     others = prompts_of(24, vocab=model.config.vocab, longest=30)
-    engine = Engine(
-        model, EngineSettings(rows=16, context=48, page_size=8, cache_tokens=640, cache_split=split, chunk_tokens=16)
-    )
+    settings = EngineSettings(rows=16, context=48, page_size=8, cache_tokens=640, cache_split=split, chunk_tokens=16)
+    engine = engine_of_few_programs(model, settings)
     engine.start()
     try:
         requests = [Request(prompt=prompt, max_tokens=len(wanted[0])) for prompt in prompts]
@@ -382,7 +382,7 @@ def drawn_requests(config, count):
 def test_requests_at_random_get_what_each_gets_alone(config, shape, count):
     requests, wanted = drawn_requests(config, count)
     settings = replace(TIGHT, rows=16, cache_tokens=512, num_drafts=2)
-    engine = Engine(drawn_model(shape, config), settings)
+    engine = engine_of_few_programs(drawn_model(shape, config), settings, halvings=1)
     engine.start()
     try:
         got = answers(engine, requests, spread_seconds=0.5)

@@ -43,7 +43,7 @@ HOOKS = [
     (Runner, "run", BAD),
     (PrefixCache, "match", BAD),
     (PrefixCache, "insert", replace(BAD, max_tokens=12)),
-    (engines, "numbers_of", BAD),
+    (engines, "packed_inputs", BAD),
     (engines, "mask_of", SAMPLED),
     (engines, "targets_of", replace(BAD, max_tokens=0, prompt_logprobs=1)),
     (Scheduler, "add", BAD),
@@ -96,14 +96,14 @@ def test_the_requests_beside_one_that_raises_are_answered(engine, monkeypatch, n
 
 
 def test_a_step_without_the_request_that_cannot_be_in_it_runs(engine, monkeypatch):
-    before = engines.numbers_of
+    before = engines.packed_inputs
 
     def fail(step, *arguments):
         if any(part.sequence.request.prompt == BAD.prompt for part in step.slices):
             raise ZeroDivisionError
         return before(step, *arguments)
 
-    monkeypatch.setattr(engines, "numbers_of", fail)
+    monkeypatch.setattr(engines, "packed_inputs", fail)
     good, bad = answers(engine, [PLAIN, BAD])
     assert bad[-1].done == "failed"
     assert tokens_of(good) == engine.good

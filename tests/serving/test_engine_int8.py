@@ -5,12 +5,11 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from serving_cases import answers, drawn_model, greedy_requests, prompts_of, tokens_of
+from serving_cases import answers, drawn_model, engine_of_few_programs, greedy_requests, prompts_of, tokens_of
 
 from meshwright.description.families.registry import PRESETS
 from meshwright.execution.models.quantised.weights import Int8Weight, in_int8, layer_weights
 from meshwright.mesh import MeshShape
-from meshwright.serving.engine.engine import Engine
 from meshwright.serving.engine.request import Request
 from meshwright.serving.engine.settings import EngineSettings
 
@@ -29,7 +28,7 @@ def stands_for(model):
 
 
 def served(model, requests, **settings):
-    engine = Engine(model, replace(SETTINGS, **settings))
+    engine = engine_of_few_programs(model, replace(SETTINGS, **settings))
     engine.start()
     try:
         return answers(engine, requests)

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from serving_cases import answers, drawn_model, greedy_requests, prompts_of, tokens_of
+from serving_cases import answers, drawn_model, engine_of_few_programs, greedy_requests, prompts_of, tokens_of
 
 import meshwright as mw
 from meshwright.description.families.registry import PRESETS
 from meshwright.execution.models.generation.sampling import Sampling
-from meshwright.serving.engine.engine import Engine
 from meshwright.serving.engine.request import Request
 from meshwright.serving.engine.settings import EngineSettings
 
@@ -41,7 +40,7 @@ def test_padding_is_never_served(config, on, mesh, formats, tmp_path):
         *(Request(prompt=prompt, max_tokens=24, sampling=replace(hot, seed=n)) for n, prompt in enumerate(prompts)),
         Request(prompt=prompts[0], max_tokens=3, logprobs=20, prompt_logprobs=1, pooled=True),
     ]
-    engine = Engine(model, replace(SETTINGS, **formats))
+    engine = engine_of_few_programs(model, replace(SETTINGS, **formats))
     engine.start()
     try:
         got = answers(engine, requests)

@@ -113,7 +113,7 @@ BAD = {
     '{"prompt": "a", "top_p": 2}': ("top_p is 2", "missing_field"),
     '{"prompt": "\\ud800"}': ("half a character", "invalid_utf8"),
     '{"messages": [{"role": "user", "content": "a"}]}': ("no chat template", "chat"),
-    json.dumps({"prompt": "a" * 64}): ("65 tokens with the first that is made; a text has 64", "too_long"),
+    json.dumps({"prompt": "a" * 64}): ("65 tokens with the first generated one; a sequence has 64", "too_long"),
 }
 
 

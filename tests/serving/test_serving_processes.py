@@ -28,7 +28,7 @@ SHAPE = Shape(rows=2, length=3, entries=(4, 2), num_chosen=3)
 WORK = Work(
     kind="sampling",
     shape=SHAPE,
-    numbers=np.arange(2 * SHAPE.columns.width, dtype=np.int32).reshape(2, -1),
+    packed=np.arange(2 * SHAPE.columns.width, dtype=np.int32).reshape(2, -1),
     mask=np.full((2, 3, 8), 0xFFFF0001, np.uint32),
     copies=(PageCopy(shard=0, window=1, source=5, target=-1),),
     changes=(RowChange(1, Sampling(temperature=0.7, top_p=0.1, seed=2**32 - 1), [1, 2], [3], [(7, -0.1)]),),
@@ -43,9 +43,9 @@ def test_a_step_goes_to_another_process_as_it_is():
         follow(far, taken.append)
     (found,) = taken
     assert (found.kind, found.shape, found.copies, found.targets) == (WORK.kind, WORK.shape, WORK.copies, None)
-    np.testing.assert_array_equal(found.numbers, WORK.numbers)
+    np.testing.assert_array_equal(found.packed, WORK.packed)
     np.testing.assert_array_equal(found.mask, WORK.mask)
-    assert (found.numbers.dtype, found.mask.dtype) == (np.int32, np.uint32)
+    assert (found.packed.dtype, found.mask.dtype) == (np.int32, np.uint32)
     (change,) = found.changes
     assert change._replace(bias=[tuple(pair) for pair in change.bias]) == WORK.changes[0]
     assert decode_work(encode_work(found)).copies == WORK.copies

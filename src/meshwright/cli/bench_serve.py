@@ -43,11 +43,11 @@ MEASURE_NAMES = {
     "itl": "inter-token latency",
     "e2e": "whole answer",
 }
-"""The names of the measures in tables."""
+"""The names of the latency measures in tables, by their keys."""
 MAX_LATE_SECONDS = 0.1
 """Seconds that requests may be sent late before a note warns that the client is the bottleneck."""
 NUM_PREDICTED = 8
-"""The most rows of the table of predicted steps."""
+"""The maximum number of rows of the table of predicted steps."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def run(args: Args) -> int:
 
 
 def _loads(args: Args) -> list[Arrivals]:
-    """Return the loads, in the order of the command line."""
+    """Return a load for each value of --rate or --concurrency, in the order of the command line."""
     from meshwright.serving.load.drive import Arrivals
 
     if args.rate is not None and args.concurrency is not None:
@@ -166,7 +166,7 @@ def _loads(args: Args) -> list[Arrivals]:
 
 
 def _requests(args: Args, seed: int, variant: int) -> list[LoadRequest]:
-    """Return the requests of a load. variant: random prompts of other variants have equal lengths, other tokens."""
+    """Return the requests of load number `variant`. All loads have prompts of equal lengths, with different tokens."""
     from meshwright.serving.load.requests import MAX_LEN, random_requests, read_requests
 
     count = read_count("--num-requests", args.num_requests)
@@ -221,7 +221,7 @@ def _print_loads(results: Sequence[LoadFigures]) -> None:
 
 
 def _print_frontier(predicted: tuple[ServingPoint, ...]) -> None:
-    """Print the predicted steps of a plan."""
+    """Print a table of predicted decode steps: time, tokens per second and batch."""
     if predicted:
         rows = [
             (show_seconds(point.seconds), f"{point.tokens_per_second:,.0f}", f"{point.batch:,}")

@@ -1,4 +1,4 @@
-"""Get the call that a command plans: of the step that a function returns, or of a script's own step."""
+"""Get the step that `plan` or `fix` plans, with its arguments: from a function that returns both, or from a script."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def program_options(args: ProgramOptions) -> dict[str, Any]:
 
 
 def take_call(name: str, take: Callable[[Call], T], rewrite: Callable[..., Any] | None = None) -> T:
-    """Pass the call to `take` and return its result: a call of the step that a function returns, or of a script's step.
+    """Get a user's step with its arguments, pass them to `take` as a `Call`, and return its result.
 
     Args:
         name: `MODULE:FUNCTION` of a function without arguments that returns a step and the tuple of its arguments, or
             a script, as for inspect.
-        take: called with the step and its arguments; for a script at the place of the call, perhaps more than once.
+        take: called with the `Call`; for a script, inside the script where it calls its step.
         rewrite: changes the source of the user's modules (`sources`); None to import them unchanged.
     """
     from meshwright.proof.program_plans.sources import read_source, sources
@@ -74,7 +74,7 @@ def take_call(name: str, take: Callable[[Call], T], rewrite: Callable[..., Any] 
     script = read_script(name)
     with nullcontext() if rewrite is None else sources(rewrite), _mesh_errors(name):
         if script is None or script.takes_nothing():
-            return take(_built(name))
+            return take(_call_of_function(name))
         from meshwright.proof.inspection.run_script import run_script
 
         script.parsed()  # whether it parses is said in one line
@@ -97,8 +97,8 @@ def _mesh_errors(name: str) -> Iterator[None]:
         ) from error
 
 
-def _built(name: str) -> Call:
-    """Return the call that a function describes by returning a step and its arguments."""
+def _call_of_function(name: str) -> Call:
+    """Import and call `MODULE:FUNCTION`; return the step and the arguments that the function returns, as a `Call`."""
     from meshwright.proof.compiler.load import load_function
     from meshwright.proof.inspection.meshes import Call
 

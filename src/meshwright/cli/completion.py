@@ -54,7 +54,7 @@ def run(args: Args) -> int:
 
 
 def _place(shell: str) -> tuple[Path, str]:
-    """Return the file in which a shell looks for completions, and the user's next action."""
+    """Return the file in which a shell looks for completions, and a text on what the user does next."""
     home = Path.home()
     if not os.environ.get("HOME", "x") or not home.is_dir():
         raise MeshwrightError(f"the home directory {str(home)!r} is not there; --print prints the script")
@@ -70,7 +70,7 @@ def _place(shell: str) -> tuple[Path, str]:
 
 
 def _words() -> Iterator[tuple[str, dict[str, Option]]]:
-    """Yield every command with its options; `plan` and `verify` with the options of all their kinds."""
+    """Yield (name, options by name) of every command; `plan` and `verify` have the options of all their kinds."""
     for name in COMMANDS:
         module = command_module(name)
         options = dict(declared_options(module.Args))

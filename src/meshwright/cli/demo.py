@@ -49,7 +49,7 @@ def run(args: Args) -> int:
 
 
 def _story(directory: str) -> list[tuple[str, str]]:
-    """Return each step's title and command."""
+    """Return the title and the command line, without `meshwright`, of each step of the demo."""
     return [
         ("1  Which mesh? Predict every legal mesh for a tiny model on 8 simulated devices.", f"plan {TINY} --top 5"),
         ("2  Is the plan right? Compile the real train step and compare.", f"verify {TINY} {MESH}"),

@@ -89,26 +89,26 @@ def run(args: Args) -> int:
 
 
 def _next(args: Args, found: Found) -> str:
-    """Return the next command: generate from the same model, with a prompt unless the model is a run."""
+    """Return the line that suggests the next command: `generate`, with a prompt unless the model is a run."""
     prompt = "" if found.run else " 'def '"
     return next_line(spelled("generate", args, without=("data", "seq_len", "stride", "task")) + prompt)
 
 
 def _figures(score: Score) -> tuple[str, ...]:
-    """Format a score for the table."""
+    """Return a score as cells of the table: tokens, bytes, loss, perplexity and bits per byte."""
     size = "-" if score.num_bytes is None else f"{score.num_bytes:,}"
     bits = "-" if score.bits_per_byte is None else f"{score.bits_per_byte:.4f}"
     return f"{score.tokens:,}", size, f"{score.loss:.4f}", f"{score.perplexity:,.4g}", bits
 
 
 def _data(score: Score) -> dict[str, Any]:
-    """Return a score as data."""
+    """Return a score's figures by name, for JSON."""
     names = ("tokens", "num_bytes", "loss", "perplexity", "bits_per_byte")
     return {name: getattr(score, name) for name in names}
 
 
 def _print_task(result: TaskResult, *, as_json: bool) -> None:
-    """Print both accuracies of a task."""
+    """Print the number of a task's questions and its two accuracies."""
     figures = result.figures()
     if as_json:
         likely = {"log_likelihoods": result.log_likelihoods}
@@ -118,6 +118,6 @@ def _print_task(result: TaskResult, *, as_json: bool) -> None:
 
 
 def accuracies(figures: TaskFigures) -> tuple[str, str]:
-    """Return both accuracies of a task as text, with their standard errors."""
+    """Return a task's accuracies as text, each with its standard error: `acc`, and `acc_norm` (`TaskResult`)."""
     acc = show_estimate(figures["acc"], figures["acc_stderr"])
     return f"acc {acc}", f"acc_norm {show_estimate(figures['acc_norm'], figures['acc_norm_stderr'])}"

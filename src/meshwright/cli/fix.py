@@ -41,7 +41,10 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Plan the function, find the constraints and prove them, and print the diff; return 1 if it is not proved."""
+    """Plan the function, find constraints, lower the changed files to check them, and print the diff.
+
+    Return 1 if the plan does not fit, or a matmul of the changed function is not split as planned; else 0.
+    """
     options, is_written = program_options(args), args.write
     from meshwright.pictures.screens.fix import print_fix
     from meshwright.proof.compiler.shardy import matmul_shardings

@@ -44,7 +44,7 @@ class ProcessesArgs:
     on: Annotated[str | None, option("HARDWARE")] = None
     """The devices that the processes of a script share, as h100:8; for train and serve, type it after --."""
     restarts: Annotated[int, option("N")] = 3
-    """Restarts from the last checkpoint after a lost process, before a new one is saved. Default: 3."""
+    """Restart after a lost process, from the last checkpoint, up to N times until a new one is saved. Default: 3."""
     elastic: Annotated[int | None, option("N")] = None
     """Continue with N processes or more after losing some, with the same global batch. Default: restart all."""
     start_seconds: Annotated[float, option("SECONDS")] = 300.0
@@ -92,25 +92,25 @@ def run(args: Args) -> int:
     """
     if args.command and args.command[0].endswith(".py"):
         return _run_script(args)
-    words, said = _words(args.command)
-    if isinstance(said, ServeArgs):
+    words, parsed = _words(args.command)
+    if isinstance(parsed, ServeArgs):
         require_extra("launch serve", "serve")
-        return _serve(args, words, said)
+        return _serve(args, words, parsed)
     if args.manifest.slurm or args.manifest.jobset or args.manifest.tpu_vm:
-        return _write_manifest(args, words, said)
+        return _write_manifest(args, words, parsed)
     require_extra("launch train", "train")
     number, least = args.processes.num_processes, _least(args.processes)
-    system, directory = _run_of(said)
+    system, directory = _run_of(parsed)
     each = devices_per_process(system, number)
 
     def words_of(count: int, again: bool) -> Sequence[str]:
         if not again:
             return words
         if count == number:
-            return _again(words, said, directory)
+            return _again(words, parsed, directory)
         fewer = make_system(system.chip, (each * count,))
-        smaller = ["--on", str(fewer), "--mesh", mesh_for(said, directory, fewer)]
-        return [*_again(without_options(words, {"--on", "--mesh"}), said, directory), *smaller]
+        smaller = ["--on", str(fewer), "--mesh", mesh_for(parsed, directory, fewer)]
+        return [*_again(without_options(words, {"--on", "--mesh"}), parsed, directory), *smaller]
 
     return _supervise(args, words_of, directory, system, least)
 
@@ -145,17 +145,17 @@ def _run_script(args: Args) -> int:
     return _supervise(args, words, None, system, least, "for a script", "meshwright.cli.launched")
 
 
-def _serve(args: Args, words: Sequence[str], said: ServeArgs) -> int:
-    """Serve with several processes; if one is lost, all are restarted."""
+def _serve(args: Args, words: Sequence[str], parsed: ServeArgs) -> int:
+    """Serve with several processes; if one is lost, all are restarted. parsed: the arguments of `serve`."""
     from meshwright.execution.loading.library import find_model
 
-    if said.replicas != 1:
+    if parsed.replicas != 1:
         raise MeshwrightError(
-            f"--replicas {said.replicas} starts processes of its own, each a server: leave launch -n"
+            f"--replicas {parsed.replicas} starts processes of its own, each a server: leave launch -n"
             f" {args.processes.num_processes} out, or --replicas for one server of that many processes"
         )
     found = find_model(
-        said.model, on=said.on, mesh=said.mesh, dtype=said.dtype, adapter=split_adapters(said.adapter)[0]
+        parsed.model, on=parsed.on, mesh=parsed.mesh, dtype=parsed.dtype, adapter=split_adapters(parsed.adapter)[0]
     )
     devices_per_process(found.system, number := args.processes.num_processes)
     return _supervise(args, lambda count, again: words, None, found.system, number, "for serve")
@@ -172,9 +172,9 @@ def _supervise(
 ) -> int:
     """Run and supervise the processes of a job; return its exit code.
 
-    words: returns the command line for a number of processes, and for a start or a restart. least: the fewest processes
-    to continue with. why: the reason, in error messages, why other options have no effect. module: the module that runs
-    the command line.
+    words: returns the command's arguments, from the number of processes and whether this is a restart. directory: the
+    run's; None without a run. least: the fewest processes to continue with. why: `where` of `check_all_read`. module:
+    the Python module that each process runs.
     """
     from meshwright.execution.processes.launch.supervisor import Job, supervise
 
@@ -201,18 +201,18 @@ def _supervise(
     return supervise(job, say)
 
 
-def _write_manifest(args: Args, words: Sequence[str], said: TrainArgs) -> int:
-    """Write a cluster job that runs a command and restarts it if a machine is lost."""
+def _write_manifest(args: Args, words: Sequence[str], parsed: TrainArgs) -> int:
+    """Write a cluster job that runs `train` and restarts it if a machine is lost. parsed: the arguments of `train`."""
     from meshwright.execution.processes.launch.machines import machines_of
     from meshwright.execution.processes.launch.manifests import SAVE_SECONDS, jobset, slurm, tpu_vm
 
     here, restarts = args.manifest, args.processes.restarts
     if here.slurm + here.jobset + here.tpu_vm > 1:
         raise MeshwrightError("--slurm, --jobset and --tpu-vm are a file each; give one of them")
-    system, directory = _run_of(said)
+    system, directory = _run_of(parsed)
     name = here.name or re.sub("[^a-z0-9]+", "-", directory.name.lower()).strip("-") or "run"
-    words, machines = _again(words, said, directory), machines_of(system)
-    if not here.tpu_vm and said.saving.grace_seconds is None:
+    words, machines = _again(words, parsed, directory), machines_of(system)
+    if not here.tpu_vm and parsed.saving.grace_seconds is None:
         words += ["--grace-seconds", str(SAVE_SECONDS)]
     if here.slurm:
         text = slurm(name, words, machines, restarts=restarts)
@@ -232,14 +232,14 @@ def _write_manifest(args: Args, words: Sequence[str], said: TrainArgs) -> int:
     return 0
 
 
-def _again(words: Sequence[str], said: TrainArgs, directory: Path) -> list[str]:
-    """Return the arguments of a command that starts a run, or resumes it if it exists."""
-    home = [] if said.run.output is not None or said.run.resume else ["-o", str(directory)]
-    return [*words, *home, *([] if said.run.resume else ["--resume"])]
+def _again(words: Sequence[str], parsed: TrainArgs, directory: Path) -> list[str]:
+    """Return the arguments of `train` with options added so that it starts the run, or resumes it if it exists."""
+    home = [] if parsed.run.output is not None or parsed.run.resume else ["-o", str(directory)]
+    return [*words, *home, *([] if parsed.run.resume else ["--resume"])]
 
 
 def _words(command: Sequence[str]) -> tuple[list[str], TrainArgs | ServeArgs]:
-    """Return the command's arguments as typed, and parsed."""
+    """Return the words of `train` or `serve` as typed, and its parsed arguments."""
     if not command or command[0] not in ("train", "serve"):
         raise MeshwrightError(
             f"launch runs train, serve or a script.py, and not {command[0] if command else 'nothing'!r}:"
@@ -247,29 +247,29 @@ def _words(command: Sequence[str]) -> tuple[list[str], TrainArgs | ServeArgs]:
         )
     words = canonical(command)
     kind: Any = TrainArgs if words[0] == "train" else ServeArgs
-    said, typed = read_words(words[1:], kind, kinds={}, hints={})
+    parsed, typed = read_words(words[1:], kind, kinds={}, hints={})
     if taken := [name for name in ("coordinator", "num_processes", "process_id", "start_seconds") if name in typed]:
         raise MeshwrightError(f"{typed[taken[0]]} is set by launch itself; leave it out after --")
     if "dry_run" in typed:
         raise MeshwrightError("--dry-run takes no devices, so that one process does it: leave launch out")
-    return words, said
+    return words, parsed
 
 
-def _run_of(said: TrainArgs) -> tuple[System, Path]:
-    """Return a run's hardware and directory. Raises for an invalid plan."""
-    if said.run.resume:
+def _run_of(parsed: TrainArgs) -> tuple[System, Path]:
+    """Return the hardware and directory of the run that `train` would start or resume. Raises for an invalid plan."""
+    if parsed.run.resume:
         from meshwright.execution.training.library import run_to_resume
         from meshwright.execution.training.run_directory.run import read_config
 
-        if (directory := run_to_resume(said.model, said.run.output)) is not None:
+        if (directory := run_to_resume(parsed.model, parsed.run.output)) is not None:
             config = read_config(directory)
-            given = said.workload.on
-            return config.system if given is None else read_system(given, said.workload.hardware, None), directory
-    plan = plan_to_run(said.model, said.options)
-    return plan.system, said.run.output or Path("runs") / plan.workload.model.name
+            given = parsed.workload.on
+            return config.system if given is None else read_system(given, parsed.workload.hardware, None), directory
+    plan = plan_to_run(parsed.model, parsed.options)
+    return plan.system, parsed.run.output or Path("runs") / plan.workload.model.name
 
 
-def mesh_for(said: TrainArgs, directory: Path, system: System) -> str:
+def mesh_for(parsed: TrainArgs, directory: Path, system: System) -> str:
     """Return the mesh on which a run resumes with fewer devices: --mesh if it has a -1, else the planner's best."""
     from meshwright.execution.training.checks import check_start
     from meshwright.execution.training.run_directory.resume import resumed_run
@@ -279,9 +279,9 @@ def mesh_for(said: TrainArgs, directory: Path, system: System) -> str:
 
     def check(mesh: str) -> str:
         config, _ = resumed_run(directory, steps=None, change=False, options={"on": str(system), "mesh": mesh})
-        check_start(config, anyway=said.run.anyway)
+        check_start(config, anyway=parsed.run.anyway)
         return mesh
 
-    if (mesh := said.run.mesh) is not None and "-1" in mesh:
+    if (mesh := parsed.run.mesh) is not None and "-1" in mesh:
         return check(mesh)
     return check(str(find_meshes(before.workload, system, (before.workload.remat,), {}, top=1).plans[0].mesh))

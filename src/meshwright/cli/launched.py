@@ -27,6 +27,7 @@ def run_script(on: str, words: list[str], options: dict[str, str]) -> int:
 
     Args:
         on: the devices of all processes.
+        words: the script and its arguments.
         options: `--coordinator`, `--num-processes`, `--process-id` and `--start-seconds`.
     """
     processes = Processes(
@@ -59,7 +60,7 @@ def run_script(on: str, words: list[str], options: dict[str, str]) -> int:
 
 
 def main() -> None:
-    """Read the hardware, the script with its arguments, and the options of the rendezvous from `sys.argv`."""
+    """Run the script that `sys.argv` names: HARDWARE, the script with its arguments, the options of the rendezvous."""
     _, on, *words = sys.argv[: -2 * NUM_OPTIONS]
     options = sys.argv[-2 * NUM_OPTIONS :]
     sys.exit(run_script(on, words, dict(zip(options[::2], options[1::2], strict=True))))

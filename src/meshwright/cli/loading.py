@@ -26,7 +26,7 @@ def note(line: str) -> None:
 
 
 def note_advised_mesh(found: Found, batch: int) -> None:
-    """Print the note of `advised_mesh`, if there is one."""
+    """Print a note if another mesh is predicted to generate faster than the default one. batch: sequences at once."""
     from meshwright.execution.loading.advice import advised_mesh
 
     if line := advised_mesh(found, batch):
@@ -34,7 +34,10 @@ def note_advised_mesh(found: Found, batch: int) -> None:
 
 
 def load_with_bar(found: Found, compile_cache: str | None = None) -> LoadedModel:
-    """Load a model, with a bar of the bytes read on a terminal. compile_cache: see `use_compile_cache`."""
+    """Claim the devices and load a model onto them; a terminal shows a progress bar of the bytes read.
+
+    compile_cache: see `use_compile_cache`.
+    """
     with waiting(f"starting {found.system}"):
         from meshwright.execution.runtime.compile_cache import use_compile_cache
         from meshwright.execution.runtime.devices import claim_devices
@@ -45,7 +48,7 @@ def load_with_bar(found: Found, compile_cache: str | None = None) -> LoadedModel
 
 
 def read_with_bar(found: Found, on_note: Callable[[str], None] = note) -> LoadedModel:
-    """Load a model onto devices that are already claimed; see `load_with_bar`."""
+    """Load a model onto devices that are already claimed, with the bar of `load_with_bar`. on_note: prints a note."""
     if found.run:
         with waiting("reading the checkpoint"):
             return found.load(on_note=on_note)
@@ -67,7 +70,7 @@ def byte_bar(what: str, total: float) -> Iterator[Callable[[int], None]]:
 
 
 def start_with_bar(engine: Engine) -> None:
-    """Compile the programs of an engine and start it, with a bar on a terminal."""
+    """Compile the programs of an engine and start it; a terminal shows a progress bar of the programs."""
     if not sys.stderr.isatty():
         with waiting("compiling"):
             engine.start()

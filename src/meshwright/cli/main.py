@@ -45,7 +45,7 @@ COMMANDS = {
 }
 
 SHOWS = ("show", "show pipeline")
-"""Commands whose options users confuse: errors suggest the other."""
+"""Two commands whose options users confuse: an error about an option of the other one names that command."""
 
 SEVERAL_KINDS = ("plan", "verify")
 """Commands with several kinds of arguments: their modules have `KINDS`, `HINTS` and `args_of`."""
@@ -55,7 +55,7 @@ EXTRAS = {
     **dict.fromkeys(("generate", "eval", "export"), ("train", "serve")),
     **dict.fromkeys(("serve", "bench-serve"), ("serve",)),
 }
-"""Commands that need an extra: any one of those listed. The others need only the base installation."""
+"""The pip extras that a command needs; of several, any one is enough. Others need only the base installation."""
 
 EXIT_CODES = {
     0: "done",
@@ -80,7 +80,7 @@ _ENDS: dict[int, tuple[type[KeyboardInterrupt], int, str]] = {
     signal.SIGINT: (KeyboardInterrupt, 130, "interrupted; the same command begins again"),
     signal.SIGTERM: (_Terminated, 143, "ended by SIGTERM; the same command begins again"),
 }
-"""For each signal: the exception, the exit code and the line printed."""
+"""For each signal: the exception to raise, the exit code and the line to print."""
 
 _STOP = (_Stopped, 0, "stopped by SIGTERM before the first step; the same command begins again")
 """Exception, exit code and line for SIGTERM before a training starts. After its start, see `training.interrupt`."""
@@ -107,13 +107,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _guarded(argv)
     finally:
         if argv is None:
-            # The process ends: Python would first look for cycles among all that a search has kept, for seconds.
+            # At exit Python would search all objects that a plan's search has kept for cycles, which takes seconds.
             gc.freeze()
 
 
 def _guarded(argv: Sequence[str] | None) -> int:
-    """Run one command; report in one line whatever ends it early."""
-    # A result is printed at the end; that stdout cannot take it is known only when it is flushed.
+    """Run one command and return its exit code; report in one line whatever ends it early."""
+    # stdout is flushed at the end, since only then a failed write of the result is noticed.
     try:
         code = _main(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -136,7 +136,7 @@ def _guarded(argv: Sequence[str] | None) -> int:
 
 
 def _main(words: list[str]) -> int:
-    """Run the command that the words of the command line name."""
+    """Run the command that the words of the command line name; return its exit code."""
     from meshwright.cli.waiting import waiting
     from meshwright.support.encoding import write_ascii_where_needed
 
@@ -169,7 +169,7 @@ def _main(words: list[str]) -> int:
     if name == "train" and signal.getsignal(signal.SIGTERM) is _interrupt:
         signal.signal(signal.SIGTERM, functools.partial(_interrupt, is_stop=True))
     if name == "plan":
-        # A search makes many objects that it keeps, and no cycles: looking for cycles takes a tenth of a plan's time.
+        # A plan's search keeps many objects, without cycles: collecting cycles would take a tenth of its time.
         gc.disable()
     try:
         # Only the command's own file is imported: `plan` answers before JAX would have loaded.
@@ -191,7 +191,7 @@ def command_module(name: str) -> ModuleType:
 
 
 def _run(module: ModuleType, name: str, words: list[str]) -> int:
-    """Parse the command's arguments as its dataclass declares them, and run it."""
+    """Parse a command's arguments as its dataclass declares them, and run it; return its exit code."""
     from meshwright.cli.typed import check_all_read, watch
     from meshwright.cli.words.read import canonical, read_words
 
@@ -221,7 +221,7 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
 
 
 def _say_cores(args: Any) -> None:
-    """Print the number of chips of a Cloud TPU name that counts cores."""
+    """Print a note with the number of chips if --on is a Cloud TPU name, such as v4-32, that counts cores."""
     from meshwright.description.hardware.system import cloud_note
 
     text = next(group.on for group in (args, *vars(args).values()) if hasattr(group, "on"))

@@ -97,7 +97,7 @@ def run(args: Args) -> int:
 
 
 def _run_cases(args: Args) -> int:
-    """Print the four cases side by side."""
+    """Print the four cases of a sharded matmul side by side, for `meshwright matmul cases`."""
     as_json, svg = args.json, args.svg
     if svg is not None:
         check_output(svg)
@@ -111,7 +111,11 @@ def _run_cases(args: Args) -> int:
 
 
 def _next(args: Args, found: Matmul) -> str:
-    """Return the next command: `--run`; after that the first implementation's longest collective, or `show`."""
+    """Return the command to suggest next: the same with --run if it was not run and the mesh is small enough.
+
+    Else `meshwright collective` for the longest collective of the first implementation; without collectives,
+    `meshwright show` for the result.
+    """
     sizes, moves = found.inference.sizes, found.ways[0].collectives
     if not args.run and sizes.degree(sizes.degrees) <= MOST_DEVICES:
         return spelled("matmul", args, without=("top", "svg", "device"), run=True)

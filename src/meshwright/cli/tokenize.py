@@ -38,7 +38,8 @@ class Args:
     tokenizer: Annotated[Path | None, option("DIRECTORY")] = None
     """A Hugging Face directory with the tokenizer and, for chats, its template. Default: tokens are bytes."""
     fields: Annotated[str | None, option("TEMPLATE")] = None
-    """The template of records: fields joined by +, parts by commas, no loss in []: [question+prompt],answer."""
+    """The text of a record: + joins fields, commas separate parts, parts in [] have no loss: [question+prompt],answer.
+    """
     pairs: Annotated[bool, option()] = False
     """Records are preferences, with prompt, chosen and rejected (text or messages)."""
     bad_data: Annotated[Rule, option("error|skip")] = "error"

@@ -52,7 +52,7 @@ def check_all_read(args: Any, where: str = "here") -> None:
 
 
 def _watched(args: Any, notes: _Notes) -> Any:
-    """Return the arguments as an instance of a subclass, which is still a dataclass of the command's type."""
+    """Return a copy of the arguments that records each field that is read: an instance of a subclass of their type."""
     kind = type(args)
     names = {field.name for field in fields(args)}
     groups = {name: _watched(value, notes) for name in names if is_dataclass(value := getattr(args, name))}

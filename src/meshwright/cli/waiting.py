@@ -21,7 +21,7 @@ EACH_LINE = 25.0
 """Seconds between lines if stderr is not a terminal."""
 
 FILE, KEPT_SECONDS, MOST_KEPT = "waits.json", 10.0, 200
-"""The file of earlier waits in the user's cache, the shortest wait that it stores, and the most entries."""
+"""The file in the user's cache with the seconds of earlier waits, the shortest wait stored, the maximum of entries."""
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def waiting(what: str) -> Iterator[None]:
 
 
 def _kept() -> dict[str, float]:
-    """Return the seconds of earlier waits, latest last."""
+    """Return the seconds of this user's earlier waits by what was waited for, latest last."""
     try:
         found = json.loads((user_cache() / FILE).read_text())
     except (OSError, ValueError):

@@ -10,7 +10,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.units import parse_count, parse_number, parse_seconds
 
 TOLERANCE = 0.02
-"""The relative error up to which a number counts as right: readers round to three digits, some in between too."""
+"""The relative error up to which a number counts as right: readers round to three digits, also intermediate results."""
 
 Unit = Literal["", "s", "B"]
 
@@ -48,7 +48,7 @@ class Exercise(Protocol):
 
 
 class Mistake(NamedTuple):
-    """A common wrong answer: the formula that gives it, and the reply to it."""
+    """A common wrong answer: a function that computes it, and the reply to it."""
 
     value: Callable[[], Any]
     reply: str
@@ -58,8 +58,8 @@ class Mistake(NamedTuple):
 class Number:
     """An exercise whose answer is a number.
 
-    answer: its formula. mistakes: common wrong answers, each with its reply. unit: with `s` or `B`, an answer can be
-    text such as "1.12 ms" or "64 MB". because: the explanation, shown after a right answer.
+    answer: computes the right number. mistakes: common wrong answers, each with its reply. unit: with `s` or `B`, an
+    answer can be text such as "1.12 ms" or "64 MB". because: the explanation, shown after a right answer.
     """
 
     question: str
@@ -112,10 +112,10 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Several:
-    """An exercise with one answer for each of several items, which are given as a mapping.
+    """An exercise whose answer is a mapping with a value for each of several items.
 
-    answer: the right value of each item. mistakes: for each common misunderstanding, the values that it leads to, and
-    its reply. values: the values that an item can have.
+    answer: returns the right value of each item. mistakes: for each common misunderstanding, the values that it leads
+    to, and its reply. values: the values that an item can have.
     """
 
     question: str

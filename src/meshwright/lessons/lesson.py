@@ -127,7 +127,7 @@ def _read_lesson(file: Path) -> Lesson:
 
 
 def _cells(text: str) -> Iterator[Cell]:
-    """Yield the cells of a page without front matter."""
+    """Yield the cells of a page, without its front matter."""
     text = _FRONT.sub("", text)
     end = 0
     for fence in _CODE.finditer(text):

@@ -40,9 +40,10 @@ WIDTH = 96
 
 @dataclass(frozen=True)
 class Asked:
-    """A collective that the program must have; its bytes are those of a device's shard of `array`.
+    """A collective that the program must have, `count` times.
 
-    array: in the notation; the result of an all-gather, the operand of other collectives.
+    array: the result of an all-gather, the operand of other collectives, in the notation (`C[I_X, K]`); the collective
+    has the bytes of one device's shard of it.
     """
 
     kind: Kind
@@ -140,7 +141,7 @@ class Program:
         return [*rows, *self._work_rows(inspection)]
 
     def _gradients_row(self, answer: Callable[..., Any], plain: list[Array], placed: list[Array], found: Array) -> Row:
-        """Compare the gradients with respect to every operand, of a weighted sum of the result."""
+        """Return the row that compares the gradients of a weighted sum of the result with respect to every operand."""
         weights = np.random.default_rng(1).standard_normal(found.shape, np.float32)
         numbers = tuple(range(len(plain)))
 
@@ -156,7 +157,7 @@ class Program:
         return Row("gradients", "as on one device", "as on one device")
 
     def _result_row(self, found: Array) -> Row:
-        """Compare the shape of the result's shard on a device."""
+        """Return the row that compares the shape of the result's shard on a device."""
         asked = self.sizes.local_shape(self._array(self.result))
         yours = found.sharding.shard_shape(found.shape)
         reply = ""
@@ -167,7 +168,7 @@ class Program:
         return Row("result", f"{self.result}: {asked} a device", f"{yours} a device", reply)
 
     def _collective_rows(self, inspection: Inspection) -> list[Row]:
-        """Compare the collectives by kind, axes and bytes."""
+        """Return a row for each kind and axes of collective, which compares the bytes per device."""
         asked = merge(
             Collective(
                 kind=one.kind,
@@ -194,7 +195,7 @@ class Program:
         return rows
 
     def _work_rows(self, inspection: Inspection) -> list[Row]:
-        """Compare flops and memory per device."""
+        """Return the rows that compare the flops, if they are limited, and the memory per device."""
         rows = []
         if most := self.flops():
             done = inspection.flops
@@ -212,7 +213,7 @@ class Program:
         return [*rows, Row("memory a device", f"at most {show_bytes(most)}", show_bytes(peak), reply)]
 
     def _arrays(self) -> list[Array]:
-        """Return the operands as unsharded arrays of random numbers."""
+        """Return the operands as unsharded float32 arrays of random numbers, equal in each call."""
         draws = np.random.default_rng(0)
         shapes = [[self.dims[dim] for dim in self._array(text).dims] for text in self.operands]
         return [jnp.asarray(draws.standard_normal(shape, np.float32)) for shape in shapes]
@@ -225,7 +226,7 @@ class Program:
 
 
 def _values_row(name: str, wanted: Array, found: Any) -> Row:
-    """Compare the answer's result with the reference's."""
+    """Return the row that compares an array of the answer (`found`) with the reference's. name: the row's name."""
     asked = "as on one device"
     if not hasattr(found, "shape") or found.shape != wanted.shape:
         yours = str(list(found.shape)) if hasattr(found, "shape") else type(found).__name__

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 class Setting(NamedTuple):
     """The field of a run's config that an option sets, and whether a resumed run can change it.
 
-    path: the field's path in `RunConfig`, as `optimizer.learning_rate`. resume: `free`: always; `change`: only with
-    `change=True` (--change); `never`: not at all, because the first state or the checkpoints depend on it.
+    path: the field's path in `RunConfig`, as `optimizer.learning_rate`. resume: when a resumed run can change it:
+    `free`: always; `change`: only with `change=True` (--change); `never`: not at all, because the first state or the
+    checkpoints depend on it.
     """
 
     path: str
@@ -25,7 +26,11 @@ class Keyword(NamedTuple):
 
 
 class CommandLine(NamedTuple):
-    """How a field is typed: the placeholder of its value, further names of the option, or as a positional argument."""
+    """How the command line shows a field.
+
+    metavar: the placeholder of its value in the help. aliases: further names of the option. is_positional: whether the
+    field is a positional argument instead of an option.
+    """
 
     metavar: str = ""
     aliases: tuple[str, ...] = ()
@@ -50,7 +55,10 @@ CompileCache = Annotated[str | None, option("DIRECTORY|off"), Keyword("str | Pat
 
 
 def given_options(*groups: Any, without: Collection[str] = ()) -> dict[str, Any]:
-    """Return the options of dataclass instances, by name; unset options are None, those in `without` are skipped."""
+    """Return the values of the options of dataclass instances, by name; None for options that are not set.
+
+    without: names of options to leave out.
+    """
     found: dict[str, Any] = {}
     for group in groups:
         for field in fields(group):
@@ -60,7 +68,7 @@ def given_options(*groups: Any, without: Collection[str] = ()) -> dict[str, Any]
 
 
 def declared_settings(*groups: type) -> Mapping[str, Setting]:
-    """Return, by option name, the `Setting` of each option in some dataclasses that has one."""
+    """Return the `Setting` of each option that declares one, by the option's name. groups: dataclasses of options."""
     hints = {name: hint for group in groups for name, hint in get_type_hints(group, include_extras=True).items()}
     return {
         name: item

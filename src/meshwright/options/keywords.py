@@ -72,15 +72,15 @@ class WorkloadOptions(TypedDict, total=False):
 
 
 class StrategyOptions(TypedDict, total=False):
-    """How a step runs; the planner chooses omitted options."""
+    """How a step runs. Default: the planner's choice; where it does not choose, the value in parentheses."""
 
     num_microbatches: Count | None
     """Microbatches of a device's batch, run one after the other; more need less memory (1)."""
     zero_stage: Literal[0, 1, 2, 3] | None
     """fsdp shards 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters (3)."""
     attention: Attention | None
-    """flash: a fused kernel, or blockwise if the chip has none. cudnn: cuDNN's kernel. scores: materialize the scores
-    in memory (scores; on TPUs flash).
+    """flash: a fused kernel, or blockwise if the chip has none. cudnn: cuDNN's kernel. scores: write the matrix of
+    scores to memory (on TPUs flash, elsewhere scores).
     """
     sp_method: SequenceMethod | None
     """Attention on a sequence split over sp; ring and ulysses imply --attention flash (gather)."""
@@ -114,7 +114,7 @@ class ServingOptions(TypedDict, total=False):
     on: SystemLike
     """The hardware: a chip and a slice shape or a device count, as v5e:4x4 or h100:8. Needed."""
     batch: Count | None
-    """Sequences served at once. Default: the most within --latency; without --latency, one per group of devices."""
+    """Sequences served at once. Default: the most within --latency; without --latency, dp*ep."""
     latency: str | float | None
     """Maximum step time, as 30ms: of one decode step, or of a batch of prompts. Default: no limit; the shortest step
     is best.
@@ -156,7 +156,7 @@ class SearchOptions(WorkloadOptions, StrategyOptions, total=False):
     """The workload of `meshwright.plan`, and choices that the planner must keep."""
 
     include_planned: bool
-    """Include plans that train cannot run yet."""
+    """Include plans that meshwright cannot train yet."""
     framework: str | None
     """Predict steps as another framework runs them: megatron-core, maxtext, torchtitan, …. Default: meshwright."""
 
@@ -169,15 +169,18 @@ class TrainOptions(PlanOptions, total=False):
     seed: int | None
     """Seed of the initial parameters and the order of the data. Default: 0."""
     data: str | Sequence[str] | None
-    """Files (text, .jsonl, .parquet, .arrow), folders, patterns, or token stores of `tokenize`; all with a weight, as
-    a.jsonl=0.7, or none. Default: the sources of Python's standard library.
+    """Files (text, .jsonl, .parquet, .arrow), folders, patterns, or token stores of `tokenize`. Give each a weight, as
+    a.jsonl=0.7, or none of them. Default: the sources of Python's standard library.
     """
     fields: str | Sequence[str] | Mapping[str, str] | None
-    """The template of records: fields joined by +, parts by commas, no loss in []: [question+prompt],answer; for one
-    source as qa.jsonl=[question],answer. Default: messages, input_ids or text, whichever the first record has.
+    """The text of a record: + joins fields, commas separate parts, parts in [] have no loss: [question+prompt],answer;
+    for one source as qa.jsonl=[question],answer. Default: messages, input_ids or text, whichever the first
+    record has.
     """
     rows: Literal["windows", "packed", "padded"] | None
-    """Windows of a long text, several documents per row, or one with padding. Default: windows of text, else packed."""
+    """What a row holds: a window of a long text, several documents (packed), or one with padding (padded). Default:
+    windows for text, else packed.
+    """
     held_out: float | None
     """Fraction of documents or windows kept for evaluation and not trained on. Default: 0."""
     bad_data: Literal["error", "skip"] | None
@@ -250,9 +253,9 @@ class ServeOptions(TypedDict, total=False):
     """A server: the model's devices, the engine, HTTP, and its processes."""
 
     on: SystemLike | None
-    """The hardware, as cpu:8 or h100:8. Default: the run's; needed for a directory."""
+    """The hardware, as cpu:8 or h100:8. Default: a run's own; needed for a Hugging Face directory."""
     mesh: MeshLike | None
-    """The mesh, as 1,2,1,1 or fsdp=2. Default: the run's, or fsdp over all devices."""
+    """The mesh, as 1,2,1,1 or fsdp=2. Default: a run's own; for a directory, fsdp over all devices."""
     dtype: Dtype | None
     """Dtype of parameters and matmuls. Default: the weights' dtype."""
     compile_cache: str | Path | None

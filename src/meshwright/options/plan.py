@@ -78,8 +78,8 @@ class StrategyArgs:
     zero_stage: Annotated[Literal[0, 1, 2, 3] | None, option("0|1|2|3")] = None
     """fsdp shards 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters (3)."""
     attention: Annotated[Attention | None, option("flash|cudnn|scores")] = None
-    """flash: a fused kernel, or blockwise if the chip has none. cudnn: cuDNN's kernel. scores: materialize the scores
-    in memory (scores; on TPUs flash).
+    """flash: a fused kernel, or blockwise if the chip has none. cudnn: cuDNN's kernel. scores: write the matrix of
+    scores to memory (on TPUs flash, elsewhere scores).
     """
     sp_method: Annotated[SequenceMethod | None, option("gather|ring|ulysses")] = None
     """Attention on a sequence split over sp; ring and ulysses imply --attention flash (gather).

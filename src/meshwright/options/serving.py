@@ -22,7 +22,7 @@ class ServedArgs:
     on: Annotated[str | None, option("CHIPS"), Keyword("SystemLike")] = None
     """The hardware: a chip and a slice shape or a device count, as v5e:4x4 or h100:8. Needed."""
     batch: CountText = None
-    """Sequences served at once. Default: the most within --latency; without --latency, one per group of devices."""
+    """Sequences served at once. Default: the most within --latency; without --latency, dp*ep."""
     latency: Annotated[str | None, option("TIME"), Keyword("str | float | None")] = None
     """Maximum step time, as 30ms: of one decode step, or of a batch of prompts. Default: no limit; the shortest step is
     best.
@@ -65,9 +65,9 @@ class ModelArgs:
     model: Annotated[Path, positional("DIR|RUN")]
     """A Hugging Face directory (config.json, safetensors), or a run directory of `meshwright train`."""
     on: Annotated[str | None, option("CHIPS"), Keyword("SystemLike | None")] = None
-    """The hardware, as cpu:8 or h100:8. Default: the run's; needed for a directory."""
+    """The hardware, as cpu:8 or h100:8. Default: a run's own; needed for a Hugging Face directory."""
     mesh: Mesh = None
-    """The mesh, as 1,2,1,1 or fsdp=2. Default: the run's, or fsdp over all devices."""
+    """The mesh, as 1,2,1,1 or fsdp=2. Default: a run's own; for a directory, fsdp over all devices."""
     dtype: Annotated[Dtype | None, option("bf16|f32")] = None
     """Dtype of parameters and matmuls. Default: the weights' dtype."""
     compile_cache: CompileCache = None
@@ -155,10 +155,12 @@ class ServeArgs(ModelArgs):
 
 
 def split_adapters(words: Sequence[str]) -> tuple[Path | None, dict[str, Path]]:
-    """Return the adapter that --adapter adds to the weights, if any, and the named ones.
+    """Return (the adapter that is added to the weights, or None; the named adapters, by name), as directories.
+
+    words: the values of --adapter, `DIRECTORY` or `NAME=DIRECTORY`.
 
     Raises:
-        MeshwrightError: a name is given twice, or several adapters have none.
+        MeshwrightError: a name is given twice, or several adapters have no name.
     """
     named, merged = dict[str, Path](), list[Path]()
     for word in words:

@@ -28,8 +28,8 @@ class DataArgs:
     """The data."""
 
     data: Annotated[tuple[str, ...], option("PATH…"), Setting("data.sources")] = ()
-    """Files (text, .jsonl, .parquet, .arrow), folders, patterns, or token stores of `tokenize`; all with a weight, as
-    a.jsonl=0.7, or none. Default: the sources of Python's standard library.
+    """Files (text, .jsonl, .parquet, .arrow), folders, patterns, or token stores of `tokenize`. Give each a weight, as
+    a.jsonl=0.7, or none of them. Default: the sources of Python's standard library.
     """
     fields: Annotated[
         tuple[str, ...],
@@ -37,13 +37,14 @@ class DataArgs:
         Setting("data.fields"),
         Keyword("str | Sequence[str] | Mapping[str, str] | None"),
     ] = ()
-    """The template of records: fields joined by +, parts by commas, no loss in []: [question+prompt],answer; for one
-    source as qa.jsonl=[question],answer. Default: messages, input_ids or text, whichever the first record has.
+    """The text of a record: + joins fields, commas separate parts, parts in [] have no loss: [question+prompt],answer;
+    for one source as qa.jsonl=[question],answer. Default: messages, input_ids or text, whichever the first record has.
     """
     rows: Annotated[
         Literal["windows", "packed", "padded"] | None, option("windows|packed|padded"), Setting("data.rows")
     ] = None
-    """Windows of a long text, several documents per row, or one with padding. Default: windows of text, else packed.
+    """What a row holds: a window of a long text, several documents (packed), or one with padding (padded). Default:
+    windows for text, else packed.
     """
     held_out: Annotated[float | None, option("SHARE"), Setting("data.held_out")] = None
     """Fraction of documents or windows kept for evaluation and not trained on. Default: 0."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from meshwright.description.hardware.chip import MEMORY_HEADROOM
 from meshwright.description.hardware.system import System, parse_system
 from meshwright.description.step.model import largest
-from meshwright.errors import MeshwrightError, did_you_mean
+from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape, parse_mesh
 from meshwright.units import parse_count, parse_number, show_mesh
 
@@ -26,22 +24,16 @@ Count = int | str
 """A whole number, or its text: `4096`, `64k`, `4M`."""
 
 
-def given(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
-    """Return the options that are not None; raise for a name that is not allowed, and suggest the nearest."""
-    names = list(allowed)
-    for name in options:
-        if name not in names:
-            hint = did_you_mean(difflib.get_close_matches(name, names, n=1)).strip()
-            raise MeshwrightError(f"there is no option {name!r}; {hint or 'options are ' + ', '.join(names)}")
-    return {name: value for name, value in options.items() if value is not None}
-
-
 def read_system(
     on: SystemLike, hardware: str | Path | None = None, memory_headroom: float | str | None = None
 ) -> System:
-    """Parse a system and set its memory headroom.
+    """Parse a system and set its memory headroom, the fraction added to predicted memory before it must fit.
 
-    That is `memory_headroom` if given, else the system's own, else the default of its kind of chip.
+    Args:
+        on: the system, or its text.
+        hardware: a TOML file that describes a custom chip, which `on` may then name.
+        memory_headroom: a number or text, 0.1 or "10%"; None for the system's own, or else the default of its chip's
+            kind.
 
     Raises:
         MeshwrightError: the text is not a chip with a slice shape or a device count.

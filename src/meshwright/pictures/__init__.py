@@ -1,7 +1,7 @@
 """Pictures of shardings, collectives, pipelines and runs in a terminal, a notebook, SVG or HTML.
 
-A picture is a `scene` of boxes, lines and labels, written by `terminal` or `svg`. `showing` is `meshwright.show`. HTML:
-`pages` of an inspection or a comparison, `report` about runs, built from `sections` and `panels`. Charts drawn by
-Matplotlib have one file each: `load_chart` is the pattern to copy; `charts` has the plan's charts and shared code.
-`tables` and `text` lay out the output of commands.
+A picture is a `scene` of boxes, lines and labels, which `terminal` or `svg` writes. `showing` has `meshwright.show`.
+HTML pages are in `pages` (of an inspection or a verification) and `report` (of runs), and consist of `sections`. Charts
+drawn by Matplotlib have one file each: `load_chart` is the pattern to copy; `charts` has the charts of plans and shared
+code. `tables` and `text` lay out the output of commands.
 """

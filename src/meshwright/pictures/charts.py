@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 SUFFIXES = (".png", ".svg", ".pdf")
-"""The file formats of a chart."""
+"""The suffixes that the name of a chart file may have."""
 
 
 NOT_TERMS = ("peak", "states", "host", "alias", "outputs", "code")
@@ -33,10 +33,7 @@ ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1}
 
 @dataclass(frozen=True)
 class Bar:
-    """A record, and the label of its bar, whose first word is a short name.
-
-    size: its position on the scale of a sweep.
-    """
+    """A record to draw. label: text at its bar, whose first word is a short name. size: the swept value, in a sweep."""
 
     label: str
     record: Record
@@ -45,14 +42,14 @@ class Bar:
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """A device's peak flops per second, and the bytes that a program can use."""
+    """A device's peak flops per second, and the bytes of its memory that a program can use."""
 
     flops_per_second: float
     usable_bytes: float
 
 
 class RooflinePoint(NamedTuple):
-    """A step on the network roofline: flops per byte sent, flops per second, and the bandwidth of its links."""
+    """A step on the network roofline, per device: flops per byte sent, flops per second, achieved link bandwidth."""
 
     intensity: float
     flops_per_second: float
@@ -60,7 +57,7 @@ class RooflinePoint(NamedTuple):
 
 
 def check_chart_file(path: Path) -> None:
-    """Raise if a chart cannot be written to a path, before anything is computed."""
+    """Raise if a chart cannot be written to a path; called before anything is computed."""
     if path.suffix not in SUFFIXES:
         raise MeshwrightError(f"--plot {path} has no known kind; it ends in {', '.join(SUFFIXES)}")
     require_extra("--plot", "charts")
@@ -68,10 +65,12 @@ def check_chart_file(path: Path) -> None:
 
 
 def write_charts(bars: Sequence[Bar], path: Path, limits: DeviceLimits, *, title: str, scale: str = "") -> None:
-    """Write charts of some records to a file; its suffix sets the format.
+    """Write four charts of some records to a file, whose suffix sets the format.
 
-    For a sweep, whose key is `scale`: step time with linear scaling, and MFU, over the key. Otherwise: MFU as bars.
-    Both have the parts of the step, a device's memory and its limit, and the network roofline.
+    They are MFU as bars, or for a sweep the step time and MFU over the swept quantity; the parts of the step; the
+    memory of a device and its limit; the network roofline.
+
+    scale: the quantity that a sweep changes, such as `chips`; '' if the records are not a sweep.
     """
     check_chart_file(path)
     figure = new_figure(14, max(9.0, 4.5 + 0.9 * len(bars)), title)
@@ -115,9 +114,9 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def roofline_point(record: Record) -> RooflinePoint | None:
-    """Return a step's point on the network roofline; None without communication or times.
+    """Return a step's point on the network roofline; None if the step has no collectives or no times.
 
-    Its bandwidth is the average over the step's collectives: all bytes that a device sends over the sum of their times.
+    The bandwidth is the average over the step's collectives: the bytes that a device sends, divided by their time.
     """
     degrees = dict(record.mesh)
     sent = seconds = 0.0
@@ -130,7 +129,7 @@ def roofline_point(record: Record) -> RooflinePoint | None:
 
 
 def _draw_scaling(figure: SubFigure, bars: Sequence[Bar], scale: str) -> None:
-    """Draw step time with linear scaling from the first record, and MFU."""
+    """Draw the step time of a sweep over `scale`, and its MFU; dotted: ideal scaling from the first record."""
     from matplotlib.ticker import LogLocator
 
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
@@ -156,13 +155,16 @@ def _draw_scaling(figure: SubFigure, bars: Sequence[Bar], scale: str) -> None:
     below.set_xlabel(scale)
     for axes in (above, below):
         axes.minorticks_off()
-        plain(axes)
+        hide_empty_sides(axes)
 
 
 def _draw_bars(
     figure: SubFigure, bars: Sequence[Bar], amounts: Sequence[Mapping[str, float]], totals: Sequence[str]
 ) -> Axes:
-    """Draw stacked horizontal bars of named amounts, the first record on top, each with its total; a legend above."""
+    """Draw a stacked horizontal bar for each record, the first on top, and a legend above; return the axes.
+
+    amounts: the parts of each bar, by name. totals: a text at the end of each bar.
+    """
     axes = figure.subplots()
     names = list(dict.fromkeys(name for terms in amounts for name, amount in terms.items() if amount))
     rows, starts = range(len(bars)), [0.0] * len(bars)
@@ -175,7 +177,7 @@ def _draw_bars(
     axes.set_yticks(rows, [bar.label for bar in bars])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.15 * max(starts, default=1.0))
-    plain(axes)
+    hide_empty_sides(axes)
     if len(names) > 1:
         figure.legend(loc="outside upper left", ncols=4, frameon=False)
     return axes
@@ -196,7 +198,10 @@ def _draw_memory(figure: SubFigure, bars: Sequence[Bar], usable_bytes: float) ->
 
 
 def _draw_roofline(figure: SubFigure, bars: Sequence[Bar], peak: float) -> None:
-    """Draw flops per second over flops per byte sent, under the peak and the slopes of the links."""
+    """Draw the records on the network roofline: flops per second over flops per byte sent.
+
+    peak: flops per second of a device. The slopes are the lowest and highest link bandwidth of the records.
+    """
     from matplotlib.ticker import LogLocator
 
     axes = figure.subplots()
@@ -221,7 +226,7 @@ def _draw_roofline(figure: SubFigure, bars: Sequence[Bar], peak: float) -> None:
     axes.yaxis.set_major_formatter(lambda rate, _: show_rate(rate, "flop/s"))
     axes.minorticks_off()
     axes.set_xlabel("flops a byte sent on the network")
-    plain(axes)
+    hide_empty_sides(axes)
     if points:
         _draw_points(axes, [(bar.label.split()[0], point) for bar, point in points])
 
@@ -232,22 +237,24 @@ def _draw_points(axes: Axes, points: Sequence[tuple[str, RooflinePoint]]) -> Non
     axes.plot(*zip(*places, strict=True), "o", color=INK)
     figure = axes.get_figure(root=True)
     assert figure is not None
-    figure.draw_without_rendering()  # Only now is it known where points are on the page.
+    figure.draw_without_rendering()  # This determines the positions of points on the page.
     in_points = [(x * 72 / figure.dpi, y * 72 / figure.dpi) for x, y in axes.transData.transform(places)]
-    for (label, _), place, down in zip(points, places, lowered([label for label, _ in points], in_points), strict=True):
+    for (label, _), place, down in zip(
+        points, places, label_distances([label for label, _ in points], in_points), strict=True
+    ):
         line = {"arrowstyle": "-", "color": RULE, "linewidth": 0.7, "shrinkB": 3} if down > _BELOW else None
         axes.annotate(label, place, (0, -down), textcoords="offset points", ha="center", va="top", arrowprops=line)
 
 
 _BELOW = 6.0
-"""Distance in points from the middle of a mark to the top of the label below it."""
+"""The smallest distance in points from the middle of a mark to the top of the label below it."""
 
 
 _HIGH, _WIDE = 13.0, 6.5
 """The height of a label and the width of its letters, in points."""
 
 
-def lowered(labels: Sequence[str], places: Sequence[tuple[float, float]]) -> list[float]:
+def label_distances(labels: Sequence[str], places: Sequence[tuple[float, float]]) -> list[float]:
     """Return each label's distance below its mark, in points, so that no label touches another label or a mark."""
     marks = [(x - 4, x + 4, y - 4, y + 4) for x, y in places]
     taken: list[tuple[float, float, float, float]] = []  # left, right, bottom, top
@@ -270,6 +277,6 @@ def _annotate(axes: Axes, text: str, x: float, y: float, *, up: float, left: flo
     axes.annotate(text, (x, y), (-left, up), textcoords="offset points", ha=ha)
 
 
-def plain(axes: Axes) -> None:
-    """Remove the lines at the top and the right of the axes, which have no numbers."""
+def hide_empty_sides(axes: Axes) -> None:
+    """Hide the frame of the axes at the top and at the right, where there are no numbers."""
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,8 +1,9 @@
 """One colour code for all pictures, pages and charts.
 
-A device has one colour in every picture, by its mesh coordinates: hue is the coordinate along the first axis, lightness
-that along the others. Fixed colours by name are for phases of a step, waits of a step (reds and greys), memory of a
-device (teal for persistent terms, sand for temporary ones), and times of a run. All are light enough for dark text.
+A device has the same colour in every picture, determined by its mesh coordinates: the hue by the coordinate along the
+first axis, the lightness by the coordinates along the others. Fixed colours by name are for phases of a step, idle time
+in a step (reds and greys), memory of a device (teal for terms that stay from step to step, sand for temporary ones),
+and accounts of a run's time. All are light enough for dark text.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ RULE = "#777777"
 """The colour of rules, links and edges, visible on white and on black."""
 
 WRONG = "#c0392b"
-"""The colour of things that cost time or do not fit."""
+"""The colour of what costs time or does not fit in memory."""
 
 NAMED = {
     "forward": "#8fb8de",
@@ -62,12 +63,12 @@ NAMED = {
 
 
 def device_fill(coordinates: Mapping[str, int], degrees: Mapping[str, int]) -> str:
-    """Return the colour of a device, or of a shard that several devices hold, as `#b4cfee`.
+    """Return the colour of a device, or of a shard that several devices hold, such as `#b4cfee`.
 
     Args:
-        coordinates: of the device along the mesh axes. For several devices, axes along which they differ are left out.
-            Without the first axis of degree above 1 the colour is grey; without another, the lightness is a mean.
-        degrees: of all axes, outermost first.
+        coordinates: the device's mesh coordinates by axis; for a shard, those that all its devices share. If the first
+            axis larger than 1 is missing, the colour is grey; of any other missing axis, the middle coordinate is used.
+        degrees: the degree of each mesh axis, outermost first.
     """
     first, *others = [axis for axis, degree in degrees.items() if degree > 1] or [""]
     hue = _FIRST_HUE + coordinates.get(first, 0) / degrees.get(first, 1)
@@ -85,12 +86,12 @@ _LIGHTEST, _DARKEST = 0.91, 0.73
 
 
 def named(name: str) -> str:
-    """Return the colour of a phase, a part of a step or a memory term; an unlisted name always gets the same colour."""
+    """Return the colour of a name in `NAMED`; for any other name, a colour that depends only on the name."""
     return NAMED.get(name) or _hex(*colorsys.hls_to_rgb(zlib.crc32(name.encode()) % 360 / 360, 0.72, 0.3))
 
 
 def lighter(colour: str, share: float) -> str:
-    """Return a colour mixed with a fraction of white."""
+    """Return a colour mixed with white; share: the fraction of white."""
     parts = (int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5))
     return _hex(*(part + (1 - part) * share for part in parts))
 

@@ -19,16 +19,16 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 26
 _SIZE = 12
 
 Points = Sequence[tuple[float, float]]
-"""Pairs of step and value, in the order of steps."""
+"""(step, value), in the order of steps."""
 
 
 def curves(series: Mapping[str, tuple[str, Points]], show: Callable[[float], str], *, title: str) -> str:
-    """Return a line chart of several series as SVG; '' if none has a point.
+    """Return a line chart of several series as SVG; '' if no series has a point.
 
     Args:
-        series: colour and points by name.
-        show: formats a value of the axis.
-        title: text for readers who cannot see the picture.
+        series: (colour, points) by name.
+        show: formats a value of the vertical axis.
+        title: a description for readers who cannot see the chart.
     """
     drawn = {name: (colour, thinned(points)) for name, (colour, points) in series.items() if points}
     values = [value for _, points in drawn.values() for _, value in points]
@@ -71,7 +71,7 @@ def curves(series: Mapping[str, tuple[str, Points]], show: Callable[[float], str
 
 
 def thinned(points: Points) -> Points:
-    """Return at most `MOST_POINTS` points: means of consecutive points, each at the last one's step."""
+    """Return at most `MOST_POINTS` points: means over consecutive points, each at the step of its last point."""
     size = math.ceil(len(points) / MOST_POINTS)
     if size <= 1:
         return points

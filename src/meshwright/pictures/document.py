@@ -47,7 +47,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: its title or '', and its body as escaped HTML."""
+    """A part of a page. title: its heading, or ''. body: HTML, in which text is escaped."""
 
     title: str
     body: str
@@ -91,9 +91,9 @@ def html_table(
     text: Sequence[int] = (0,),
     differs: Sequence[bool] = (),
 ) -> str:
-    """Return an HTML table without its empty columns, scrolling if too wide; '' without rows.
+    """Return an HTML table without empty columns, which scrolls if it is too wide; '' without rows.
 
-    text: indices of the columns with text. differs: whether each row is marked.
+    text: indices of columns with text. differs: whether each row is marked.
     """
     if not rows:
         return ""

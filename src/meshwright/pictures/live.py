@@ -1,4 +1,4 @@
-"""Draw live arrays, and anything with shape, dtype and sharding: the part on each device. Trees become tables."""
+"""Draw live JAX arrays, and anything with a shape, dtype and sharding: each device's shard. Trees become tables."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ Axes = tuple[tuple[str, ...], ...]
 
 
 def live_holdings(array: Any, *, name: str = "array") -> Holdings:
-    """Return each device's part of a live array or a `jax.ShapeDtypeStruct`, with any kind of sharding.
+    """Return each device's shard of a live array or a `jax.ShapeDtypeStruct`, with any kind of sharding.
 
-    Devices have JAX's ids; on an abstract mesh they are numbered with the last axis fastest. Raises an error for a
-    traced value, and for a value without a sharding.
+    Devices have JAX's ids; on an abstract mesh they are numbered with the last axis fastest. Raises if the value is
+    traced or has no sharding.
+
+    name: the array's name in texts.
     """
     check_concrete(array, name)
     sharding = getattr(array, "sharding", None)
@@ -63,7 +65,7 @@ def split_axes(sharding: Sharding, rank: int) -> Axes | None:
 
 
 def spec_text(sharding: Sharding, rank: int) -> str:
-    """Return the spec with an entry for every dim, `P('fsdp', None)`; without a spec, the sharding's class name."""
+    """Return a sharding's spec as text, `P('fsdp', None)`; without a spec, the class's name; rank: number of dims."""
     axes = split_axes(sharding, rank)
     if axes is None:
         return type(sharding).__name__
@@ -89,7 +91,7 @@ def _axes_text(axes: tuple[str, ...]) -> str:
 
 
 def unreduced_axes(sharding: Sharding) -> tuple[str, ...]:
-    """The mesh axes over which an array is unreduced."""
+    """Return the mesh axes over which each device holds a partial sum of an array."""
     return tuple(sorted(sharding.spec.unreduced)) if isinstance(sharding, NamedSharding) else ()
 
 
@@ -97,7 +99,7 @@ def check_concrete(array: Any, name: str) -> None:
     """Raise for a traced value."""
     if isinstance(array, Tracer):
         raise MeshwrightError(
-            f"{name} is being traced and lies nowhere yet; show what the jitted function returns, or use"
+            f"{name} is being traced and has no devices yet; show what the jitted function returns, or use"
             " jax.debug.inspect_array_sharding inside it"
         )
 
@@ -108,7 +110,7 @@ def _check_divides(name: str, shape: tuple[int, ...], axes: Axes, degrees: Mappi
         degree = math.prod(degrees[axis] for axis in split)
         if size % degree:
             raise MeshwrightError(
-                f"{name} of shape {shape} cannot lie so: dim {dim} over {'*'.join(split)}={degree} leaves"
+                f"{name} of shape {shape} cannot be split so: dim {dim} over {'*'.join(split)}={degree} leaves"
                 f" {size} % {degree} = {size % degree}; the degree must be one of {divisors(size)}"
             )
 
@@ -144,7 +146,11 @@ def _span(part: slice, size: int) -> Span:
 
 @dataclass(frozen=True)
 class Row:
-    """One array of a tree: its type as JAX prints it, and its spec. Without a sharding it has no bytes on a device."""
+    """One array of a tree. Without a sharding it has 0 copies and no bytes on a device.
+
+    type: the type as JAX prints it, `float32[8@X,16]`. spec: the partition spec, `P('X', None)`. copies: number of
+    devices with the same shard.
+    """
 
     path: str
     type: str
@@ -157,7 +163,7 @@ class Row:
 
 
 def tree_rows(tree: Any) -> tuple[Row, ...]:
-    """Return a row for each array of a tree, in JAX's order, with its path. Raises an error if there is none."""
+    """Return a row for each array of a tree, in JAX's order. Raises if the tree has no arrays."""
     leaves, _ = tree_flatten_with_path(tree)
     if isinstance(tree, Sharding):
         raise MeshwrightError(
@@ -169,7 +175,7 @@ def tree_rows(tree: Any) -> tuple[Row, ...]:
 
 
 def plan_rows(plan: Plan) -> tuple[Row, ...]:
-    """Return a row for each parameter of a plan's model and each array of its batch; no devices are needed."""
+    """Return a row for each parameter of a plan's model and each array of its batch, without using devices."""
     degrees = plan.mesh.layout
     mesh = AbstractMesh(tuple(degrees.values()), tuple(degrees), axis_types=(AxisType.Explicit,) * len(degrees))
     layout = ShardingContext(plan.mesh, rules_of(plan.strategy))
@@ -178,7 +184,7 @@ def plan_rows(plan: Plan) -> tuple[Row, ...]:
 
 
 def program_rows(plan: ProgramPlan) -> tuple[Row, ...]:
-    """Return a row for each array that a planned function takes; no devices are needed."""
+    """Return a row for each array argument of a planned function, without using devices."""
     found = zip(plan.program.arguments, plan.program.traced.jaxpr.in_avals, plan.abstract().in_shardings, strict=True)
     return tuple(
         _row(path, ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)) for (path, _), aval, sharding in found
@@ -186,7 +192,7 @@ def program_rows(plan: ProgramPlan) -> tuple[Row, ...]:
 
 
 def table_sketch(rows: Sequence[Row], *, of: str = "") -> Sketch:
-    """Return the rows as a table with totals in its title. of: what the arrays belong to, for the title."""
+    """Return the rows as a table, with totals in its title. of: the name of what has the arrays, for the title."""
     total, local = (sum(getattr(row, name) for row in rows) for name in ("total_bytes", "bytes_per_device"))
     counts = show_count(len(rows), "array"), show_bytes(total), f"{show_bytes(local)} a device"
     title = "   ".join((*([of] if of else []), *counts))
@@ -218,7 +224,7 @@ def _row(path: str, leaf: Any) -> Row:
 
 
 def _unplaced(path: str, leaf: Any) -> Row:
-    """Return the row of a leaf without a sharding: a host array, a plain number, an abstract array."""
+    """Return the row of a leaf without a sharding: a NumPy array, a number, or an abstract array."""
     shape, dtype = tuple(getattr(leaf, "shape", ())), getattr(leaf, "dtype", None)
     if dtype is None:
         return Row(path, type(leaf).__name__, shape, "not placed", (), 0, 0, 0)
@@ -227,7 +233,7 @@ def _unplaced(path: str, leaf: Any) -> Row:
 
 
 def _texts(row: Row) -> tuple[str, ...]:
-    """Return a row's cells; a spec without a mesh is printed after the type, which cannot express it."""
+    """Return the cells of a row. If the sharding has no mesh, its class is printed after the type."""
     kind = row.type if row.spec.startswith("P(") else f"{row.type} {row.spec}"
     if not row.copies:
         return kind, "-", "-", "-", show_bytes(row.total_bytes) if row.total_bytes else "-"

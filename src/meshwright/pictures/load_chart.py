@@ -1,4 +1,4 @@
-"""The chart of a server under several loads: latency against throughput, measured and predicted."""
+"""The chart of a server under several loads: measured and predicted latency over throughput."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from meshwright.pictures.charts import ON_WHITE, check_chart_file, new_figure, plain, save_figure
+from meshwright.pictures.charts import ON_WHITE, check_chart_file, hide_empty_sides, new_figure, save_figure
 from meshwright.pictures.colours import INK, RULE
 from meshwright.pictures.curves import RUN_COLOURS
 from meshwright.units import show_seconds
@@ -20,7 +20,11 @@ STYLES = {"p50": "o-", "p90": "s--", "p99": "^:"}
 
 
 class LoadPoint(NamedTuple):
-    """The measurements under one load: output tokens a second, and latency in seconds by measure and percentile."""
+    """The measurements under one load.
+
+    label: names the load. tokens_per_second: output tokens. latencies: seconds by measure (`ttft`, `tpot`) and
+    percentile (`p50`).
+    """
 
     label: str
     tokens_per_second: float
@@ -30,11 +34,11 @@ class LoadPoint(NamedTuple):
 def write_load_chart(
     points: Sequence[LoadPoint], predicted: Sequence[tuple[float, float]], path: Path, *, title: str
 ) -> None:
-    """Draw time to the first token and time per output token against output tokens per second, into a file.
+    """Write a chart of time to the first token and of time per output token, over output tokens per second, to a file.
 
     Args:
         points: the measured loads.
-        predicted: a plan's frontier, as pairs of step seconds and tokens per second. Empty without a plan.
+        predicted: a plan's frontier as (step seconds, tokens per second); empty without a plan.
         path: the chart's file; its suffix sets the format.
         title: the chart's title.
     """
@@ -52,7 +56,7 @@ def write_load_chart(
         each.plot(rates, seconds, "D-", color=RULE, label="predicted, a step")
     _draw(each, points, "tpot", "time per token")
     if predicted or any("tpot" in point.latencies for point in points):
-        # A frontier's batches span powers of ten.
+        # The batches of a frontier, and so its rates, span several powers of ten.
         each.loglog()
         _mark(each.xaxis, _show_rate)
         _mark(each.yaxis, _show_seconds)
@@ -77,7 +81,7 @@ def _show_seconds(seconds: float, _: float) -> str:
 
 
 def _draw(axes: Axes, points: Sequence[LoadPoint], measure: str, name: str) -> None:
-    """Draw a measure's percentiles over throughput, one point per load, each labelled."""
+    """Draw the percentiles of a measure (`ttft` or `tpot`) over throughput, with a labelled point for each load."""
     with_it = [point for point in points if measure in point.latencies]
     rates = [point.tokens_per_second for point in with_it]
     for (percentile, style), colour in zip(STYLES.items(), RUN_COLOURS, strict=False):
@@ -90,4 +94,4 @@ def _draw(axes: Axes, points: Sequence[LoadPoint], measure: str, name: str) -> N
     axes.set_xlabel("output tokens a second")
     axes.margins(0.15)
     axes.legend(frameon=False)
-    plain(axes)
+    hide_empty_sides(axes)

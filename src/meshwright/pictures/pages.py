@@ -20,7 +20,10 @@ from meshwright.units import show_degrees, show_flops, show_percent, show_second
 
 
 def verify_page(found: Verification, measured: Record | None = None) -> str:
-    """Return the page of a verification: every quantity, memory, collectives by axes, the timeline."""
+    """Return the HTML page of a verification: all quantities, memory, collectives, the timeline.
+
+    measured: the record of a run, if there is one.
+    """
     plan, program, workload = found.plan, found.program, found.plan.workload
     records = {"predicted": plan.predicted, "compiled": found.compiled}
     if measured is not None and measured.memory_bytes:
@@ -49,9 +52,9 @@ def verify_page(found: Verification, measured: Record | None = None) -> str:
 
 
 def inspection_page(found: Inspection, trace: str | None = None) -> str:
-    """Return the page of an inspection: findings first, then memory, collectives by axes, flops and the timeline.
+    """Return the HTML page of an inspection: findings, memory, collectives, the timeline, and flops.
 
-    trace: the path of a trace file, relative to the page, to link to.
+    trace: the path of a trace file to which the page links, relative to the page.
     """
     record, program = found.record, found.program
     mesh = show_degrees(record.mesh)
@@ -83,7 +86,7 @@ def findings_section(findings: Sequence[Finding]) -> Section:
 
 
 def _notes_section(notes: Iterable[str]) -> Section:
-    """Return a section of notes, each once."""
+    """Return a section with notes, without repetitions."""
     return Section("Notes", "\n".join(f"<p>{escape(note)}</p>" for note in dict.fromkeys(notes)))
 
 

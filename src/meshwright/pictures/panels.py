@@ -11,24 +11,27 @@ from meshwright.pictures.scene import Box, Label, Line, Scene, flow, moved, para
 Item = TypeVar("Item")
 
 Frame = Literal["ruled", "table", "linked"]
-"""How cells are arranged: a grid with rules, columns as wide as needed, or chips joined by links."""
+"""How a panel arranges its cells.
+
+ruled: a grid with rules. table: columns as wide as needed. linked: chips joined by links.
+"""
 
 ELLIPSIS = "…"
-"""The label and text in place of omitted parts."""
+"""The text in place of cells, labels or panels that are left out."""
 
 MAX_PANELS = 8
 """The most panels drawn for one array or torus."""
 
-_GALLERY = 130  # characters: a wider row of tiles is hard to take in
+_GALLERY = 130  # The largest width in characters of a row of panels: wider rows are hard to read.
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: its text, fill, tooltip, and whether it is marked.
+    """A cell of a panel. hint: the tooltip. is_marked: whether it has a bold edge, or a `›` in text.
 
-    span: in a table, the number of columns that it covers. The cells that it covers have span 0 and the same fill, in
-    case the table is broken between them. links: in a linked panel, whether the links to the next cell in the row and
-    in the column are used; unused ones are faint.
+    span: in a table, the number of columns that the cell covers. The cells that it covers have span 0 and the same
+    fill, in case the table is broken between them. links: in a linked panel, whether the links to the next cell (in the
+    row, in the column) are used; unused ones are faint.
     """
 
     text: str
@@ -45,20 +48,20 @@ class Panel:
 
     cells: tuple[tuple[Cell, ...], ...]
     rows: tuple[str, ...] = ()
-    row_fills: tuple[str, ...] = ()  # In a table: the colours behind the labels of rows, or none.
+    row_fills: tuple[str, ...] = ()  # In a table: the colours behind the labels of rows; empty for no colours.
     columns: tuple[str, ...] = ()
-    caption: str = ""
-    notes: tuple[str, ...] = ()  # Text on its right.
+    caption: str = ""  # Text above the panel.
+    notes: tuple[str, ...] = ()  # Texts on the right of the panel, or below it.
     frame: Frame = "ruled"
-    sheets: tuple[str, ...] = ()  # In a ruled panel: the colours of equal grids behind it, the nearest first.
-    # In a linked panel: whether links join the last row to the first, and the last column to the first.
+    sheets: tuple[str, ...] = ()  # In a ruled panel: the colours of equal grids drawn behind it, the nearest first.
+    # In a linked panel: whether links join (the last row to the first, the last column to the first).
     wraps: tuple[bool, bool] = (False, False)
-    cell_width: int = 0  # Least size of a cell, in characters and lines.
-    cell_height: int = 1
+    cell_width: int = 0  # The smallest width of a cell, in characters.
+    cell_height: int = 1  # The height of a cell, in lines.
 
     @property
     def column_width(self) -> int:
-        """The width in characters of the widest cell, with a space on either side, or of the widest column label."""
+        """The width of all columns in characters: of the widest cell with a space on either side, or of its label."""
         texts = [len(cell.text) + 2 + cell.is_marked for row in self.cells for cell in row]
         return max(self.cell_width, *texts, *(len(label) for label in self.columns))
 
@@ -76,7 +79,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Sketch:
-    """A title, panels one below the other (side by side in a gallery), and notes.
+    """A title, panels one below the other (side by side if `is_gallery`), and notes.
 
     draw: returns a scene for below the panels, from a width in characters; for drawings without cells.
     """
@@ -90,16 +93,16 @@ class Sketch:
 
 @dataclass(frozen=True, kw_only=True)
 class DrawingLimits:
-    """Limits of drawings: width in characters, rows and columns of a grid and of a tile, lines of a wide table."""
+    """The largest sizes of a drawing, beyond which parts are left out."""
 
-    width: int
-    grid: tuple[int, int]
-    tile: int
-    lines: int
+    width: int  # In characters.
+    grid: tuple[int, int]  # (rows, columns) of a grid.
+    tile: int  # Rows, and columns, of a grid in a gallery.
+    lines: int  # Lines of a table that is broken because it is too wide.
 
 
 def limit_panels(panels: Sequence[Panel]) -> tuple[Panel, ...]:
-    """Return at most `MAX_PANELS` panels: the first ones and the last, with a caption on the omitted ones."""
+    """Return at most `MAX_PANELS` panels: the first ones and the last one, whose caption says how many are left out."""
     if len(panels) <= MAX_PANELS:
         return tuple(panels)
     kept, last = panels[: MAX_PANELS // 2], panels[-1]
@@ -116,7 +119,7 @@ def scene_of(sketch: Sketch, limits: DrawingLimits) -> Scene:
 
 
 def _panel(panel: Panel, limits: DrawingLimits, *, is_tile: bool) -> Scene:
-    """Draw a panel: the caption above; notes on its right, or below if it is a tile or space is short."""
+    """Return a panel as a scene: its caption above; its notes on the right, or below if it is wide or `is_tile`."""
     if panel.frame == "table":
         drawn = _table(panel, limits)
     elif is_tile and panel.cell_width:  # All tiles are of one size already.
@@ -132,10 +135,10 @@ def _panel(panel: Panel, limits: DrawingLimits, *, is_tile: bool) -> Scene:
 
 
 def _grid(panel: Panel) -> Scene:
-    """Draw cells of equal size: with rules around them, or as chips with a line for every link."""
+    """Return a panel with cells of equal size as a scene: with rules around cells, or with lines for links."""
     is_ruled = panel.frame == "ruled"
     num_rows, num_columns, pitch, height = len(panel.cells), len(panel.cells[0]), panel.pitch, panel.cell_height + 1
-    # A rule takes a character or a line, and runs in its middle; chips leave space for their outer links.
+    # A rule takes up a character or a line, and is in its middle. Chips leave space for wraparound links.
     rule, edge, room = (1, "ruled", 0) if is_ruled else (0, "outlined", 2)
     wide, high = (pitch, height) if is_ruled else (panel.column_width, 1)
     left, top = panel.label_width + room, any(panel.columns) + (panel.wraps[0] and not is_ruled)
@@ -162,11 +165,14 @@ def _grid(panel: Panel) -> Scene:
     return Scene(left + num_columns * pitch + rule + _SHIFT * behind, bottom + behind, (*sheets, *items))
 
 
-_SHIFT = 2  # characters by which a sheet stands out to the right of the one before it
+_SHIFT = 2  # Characters by which each sheet is further to the right than the one in front of it.
 
 
 def _sheets(fills: Sequence[str], x: float, y: float, width: float, height: float) -> list[Box | Line]:
-    """Draw sheets behind a grid, each further down and right: whole in images, only their edges in text."""
+    """Return the shapes of sheets behind a grid, each further down and right than the one in front of it.
+
+    Images show the whole sheets, text only their edges. x, y, width, height: position and size of the grid.
+    """
     items: list[Box | Line] = [
         Box(x + _SHIFT * place, y + place, width, height, fill=fill, edge="sheet")
         for place, fill in reversed(list(enumerate(fills, start=1)))
@@ -204,7 +210,10 @@ def _links(left: float, top: float, panel: Panel) -> list[Line]:
 
 
 def _table(panel: Panel, limits: DrawingLimits) -> Scene:
-    """Draw a table. Columns that exceed the width continue below; long tables lose their middle rows."""
+    """Return a table as a scene. Columns that exceed the width continue below it.
+
+    If this makes too many parts, those in the middle are left out.
+    """
     columns = list(zip(*panel.cells, strict=True))
     labels = panel.columns or ("",) * len(columns)
     # A label without a neighbour may extend over the next column.
@@ -216,7 +225,7 @@ def _table(panel: Panel, limits: DrawingLimits) -> Scene:
     parts, room = [[0]], limits.width - panel.label_width - widths[0]
     for number in range(1, len(columns)):
         room -= widths[number]
-        # The blank at the right of the last cell may be cut.
+        # The space at the right of the last cell may be outside of the width.
         if room < -1:
             parts.append([])
             room = limits.width - panel.label_width - widths[number]
@@ -231,7 +240,7 @@ def _table(panel: Panel, limits: DrawingLimits) -> Scene:
 
 
 def _columns(panel: Panel, labels: Sequence[str], widths: Sequence[int], shown: Sequence[int]) -> Scene:
-    """Draw some columns of a table, with the labels of its rows."""
+    """Return some columns of a table, with the labels of its rows, as a scene; shown: the indices of the columns."""
     left, top = panel.label_width, any(panel.columns)
     items: list[Box | Line | Label] = [Label(0, top + row, label) for row, label in enumerate(panel.rows)]
     if panel.row_fills:
@@ -251,13 +260,13 @@ def _columns(panel: Panel, labels: Sequence[str], widths: Sequence[int], shown: 
             text = cell.text if len(covered) >= cell.span else cell.text[: wide - 2].rstrip()
             items.append(Box(x, top + row, wide, 1, text, cell.fill, cell.hint, edge, is_left=True))
         x += widths[number]
-    # Neighbours must not paint over the edge of a marked cell.
+    # Marked cells are last, so that no other cell is drawn over their edges.
     items.sort(key=lambda item: isinstance(item, Box) and item.edge == "marked")
     return Scene(x, top + len(panel.cells), tuple(items))
 
 
 def _elide_grid(panel: Panel, max_rows: int, max_columns: int, width: int) -> Panel:
-    """Return the panel reduced to the largest number of rows and columns, and the width; `…` replaces the middle."""
+    """Return the panel with at most this many rows and columns, and this width; `…` replaces those in the middle."""
     ends = 1 if panel.frame == "ruled" else 2 + 2 * panel.wraps[1]
     max_columns = min(max_columns, max(3, (width - panel.label_width - ends) // panel.pitch))
     cells = [_elide(row, max_columns, Cell(ELLIPSIS)) for row in panel.cells]

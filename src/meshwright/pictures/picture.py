@@ -22,22 +22,22 @@ WIDTH = 100
 """Width of pictures in characters where there is no terminal."""
 
 _DOCUMENT = DrawingLimits(width=240, grid=(64, 64), tile=64, lines=1024)
-_MARGIN = 2  # columns at the left of a text
+_MARGIN = 2  # Spaces at the left of each line of text.
 
 
 @dataclass(frozen=True, repr=False)
 class Picture:
-    """Sketches one below the other. `print` shows plain text; rich's `print` and notebooks show colours."""
+    """Sketches one below the other. `print` shows text without colours; rich's `print` and notebooks show colours."""
 
     sketches: tuple[Sketch, ...]
 
     @property
     def title(self) -> str:
-        """The titles of the sketches."""
+        """The titles of the sketches, joined by semicolons."""
         return "; ".join(sketch.title for sketch in self.sketches)
 
     def svg(self, file: str | Path | None = None) -> str:
-        """Return the picture as a standalone SVG document; also write it to `file` if given."""
+        """Return the picture as a standalone SVG document; file: also write it to this file."""
         notes = [note for sketch in self.sketches for panel in sketch.panels for note in panel.notes]
         notes += [note for sketch in self.sketches for note in sketch.notes]
         words = ". ".join(dict.fromkeys(notes))
@@ -47,25 +47,25 @@ class Picture:
         return drawn
 
     def html(self, file: str | Path | None = None) -> str:
-        """Return the picture as a self-contained page; also write it to `file` if given."""
+        """Return the picture as a self-contained HTML page; file: also write it to this file."""
         page = render(self.title, (), [self.section()])
         if file is not None:
             write_file(file, page)
         return page
 
     def section(self) -> Section:
-        """Return the picture as a section of a page."""
+        """Return the picture as a section of an HTML page."""
         return Section("", drawing(self._scene(_DOCUMENT, gap=2)))
 
     def text(self, width: int = WIDTH, *, is_ascii: bool = False) -> str:
-        """Return the picture as text of at most `width` columns, without colours."""
+        """Return the picture as text of at most `width` characters per line, without colours."""
         return "\n".join("".join(piece.text for piece in line).rstrip() for line in self._lines(width, is_ascii))
 
     def __str__(self) -> str:
         return self.text()
 
     def __repr__(self) -> str:
-        # A prompt echoes the picture itself.
+        # An interactive prompt shows the picture itself.
         return str(self)
 
     def _repr_html_(self) -> str:

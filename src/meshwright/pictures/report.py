@@ -1,4 +1,4 @@
-"""The page of one or more runs: curves, predicted | compiled | measured, memory, devices, goodput, data."""
+"""The HTML page of one or more runs: curves, predicted | compiled | measured, memory, devices, goodput, data."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from meshwright.pictures.sections import BarSegment, draw_bars, memory_section
 from meshwright.proof.program_plans.fit.config import FitConfig, read_fit_config
 from meshwright.proof.verification.profiles import AxisBandwidth, axis_bandwidths, compare_profile
 from meshwright.record import Record
+from meshwright.support.field_types import check_value
 from meshwright.support.files import check_output, write_file
 from meshwright.units import show_bytes, show_estimate, show_percent, show_rate, show_seconds
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A quantity over steps: the path of its field in a row of `metrics.jsonl`, and the format of a value."""
+    """A chart of a quantity over steps. path: the keys of its value in a row of `metrics.jsonl`. show: formats it."""
 
     title: str
     path: tuple[str, ...]
@@ -40,48 +41,52 @@ class Chart:
 
 @dataclass(frozen=True)
 class Run:
-    """A run, read from its directory."""
+    """A training run, read from its directory."""
 
     name: str
     directory: Path
     subject: str
-    """The model or function that it trains, for the headline."""
+    """The trained model or function, its mesh and hardware, as text."""
     steps: int
-    """The total number of steps."""
+    """The number of steps of the whole run, also those that it has yet to do."""
     hardware: str
     axes: Sequence[tuple[str, int, str]]
-    """Each mesh axis of degree above 1: its name, its degree, and what it splits."""
+    """(name, degree, what it splits) of each mesh axis larger than 1."""
     predicted: Record
     usable_bytes: float | None
     """Memory of a device that a program can use; None for simulated devices."""
     measured: Record
     profile: Profile | None
+    """The profile of some of the run's steps; None if there is none."""
     bandwidths: Sequence[AxisBandwidth]
-    """The achieved bandwidth of the profile's collectives, by mesh axes."""
+    """The bandwidth of the profile's collectives, by mesh axes."""
     charts: Sequence[Chart]
     next_step: str
-    """The next command, to learn more about the step, as HTML."""
+    """A command that shows more about the step, as HTML."""
     rows: Sequence[Row]
+    """The rows of `metrics.jsonl`, one per step."""
     restarts: Sequence[Mapping[str, Any]]
     compiled: Record | None
     bad_steps: Sequence[Mapping[str, Any]]
+    """The rows of `bad_steps.jsonl`."""
 
     @property
     def goodput(self) -> dict[str, float]:
-        """The seconds in each account of `ACCOUNTS`."""
+        """The seconds of the run in each account of `watch.goodput.ACCOUNTS`."""
         return goodput(self.rows, self.restarts)
 
 
 def report(runs: str | Path | Sequence[str | Path], output: str | Path | None = None) -> str:
-    """Return one self-contained HTML page about one or several runs; all runs are drawn in the same charts.
+    """Return a self-contained HTML page about one or several runs. Several runs are drawn in the same charts.
 
     Args:
-        runs: a run directory or several.
+        runs: the directory of a run, or several.
         output: also write the page to this file.
 
     Raises:
-        MeshwrightError: a directory is not a run or has no step yet; a file cannot be written.
+        MeshwrightError: a directory is not that of a run or has no step yet, or the file cannot be written.
     """
+    check_value("runs", runs, str | Path | Sequence[str | Path])
     several = [runs] if isinstance(runs, (str, Path)) else list(runs)
     if not several:
         raise MeshwrightError("there is no run to report; give the directory of one")
@@ -90,7 +95,7 @@ def report(runs: str | Path | Sequence[str | Path], output: str | Path | None = 
             raise MeshwrightError(f"a report is an HTML page, as report.html, and not a {suffix} file: {output}")
         check_output(Path(output))
     directories = [Path(run) for run in several]
-    # A run is named by its directory, or by its path where names are not unique.
+    # A run's name is that of its directory; if two have the same name, it is the path.
     is_unique = len({path.name for path in directories}) == len(directories)
     page = report_page([_read_run(path, path.name if is_unique else str(path)) for path in directories])
     if output is not None:
@@ -102,7 +107,7 @@ def _read_run(directory: Path, name: str) -> Run:
     config = read_fit_config(directory) or read_config(directory)
     if not (rows := read_metrics(directory)):
         raise MeshwrightError(f"{directory} has no step in its metrics.jsonl yet")
-    of_kind = _of_fit(config, rows) if isinstance(config, FitConfig) else _of_train(directory, config, rows)
+    of_kind = _fit_fields(config, rows) if isinstance(config, FitConfig) else _train_fields(directory, config, rows)
     return Run(
         name=name or str(directory),
         directory=directory,
@@ -116,8 +121,8 @@ def _read_run(directory: Path, name: str) -> Run:
     )
 
 
-def _of_train(directory: Path, config: RunConfig, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the fields of a run of a declared model that its config determines."""
+def _train_fields(directory: Path, config: RunConfig, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the fields of `Run` that differ between kinds of runs, for a run of `meshwright train`."""
     profile, plan, workload = find_profile(directory, config), config.plan, config.workload
     placed = lay_mesh(plan.system, config.mesh.layout)
     shape = f"{workload.batch} × {workload.seq_len} tokens a step, {workload.compute_dtype}"
@@ -139,8 +144,8 @@ def _of_train(directory: Path, config: RunConfig, rows: Sequence[Row]) -> dict[s
     }
 
 
-def _of_fit(config: FitConfig, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the fields of a run of `meshwright.fit` that its config determines."""
+def _fit_fields(config: FitConfig, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the fields of `Run` that differ between kinds of runs, for a run of `meshwright.fit`."""
     here = [row for row in rows if (row["mesh"], row["hardware"]) == (config.mesh_text, config.hardware)]
     splits = {axis: [name for name, axes in config.table.items() if axis in axes] for axis in config.mesh}
     stored = {axis: ["the state between steps"] * (axis in config.store) for axis in config.mesh}
@@ -162,7 +167,7 @@ def _of_fit(config: FitConfig, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def report_page(runs: Sequence[Run]) -> str:
-    """Return the page as HTML."""
+    """Return the HTML page about some runs."""
     colours = {run.name: RUN_COLOURS[index % len(RUN_COLOURS)] for index, run in enumerate(runs)}
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     lines = [_headline(run) for run in runs]
@@ -170,7 +175,7 @@ def report_page(runs: Sequence[Run]) -> str:
         _overview(runs),
         Section("Curves", legend(colours) * (len(runs) > 1) + _curves(runs, colours)),
         _goodput(runs),
-        *(section for run in runs for section in _of_run(run, is_alone=len(runs) == 1)),
+        *(section for run in runs for section in _run_sections(run, is_alone=len(runs) == 1)),
     ]
     return render(title, lines, sections)
 
@@ -180,7 +185,7 @@ def _headline(run: Run) -> str:
 
 
 def _overview(runs: Sequence[Run]) -> Section:
-    """Return a table with a row for each run: its progress, its loss and its speed."""
+    """Return a section with a table of the runs: progress, loss and speed of each."""
     columns = ("run", "steps", "loss", "held-out loss", "tokens/s", "MFU", "step", "predicted", "goodput")
     cells = []
     for run in runs:
@@ -227,11 +232,11 @@ _CHARTS = (
     _INPUT,
     Chart("Busiest expert over the mean", ("experts_max_over_mean",), _plain),
 )
-"""The charts of a run of a declared model; one without values is not drawn."""
+"""The charts of a run of `meshwright train`; a chart without values is not drawn."""
 
 
 def _curves(runs: Sequence[Run], colours: Mapping[str, str]) -> str:
-    """Draw a chart for each quantity that any run has."""
+    """Return the charts as HTML, one for each quantity that a run has; colours: the colour of each run, by its name."""
     figures = []
     for chart in dict.fromkeys(chart for run in runs for chart in run.charts):
         series = {run.name: (colours[run.name], _points(run.rows, chart.path)) for run in runs if chart in run.charts}
@@ -243,9 +248,9 @@ def _curves(runs: Sequence[Run], colours: Mapping[str, str]) -> str:
 
 
 def _points(rows: Sequence[Row], path: tuple[str, ...]) -> list[tuple[float, float]]:
-    """Return the values of the field at `path` by step, counted from 1.
+    """Return (step, value) of the field at `path` of each row; steps are counted from 1.
 
-    Speeds omit the first step of each process, which includes warm-up.
+    For speeds, the first step of each process is left out, because it includes warm-up.
     """
     field = path[0]
     is_speed = field in ("tokens_per_second", "mfu", "input_share")
@@ -262,7 +267,7 @@ def _points(rows: Sequence[Row], path: tuple[str, ...]) -> list[tuple[float, flo
 
 
 def _goodput(runs: Sequence[Run]) -> Section:
-    """Return the goodput section: each run's time by account as a bar, and a table that explains the accounts."""
+    """Return a section on the runs' time: a bar for each run, split by account, and a table of the accounts."""
     found = {run.name: run.goodput for run in runs}
     timed = {name: seconds for name, seconds in found.items() if sum(seconds.values())}
     if not timed:
@@ -285,7 +290,7 @@ def _goodput(runs: Sequence[Run]) -> Section:
     ]
     columns = ("", *(timed if len(timed) > 1 else ["seconds"]), "what it is")
     restarts = [
-        f"{run.name} was gone on with {len(run.restarts)} time{'s' * (len(run.restarts) > 1)};"
+        f"{run.name} was resumed {len(run.restarts)} time{'s' * (len(run.restarts) > 1)};"
         f" {sum(restart['lost_steps'] for restart in run.restarts):,} steps were taken again."
         for run in runs
         if run.restarts
@@ -299,8 +304,8 @@ def _share(seconds: Mapping[str, float], account: str) -> str:
     return f"{show_seconds(share)}  {show_percent(share / sum(seconds.values()))}" if share else "–"
 
 
-def _of_run(run: Run, *, is_alone: bool) -> list[Section]:
-    """Return the sections of one run."""
+def _run_sections(run: Run, *, is_alone: bool) -> list[Section]:
+    """Return the sections of the page on one run; is_alone: whether it is the only run, so titles need no name."""
     of = "" if is_alone else f"{run.name}: "
     records = {"predicted": run.predicted} if run.predicted.memory_bytes else {}
     if run.compiled is not None:
@@ -320,7 +325,10 @@ def _of_run(run: Run, *, is_alone: bool) -> list[Section]:
 
 
 def _quantities(run: Run) -> str:
-    """Return a table of the step, its rates and its collectives: predicted, compiled, measured."""
+    """Return a table of step time, rates and memory peak as HTML, predicted | compiled | measured.
+
+    With a profile, also tables of collectives and of bandwidths.
+    """
     planned, found = run.predicted, run.measured
     rows = [
         ("step", _or_dash(planned.step_seconds, show_seconds), "–", _or_dash(found.step_seconds, show_seconds)),
@@ -367,7 +375,7 @@ def _mesh(run: Run) -> str:
 
 
 def _devices(run: Run) -> str:
-    """Return each device's times in the profiled steps, and the imbalance."""
+    """Return a bar of each device's time in the profiled steps, and a sentence on the imbalance, as HTML."""
     if run.profile is None or not run.profile.devices:
         return ""
     drawn = {}
@@ -382,7 +390,7 @@ def _devices(run: Run) -> str:
 
 
 def _tasks(rows: Sequence[Row]) -> str:
-    """Return a table of each task's results at its last evaluation."""
+    """Return a table of the results of each evaluation task at its last evaluation, as HTML."""
     last = {name: (row["step"] + 1, figures) for row in rows for name, figures in row.get("eval_tasks", {}).items()}
     cells = [
         (
@@ -398,7 +406,7 @@ def _tasks(rows: Sequence[Row]) -> str:
 
 
 def _data(rows: Sequence[Row]) -> str:
-    """Return tables of tokens and documents by source, and of truncated or skipped records."""
+    """Return tables of tokens and documents by source, and of truncated or skipped records, as HTML."""
     tokens: Counter[str] = Counter()
     documents: Counter[str] = Counter()
     for row in rows:

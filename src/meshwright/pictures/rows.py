@@ -1,4 +1,4 @@
-"""Parts that the screen and the page of an inspection share: rows of collectives and buffers, file names, costs."""
+"""Texts shared by screens and HTML pages: rows of collectives and buffers, file names, costs of findings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LONGEST_PATH = 40
 
 
 def answer(found: Inspection) -> str:
-    """Return a line with the number of findings, the cost of the first, and the simulated step if there is one."""
+    """Return a line of text on an inspection: the number of findings, the cost of the first, and the simulated step."""
     cost = found.findings[0].cost_seconds if found.findings else None
     says = found.summary
     if cost:
@@ -36,7 +36,7 @@ def answer(found: Inspection) -> str:
 
 
 def alike(moves: Iterable[Collective]) -> list[Collective]:
-    """Return collectives, largest first, summed over equal kind, axes, phase, note and source."""
+    """Add up collectives of equal kind, axes, phase, note, lowerings and source; return the sums, largest first."""
     groups: dict[tuple[object, ...], list[Collective]] = {}
     for move in moves:
         groups.setdefault((move.kind, move.axes, move.phase, move.note, move.lowerings, move.source), []).append(move)
@@ -50,7 +50,7 @@ def alike(moves: Iterable[Collective]) -> list[Collective]:
 
 
 def buffer_rows(buffers: Iterable[Buffer]) -> list[list[str]]:
-    """Return rows of the largest buffers: shape, bytes of equal ones together, their number, kind and source."""
+    """Return rows of the largest buffers: [shape, bytes, count, kind, source]. Equal buffers share a row."""
     same: dict[tuple[str, str, str], list[Buffer]] = {}
     for buffer in buffers:
         name = buffer.scope.replace("\\'", "'")  # the compiler escapes quotes in the path of an argument
@@ -68,20 +68,20 @@ def buffer_rows(buffers: Iterable[Buffer]) -> list[list[str]]:
 
 
 def costs(finding: Finding) -> str:
-    """Return a finding's cost in a few words; empty if unknown."""
+    """Return a finding's cost as text, `costs 2.1 ms a step, 64.0 MB`; '' if unknown."""
     found = [show_seconds(finding.cost_seconds) + " a step"] if finding.cost_seconds else []
     found += [show_bytes(finding.bytes)] if finding.bytes else []
     return f"costs {', '.join(found)}" if found else ""
 
 
 def file_name(source: str) -> str:
-    """Return file:line (scopes) without the file's directories."""
+    """Return a source `path/file.py:line (scopes)` without the directories."""
     path, space, scope = source.partition(" ")
     return f"{Path(path).name}{space}{scope}"
 
 
 def short_path(source: str) -> str:
-    """Return file:line (scopes) with a short path: relative to the working directory, else its last parts."""
+    """Return a source `path/file.py:line (scopes)` with its path from the working directory, or its last two parts."""
     path, space, scope = source.partition(" ")
     path = path.removeprefix(f"{Path.cwd()}{os.sep}")
     if len(path) > _LONGEST_PATH:
@@ -100,7 +100,7 @@ PROFILE_COLUMNS = (
     "predicted time",
     "measured time",
 )
-"""Columns of `profile_rows`. The first three figures are bytes per device and step; the times are per step."""
+"""Columns of `profile_rows`. Predicted, compiled and measured are bytes per device and step; times are per step."""
 
 
 def profile_rows(found: Sequence[ProfileRow]) -> list[tuple[str, ...]]:
@@ -131,7 +131,7 @@ BANDWIDTH_COLUMNS = ("over", "links", "sent", "predicted", "measured", "links at
 
 
 def bandwidth_rows(found: Sequence[AxisBandwidth]) -> list[tuple[str, ...]]:
-    """Return the bandwidth of the collectives over each combination of mesh axes as rows of text."""
+    """Return a row of text for the collectives over each set of mesh axes, with the columns `BANDWIDTH_COLUMNS`."""
 
     def rate(bytes_per_second: float | None) -> str:
         return "–" if bytes_per_second is None else show_rate(bytes_per_second, "B/s")
@@ -148,7 +148,7 @@ def bandwidth_rows(found: Sequence[AxisBandwidth]) -> list[tuple[str, ...]]:
 
 
 def imbalance(profile: Profile) -> str:
-    """Return a sentence on how evenly the devices of a profile work; '' if it has no devices."""
+    """Return sentences on how evenly the devices of a profile work; '' if the profile has no devices."""
     busy = [use["busy_seconds"] for use in profile.devices.values()]
     mean = sum(busy) / len(busy) if busy else 0.0
     if not mean:

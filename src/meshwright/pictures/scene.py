@@ -1,7 +1,7 @@
-"""A picture as data: boxes, lines and labels in one coordinate system, whose units are a character and a line.
+"""A picture as data: boxes, lines and labels in one coordinate system.
 
-Builders make scenes (`panels` of cells, `sections` of a page); `terminal` and `svg` write them. HTML pages contain them
-as SVG.
+Horizontal lengths are in characters, vertical ones in lines of text. `panels` and `sections` make scenes, `terminal`
+and `svg` write them. HTML pages contain them as SVG.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Edge = Literal["none", "ruled", "outlined", "marked", "exposed", "sheet"]
-"""The border of a box: none, a rule shared with neighbours, a separate border, a bold one, a red one, or a sheet.
+"""The border of a box.
 
-A sheet is behind other boxes. Text omits it: only its lines are drawn there.
+ruled: a rule that is shared with neighbours. outlined: a border of its own. marked: a bold one. exposed: a red one.
+sheet: the border of an empty grid behind other boxes; text leaves it out, since separate lines draw its edges.
 """
 
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle with a text in its middle, or (`is_left`) one character from its left side.
+    """A rectangle with a text in its middle, or (`is_left`) at its left after a space. hint: the tooltip.
 
-    The corners of a ruled box are in the middle of characters, where its rules run. hint: the tooltip.
+    The corners of a ruled box are in the middle of characters, because its rules are there.
     """
 
     x: float
@@ -38,7 +39,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Line:
-    """A line from x, y. In text, a diagonal line becomes dots and a faint one is omitted."""
+    """A line from (x, y) to (x + width, y + height). In text, diagonal lines become dots, faint lines are left out."""
 
     x: float
     y: float
@@ -51,7 +52,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Label:
-    """A line of text that starts at x, y."""
+    """A line of text that starts at (x, y)."""
 
     x: float
     y: float
@@ -61,7 +62,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Scene:
-    """Shapes to draw, in order, within a width and a height."""
+    """Shapes to draw in their order, within a width and a height."""
 
     width: float
     height: float
@@ -69,7 +70,7 @@ class Scene:
 
 
 def paragraph(text: str, width: float, *, is_bold: bool = False) -> Scene:
-    """Return a text wrapped to `width` characters; it is broken first at gaps of three spaces."""
+    """Return a text as a scene, wrapped to `width` characters; it is broken first where it has three spaces."""
     lines = (
         [text]
         if len(text) <= width
@@ -80,20 +81,20 @@ def paragraph(text: str, width: float, *, is_bold: bool = False) -> Scene:
 
 
 def moved(scene: Scene, x: float, y: float) -> Scene:
-    """Return a scene shifted by x, y."""
+    """Return a scene shifted by x to the right and by y down."""
     items = tuple(replace(item, x=item.x + x, y=item.y + y) for item in scene.items)
     return Scene(scene.width + x, scene.height + y, items)
 
 
 def together(scenes: Iterable[Scene]) -> Scene:
-    """Place scenes on top of each other."""
+    """Return scenes drawn over each other, all from the same corner."""
     found = list(scenes)
     items = tuple(item for scene in found for item in scene.items)
     return Scene(max((s.width for s in found), default=0), max((s.height for s in found), default=0), items)
 
 
 def stack(scenes: Iterable[Scene], *, gap: float = 0) -> Scene:
-    """Place scenes one below the other."""
+    """Return scenes one below the other; gap: lines between them."""
     placed, y = [], 0.0
     for scene in scenes:
         placed.append(moved(scene, 0, y))
@@ -102,7 +103,7 @@ def stack(scenes: Iterable[Scene], *, gap: float = 0) -> Scene:
 
 
 def flow(scenes: Sequence[Scene], width: float) -> Scene:
-    """Place scenes in columns of equal width, in as many rows as needed."""
+    """Return scenes side by side in columns of equal width, in as many rows as a width requires."""
     gap = 3
     column = max(scene.width for scene in scenes) + gap
     across = max(1, int((width + gap) // column))

@@ -1,4 +1,4 @@
-"""The drawings of HTML pages: memory by term, communication by mesh axes, the timeline of the simulated step."""
+"""Sections of HTML pages with drawings: memory by term, collectives by mesh axes, timeline of the simulated step."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from meshwright.units import show_bytes, show_percent, show_seconds
 _TRACE = 'The same for ui.perfetto.dev: <a href="{}">{}</a>'
 
 _MOST_RUNS = 2_000
-"""The most executions of one event that are drawn; of a longer loop, the first iterations."""
+"""The largest number of executions of one event that are drawn: the first ones of its loops."""
 
 _NARROW = 0.06
-"""The width in characters below which neighbouring boxes of one phase are merged."""
+"""The width in characters below which neighbouring boxes of one colour are merged."""
 
 
 @dataclass(frozen=True)
 class BarSegment:
-    """A part of a bar: its size, the name of its colour, and its tooltip."""
+    """A part of a bar. size: in the unit of the bar. name: of its colour in `colours.named`. hint: the tooltip."""
 
     size: float
     name: str
@@ -39,9 +39,9 @@ class BarSegment:
 
 
 def memory_section(records: Mapping[str, Record], usable_bytes: float | None) -> Section:
-    """Return a section with a bar of a device's memory for each record, and the memory that a program can use.
+    """Return a section with a bar for each record: a device's memory by term, or its peak if terms are unknown.
 
-    The record of a run has only the peak.
+    usable_bytes: the memory that a program can use, shown as a line.
     """
     bars = {}
     for origin, record in records.items():
@@ -66,7 +66,7 @@ def buffers_section(buffers: Sequence[Buffer]) -> Section:
 
 
 def collectives_section(record: Record) -> Section:
-    """Return a section with the bytes of collectives by kind and mesh axes, as bars by phase, and a table of all."""
+    """Return a section with the bytes that a device sends, as bars by kind and axes, and a table of all collectives."""
     degrees = dict(record.mesh)
     bars: dict[str, list[BarSegment]] = {}
     for move in sorted(record.collectives, key=lambda move: (move.axes, move.kind, PHASES.index(move.phase))):
@@ -82,7 +82,7 @@ def collectives_section(record: Record) -> Section:
 
 
 def _row(move: Collective) -> tuple[str, ...]:
-    """Return a collective as a row of the table."""
+    """Return the row of a collective in the table of `collectives_section`."""
     times = ["–" if seconds is None else show_seconds(seconds) for seconds in (move.seconds, move.exposed_seconds)]
     said = "; ".join(filter(None, (file_name(move.source), move.remarks)))
     return (
@@ -98,11 +98,14 @@ def _row(move: Collective) -> tuple[str, ...]:
 
 
 def draw_bars(bars: Mapping[str, Sequence[BarSegment]], limit: float | None) -> str:
-    """Draw stacked bars on one scale, with a legend below and a line at `limit`, if it is given."""
+    """Return stacked bars on one scale as HTML, with a legend below and a line at `limit`; '' if all are empty.
+
+    bars: the parts of each bar, by its label.
+    """
     longest = max((sum(piece.size for piece in pieces) for pieces in bars.values()), default=0.0)
     if not longest:
         return ""
-    # A limit far above all bars would shrink them to nothing.
+    # With a limit far above all bars, these would be too short to see.
     shown_limit = limit if limit is not None and limit < 20 * longest else 0.0
     left = max(map(len, bars)) + 2
     scale = (WIDTH - left - 1) / max(longest, shown_limit)
@@ -125,7 +128,10 @@ def draw_bars(bars: Mapping[str, Sequence[BarSegment]], limit: float | None) -> 
 
 
 def timeline_section(schedule: Schedule | None, trace: str | None = None) -> Section:
-    """Return the timeline of a step and its breakdown; empty without a schedule. trace: a file to link to."""
+    """Return a section with the timeline of the simulated step and its breakdown; empty without a schedule.
+
+    trace: a trace file to link to.
+    """
     title = "Timeline of the step, as simulated"
     if schedule is None or not schedule.events or not schedule.step_seconds:
         return Section(title, "")
@@ -154,7 +160,7 @@ def timeline_section(schedule: Schedule | None, trace: str | None = None) -> Sec
 
 
 def _runs(event: Event) -> Iterator[tuple[float, float]]:
-    """Yield start and end of each execution of an event in its loops."""
+    """Yield (start, end), in seconds, of each execution of an event in its loops, up to `_MOST_RUNS`."""
     trips = product(*(range(repeat.count) for repeat in event.repeats))
     for trip in islice(trips, _MOST_RUNS):
         later = sum(number * repeat.period_seconds for number, repeat in zip(trip, event.repeats, strict=True))
@@ -163,7 +169,7 @@ def _runs(event: Event) -> Iterator[tuple[float, float]]:
 
 
 def _boxes(events: Sequence[Event], left: float, y: float, scale: float) -> list[Box]:
-    """Return a box for every execution of some events, in order of their start."""
+    """Return a box for every execution of some events, sorted by start; scale: characters per second."""
     boxes = []
     for event in events:
         waits = f", {show_seconds(event.exposed_seconds)} of it waited for" if event.exposed_seconds else ""

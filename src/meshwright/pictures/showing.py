@@ -1,4 +1,4 @@
-"""`show` and related functions: pictures of an array, a tree or a collective, as text or SVG."""
+"""`show` and related functions: pictures of arrays, trees of arrays, plans and collectives."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def show(
     Args:
       what: text in the notation, `A[I_X, J_Y]`, with `mesh`, `dims` and `dtype`; a live `jax.Array` of any rank and
           sharding; a tree of arrays, such as a model's parameters, shown as a table; or a plan (also of a
-          function), a plan's file or a run's directory, shown as a device's memory and the table of what it lays out.
-      mesh: axes and degrees.
-      dims: sizes of the dims.
+          function), a plan file or a run directory, shown as the memory of a device and a table of the plan's arrays.
+      mesh: degrees by mesh axis.
+      dims: sizes by dim.
       dtype: the array's dtype.
       every: draw all legal shardings of the array on the mesh.
-      on: a system, `v5e:4x4`, on whose torus the mesh is drawn too.
+      on: a system with a torus, such as `v5e:4x4`, on which the mesh is drawn too.
 
-    Raises MeshwrightError if the sharding is not legal, or an argument does not apply to `what`.
+    Raises MeshwrightError if the sharding is not legal, or if an argument has no effect for this `what`.
 
       >>> picture = show("A[I_X, J_Y]", mesh="X=2,Y=2", dims="I=8,J=8")
     """
     on = None if on is None else str(read_system(on))
-    if (plan := _kept_plan(what)) is not None:
+    if (plan := _plan_in_file(what)) is not None:
         what = plan
     if isinstance(what, str):
         array, sizes = read_text(what, mesh=mesh, dims=dims, dtype=dtype)
@@ -75,7 +75,7 @@ def show(
         holdings = live_holdings(what)
         return Picture((array_sketch(holdings), *_torus(on, holdings)))
     if on is not None:
-        raise MeshwrightError(f"on={on!r} goes with one array; a tree may lie on several meshes")
+        raise MeshwrightError(f"on={on!r} goes with one array; the arrays of a tree may be on several meshes")
     if isinstance(what, Plan):
         table = table_sketch(plan_rows(what), of=f"{what.workload.model.name} on {what.mesh}, {what.hardware}")
         return Picture((memory_sketch(what.predicted.memory_bytes, what.system.usable_bytes), table))
@@ -86,8 +86,8 @@ def show(
     return Picture((table_sketch(tree_rows(what)),))
 
 
-def _kept_plan(what: Any) -> Plan | None:
-    """Return the plan in a plan's file, or of a run's step; None for anything else."""
+def _plan_in_file(what: Any) -> Plan | None:
+    """Return the plan in a plan file or a run directory; None if `what` is something else."""
     if not isinstance(what, str | Path):
         return None
     if is_plan_file(what):
@@ -101,7 +101,10 @@ def _kept_plan(what: Any) -> Plan | None:
 
 
 def show_data(array: ShardedArray, sizes: Sizes, *, every: bool = False, on: str | None = None) -> dict[str, Any]:
-    """Return the data of `show`'s picture: each device's part; with `every`, all shardings; with `on`, the torus."""
+    """Return what `show` draws of an array as plain data: each device's shard.
+
+    every: add all legal shardings. on: add the devices' positions on this system.
+    """
     data = holdings_of(array, sizes).to_json()
     if every:
         data["shardings"] = [holdings_of(other, sizes).to_json() for other in every_sharding(array, sizes)]
@@ -112,22 +115,30 @@ def show_data(array: ShardedArray, sizes: Sizes, *, every: bool = False, on: str
 
 
 def show_collective(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Picture:
-    """Draw a collective before and after, run on `degree` devices; `values` are split evenly over them."""
+    """Return a picture of a collective, run on `degree` devices: their values before and after.
+
+    values: the values of the array, which is split evenly over the devices.
+    """
     return Picture((collective_sketch(run_collective(kind, values, degree=degree)),))
 
 
 def show_ring(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Picture:
-    """Draw a ring collective hop by hop: what each of `degree` devices holds after each hop."""
+    """Return a picture of a ring collective: the values on each of `degree` devices before it and after each hop.
+
+    values: the values of the array, which is split evenly over the devices.
+    """
     return Picture((ring_sketch(run_ring(kind, values, degree=degree)),))
 
 
 def read_text(
     text: str, *, mesh: Numbers | MeshShape | None, dims: Numbers | None, dtype: str
 ) -> tuple[ShardedArray, Sizes]:
-    """Parse an array and its sizes, and check that axes and dims are known and degrees divide.
+    """Return the array in a text, and the sizes of its dims and mesh axes.
+
+    text: in the notation, `A[I_X, J]`, or a spec of JAX, `P('X', None)`. mesh: degrees by axis. dims: sizes by dim.
 
     Raises:
-        MeshwrightError: one of these checks fails, or the mesh or the sizes are missing.
+        MeshwrightError: mesh or dims is None, a dim or an axis is unknown, or a degree does not divide a dim.
     """
     if mesh is None or dims is None:
         raise MeshwrightError(f"{text!r} needs a mesh and the sizes of its dims, as in mesh='X=2,Y=2', dims='I=8,J=8'")
@@ -136,13 +147,13 @@ def read_text(
     sizes = Sizes(degrees=degrees, dims=lengths, element_bytes=dtype_bytes(dtype))
     unknown = [dim for dim in sizes.dims if dim not in array.dims]
     if unknown:
-        raise MeshwrightError(f"there is a size for {', '.join(unknown)}, which {array} has not")
+        raise MeshwrightError(f"there is a size for {', '.join(unknown)}, which {array} does not have")
     check(array, sizes)
     return array, sizes
 
 
 def _from_spec(text: str, dims: list[str]) -> str:
-    """Return JAX's `P('x', None)` as `A[I_x, J]`, with dims in the order of their sizes; other texts unchanged."""
+    """Return JAX's `P('x', None)` as `A[I_x, J]`, with these dims; any other text is unchanged."""
     if (match := re.fullmatch(r"(?:P|PartitionSpec)\((.*)\)", text.strip())) is None:
         return text
     try:
@@ -160,7 +171,7 @@ def _from_spec(text: str, dims: list[str]) -> str:
 
 
 def _torus(on: str | None, holdings: Holdings) -> tuple[Sketch, ...]:
-    """Draw the array's mesh on a system; () if no system is given."""
+    """Return the sketch of an array's mesh on the torus of the system `on`; () if that is None."""
     if on is None:
         return ()
     if not holdings.degrees:

@@ -1,4 +1,4 @@
-"""Write scenes as SVG, as a standalone document or an element of a page, without dependencies."""
+"""Write scenes as SVG: a standalone document, or an element of an HTML page."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from html import escape as escape_html
 from meshwright.pictures.colours import INK, RULE, WRONG
 from meshwright.pictures.scene import Box, Edge, Label, Line, Scene, moved
 
-# Not that of xml.sax, which loads urllib: chips and prices are printed in less time than that takes.
+# `xml.sax.saxutils.escape` would import urllib, which takes longer than printing most answers.
 escape = partial(escape_html, quote=False)
 
 _FONT = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 _SIZE = 13
-_CHARACTER = 0.61 * _SIZE  # the advance of a character of these fonts, and a little more
+_CHARACTER = 0.61 * _SIZE  # A little more than the width of a character of these fonts.
 _LINE = 20
-_BASE = 0.7  # of a line: where its letters stand
+_BASE = 0.7  # The base line of letters, as a fraction of a line's height.
 
 _EDGES: dict[Edge, str] = {
     "none": "",
@@ -37,7 +37,10 @@ def document(scene: Scene, *, title: str, description: str) -> str:
 
 
 def element(scene: Scene, before: str = "") -> str:
-    """Return the `svg` element of a scene. Text without a box has the colour that the page gives it."""
+    """Return the `svg` element of a scene. The page's style determines the colour of text without a box.
+
+    before: SVG to draw before the scene.
+    """
     width, height = round(scene.width * _CHARACTER), round(scene.height * _LINE)
     body = "\n".join(map(_item, scene.items))
     return (
@@ -60,7 +63,7 @@ def _item(item: Box | Line | Label) -> str:
 
 
 def _box(box: Box) -> str:
-    """Draw a box: its fill, its text in dark ink, and its tooltip."""
+    """Return a box as SVG: its fill and border, its text, and its tooltip."""
     x, y, width, height = box.x * _CHARACTER, box.y * _LINE, box.width * _CHARACTER, box.height * _LINE
     drawn = [f"<title>{escape(box.hint)}</title>"] if box.hint else []
     background = box.fill or ("#ffffff" if box.edge in ("ruled", "outlined") else None)
@@ -78,5 +81,5 @@ def _box(box: Box) -> str:
 
 
 def _text(text: str, x: float, y: float, anchor: str, more: str) -> str:
-    """Return a text at a point of its base line; spaces are kept."""
+    """Return a `text` element whose start, middle or end (`anchor`) is at a point of its base line; spaces are kept."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more} xml:space="preserve">{escape(text)}</text>'

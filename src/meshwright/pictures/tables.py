@@ -1,4 +1,4 @@
-"""Tables and other parts of screens, for any terminal width. Numbers are never truncated."""
+"""Tables and other parts of the output of commands, for any width of the terminal. Numbers are never truncated."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 WRONG = "bold red"
-"""The style of errors, in addition to their words."""
+"""The style of words such as `DOES NOT FIT`."""
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return the console for tables: the terminal, or plain text of `WIDTH` columns."""
+    """Return rich's console for stdout (or stderr): as wide as the terminal, or `WIDTH` columns without a terminal."""
     # Without `force_jupyter`, rich displays each printed item in a notebook as an output of its own.
     if stderr:
         return Console(highlight=False, stderr=True, force_jupyter=False)
@@ -37,7 +37,10 @@ _WRONG = r"DOES NOT FIT|TOO LATE|NOT AS INFERRED"
 
 
 def show(out: Console, item: RenderableType, **options: Any) -> None:
-    """Print an item; without a terminal, as plain text without trailing spaces."""
+    """Print an item on a console; text is wrapped. Without a terminal, trailing spaces are removed.
+
+    options: the options of rich's `Console.print`.
+    """
     if isinstance(item, str):
         style = options.pop("style", "")
         words = item.strip()
@@ -57,7 +60,11 @@ def show(out: Console, item: RenderableType, **options: Any) -> None:
 
 @dataclass(frozen=True)
 class Lines:
-    """A table without rules, created by `table`. words: the index of the text column, which is wrapped."""
+    """A table without rules, which `table` returns.
+
+    left: indices of left-aligned columns. words: index of the text column, which is wrapped if lines are too long.
+    styles: rich's style of each row.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -73,10 +80,10 @@ class Lines:
             yield text
 
     def lines(self, width: int) -> Iterator[tuple[str, str]]:
-        """Yield each line with its style.
+        """Yield (style, line) for each line of the table.
 
-        If rows are too long, the text column is wrapped; with too little space, it goes below its row. If the numbers
-        alone are too long, each row becomes several lines of `name value`.
+        If rows are too long, the text column is wrapped; if it would be too narrow, its text goes below the row. If the
+        other columns alone are too wide, each row becomes several lines of `name value`.
         """
         sizes = [max(len(cells[index]) for cells in (self.columns, *self.rows)) for index in range(len(self.columns))]
         left = width - sum(size + GAP for index, size in enumerate(sizes) if size and index != self.words)
@@ -88,7 +95,10 @@ class Lines:
             yield from self._stacked(width)
 
     def _in_columns(self, sizes: list[int], left: int) -> Iterator[tuple[str, str]]:
-        """Yield rows as lines. left: the width for the text column; with a size of 0, it goes below its row."""
+        """Yield (style, line) with cells in columns.
+
+        sizes: the width of each column; 0 if the text goes below the row. left: the width for the text.
+        """
         sizes = [min(size, left) if index == self.words else size for index, size in enumerate(sizes)]
         if any(self.columns):
             yield "dim", self._line(self.columns, sizes)
@@ -113,7 +123,7 @@ class Lines:
         return wrap(name + words, width, first=" " * 5, then=" " * 7)
 
     def _line(self, cells: Sequence[str], sizes: Sequence[int]) -> str:
-        """Return one line of cells; columns in `left` are left-aligned."""
+        """Return one line of cells in columns of these sizes; columns of size 0 are left out."""
         found = [
             cell.ljust(size) if index in self.left else cell.rjust(size)
             for index, (cell, size) in enumerate(zip(cells, sizes, strict=True))
@@ -137,7 +147,7 @@ GAP = 2
 """The number of spaces between columns."""
 
 NARROWEST = 28
-"""The smallest width in characters of a text column next to numbers; below it, text goes under its row."""
+"""The smallest width of the text column in characters; if there is less space, its text goes below the row."""
 
 
 def table(
@@ -151,16 +161,16 @@ def table(
     """Return a table without rules.
 
     Args:
-        columns: the names; if all are empty, no header is printed.
+        columns: the headings; if all are empty, none are printed.
         rows: the text of each cell.
         left: indices of the left-aligned columns; others are right-aligned.
-        folds: index of the text column, which is wrapped if lines are too long; None if there is none.
-        styles: a style for each row, as `yellow`; '' for none.
+        folds: index of the text column, which is wrapped if lines are too long; None if there is no text column.
+        styles: rich's style of each row, such as `yellow`; '' for none.
     """
     flush_left = frozenset(index % len(columns) for index in left)
     cells = tuple(map(tuple, rows))
     each = tuple(styles) or ("",) * len(cells)
-    if folds is None:  # An empty column of words.
+    if folds is None:  # Add an empty text column.
         return Lines((*columns, ""), tuple((*row, "") for row in cells), flush_left, len(columns), each)
     return Lines(tuple(columns), cells, flush_left, folds % len(columns), each)
 
@@ -171,14 +181,14 @@ def mesh_name(record: Record) -> str:
 
 
 def headline(workload: Workload, hardware: str) -> str:
-    """Return a screen's headline: model, task, tokens, dtype, remat, hardware."""
+    """Return the first line of a command's output: model, task, tokens, dtype, remat policy, hardware."""
     tokens = f"{workload.sequences} × {workload.seq_len} tokens{workload.in_pairs}"
     what = f"{workload.model.name} · {workload.task} · {tokens}"
     return f"{what} · {workload.compute_dtype} · remat {workload.remat} · {hardware}"
 
 
 def speed(record: Record) -> str:
-    """Return the predicted or measured step time and MFU as text."""
+    """Return the step time and MFU of a record as text: `step 1.23 s   MFU 45%`."""
     step = show_seconds(record.step_seconds) if record.step_seconds is not None else "?"
     return f"step {step}" + (f"   MFU {show_percent(record.shown_mfu)}" if record.shown_mfu is not None else "")
 
@@ -191,7 +201,7 @@ def promise(planned: Record) -> str:
 
 
 def collective_table(record: Record) -> Lines:
-    """Return a table of a step's collectives by phase, kind and mesh axes, with exposed times."""
+    """Return a table of a record's collectives, with bytes per device and step, times and exposed times."""
     columns = ("collective", "over", "phase", "bytes a device", "times", "seconds", "exposed")
     rows = [
         (

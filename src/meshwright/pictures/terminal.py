@@ -1,4 +1,4 @@
-"""Convert scenes to lines of text, in Unicode or ASCII; boxes are filled if the terminal has colours."""
+"""Convert scenes to lines of text, in Unicode or ASCII, with the colours of boxes."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _JOINTS = {
     _LEFT: "─",
     _RIGHT: "─",
 }
-"""The box-drawing character of a cell, by the directions of its rules."""
+"""The box-drawing character, by the directions in which rules leave its middle."""
 
 
 class Span(NamedTuple):
-    """A run of text and its fill."""
+    """A part of a line, and its background colour (`fill`)."""
 
     text: str
     fill: str | None = None
 
 
 Cells = dict[int, Span]
-"""The characters of a line by their columns."""
+"""The characters of a line, by column."""
 
 
 def lines_of(scene: Scene, *, is_ascii: bool = False) -> list[tuple[Span, ...]]:
@@ -58,14 +58,14 @@ def lines_of(scene: Scene, *, is_ascii: bool = False) -> list[tuple[Span, ...]]:
 
 
 def _rules(scene: Scene) -> dict[tuple[int, int], str]:
-    """Return the characters of lines and boxes, joined where they meet."""
+    """Return the characters of lines and of boxes' rules, by (row, column); rules are joined where they meet."""
     ways: defaultdict[tuple[int, int], int] = defaultdict(int)
     dashed: dict[tuple[int, int], str] = {}
     for item in scene.items:
         if isinstance(item, Line) and item.is_faint:
             continue
         if isinstance(item, Line) and item.is_dashed:
-            # Dashes are shown by a character at the middle of the line.
+            # A dashed line is shown by one character in its middle.
             middle = int(item.y + item.height / 2), int(item.x + item.width / 2)
             dashed[middle] = "╌" if item.width else "┆"
         elif isinstance(item, Line) and item.width and item.height:
@@ -85,7 +85,7 @@ def _rules(scene: Scene) -> dict[tuple[int, int], str]:
 
 
 def _rule(ways: defaultdict[tuple[int, int], int], x: float, y: float, width: float, height: float) -> None:
-    """Add the directions of a line to the cells that it passes."""
+    """Add the directions of a line to `ways`, at each (row, column) that the line passes."""
     first_row, last_row, first, last = int(y), int(y + height), int(x), int(x + width)
     for column in range(first, last) if width else ():
         ways[first_row, column] |= _RIGHT
@@ -96,7 +96,7 @@ def _rule(ways: defaultdict[tuple[int, int], int], x: float, y: float, width: fl
 
 
 def _write_box(rows: defaultdict[int, Cells], box: Box, shown: Callable[[str], str]) -> None:
-    """Write the fill and the text of a box, over the lines below it if it has a fill or an outline."""
+    """Write the text of a box to `rows`. A box with a fill or an outline covers what was written there before."""
     inset = 1 if box.edge == "ruled" else 0
     left, width = int(box.x) + inset, int(box.x + box.width) - int(box.x) - inset
     top, height = int(box.y) + inset, max(1, int(box.y + box.height) - int(box.y) - inset)
@@ -115,7 +115,7 @@ def _write(cells: Cells, column: int, text: str, fill: str | None) -> None:
 
 
 def _joined(cells: Cells) -> tuple[Span, ...]:
-    """Return the characters of a line as runs of one fill."""
+    """Return the characters of a line as parts of one colour."""
     blank = Span(" ")
     used = [column for column, piece in cells.items() if piece != blank]
     line = [cells.get(column, blank) for column in range(max(used, default=-1) + 1)]

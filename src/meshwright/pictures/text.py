@@ -1,4 +1,4 @@
-"""Wrap text to the terminal's width. Nothing heavy is imported, since help is printed with this module."""
+"""Wrap text to the width of the terminal. Imports only what is fast to load, because help texts use this module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import textwrap
 from collections.abc import Iterable, Mapping
 
 WIDTH = 100
-"""The width of piped output, and the largest width of prose: longer lines are hard to read."""
+"""The width of output that does not go to a terminal, and the largest width of prose: longer lines are hard to read.
+"""
 
 
 def terminal_columns() -> int | None:
@@ -18,12 +19,15 @@ def terminal_columns() -> int | None:
 
 
 def prose_width() -> int:
-    """Return the width of a line of prose."""
+    """Return the width of a line of prose: the terminal's, at most `WIDTH`."""
     return min(terminal_columns() or WIDTH, WIDTH)
 
 
 def wrap(text: str, width: int | None = None, first: str = "", then: str = "") -> list[str]:
-    """Wrap a text, by default to the width of prose. Words, and numbers with their units, are not broken."""
+    """Return a text as lines of a width, by default that of prose. Words, and numbers with their units, are not broken.
+
+    first, then: indentation of the first line, and of the others.
+    """
     lines = textwrap.wrap(
         _WITH_UNIT.sub("\\1\0", text),
         width or prose_width(),
@@ -50,13 +54,13 @@ def reasons(facts: Iterable[object]) -> str:
 
 
 def terms(title: str, amounts: Mapping[str, str]) -> str:
-    """Return a title followed by named amounts, wrapped."""
+    """Return a title followed by `name amount` pairs, wrapped."""
     words = "  ".join(f"{name} {amount}".replace(" ", "\0") for name, amount in amounts.items())
     return "\n".join(wrap(words, first=f" {title:<8}", then=" " * 9))
 
 
 def next_line(*commands: str, note: str = "") -> str:
-    """Return a screen's last lines: the next commands, which are not wrapped, and a note."""
+    """Return the last lines of a command's output: commands to run next, which are not wrapped, and a note."""
     found = [" next   " + "   or  ".join(commands) + (f"   ({note})" if note else "")]
     if len(found[0]) > prose_width():
         found = [f" next   {commands[0]}", *(f"   or   {command}" for command in commands[1:])]

@@ -1,4 +1,4 @@
-"""Read and write plans as YAML, or as JSON if the file name ends in .json; recognise directories of runs."""
+"""Read and write the files of plans, YAML or JSON; recognise run directories."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from meshwright.errors import MeshwrightError
 from meshwright.support.files import check_output, write_file
 
 SUFFIXES = ("", ".yaml", ".yml", ".json")
-"""The suffixes that the name of a plan's file may have."""
+"""The suffixes that the name of a plan file may have."""
 
 
 def check_data_file(path: Path) -> None:
-    """Raise, before a plan is computed, if it cannot be written to a path."""
+    """Raise if a plan cannot be written to a path; called before the plan is computed."""
     if path.suffix.lower() not in SUFFIXES:
         raise MeshwrightError(
             f"{path} ends in {path.suffix}; a plan is written as YAML, to a .yaml, or as JSON, to a .json"
@@ -23,7 +23,7 @@ def check_data_file(path: Path) -> None:
 
 
 def write_data(data: dict[str, Any], path: Path) -> None:
-    """Write plain data: as JSON to a `.json`, else as YAML."""
+    """Write plain data to a file: as JSON if its name ends in `.json`, else as YAML."""
     check_data_file(path)
     if path.suffix.lower() == ".json":
         text = json.dumps(data, indent=2) + "\n"
@@ -35,19 +35,19 @@ def write_data(data: dict[str, Any], path: Path) -> None:
 
 
 def is_run_directory(path: str | Path) -> bool:
-    """Whether a path is a run directory. A model's directory has a config.json too, but no metrics or checkpoints."""
+    """Whether a path is the directory of a training run: it has a config.json, and metrics or checkpoints."""
     path = Path(path)
     is_begun = (path / "metrics.jsonl").is_file() or (path / "checkpoints").is_dir()
     return is_begun and (path / "config.json").is_file()
 
 
 def has_fields(data: Any) -> TypeGuard[dict[str, Any]]:
-    """Whether plain data is a mapping of fields by name, not a list, text or number."""
+    """Whether plain data is a mapping, not a list, text or number."""
     return isinstance(data, dict)
 
 
 def read_data(path: Path) -> Any:
-    """Return the plain data of a file, as `write_data` wrote it.
+    """Return the plain data in a JSON or YAML file.
 
     Raises:
         MeshwrightError: the file cannot be read, or is neither YAML nor JSON.

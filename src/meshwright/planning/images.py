@@ -29,9 +29,10 @@ PLANNED_ONLY = "planned only: what runs are decoders of tokens"
 
 @dataclass(frozen=True)
 class ImageRanking:
-    """The candidates: those that fit, fastest first, then the others, by how much memory they need.
+    """The predicted records of all legal meshes for an image model.
 
-    num_meshes: the number of dp x fsdp meshes of the devices, legal or not.
+    candidates: first those that fit, fastest first; then the others, least memory first. num_meshes: the number of
+    meshes of dp and fsdp, legal or not.
     """
 
     candidates: tuple[Record, ...]
@@ -44,7 +45,7 @@ class ImageRanking:
 
 
 def rank_images(workload: ImageWorkload, system: System) -> ImageRanking:
-    """Price and rank every legal mesh of dp and fsdp. If there is none, raises an error with the reason."""
+    """Predict and rank every legal mesh of dp and fsdp. Raises if no mesh is legal."""
     shapes = [MeshShape(dp=system.num_devices // fsdp, fsdp=fsdp) for fsdp in divisors(system.num_devices)]
     found: list[Record] = []
     refusals: list[str] = []
@@ -62,17 +63,17 @@ def rank_images(workload: ImageWorkload, system: System) -> ImageRanking:
 
 
 def plan_image_mesh(workload: ImageWorkload, mesh: MeshShape, system: System) -> Record:
-    """Return the record of one mesh; raise if the mesh cannot split the workload."""
+    """Return the predicted record of one mesh. Raises if the mesh cannot split the workload."""
     check_image_mesh(workload, mesh)
     return predict_images(workload, mesh, system)
 
 
 def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> Record:
-    """Return the predicted record of a train step of an image model: ops, collectives, update.
+    """Return the predicted record of a train step of an image model on a legal mesh.
 
     Weight gathers and bucketed gradient reductions overlap with the ops of their pass, except the first gather and the
-    last reduction. Reductions of batch-norm statistics are exposed. `breakdown_seconds` sums to the step.
-    `tokens_per_second` is None, as a step has images.
+    last reduction. Reductions of batch-norm statistics do not overlap. The terms of `breakdown_seconds` add up to the
+    step. `tokens_per_second` is None, because a step has images.
     """
     layout, passes = lay_mesh(system, mesh.layout), {"forward": 0.0, "backward": 0.0}
     for op, seconds, _ in image_ops(workload, mesh, system):
@@ -103,9 +104,10 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
 
 
 def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[Collective]:
-    """Yield collectives with exposed seconds: the time that their pass's compute does not hide, at least one execution.
+    """Yield each collective with its exposed seconds per step; passes: seconds of compute by pass.
 
-    Reductions of batch-norm statistics are exposed in full; a gather in backward may be hidden completely.
+    The exposed part is what the compute of the pass does not hide, but at least one run of the collective. Reductions
+    of batch-norm statistics are exposed in full; gathers in backward may be hidden completely.
     """
     wanted = dict.fromkeys(passes, 0.0)
     for move in moves:
@@ -122,7 +124,7 @@ def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[C
 
 
 def _bound(workload: ImageWorkload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
-    """Return the resource that limits most of the step's time."""
+    """Return the resource that limits the largest part of the step's time."""
     seconds: dict[Bound, float] = {
         "compute": 0.0,
         "memory": breakdown["update"],
@@ -134,6 +136,6 @@ def _bound(workload: ImageWorkload, mesh: MeshShape, system: System, breakdown: 
 
 
 def _order(record: Record) -> tuple[bool, float, float]:
-    """Sort key: fitting records first, the fastest first, ties by least memory; then the others by memory."""
+    """Return the sort key of `ImageRanking.candidates`; equally fast records are sorted by memory."""
     fits = bool(record.fits)
     return not fits, record.step_seconds or 0.0 if fits else 0.0, record.memory_bytes["peak"]

@@ -1,4 +1,4 @@
-"""`meshwright.plan`, which plans from text or objects, and the plans that `verify` and `train` run."""
+"""`meshwright.plan`, whose arguments may be text or objects, and the plans that `verify` and `train` run."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from meshwright.description.step.strategy_checks import check_strategy, has_refe
 from meshwright.description.step.workload import REMATS, Remat, Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
+from meshwright.options.given import given
 from meshwright.options.keywords import PlanOptions, SearchOptions, ServingOptions
-from meshwright.options.values import Count, MeshLike, SystemLike, given, read_count, read_mesh, read_price
+from meshwright.options.values import Count, MeshLike, SystemLike, read_count, read_mesh, read_price
 from meshwright.planning.files import is_run_directory
 from meshwright.planning.options import (
     SERVING_OPTIONS,
@@ -41,18 +42,19 @@ from meshwright.planning.space import Space, run_strategy, runnable_space, whole
 from meshwright.planning.sweep import Point, read_sweep, run_sweep, swept_options
 from meshwright.planning.ties import simplest_first
 from meshwright.planning.why.training_run import training_run
+from meshwright.support.field_types import check_value
 
 if TYPE_CHECKING:
     from meshwright.proof.program_plans.plan import ProgramPlan
 
 PlanLike = ModelLike | Plan
-"""A model as in `ModelLike`, a plan, or the path of a plan's file."""
+"""A model as in `ModelLike`, a plan, or the path of a plan file."""
 
 ALWAYS_CHOSEN = ("schedule", "virtual_stages", "sp_method")
-"""Strategy fields that the search always chooses; they cannot be given."""
+"""Strategy fields that the search always chooses; they can be set only together with a mesh."""
 
 LEAST_RANKED, MOST_TIED = 8, 32
-"""The smallest number of meshes that are ranked, and the most that are checked for ties if these all tie."""
+"""The smallest number of meshes to rank, and the largest number to which this grows while meshes tie with the best."""
 
 
 @overload
@@ -127,18 +129,18 @@ def plan(
 ) -> Plan | tuple[Plan, ...] | tuple[Point, ...] | ServingPlan | ProgramPlan:
     """Plan the training of a model on some hardware: find the best mesh and the best strategy to run it.
 
-    It also plans a server: `plan("llama3-8b", "v5e:8", serve="decode", batch=64)` returns the best `ServingPlan`.
+    With `serve`, plan a server: `plan("llama3-8b", "v5e:8", serve="decode", batch=64)` returns the best `ServingPlan`.
 
-    It also plans your own JAX function from its arguments: `plan(step, state, batch, on="v5e:4x4")`. Its dims are found
-    by tracing, the best layouts are compiled, and the fastest is returned as a `ProgramPlan`, whose `apply()` returns
-    the function in that layout.
+    With a function in place of a model, plan your own JAX program: `plan(step, state, batch, on="v5e:4x4")`. The dims
+    of its arrays are found by tracing, the best layouts are compiled, and the fastest is returned as a `ProgramPlan`,
+    whose `apply()` returns the function in that layout.
 
     Args:
-        model: a preset's name (`llama3-8b`), the path of a Hugging Face config.json, a ModelConfig or a Workload; or a
-            plan's file, which is read; or a function that JAX traces.
+        model: a preset's name (`llama3-8b`), the path of a Hugging Face config.json, a ModelConfig or a Workload; or
+            the path of a plan file, which is read and returned; or a function that JAX traces.
         args: the arguments of a function, arrays or `jax.ShapeDtypeStruct`s. For a model: the hardware, instead of
             `on`.
-        on: the hardware, as `v5p:4x4x4`, `h100:64` or `cpu:8`, or a System.
+        on: the hardware, such as `v5p:4x4x4`, `h100:64` or `cpu:8`, or a System.
         mesh: plan this mesh, `fsdp=-1,tp=4` or a MeshShape, instead of the best.
         compare: plan these meshes instead of the best, and return their plans in this order.
         compare_systems: plan the best mesh on `on` and on each of these systems, and return the plans in this order.
@@ -146,16 +148,16 @@ def plan(
             return a `Point` for each: the value, and the record of its best mesh or the reason why there is none.
         top: how many meshes to rank (default 8); those after the best are `Plan.alternatives`.
         strategy: run the mesh with exactly this strategy; requires mesh.
-        tokens: also compute the cost of training on this many tokens, as `15T`, in `Plan.training_run`.
-        price: with tokens, the price of a chip-hour, for the price of the training.
+        tokens: also compute the time and cost of training on this many tokens, such as `15T`, in `Plan.training_run`.
+        price: the price of a chip-hour, for the cost of the training; requires tokens.
         serve: plan a server's phase, `decode` or `prefill`; its options are `ServingOptions`, mesh and cache (how the
-            cache is split), as `verify` takes them.
-        options: the workload (`WorkloadOptions`), as seq_len, remat and dtype, with either batch (in sequences) or
-            batch_tokens; single fields of the strategy (`StrategyOptions`); include_planned. For a function, its
-            arguments by name, and num_compiled: how many of its best layouts are compiled (default 3; 0 for none).
+            KV cache is split).
+        options: the workload (`WorkloadOptions`), such as seq_len, remat and dtype, with either batch (in sequences) or
+            batch_tokens; single fields of the strategy (`StrategyOptions`); framework; include_planned. For a function,
+            its arguments by name, and num_compiled: how many of its best layouts are compiled (default 3; 0 for none).
 
     Raises:
-        MeshwrightError: nothing is legal, a name is unknown, a value has the wrong type, or an option has no effect
+        MeshwrightError: no mesh is legal, a name is unknown, a value has the wrong type, or an option has no effect
             together with another.
 
     >>> plan("llama3-8b", on="v5p:4x4x4", batch=512, mesh="fsdp=64").mesh
@@ -196,6 +198,7 @@ def plan(
     framework = said.pop("framework", None)
     include_planned = said.pop("include_planned", False) or framework is not None
     if compare_systems is not None:
+        check_value("compare_systems", compare_systems, Sequence[SystemLike])
         return plan_systems(model, (said["on"], *compare_systems), _only(said, WORKLOAD_OPTIONS),
                             _only(said, STRATEGY_OPTIONS), framework=framework,
                             include_planned=include_planned)  # fmt: skip
@@ -232,10 +235,10 @@ def plan(
 
 
 def plan_server(model: str | Path | ModelConfig, phase: ServingPhase, options: Mapping[str, Any]) -> ServingPlan:
-    """Return the best plan to serve a model. options: those of `ServingOptions`, mesh and cache.
+    """Return the best plan to serve a model. options: `ServingOptions`, mesh and cache.
 
     Raises:
-        MeshwrightError: an option is unknown or wrong, or nothing is legal.
+        MeshwrightError: an option is unknown or wrong, or no layout is legal.
     """
     said = given(options, (*SERVING_OPTIONS, "mesh", "cache"))
     own = _only(said, SERVING_OPTIONS)
@@ -251,15 +254,15 @@ def plan_systems(
     framework: str | None,
     include_planned: bool,
 ) -> tuple[Plan, ...]:
-    """Return the best plan of a model on each of several systems.
+    """Return the best plan of a model on each of several systems, in their order.
 
     Args:
         model: as in `plan`.
-        systems: the systems, each once.
-        workload: options of the workload, without the system.
-        strategy: options of the strategy.
+        systems: the systems, such as `v5p:4x4x4`.
+        workload: `WorkloadOptions`, without the system.
+        strategy: `StrategyOptions`.
         framework: the framework that runs the steps; None for meshwright.
-        include_planned: include plans that cannot run, as those of another framework.
+        include_planned: include plans that `meshwright train` cannot run, such as those of another framework.
 
     Raises:
         MeshwrightError: a system is given twice.
@@ -283,7 +286,11 @@ def _plan_function(
     named: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> ProgramPlan:
-    """Return the plan of a JAX function."""
+    """Return the plan of a JAX function with these arguments.
+
+    named: the arguments of `plan` that are set; only mesh is allowed. options: num_compiled, and the keyword arguments
+    of the function.
+    """
     from meshwright.proof.program_plans.plan import plan_program
 
     name = getattr(function, "__name__", type(function).__name__)
@@ -296,7 +303,10 @@ def _plan_function(
 
 
 def _kept_plan(path: str | Path, said: Mapping[str, Any]) -> Plan | None:
-    """Return the plan in a plan file; None for any other path or for a model name. A run directory raises."""
+    """Return the plan in a plan file; None if the path is not a plan file or is a model name.
+
+    said: the other arguments of `plan`. Raises if a plan file has any, or if the path is a run directory.
+    """
     if is_run_directory(path):
         raise MeshwrightError(f"{path} is the directory of a run; mw.verify({str(path)!r}).plan is its plan")
     if not is_plan_file(path):
@@ -307,15 +317,16 @@ def _kept_plan(path: str | Path, said: Mapping[str, Any]) -> Plan | None:
 
 
 def _refuse(names: Iterable[str], where: str) -> None:
-    """Raise for the first of the options, which have no effect here; `where` completes the message."""
+    """Raise for the first of some options that have no effect, if there are any; where: the end of the message."""
     for name in sorted(names):
         raise MeshwrightError(f"{name} has no effect {where}; leave it out")
 
 
 def read_compared(texts: Sequence[MeshLike], num_devices: int) -> list[MeshShape]:
-    """Return the meshes to compare; raise if there are none or a mesh is given twice."""
+    """Return the meshes to compare. Raises if there are none or if one is in the list twice."""
     if isinstance(texts, str) or not texts:
         raise MeshwrightError(f"compare is {texts!r}; it is a list of meshes, as ['fsdp=8', 'fsdp=2,tp=4']")
+    check_value("compare", texts, Sequence[MeshLike])
     meshes = [read_mesh(text, num_devices) for text in texts]
     for mesh in meshes:
         if meshes.count(mesh) > 1:
@@ -332,13 +343,20 @@ def find_meshes(
     top: int = 8,
     include_planned: bool = False,
 ) -> Ranking:
-    """Return the best meshes that `meshwright train` can run, with `fields` of the strategy fixed.
+    """Return the best meshes that `meshwright train` can run, each with its best strategy.
 
-    With include_planned, or if nothing can run, return the best of all that can be planned. Among ties the simplest
-    mesh is first. policies: the remat policies to choose from; empty for all.
+    Of plans that tie with the best, the one with the simplest mesh is first.
+
+    Args:
+        workload, system: what to plan.
+        policies: the remat policies to choose from; empty for all.
+        fields: values of strategy fields that are not searched.
+        top: how many meshes to return.
+        include_planned: also search plans that cannot run yet, as is done if no plan can run.
 
     Raises:
-        MeshwrightError: a field is one that the planner chooses, or is of a reference model that the step does not run.
+        MeshwrightError: `fields` has a field that the planner always chooses, or the mesh of a reference model that the
+            step does not have.
     """
     if chosen := [name for name in ALWAYS_CHOSEN if name in fields]:
         option = f"--{chosen[0].replace('_', '-')} ({chosen[0]}=…)"
@@ -352,7 +370,10 @@ def find_meshes(
 
 
 def find_beyond(best: Plan, policies: tuple[Remat, ...], fields: Mapping[str, Any]) -> Plan | None:
-    """Return the best plan that cannot run yet, if it is faster than `best`, or fits and `best` does not; else None."""
+    """Return the best plan that `meshwright train` cannot run yet; None if it is not better than `best`.
+
+    It is better if it is faster, or if it fits in memory and `best` does not.
+    """
     seconds = best.predicted.step_seconds if best.predicted.fits else None
     found = find_faster(best.workload, best.system, math.inf if seconds is None else seconds, remats=policies, **fields)
     return found if found and found.planned_only else None
@@ -367,7 +388,9 @@ def plan_one_mesh(
     *,
     include_planned: bool = False,
 ) -> Plan:
-    """Return the fastest plan of one mesh with `fields` of the strategy fixed, preferring strategies that can run.
+    """Return the fastest plan of one mesh among the strategies that `meshwright train` can run; if none can, among all.
+
+    Arguments are as in `find_meshes`.
 
     Raises:
         MeshwrightError: no strategy is possible.
@@ -410,7 +433,10 @@ def _space(
     *,
     include_planned: bool,
 ) -> Space:
-    """Return the meshes and strategies that `meshwright train` can run; if there are none, all that can be planned."""
+    """Return the space that `meshwright train` can run; if it has no mesh, the space of all that can be planned.
+
+    mesh: the only mesh to plan, or None. include_planned: return all that can be planned in any case.
+    """
     if not include_planned:
         try:
             space = runnable_space(workload, system, policies, **fields)
@@ -430,12 +456,12 @@ def plan_as_train_runs(workload: Workload, mesh: MeshShape, system: System) -> P
 
 
 def plan_to_run(what: PlanLike, options: Mapping[str, Any]) -> Plan:
-    """Return the runnable plan for `verify` and `train`, from a plan, its file, or a model with `PlanOptions`.
+    """Return the plan that `verify` or `train` runs, from a plan, a plan file, or a model.
 
-    A plan fixes workload and mesh; strategy (`StrategyOptions`) and param_dtype can still be changed.
+    options: `PlanOptions`; with a plan, only those of the strategy (`StrategyOptions`) and param_dtype.
 
     Raises:
-        MeshwrightError: a plan is given with options that it sets itself.
+        MeshwrightError: the plan cannot run, or a plan has options that it sets itself.
     """
     said = given(options, PlanOptions.__annotations__)
     changes = {name: said.pop(name) for name in (*STRATEGY_OPTIONS, "param_dtype") if name in said}
@@ -457,7 +483,7 @@ def plan_to_run(what: PlanLike, options: Mapping[str, Any]) -> Plan:
 
 
 def run_as(plan: Plan, changes: Mapping[str, Any]) -> Plan:
-    """Return a plan with some strategy options replaced. Raises an error if the result cannot run."""
+    """Return a plan with other values of strategy options or of param_dtype. Raises if the result cannot run."""
     if not changes:
         return plan
     fields = {name: value for name, value in changes.items() if name != "param_dtype"}

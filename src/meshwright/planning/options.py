@@ -1,6 +1,6 @@
-"""Parse the options of a plan, given as text or objects, into a workload, a system, a mesh and a strategy.
+"""Convert the options of a plan, which are text or objects, to a workload, a system and a strategy.
 
-The command line and `meshwright.plan`, `verify` and `train` share these functions, so each mistake has one message.
+The command line and `meshwright.plan`, `verify` and `train` share these functions, so that errors are the same.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.serving import Serving, ServingPhase
 from meshwright.description.step.workload import Remat, Workload
 from meshwright.errors import MeshwrightError
+from meshwright.options.given import given
 from meshwright.options.keywords import ServingOptions, StrategyOptions, WorkloadOptions
 from meshwright.options.values import (
     Count,
-    given,
     read_count,
     read_mesh,
     read_system,
 )
+from meshwright.support.field_types import check_value
 from meshwright.units import parse_seconds
 
 ModelLike = str | Path | ModelConfig | Workload
@@ -48,20 +49,20 @@ def check_model(model: object) -> None:
 
 
 def read_model(model: str | Path | ModelConfig, num_layers: Count | None = None) -> ModelConfig:
-    """Return the model of a preset's name or a path, cut to `num_layers` layers if given."""
+    """Return the model of a preset's name or a path; num_layers: the number of its layers to keep, None for all."""
     check_model(model)
     found = model if isinstance(model, ModelConfig) else load_model(str(model))
     return found if num_layers is None else replace(found, num_layers=read_count("num_layers", num_layers))
 
 
 def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workload, System]:
-    """Return the workload and the system described by `WORKLOAD_OPTIONS`.
+    """Return the workload and the system described by a model and `WORKLOAD_OPTIONS`.
 
-    With a `Workload` object only the options of the system are allowed: `on`, `hardware` and `memory_headroom`.
+    With a `Workload` in place of a model, only the options of the system are allowed: `on`, `hardware` and
+    `memory_headroom`.
 
     Raises:
-        MeshwrightError: not exactly one of batch and batch_tokens is given, or a workload is given with options that it
-            sets.
+        MeshwrightError: options have not exactly one of batch and batch_tokens, or an option that a Workload sets.
     """
     said = given(options, WORKLOAD_OPTIONS)
     name = model if isinstance(model, str) else getattr(model, "name", model)
@@ -108,15 +109,16 @@ LORA_OPTIONS = ("lora_rank", "lora_alpha", "lora_targets", "lora_dropout", "lora
 
 
 def read_adapters(model: ModelConfig, options: Mapping[str, Any]) -> ModelConfig:
-    """Return the model with the low-rank adapters of the options, if any.
+    """Return the model with the low-rank adapters that options describe; the same model if they describe none.
 
     Raises:
-        MeshwrightError: an adapter is given with options that it sets, or options without a rank.
+        MeshwrightError: options have both an adapter directory and `LORA_OPTIONS`, or `LORA_OPTIONS` without a rank.
     """
     if "adapter" in options:
         for name in LORA_OPTIONS:
             if name in options:
                 raise MeshwrightError(f"adapter {options['adapter']} sets {name} itself; leave {name} out")
+        check_value("adapter", options["adapter"], str | Path)
         return replace(model, lora=read_adapter_config(Path(options["adapter"]), model))
     if "lora_rank" not in options:
         for name in LORA_OPTIONS[1:]:
@@ -138,13 +140,16 @@ def read_adapters(model: ModelConfig, options: Mapping[str, Any]) -> ModelConfig
 
 
 def read_names(value: str | Sequence[str]) -> tuple[str, ...]:
-    """Return names given as comma-separated text, or as a sequence of such texts."""
+    """Return the names in a comma-separated text, or in a sequence of such texts."""
     texts = (value,) if isinstance(value, str) else value
     return tuple(name.strip() for text in texts for name in text.split(",") if name.strip())
 
 
 def read_strategy(options: Mapping[str, Any], num_devices: int) -> dict[str, Any]:
-    """Return the fields of `Strategy` set by `StrategyOptions`."""
+    """Return the fields of `Strategy` that `StrategyOptions` set, by name.
+
+    num_devices: the mesh's number of devices, which determines a degree of -1 in reference_mesh.
+    """
     said = given(options, STRATEGY_OPTIONS)
     for name in ("num_microbatches", "virtual_stages"):
         if name in said:
@@ -155,7 +160,7 @@ def read_strategy(options: Mapping[str, Any], num_devices: int) -> dict[str, Any
 
 
 PROMPT_LEN, OUTPUT_LEN = 1024, 256
-"""Default numbers of tokens: of a prompt, of an answer."""
+"""Default numbers of tokens of a prompt and of an answer."""
 
 SERVING_OPTIONS = tuple(ServingOptions.__annotations__)
 IMAGE_OPTIONS = (*_OF_SYSTEM, "batch", "dtype")
@@ -164,7 +169,10 @@ IMAGE_OPTIONS = (*_OF_SYSTEM, "batch", "dtype")
 def read_serving(
     model: str | Path | ModelConfig, phase: ServingPhase, options: Mapping[str, Any]
 ) -> tuple[Serving, System]:
-    """Return the serving workload and system that `SERVING_OPTIONS` describe; latency is text, as 30ms, or seconds."""
+    """Return the serving workload and the system that a model and `SERVING_OPTIONS` describe.
+
+    The option latency is text, such as `30ms`, or a number of seconds.
+    """
     said = given(options, SERVING_OPTIONS)
     system = _hardware(model, said)
     plain = "f32" if system.chip.kind == "cpu" else "bf16"
@@ -193,7 +201,7 @@ def read_serving(
 
 
 def _with_slots(model: ModelConfig, said: Mapping[str, Any]) -> ModelConfig:
-    """Return the model with the adapter slots of the options."""
+    """Return the model with the slots for adapters that the options describe."""
     slots, rank = (read_count(name, said[name]) if name in said else None for name in ("adapter_slots", "adapter_rank"))
     if rank is not None and slots is None:
         raise MeshwrightError(f"adapter_rank is {rank} of adapters without slots; give adapter_slots too, as 4")
@@ -201,7 +209,7 @@ def _with_slots(model: ModelConfig, said: Mapping[str, Any]) -> ModelConfig:
 
 
 def read_images(model: str, options: Mapping[str, Any]) -> tuple[ImageWorkload, System]:
-    """Return the workload and the system that `IMAGE_OPTIONS` describe for a ResNet. Raises if the batch is missing."""
+    """Return the workload and the system of a ResNet with `IMAGE_OPTIONS`. Raises if the batch is missing."""
     said = given(options, IMAGE_OPTIONS)
     system = _hardware(model, said)
     if "batch" not in said:
@@ -214,14 +222,14 @@ def read_images(model: str, options: Mapping[str, Any]) -> tuple[ImageWorkload, 
 
 
 def _hardware(name: object, said: Mapping[str, Any]) -> System:
-    """Return the system that the options name."""
+    """Return the system that the options describe. Raises if they have no `on`."""
     if "on" not in said:
         raise MeshwrightError(f"{name} needs hardware: --on (on=…), as v5p:4x4x4, h100:64 or cpu:8")
     return read_system(said["on"], said.get("hardware"), said.get("memory_headroom"))
 
 
 def remats(remat: Remat | Literal["auto"] | None) -> tuple[Remat, ...]:
-    """Return the policies to choose from: the given one, or none, so that the planner chooses."""
+    """Return the remat policies to choose from: (remat,), or () for `auto` and None, so that the planner chooses."""
     return () if remat in (None, "auto") else (remat,)
 
 
@@ -231,7 +239,10 @@ def is_image_model(model: object) -> bool:
 
 
 def _in_sequences(batch_tokens: Count, seq_len: int, *, is_pairs: bool) -> int:
-    """Return the number of sequences, or of pairs, in `batch_tokens` tokens; raise if it is not whole."""
+    """Return the number of sequences (or, with `is_pairs`, of preference pairs) in `batch_tokens` tokens.
+
+    Raises if it is not whole.
+    """
     tokens, each = read_count("batch_tokens", batch_tokens), 2 * seq_len if is_pairs else seq_len
     if tokens % each:
         around = " or ".join(str(each * count) for count in (tokens // each, tokens // each + 1) if count)

@@ -18,7 +18,7 @@ from meshwright.mesh import MeshShape, divisors
 from meshwright.planning.cost.comm_volume import (
     activation_moves,
     is_of_weights,
-    priced_collectives,
+    sized_collectives,
     weight_moves,
 )
 from meshwright.planning.cost.rates.collective import collective_seconds
@@ -28,24 +28,28 @@ from meshwright.planning.cost.seconds import WEIGHT_AXES
 from meshwright.record import Collective, Phase
 
 CRITICAL = frozenset(axis for name, axes in RULES.items() if name not in ("batch", *IN_USE) for axis in axes) | {"pp"}
-"""Mesh axes whose collectives are between two dependent matmuls, so that no op can hide them."""
+"""Mesh axes whose collectives are between two dependent matmuls, so that no op can overlap with them."""
 
 WINDOWS: Mapping[Phase, str] = {"forward": "forward", "recompute": "backward", "backward": "backward"}
-"""The pass whose ops can hide each phase's collectives. Recompute runs in backward; the update hides none."""
+"""By phase: the pass whose ops can overlap with the phase's collectives. Recompute is a part of the backward pass.
+
+The update has no such ops.
+"""
 
 
 @dataclass(frozen=True)
-class OverlapBudget:
-    """Seconds of a step's collectives, by what can hide them.
+class CommunicationTime:
+    """Seconds per step that collectives take on the links, grouped by the ops that can overlap with ("hide") them.
 
     Attributes:
-        forward, backward: seconds that the ops of that pass can hide.
-        critical_forward, critical_backward: the part of those seconds that delays every microbatch if exposed.
-        per_microbatch: always exposed, in every microbatch.
-        per_step: always exposed, once per step.
-        hidden_by_attention: ring sends hidden by the attention of their ring step.
-        once_forward, once_backward: of collectives that run once per step, seconds that one microbatch of that pass
-            hides.
+        forward, backward: collectives that any op of that pass can hide.
+        once_forward, once_backward: collectives that run once per step, and that only the ops of one microbatch of that
+            pass can hide.
+        critical_forward, critical_backward: the part of `forward` and `backward` that, if exposed, delays every
+            microbatch.
+        per_microbatch: collectives that are always exposed and delay every microbatch.
+        per_step: collectives that are always exposed, once per step.
+        hidden_by_attention: sends of ring attention that the attention of their ring step hides.
     """
 
     forward: float = 0.0
@@ -58,18 +62,19 @@ class OverlapBudget:
     per_step: float = 0.0
     hidden_by_attention: float = 0.0
 
-    def __add__(self, other: OverlapBudget) -> OverlapBudget:
-        return OverlapBudget(
+    def __add__(self, other: CommunicationTime) -> CommunicationTime:
+        return CommunicationTime(
             *(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True))
         )
 
-    def __mul__(self, times: float) -> OverlapBudget:
-        return OverlapBudget(*(times * seconds for seconds in vars(self).values()))
+    def __mul__(self, times: float) -> CommunicationTime:
+        return CommunicationTime(*(times * seconds for seconds in vars(self).values()))
 
     def shares(self, forward: float, backward: float, num_microbatches: int = 1) -> dict[str, float]:
-        """Return the exposed share of each kind of hideable collectives if a pass's ops take this many seconds a step.
+        """Return the fraction of each field's seconds that stays exposed, for the fields that ops can hide.
 
-        The keys are names of fields: forward, backward, once_forward, once_backward.
+        The keys are forward, backward, once_forward and once_backward. The arguments forward and backward are the
+        seconds per step of the ops of that pass.
         """
         return {
             "forward": _exposed(self.forward, forward),
@@ -79,16 +84,16 @@ class OverlapBudget:
         }
 
     def exposed(self, shares: Mapping[str, float]) -> float:
-        """Return the exposed seconds of all collectives; shares: from `shares`."""
+        """Return the exposed seconds per step of all collectives; shares: the result of the method `shares`."""
         late = sum(share * getattr(self, name) for name, share in shares.items())
         return self.per_microbatch + self.per_step + late
 
     def hidden(self, shares: Mapping[str, float]) -> float:
-        """Return the seconds of all collectives that ops hide; shares: from `shares`."""
+        """Return the hidden seconds per step of all collectives; shares: the result of the method `shares`."""
         return self.hidden_by_attention + sum((1 - share) * getattr(self, name) for name, share in shares.items())
 
     def exposed_per_microbatch(self, shares: Mapping[str, float]) -> float:
-        """Return the exposed seconds that delay every microbatch, summed over microbatches."""
+        """Return the exposed seconds that delay every microbatch, summed over microbatches; shares: as in `exposed`."""
         late = shares["forward"] * self.critical_forward + shares["backward"] * self.critical_backward
         return self.per_microbatch + late
 
@@ -96,28 +101,28 @@ class OverlapBudget:
 _SHAPE = ("num_microbatches", "virtual_stages", "schedule")
 """Strategy fields that affect only the microbatch schedule."""
 
-FREE_LINKS = OverlapBudget()
-"""Budget with no communication."""
+NO_COMMUNICATION = CommunicationTime()
+"""The communication time of a step without collectives."""
 
 NO_RING: Mapping[Phase, float] = {}
-"""The exposed shares if there are no ring sends."""
+"""The exposed fractions of ring attention's sends, by phase, if there are none."""
 
 
-def overlap_budget(
+def communication_time(
     moves: Iterable[tuple[Collective, bool]],
     layout: MeshPlacement,
     strategy: Strategy,
     ring_shares: Mapping[Phase, float] = NO_RING,
-) -> OverlapBudget:
-    """Return the overlap budget of some collectives.
+) -> CommunicationTime:
+    """Return the communication time of some collectives.
 
     Args:
-        moves: the collectives, each with whether it runs once a step and not for each microbatch.
+        moves: pairs (collective, whether it runs once per step and not once per microbatch).
         layout: the mesh laid over its system.
         strategy: how the step runs.
-        ring_shares: by phase, the exposed share of ring sends.
+        ring_shares: the exposed fraction of ring attention's sends, by phase.
     """
-    sums = dict.fromkeys(vars(OverlapBudget()), 0.0)
+    sums = dict.fromkeys(vars(CommunicationTime()), 0.0)
     for move, is_once in moves:
         seconds, critical = _sent_seconds(move, layout, strategy), is_critical(move)
         if is_round_ring(move):
@@ -129,26 +134,26 @@ def overlap_budget(
                 sums[f"critical_{WINDOWS[move.phase]}"] += seconds
         else:
             sums["per_microbatch" if critical and move.phase != "update" else "per_step"] += seconds
-    return OverlapBudget(**sums)
+    return CommunicationTime(**sums)
 
 
 def _sent_seconds(move: Collective, layout: MeshPlacement, strategy: Strategy) -> float:
-    """Return the seconds of all executions of a collective, with the framework's extra time per execution over tp."""
+    """Return the seconds per step of a collective, plus the framework's start-up time of each run over tp."""
     start = strategy.profile.tp_start_seconds * layout.degrees.get("tp", 1) if move.axes == ("tp",) else 0.0
     return planned_seconds(move, layout) + move.count * start
 
 
 def _window(move: Collective, strategy: Strategy, *, is_once: bool) -> str:
-    """Return the field of `OverlapBudget` that counts a collective that ops can hide."""
+    """Return the name of the `CommunicationTime` field to which a collective that ops can hide is added."""
     name = WINDOWS[move.phase]
     return f"once_{name}" if is_once and strategy.profile.once_collectives == "microbatch" else name
 
 
 def ring_shares(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Mapping[Phase, float]:
-    """Return, by phase, the share of a step's ring sends over sp that attention does not hide."""
+    """Return the fraction of the time of ring attention's sends that attention does not hide, by phase."""
     step, sends = train_step(workload, mesh, strategy), dict[Phase, dict[str, float]]()
     round_ring = filter(is_round_ring, step.communication)
-    for op, move in priced_collectives(round_ring, step, workload, strategy, "useful"):
+    for op, move in sized_collectives(round_ring, step, workload, strategy, "useful"):
         what = "gradients" if op.gradient_of else "keys"
         each = sends.setdefault(move.phase, {"keys": 0.0, "gradients": 0.0})
         each[what] += planned_seconds(move, lay_mesh(system, mesh.layout)) / move.count
@@ -165,9 +170,9 @@ def timed_collectives(
     ring_shares: Mapping[Phase, float],
     strategy: Strategy,
 ) -> Iterator[Collective]:
-    """Yield collectives with their seconds and exposed seconds.
+    """Yield each collective with its seconds and its exposed seconds per step.
 
-    moves: as in `overlap_budget`. shares: from `OverlapBudget.shares`.
+    moves, ring_shares: as in `communication_time`. shares: from `CommunicationTime.shares`.
     """
     for move, is_once in moves:
         seconds = _sent_seconds(move, layout, strategy)
@@ -180,76 +185,90 @@ def timed_collectives(
         yield replace(move, seconds=seconds, exposed_seconds=share * seconds)
 
 
-def step_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """Return the overlap budget of all collectives of a step."""
-    return weight_budget(workload, mesh, system, strategy) + activation_budget(workload, mesh, system, strategy)
+def step_communication(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> CommunicationTime:
+    """Return the communication time of all collectives of a step."""
+    return weight_communication(workload, mesh, system, strategy) + activation_communication(
+        workload, mesh, system, strategy
+    )
 
 
-def least_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """Return a lower bound of `step_budget`: `least_weight_budget` plus the activations of a single microbatch.
+def least_communication(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> CommunicationTime:
+    """Return a lower bound of `step_communication` that is cheap to compute.
 
-    Several microbatches send the same bytes in smaller messages, at no higher bandwidth.
+    It is `least_weight_communication`, plus the exposed activation collectives as if the step had a single microbatch:
+    several microbatches send the same bytes in smaller messages, at no higher bandwidth.
     """
     whole = _without(strategy, ("num_microbatches", "virtual_stages", "schedule", "zero_stage"))
-    seconds = _activation_budget(workload, mesh, system, whole).per_microbatch
-    return replace(least_weight_budget(workload, mesh, system, strategy), per_microbatch=seconds)
+    seconds = _activation_communication(workload, mesh, system, whole).per_microbatch
+    return replace(least_weight_communication(workload, mesh, system, strategy), per_microbatch=seconds)
 
 
-def least_weight_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """Return a lower bound of `weight_budget` that is cheap to compute.
+def least_weight_communication(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
+) -> CommunicationTime:
+    """Return a lower bound of `weight_communication` that is cheap to compute.
 
-    It assumes that all gathered weights and their gradients are sent at once, at the full rate of the links.
+    It assumes that links send gathered weights and their gradients at full rate and without latency.
     """
     stored = tuple(axis for axis in RULES["embed"] if mesh.degree(axis) > 1)
     if not stored or not strategy.profile.overlaps_weights:
-        return FREE_LINKS
+        return NO_COMMUNICATION
     rate = _gather_rate(lay_mesh(system, mesh.layout), stored)
-    # Gathered bytes do not depend on the degree of fsdp: its least degree above 1 stands for all.
+    # Gathered bytes are the same for every degree of fsdp above 1, so the smallest such degree is the cache key.
     split = {axis: mesh.degree(axis) for axis in (*WEIGHT_AXES, "pp")}
     ends = MeshShape(fsdp=divisors(mesh.degree(RULES["embed"]))[1], **split)
     once, each = _gathered_bytes(with_remat(workload, "none"), ends, _without(strategy, _SHAPE))
     times = strategy.num_microbatches
     forward, backward = ((a + times * b) / rate for a, b in zip(once, each, strict=True))
-    return OverlapBudget(forward=forward, backward=backward)
+    return CommunicationTime(forward=forward, backward=backward)
 
 
-def weight_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """Return the overlap budget of the collectives of weights and of their gradients."""
+def weight_communication(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> CommunicationTime:
+    """Return the communication time of weight gathers and gradient reductions."""
     # GPipe's stages run in lockstep and gather an embedding table twice, so with pp the schedule matters.
     shape = _SHAPE if mesh.pp == 1 else _SHAPE[:1]
-    once, each = _weight_budgets(with_remat(workload, "none"), mesh, system, _without(strategy, shape))
+    once, each = _weight_communication(with_remat(workload, "none"), mesh, system, _without(strategy, shape))
     return once + each * strategy.num_microbatches
 
 
-def activation_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """Return the overlap budget of activation collectives and of the reductions in the loss."""
-    return _activation_budget(workload, mesh, system, _without(strategy, ("zero_stage",)))
+def activation_communication(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
+) -> CommunicationTime:
+    """Return the communication time of activation collectives and of the reductions in the loss."""
+    return _activation_communication(workload, mesh, system, _without(strategy, ("zero_stage",)))
 
 
 @lru_cache(maxsize=1 << 15)
-def _activation_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """Return `activation_budget`, cached; fields of the strategy that do not matter are at their defaults."""
+def _activation_communication(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
+) -> CommunicationTime:
+    """Return `activation_communication`, cached. The caller resets strategy fields without effect to their defaults."""
     moves = activation_moves(workload, mesh, strategy)
     shares = ring_shares(workload, mesh, system, strategy)
-    return overlap_budget(moves, lay_mesh(system, mesh.layout), strategy, shares)
+    return communication_time(moves, lay_mesh(system, mesh.layout), strategy, shares)
 
 
 @lru_cache(maxsize=1 << 14)
-def _weight_budgets(
+def _weight_communication(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
-) -> tuple[OverlapBudget, OverlapBudget]:
-    """Return the two parts of the weight budget: once per step, and once per microbatch."""
+) -> tuple[CommunicationTime, CommunicationTime]:
+    """Return the two parts of `weight_communication`, cached.
+
+    They are the time of the collectives that run once per step, and that of the others for one microbatch.
+    """
     layout = lay_mesh(system, mesh.layout)
-    # Interleaved stages process microbatches in groups of pp; two groups, so that there are microbatches to sum over.
+    # Interleaved stages process microbatches in groups of pp. With two groups, gradients are summed over microbatches.
     group = 2 * (mesh.pp if strategy.virtual_stages > 1 else 1)
     moves = weight_moves(workload, mesh, replace(strategy, num_microbatches=group))
-    once, each = (overlap_budget((m for m in moves if m[1] is is_once), layout, strategy) for is_once in (True, False))
+    once, each = (
+        communication_time((m for m in moves if m[1] is is_once), layout, strategy) for is_once in (True, False)
+    )
     return once, each * (1 / group)
 
 
 @lru_cache(maxsize=1 << 14)
 def _gather_rate(layout: MeshPlacement, axes: tuple[str, ...]) -> float:
-    """Return the bytes per second of an all-gather or reduce-scatter that is limited by bandwidth alone."""
+    """Return the bytes per second of an all-gather or reduce-scatter over some axes, at full rate without latency."""
     return 1 / collective_seconds("all-gather", 1.0, layout.placement(axes)).bandwidth_seconds
 
 
@@ -257,9 +276,9 @@ def _gather_rate(layout: MeshPlacement, axes: tuple[str, ...]) -> float:
 def _gathered_bytes(
     workload: Workload, mesh: MeshShape, strategy: Strategy
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the bytes of weight gathers and gradient reduce-scatters over fsdp, each as (forward, backward).
+    """Return the bytes of weight gathers and gradient reduce-scatters over fsdp: two pairs (in forward, in backward).
 
-    The first pair is per step, the second per microbatch.
+    The first pair counts the collectives that run once per step, the second those of one microbatch.
     """
     sums = {True: [0.0, 0.0], False: [0.0, 0.0]}
     for move, is_once in weight_moves(workload, mesh, replace(strategy, num_microbatches=2)):
@@ -271,14 +290,16 @@ def _gathered_bytes(
 
 @lru_cache(maxsize=1 << 12)
 def _without(strategy: Strategy, fields: tuple[str, ...]) -> Strategy:
-    """Return the strategy with some fields at their defaults, so that they do not split the cache."""
+    """Return the strategy with the default values of some fields: a cache key for results that ignore these fields."""
     return replace(strategy, **{field: getattr(DEFAULT, field) for field in fields})
 
 
 def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy, *, is_once: bool) -> bool:
-    """Whether ops can overlap with a collective. is_once: it runs once per step, not once per microbatch.
+    """Whether ops can overlap with a collective.
 
     No op overlaps with an all-reduce that the TPU compiler emits for a reduce-scatter (`benchmarks/planned_steps.py`).
+
+    is_once: whether the collective runs once per step and not once per microbatch.
     """
     if reduce_scatter_runs_as_all_reduce(move, layout):
         return False
@@ -292,16 +313,17 @@ def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy, *, is_
         return True
     if move.axes == ("pp",) and strategy.profile.overlaps_sends and strategy.virtual_stages > 1:
         return True
-    # A collective matmul overlaps permutes over tp, or every collective over tp if the stream is whole.
+    # A collective matmul overlaps with permutes over tp; if tp does not split the residual stream, with every
+    # collective over tp.
     in_steps = move.kind == "collective-permute" or strategy.tp_stream == "whole"
     return strategy.collective_matmul and move.axes == ("tp",) and move.phase != "update" and in_steps
 
 
 def is_critical(move: Collective) -> bool:
-    """Whether an op waits for the collective: the next matmul for activations, the update for the gradient norm."""
+    """Whether the next op needs the collective's result: a matmul needs activations, the update the gradient norm."""
     return move.phase == "update" or (CRITICAL.issuperset(move.axes) and move.array != KEPT_INPUTS)
 
 
 def _exposed(wanted: float, free: float) -> float:
-    """Return the share of `wanted` seconds of collectives that `free` seconds of ops do not hide."""
+    """Return the exposed fraction of `wanted` seconds of collectives that overlap with `free` seconds of ops."""
     return max(0.0, 1 - free / wanted) if wanted else 0.0

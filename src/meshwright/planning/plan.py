@@ -42,14 +42,14 @@ _OF_DATA = ("batch", "sequence", "residual_sequence", "activation")
 class Plan:
     """A workload on a mesh of a system with a strategy, and its predicted record.
 
-    `plan.mesh` is the shape and `plan.mesh()` the `jax.sharding.Mesh`; `plan.shardings(tree)` and `plan.rules` give the
-    shardings of arrays.
+    `plan.mesh` is the shape of the mesh, and `plan.mesh()` returns the `jax.sharding.Mesh`. `plan.shardings(tree)` and
+    `plan.rules` describe how arrays are sharded.
 
     Attributes:
         hardware_file: the TOML file of a custom chip.
         memory_headroom: see `System`.
         alternatives: the meshes ranked after this one by the search; not written to a file.
-        training_run: the cost of training on `tokens` tokens, if requested; not written to a file.
+        training_run: the time and cost of training on a number of tokens, if requested; not written to a file.
     """
 
     workload: Workload
@@ -68,13 +68,14 @@ class Plan:
         return read_plan(as_path(path))
 
     def write(self, path: str | Path) -> None:
-        """Write the plan completely or not at all: as JSON to a `.json`, else as YAML."""
+        """Write the plan to a file, completely or not at all: as JSON if its name ends in `.json`, else as YAML."""
         write_plan(self, as_path(path))
 
     def export(self, framework: str, path: str | Path) -> Mapping[str, str]:
-        """Write the plan as settings of maxtext, torchtitan, megatron or levanter, which are read back and compared.
+        """Write the plan as settings of another framework: maxtext, torchtitan, megatron or levanter.
 
-        Returns the fields that the framework has no option for and decides itself, each with the reason.
+        The settings are read back and compared with the plan. Returns, for each field of the plan that the settings
+        leave out, the reason: the framework decides it itself.
 
         Raises:
             MeshwrightError: the framework cannot run the plan; the message names the field.
@@ -91,10 +92,10 @@ class Plan:
 
     @property
     def rules(self) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
-        """The mesh axes of each logical axis, as `flax.linen.logical_axis_rules` takes them."""
+        """Pairs (logical axis, its mesh axes), in the form that `flax.linen.logical_axis_rules` takes."""
         shown: dict[str, str | tuple[str, ...] | None] = {}
         rules = logical_rules(self.strategy)
-        # Flax gives a mesh axis to the first rule that uses it: an activation's batch must get fsdp, not its width.
+        # Flax gives a mesh axis to the first rule that has it: an activation's batch must get fsdp, not its width.
         for name in (*_OF_DATA, *(name for name in rules if name not in _OF_DATA)):
             axes = rules[name]
             live = tuple(axis for axis in axes if self.mesh.degree(axis) > 1)
@@ -132,7 +133,7 @@ class Plan:
         return f"{workload.model.name} · {workload.task} · {tokens} · {self.hardware}\n{self.mesh}   {self.predicted}"
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook: the answer, the meshes ranked after it, the terms of step time and memory."""
+        """Return HTML for a notebook: the plan, the meshes ranked after it, and the terms of step time and memory."""
         title, answer = str(self).split("\n")
         meshes = [(str(plan.mesh), str(plan.predicted)) for plan in self.alternatives[:5]]
         others = (("other meshes", ""), meshes)
@@ -146,7 +147,7 @@ class Plan:
 
     @property
     def planned_only(self) -> str:
-        """Why `meshwright train` cannot run this yet, in one line; empty if it can."""
+        """Why `meshwright train` cannot run this plan yet, in one line; '' if it can."""
         if name := self.strategy.profile.name:
             return f"it is planned as {name} runs it; without --framework it is planned as meshwright does"
         try:
@@ -185,7 +186,7 @@ RUN = (
 
 
 def make_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> Plan:
-    """Plan a workload on a mesh of a system; raise if the mesh or strategy is illegal or has no effect."""
+    """Return the plan of a workload on a mesh. Raises if the mesh or the strategy is illegal, or has no effect."""
     check_positions(workload.model, workload.seq_len)
     check_mesh(workload, mesh, stream_rules(strategy.tp_stream))
     check_strategy(workload, mesh, strategy)
@@ -214,9 +215,9 @@ def check_kernel(system: System, strategy: Strategy) -> None:
 
 
 def as_run(plan: Plan) -> Plan:
-    """Return the plan if `meshwright train` can run it; if it cannot, raises an error with the reason."""
+    """Return the same plan. Raises if `meshwright train` cannot run it, with the reason."""
     if reason := plan.planned_only:
-        is_of_model = bool(plan.workload.model.planned_only)  # Then no other plan of it runs.
+        is_of_model = bool(plan.workload.model.planned_only)  # Then no plan of the model runs.
         hint = "" if is_of_model else "; `meshwright plan` without --include-planned finds what can"
         raise MeshwrightError(f"{reason}{hint}")
     return plan
@@ -237,7 +238,7 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_data(data: Any, *, name: str) -> Plan:
-    """Return the plan that `plan_to_data` wrote, with a new prediction. name: its name in errors."""
+    """Return the plan in plain data from `plan_to_data`, with a new prediction. name: the file's name, for errors."""
     if has_fields(data) and "meshwright_serving_plan" in data:
         raise MeshwrightError(
             f"{name} is a plan to serve, which `meshwright serve MODEL --plan {shlex.quote(name)}` runs;"
@@ -261,9 +262,9 @@ def plan_from_data(data: Any, *, name: str) -> Plan:
 
 
 def predicted_again(made: Record, read: Record, *, name: str) -> Record:
-    """Return the new prediction of a plan that was read, with a note if that of its file differs.
+    """Return the new prediction of a plan from a file, with a note if the file has another one (`read`).
 
-    The file's other fields may have been edited or cut off, or written by another version.
+    They differ if the file was edited or cut off, or was written by another version. name: the file's name.
     """
     if replace(made, notes=()) == replace(read, notes=()):
         return made
@@ -272,7 +273,7 @@ def predicted_again(made: Record, read: Record, *, name: str) -> Record:
 
 
 def check_predicted(found: Record, mesh: MeshShape) -> None:
-    """Raise if the prediction in a file is impossible or belongs to another mesh than the plan's."""
+    """Raise if the prediction in a plan file is impossible, or is of another mesh than the plan's."""
     if found.step_seconds is None or found.step_seconds <= 0:
         raise MeshwrightError(f"predicted.step_seconds is {found.step_seconds}; it is a number above 0")
     if found.fits is None:
@@ -284,19 +285,19 @@ def check_predicted(found: Record, mesh: MeshShape) -> None:
 
 
 def write_plan(plan: Plan, path: Path) -> None:
-    """Write the plan completely or not at all: as JSON to a `.json`, else as YAML."""
+    """Write the plan to a file, completely or not at all: as JSON if its name ends in `.json`, else as YAML."""
     write_data(plan_to_data(plan), path)
 
 
 def read_plan(path: Path) -> Plan:
-    """Read a plan from a YAML or JSON file. Raises if there is no such file, or it is not a plan."""
+    """Return the plan in a YAML or JSON file, with a new prediction. Raises if there is no file, or no plan in it."""
     if not path.is_file():
         raise MeshwrightError(f"no plan {str(path)!r}; `meshwright plan … -o {shlex.quote(str(path))}` writes one")
     return plan_from_data(read_data(path), name=str(path))
 
 
 def is_plan_file(path: str | Path) -> bool:
-    """Whether a path is a plan file, judged by its name for YAML and by its contents for other files."""
+    """Whether a path is a plan file: every `.yaml` and `.yml`, and other files if their contents are a plan."""
     path = Path(path)
     if path.suffix.lower() in (".yaml", ".yml") or not path.is_file() or not os.access(path, os.R_OK):
         return path.suffix.lower() in (".yaml", ".yml")

@@ -1,4 +1,4 @@
-"""Predict the record of one candidate: a workload on a mesh of a system."""
+"""Predict a train step: the record of a workload on one mesh of a system with one strategy."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from meshwright.planning.cost.rates.collective_time import planned_seconds
 from meshwright.planning.cost.rates.hbm import hbm_bytes
 from meshwright.planning.cost.seconds import PassSeconds, buffer_seconds, microbatch_seconds, update_seconds
 from meshwright.planning.overlap import (
-    FREE_LINKS,
-    OverlapBudget,
-    overlap_budget,
+    NO_COMMUNICATION,
+    CommunicationTime,
+    communication_time,
     ring_shares,
-    step_budget,
+    step_communication,
     timed_collectives,
 )
 from meshwright.planning.reference import reference_seconds, timed_reference_collectives
@@ -40,19 +40,19 @@ SIMULATED = "simulated devices share one machine's cores, so times on cpu are an
 
 
 def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> Record:
-    """Return the predicted record of a train step: ops, collectives, pipeline bubble, update.
+    """Return the predicted record of a train step.
 
-    Activation collectives are exposed, except what collective matmuls hide over tp and ring attention over sp. Weight
-    gathers and gradient reductions overlap with the ops of their pass; the rest is exposed. `breakdown_seconds` sums to
-    the step.
+    Activation collectives are exposed, except for those over tp that collective matmuls hide and those over sp that
+    ring attention hides. Weight gathers and gradient reductions overlap with the ops of their pass, and are exposed as
+    far as they take longer. The terms of `breakdown_seconds` add up to the step.
     """
     layout = lay_mesh(system, mesh.layout)
     moves = step_moves(workload, mesh, strategy)
     in_ticks = step_collectives(workload, mesh, strategy, counted="executed")
     round_ring = ring_shares(workload, mesh, system, strategy)
-    budget = overlap_budget(moves, layout, strategy, round_ring)
-    breakdown = step_breakdown(workload, mesh, system, strategy, budget)
-    shares = budget.shares(*windows(breakdown), strategy.num_microbatches)
+    communication = communication_time(moves, layout, strategy, round_ring)
+    breakdown = step_breakdown(workload, mesh, system, strategy, communication)
+    shares = communication.shares(*windows(breakdown), strategy.num_microbatches)
     exposed = timed_collectives(moves, layout, shares, round_ring, strategy)
     beside = timed_reference_collectives(workload, mesh, system, strategy)
     step, memory = sum(breakdown.values()), step_memory(workload, mesh, strategy, kind=system.chip.kind)
@@ -102,14 +102,14 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
             " losses differ a little from those with another number of them",
         )
     if waiting := host_bytes(workload, mesh, strategy):
-        notes += (f"{show_bytes(waiting)} of each device's activations wait in its host's memory",)
+        notes += (f"{show_bytes(waiting)} of each device's activations are kept in its host's memory",)
     return notes
 
 
 def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
-    """Return a note if every pipeline stage repeats all dense layers that precede the MoE layers; else nothing.
+    """Return a note if every pipeline stage repeats the work of the layers before the pipeline; else ().
 
-    They are not repeated if the sequences of a microbatch can be split over the stages.
+    Stages share this work if they can split the sequences of a microbatch. count: the number of these layers.
     """
     if is_shared_before(program(workload.model), workload.batch, mesh, strategy):
         return ()
@@ -122,29 +122,36 @@ def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strateg
 
 def step_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> float:
     """Return the step time of `predict`, without the rest of the record."""
-    budget = step_budget(workload, mesh, system, strategy)
-    return sum(step_breakdown(workload, mesh, system, strategy, budget).values())
+    communication = step_communication(workload, mesh, system, strategy)
+    return sum(step_breakdown(workload, mesh, system, strategy, communication).values())
 
 
 def step_breakdown(
-    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, budget: OverlapBudget
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, communication: CommunicationTime
 ) -> dict[str, float]:
-    """Return the seconds of a step by term; the exposed communication is from `budget`."""
+    """Return the seconds of a step by term, which add up to the step.
+
+    Every step has the terms forward, recompute, backward, exposed communication and update; other terms, such as
+    pipeline bubble, are left out where they do not apply. communication: the time of the step's collectives, before
+    overlap with ops.
+    """
     once, parts = microbatch_seconds(workload, mesh, system, strategy), strategy.num_microbatches
     breakdown = {phase: parts * getattr(once, phase) for phase in ("forward", "recompute", "backward")}
     for phase, seconds in buffer_seconds(workload, mesh, system, strategy).items():
         breakdown[phase] += seconds
-    shares = budget.shares(*windows(breakdown), parts)
-    breakdown["exposed communication"] = budget.exposed(shares)
+    shares = communication.shares(*windows(breakdown), parts)
+    breakdown["exposed communication"] = communication.exposed(shares)
     if workload.remat == "offload":
-        # Copies to and from the host overlap with the ops of their pass, and take HBM bandwidth from them.
+        # Copies to and from the host overlap with the ops of their pass, but use HBM bandwidth that these ops need.
         size = offloaded_bytes(workload, mesh, strategy)
         copying, moving = size / system.host_bytes_per_second, size / system.hbm_bytes_per_second
         breakdown["host copies"] = sum(max(moving, copying - window) for window in windows(breakdown))
     if mesh.pp > 1:
-        breakdown["pipeline bubble"] = bubble_seconds(once, budget.exposed_per_microbatch(shares), mesh, strategy)
+        breakdown["pipeline bubble"] = bubble_seconds(
+            once, communication.exposed_per_microbatch(shares), mesh, strategy
+        )
     if system.chip.kind == "gpu":
-        breakdown["contention"] = contention_seconds(budget.hidden(shares), system)
+        breakdown["contention"] = contention_seconds(communication.hidden(shares), system)
         breakdown["stragglers"] = straggling_seconds(parts * once.total, mesh.num_devices, system)
     breakdown["update"] = update_seconds(workload, mesh, system, strategy)
     if strategy.profile.host_seconds:
@@ -155,26 +162,34 @@ def step_breakdown(
 
 
 def windows(breakdown: Mapping[str, float]) -> tuple[float, float]:
-    """Return the compute time of forward and of backward with recompute: the time that can hide collectives."""
+    """Return the seconds of compute with which collectives can overlap, as (forward, recompute + backward).
+
+    breakdown: the seconds of a step by term.
+    """
     return breakdown["forward"], breakdown["recompute"] + breakdown["backward"]
 
 
 def step_bound_seconds(
-    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, budget: OverlapBudget = FREE_LINKS
+    workload: Workload,
+    mesh: MeshShape,
+    system: System,
+    strategy: Strategy,
+    communication: CommunicationTime = NO_COMMUNICATION,
 ) -> float:
-    """Return a lower bound of a step's seconds that is cheap to compute, from a lower bound of its overlap budget.
+    """Return a lower bound of a step's seconds that is cheap to compute.
 
-    With the default budget: ops, bubble, stragglers and update, as if links were free.
+    communication: a lower bound of the time of the step's collectives; by default none.
     """
-    return sum(step_breakdown(workload, mesh, system, strategy, budget).values())
+    return sum(step_breakdown(workload, mesh, system, strategy, communication).values())
 
 
 def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, strategy: Strategy) -> float:
-    """Return the idle seconds of a pipeline stage at the start and the end of a step.
+    """Return the seconds per step in which a pipeline stage is idle, at the start and the end of the step.
 
-    With p stages, v virtual stages and m microbatches the bubble lasts (p - 1) / v microbatches, so a device works m /
-    (m + (p - 1) / v) of the time; v is 1 for GPipe (arXiv:1811.06965) and 1F1B, larger for interleaved stages
-    (arXiv:2104.04473, section 2.2). waited_seconds: exposed communication of all microbatches together.
+    With p stages of v virtual stages each, the bubble lasts as long as (p - 1) / v microbatches. v is 1 for GPipe
+    (arXiv:1811.06965) and 1F1B, and larger for interleaved stages (arXiv:2104.04473, section 2.2).
+
+    once: compute of one microbatch. waited_seconds: exposed communication, summed over the microbatches.
     """
     return (once.total + waited_seconds / strategy.num_microbatches) * (mesh.pp - 1) / strategy.virtual_stages
 
@@ -182,16 +197,17 @@ def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, st
 def _in_every_tick(
     exposed: Iterable[Collective], in_ticks: Iterable[Collective], layout: MeshPlacement
 ) -> Iterator[Collective]:
-    """Yield the collectives with bytes, count and seconds that include a pipeline's bubble ticks.
+    """Yield the collectives of `in_ticks`, whose bytes and runs include the bubble ticks of a pipeline, with seconds.
 
-    The exposed seconds stay those of useful ticks: waiting in a bubble tick already counts as bubble.
+    Their exposed seconds are those of `exposed`, the same collectives in useful ticks only, because the time of bubble
+    ticks already counts as bubble.
     """
     for worked, move in zip(exposed, in_ticks, strict=True):
         yield replace(move, seconds=planned_seconds(move, layout), exposed_seconds=worked.exposed_seconds)
 
 
 def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
-    """Return the resource that limits most of the step; a pipeline bubble is not a resource."""
+    """Return the resource that limits the largest part of the step's time, pipeline bubble excluded."""
     flops, traffic = step_flops(workload, mesh, STAGES_APART), hbm_bytes(workload, mesh)
     seconds: dict[Bound, float] = {
         "compute": 0.0,
@@ -201,7 +217,7 @@ def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mappi
     for phase in ("forward", "recompute", "backward"):
         computing = getattr(flops, phase) / system.peak(workload.compute_dtype)
         is_computing = computing >= traffic[phase] / system.hbm_bytes_per_second
-        # The reference's pass is a forward pass, and bound by the same resource.
+        # The pass of a reference model is a forward pass too, and is limited by the same resource.
         more = breakdown.get("reference", 0.0) if phase == "forward" else 0.0
         seconds["compute" if is_computing else "memory"] += breakdown[phase] + more
     return max(seconds, key=seconds.__getitem__)

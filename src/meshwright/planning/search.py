@@ -1,4 +1,7 @@
-"""Best-first search for the best configurations of a workload on a system, without pricing the whole space."""
+"""Best-first search for the fastest meshes and strategies of a workload on a system.
+
+Lower bounds of the step time make it unnecessary to predict every configuration.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +23,26 @@ from meshwright.description.step.workload import Remat, Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.memory import peak_within, step_memory
-from meshwright.planning.overlap import FREE_LINKS, least_budget, least_weight_budget
+from meshwright.planning.overlap import NO_COMMUNICATION, least_communication, least_weight_communication
 from meshwright.planning.plan import Plan, predicted_plan
 from meshwright.planning.prediction import step_bound_seconds, step_seconds
 from meshwright.planning.space import Candidate, Space, runnable_space, whole_space
 from meshwright.planning.ties import ties
 
 _BELOW = 1 - 1e-9
-"""Factor on lower bounds, so that rounding never lifts a bound above the time it bounds."""
+"""Factor on lower bounds, so that rounding never makes a bound larger than the time that it bounds."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The best plans, one per mesh: those that fit, fastest first; then the rest, by how far they exceed memory.
+    """The best plan of each of the best meshes.
 
     Attributes:
-        num_meshes: legal meshes.
-        num_candidates: configurations of all legal meshes.
-        num_priced: configurations priced in full; lower bounds rule out the others.
-        num_tied: number of leading plans that tie within the prediction's error; they are sorted simplest first
+        plans: first those that fit in memory, fastest first; then the others, least memory first.
+        num_meshes: the number of legal meshes.
+        num_candidates: the number of configurations (mesh, remat policy, strategy) of all legal meshes.
+        num_priced: how many of these had their step time predicted; lower bounds rule out the others.
+        num_tied: how many of the first plans tie within the prediction's error; they are sorted simplest first
             (`planning.ties`).
     """
 
@@ -58,27 +62,26 @@ def rank(
     is_runnable: bool = False,
     **choices: Any,
 ) -> Ranking:
-    """Return the best `top` meshes, each with its best strategy.
+    """Return the best `top` meshes, each with its best strategy. Raises if no mesh is legal.
 
-    remats: policies to choose from; all by default. is_runnable: only strategies that `meshwright train` can run.
-    choices: strategy fields that are not searched, with their values (`whole_space`). Raises an error with the reason
-    if no mesh is legal.
+    remats: remat policies to choose from; all by default. is_runnable: search only strategies that `meshwright train`
+    can run. choices: values of strategy fields that are not searched (`whole_space`).
     """
     space = runnable_space if is_runnable else whole_space
     return rank_space(space(workload, system, remats, **choices), top=top)
 
 
 def find_best(workload: Workload, system: System, *, remats: tuple[Remat, ...] = (), **choices: Any) -> Plan:
-    """Return the best plan; if nothing fits, the one that needs least memory."""
+    """Return the fastest plan that fits; if none fits, the plan that needs least memory."""
     return rank(workload, system, remats=remats, top=1, **choices).plans[0]
 
 
 def find_faster(
     workload: Workload, system: System, seconds: float, *, remats: tuple[Remat, ...] = (), **choices: Any
 ) -> Plan | None:
-    """Return the best plan if it fits and its step takes less than `seconds`; else None.
+    """Return the fastest plan that fits, if its step takes less than `seconds`; else None.
 
-    The search ends at the first lower bound that is not below `seconds`, and prices nothing after it.
+    Configurations whose lower bound is not below `seconds` are not predicted.
     """
     space = whole_space(workload, system, remats, **choices)
     with _without_collector():
@@ -88,9 +91,9 @@ def find_faster(
 
 
 def plan_stages(workload: Workload, mesh: MeshShape, system: System) -> Plan:
-    """Return the best runnable plan of a mesh with pipeline stages: schedule, microbatches and virtual stages.
+    """Return the best plan of a mesh with pipeline stages that `meshwright train` can run.
 
-    Raises an error if the workload cannot run over these stages.
+    The search chooses schedule, microbatches and virtual stages. Raises if the workload cannot run over these stages.
     """
     check_mesh(workload, mesh)
     check_runnable(workload.model, mesh)
@@ -101,10 +104,13 @@ def plan_stages(workload: Workload, mesh: MeshShape, system: System) -> Plan:
 def rank_space(
     space: Space, meshes: tuple[MeshShape, ...] | None = None, *, top: int = 8, most_tied: int = 0
 ) -> Ranking:
-    """Rank the best `top` meshes of a space, or of some of its meshes; more, up to `most_tied`, if they tie.
+    """Return the best `top` meshes of a space, each with its best strategy.
+
+    meshes: the meshes to search; None for all. most_tied: return more than `top` meshes, up to this number, while they
+    tie with the best.
 
     Raises:
-        MeshwrightError: no mesh divides the batch into the microbatches.
+        MeshwrightError: no mesh splits the batch into the microbatches that the space fixes.
     """
     shapes = tuple(mesh for mesh in (space.meshes() if meshes is None else meshes) if space.parts(mesh))
     if not shapes:
@@ -130,7 +136,7 @@ def rank_space(
 
 @contextmanager
 def _without_collector() -> Generator[None]:
-    """Disable Python's garbage collector: the search allocates many objects and no cycles."""
+    """Disable Python's garbage collector inside the context: the search allocates many objects and no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -142,10 +148,11 @@ def _without_collector() -> Generator[None]:
 
 @dataclass(frozen=True)
 class _Group:
-    """Candidates with the same tokens per microbatch, which share one lower bound.
+    """A set of candidates with the same tokens per microbatch on a device, for which one lower bound is computed.
 
-    remats: policies, sorted by saved values, most first, so that the first is fastest. zero_stage: None for all stages.
-    has_activation_bound: whether the bound includes exposed activation collectives.
+    The candidates are all combinations of `meshes`, `remats`, and the strategies with `zero_stage` (None: any). The
+    first of `remats` saves most activations and is the fastest. has_activation_bound: whether the bound includes
+    exposed activation collectives.
     """
 
     meshes: tuple[MeshShape, ...]
@@ -162,11 +169,14 @@ class _Group:
 
 @dataclass
 class _Search:
-    """Best-first search: refine the group with the smallest bound, until a candidate with an exact time comes first.
+    """Best-first search: split the group with the smallest lower bound, until a candidate with an exact time is first.
 
-    The candidates of a group have the same ops, except for recompute. Refinement: split by remat policy; split by mesh
-    and ZeRO stage, adding exposed weight collectives to the bound; add exposed activation collectives; price each
-    strategy that fits. limit: find only plans below this many seconds.
+    The candidates of a group have the same ops, except for recompute. A group is refined in these steps: split by remat
+    policy; split by mesh and ZeRO stage, and add exposed weight collectives to the bound; add exposed activation
+    collectives; predict the step time of each strategy that fits.
+
+    limit: only plans whose step takes less than this many seconds are found. heap: (seconds, peak bytes, serial number,
+    group or candidate), smallest first.
     """
 
     space: Space
@@ -176,7 +186,7 @@ class _Search:
     numbers: Iterator[int] = field(default_factory=count)
 
     def plans(self, meshes: tuple[MeshShape, ...]) -> Iterator[Plan]:
-        """Yield the plans that fit, fastest first, one per mesh; equally fast ones by memory."""
+        """Yield the best plan of each mesh that has one that fits, fastest first; equally fast plans by memory."""
         done: set[MeshShape] = set()
         for group in _groups(self.space, meshes):
             self._push(self._bound(group), group)
@@ -189,12 +199,16 @@ class _Search:
                 yield _plan(self.space, item)
 
     def _push(self, seconds: float, item: object, peak: float = 0.0) -> None:
-        """Push an item if it is below the limit; a bound is popped before an equal exact time."""
+        """Push a group or a candidate if its seconds are below the limit.
+
+        seconds: a group's lower bound or a candidate's step time. peak: a candidate's peak bytes; 0 for groups, so that
+        a bound is popped before an equal step time.
+        """
         if seconds < self.limit:
             heapq.heappush(self.heap, (seconds, peak, next(self.numbers), item))
 
     def _open(self, group: _Group) -> None:
-        """Refine a group by one step: split by policy; by mesh and ZeRO stage; a closer bound; exact step times."""
+        """Refine a group by one step, and push the groups or candidates that it consists of."""
         if not group.meshes:
             return
         if len(group.remats) > 1:
@@ -215,26 +229,26 @@ class _Search:
                     self._push(self._bound(alone), alone)
 
     def _bound(self, group: _Group) -> float:
-        """Return a lower bound on the step seconds of every candidate in a group."""
+        """Return a lower bound of the step time, in seconds, of every candidate in a group."""
         mesh, workload, system = _most_sharded(group), self.space.with_remat(group.remat), self.space.system
         strategies = self._strategies(group)
         # Collective matmuls expose less communication, but split a matmul into several, which takes longer.
         fastest = max(strategies, key=lambda strategy: strategy.virtual_stages)
         hiding = max(strategies, key=lambda strategy: strategy.collective_matmul)
-        budget = FREE_LINKS
+        communication = NO_COMMUNICATION
         if group.zero_stage is not None:
-            least = least_budget if group.has_activation_bound else least_weight_budget
-            budget = least(workload, mesh, system, hiding)
-        return _BELOW * step_bound_seconds(workload, mesh, system, fastest, budget)
+            least = least_communication if group.has_activation_bound else least_weight_communication
+            communication = least(workload, mesh, system, hiding)
+        return _BELOW * step_bound_seconds(workload, mesh, system, fastest, communication)
 
     def _price(self, group: _Group) -> None:
-        """Price the strategies of a group's one mesh that fit."""
+        """Push each strategy that fits, with its step time, for a group of only one mesh and remat policy."""
         (mesh,), workload, system = group.meshes, self.space.with_remat(group.remat), self.space.system
         for strategy in self._strategies(group):
             candidate = Candidate(mesh, group.remat, strategy)
             if (peak := self._fitting_peak(candidate)) is not None:
                 self.num_priced += 1
-                # Times that differ by rounding alone are ties, which go by memory.
+                # Step times that differ only by rounding are equal, so that memory decides.
                 seconds = float(f"{step_seconds(workload, mesh, system, strategy):.12g}")
                 self._push(seconds, candidate, peak)
 
@@ -255,7 +269,10 @@ class _Search:
 
 
 def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
-    """Yield the candidates of some meshes in groups that differ only in recompute: same tokens, tp, ep and pp."""
+    """Yield all candidates of some meshes in groups; the candidates of a group have the same ops, except for recompute.
+
+    That is, they have the same tp, ep, pp, tokens per device and number of microbatches.
+    """
     alike: dict[tuple[int, ...], list[MeshShape]] = {}
     for mesh in meshes:
         shards = mesh.degree(token_axes())
@@ -268,15 +285,15 @@ def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
 
 
 def _most_sharded(group: _Group) -> MeshShape:
-    """Return the mesh that shards parameters over the most devices, so that each stores and updates the fewest.
+    """Return the mesh of a group that shards parameters over the most devices: its optimizer update is the shortest.
 
-    If there are several, return the one that splits the sequence least, because a split sequence may gather keys.
+    Of several such meshes, return the one that splits the sequence least, because attention may gather keys over sp.
     """
     return max(group.meshes, key=lambda mesh: (mesh.fsdp * mesh.sp, mesh.fsdp))
 
 
 def _closest(space: Space, meshes: list[MeshShape]) -> list[Candidate]:
-    """Return, for each mesh on which nothing fits, the candidate that needs the least memory; the least first."""
+    """Return, for each mesh, its candidate that needs the least memory; the candidates are sorted by memory."""
     candidates = [min(_smallest(space, mesh), key=lambda each: _peak(space, each)) for mesh in meshes]
     return sorted(candidates, key=lambda each: _peak(space, each))
 

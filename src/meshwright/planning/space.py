@@ -1,4 +1,8 @@
-"""The space of a search: every mesh that can split a workload, and every configuration on each mesh."""
+"""The space of a search: every mesh that can split a workload, and every configuration on each mesh.
+
+A configuration is a mesh, a remat policy and a strategy. It is runnable if `meshwright train` can run it; others can
+only be planned.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from meshwright.description.step.blocks import layers
 from meshwright.description.step.layer import Attention as AttentionOfLayer
 from meshwright.description.step.legality import check_mesh, check_positions, check_runnable, limits
 from meshwright.description.step.model import Model
-from meshwright.description.step.padding import divides_heads, kv_copies
+from meshwright.description.step.padding import divides_padded, kv_copies
 from meshwright.description.step.rules import RULES, stream_rules
 from meshwright.description.step.sequence import sequence_method
 from meshwright.description.step.stages import STAGE_REMATS, num_staged_layers
@@ -24,7 +28,7 @@ from meshwright.mesh import AXES, MeshShape, divisors
 from meshwright.planning.plan import check_kernel
 
 MOST_TP_WITH_COPIES = 8
-"""The largest tp for which a search copies kv heads: the GPUs of a node. Larger meshes split the sequence (sp)."""
+"""The largest tp for which a search copies kv heads: the GPUs of a node. More devices split the sequence (sp)."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,11 @@ class Space:
     Attributes:
         axes: mesh axes that may be larger than 1.
         remats: remat policies to choose from.
-        bases: strategies that differ in attention, best first; a mesh uses the first one it supports.
+        bases: strategies that differ only in attention, best first. A mesh's strategies are variants of the first one
+            that it supports.
         num_microbatches, zero_stage: fixed values, or None to search them.
-        is_runnable: only what `meshwright train` runs today, including collective matmuls over tp on GPUs.
+        is_runnable: whether the space has only runnable configurations; on GPUs these include collective matmuls over
+            tp.
     """
 
     workload: Workload
@@ -58,7 +64,7 @@ class Space:
     is_runnable: bool = False
 
     def meshes(self) -> tuple[MeshShape, ...]:
-        """Return the legal meshes. If there are none, raises an error with the reason for one mesh."""
+        """Return the legal meshes. Raises if there are none, with the reason for one mesh."""
         found = _legal(self.workload, self.system.num_devices, self.axes, self.bases[0].tp_stream)
         return tuple(mesh for mesh in found if self.runs(mesh)) if self.is_runnable else found
 
@@ -79,7 +85,7 @@ class Space:
         )
 
     def parts(self, mesh: MeshShape) -> list[int]:
-        """Return the numbers of microbatches into which a device's batch can be split."""
+        """Return the numbers of microbatches that are possible on a mesh, in ascending order."""
         each = self.workload.batch // mesh.degree(RULES["batch"])
         if self.num_microbatches is not None:
             return [] if each % self.num_microbatches else [self.num_microbatches]
@@ -105,7 +111,10 @@ class Space:
         return self.is_runnable and mesh.pp > 1
 
     def _forms(self, mesh: MeshShape, parts: int, remat: Remat) -> tuple[Strategy, ...]:
-        """Return a mesh's strategies without num_microbatches; they depend on whether pp divides `parts`."""
+        """Return a mesh's strategies for `parts` microbatches, before `num_microbatches` is set to `parts`.
+
+        They depend on `parts` only by whether pp divides it, so they are cached (`_known_forms`).
+        """
         is_whole = parts % mesh.pp == 0
         forms = self._known_forms.get((mesh, is_whole))
         if forms is None:
@@ -116,9 +125,12 @@ class Space:
         return tuple(form for form in forms if remat in STAGE_REMATS[form.schedule])
 
     def _of_base(self, base: Strategy, mesh: MeshShape, is_whole: bool) -> tuple[Strategy, ...]:
-        """Return the strategies of every ZeRO stage and schedule that a mesh can have."""
-        # ZeRO stages are a choice for fsdp only: over sp, parameters are always gathered for each use, as in stage 3.
-        # Stages 1 and 2 gather all weights at once, quantised ones too.
+        """Return the variants of a strategy with every ZeRO stage and schedule that are possible on a mesh.
+
+        is_whole: whether pp divides the number of microbatches.
+        """
+        # There is a choice of ZeRO stage only for fsdp: over sp, parameters are always gathered for each use, as in
+        # stage 3. Stages 1 and 2 gather all weights at once, so quantised weights have only stage 3.
         stages = (3, 2, 1) if mesh.fsdp > 1 and mesh.sp == 1 and not self.workload.quantize_base else (3,)
         if self.zero_stage is not None and mesh.fsdp > 1:
             stages = (self.zero_stage,)
@@ -128,14 +140,14 @@ class Space:
 
     @cached_property
     def _known_forms(self) -> dict[tuple[MeshShape, bool], tuple[Strategy, ...]]:
-        """Cache of strategies, by mesh and whether microbatches fill whole rounds of its stages."""
+        """Cache of a mesh's strategies, by mesh and by whether pp divides the number of microbatches."""
         return {}
 
     def _runnable_strategies(self, mesh: MeshShape, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
-        """Return the strategies that run on a mesh; on GPUs also their variants with collective matmuls.
+        """Return the strategies of `found` that run on a mesh; on GPUs also their variants with collective matmuls.
 
-        Simulated devices cannot overlap, so they have no such variants. Nor have TPUs: for two layers of Llama-2-7B on
-        v5e:2x4 with tp=4, the ring's copies took longer than the communication they hid (libtpu 0.0.42.1).
+        There are no such variants on simulated devices, which cannot overlap, nor on TPUs: for two layers of Llama-2-7B
+        on v5e:2x4 with tp=4, the ring's copies took longer than the communication they hid (libtpu 0.0.42.1).
         """
         if mesh.tp > 1 and self.system.chip.kind == "gpu":
             found = tuple(ring for form in found for ring in _with_and_without_rings(form))
@@ -143,7 +155,7 @@ class Space:
         return tuple(form for form in found if _does_run(self.workload.model, shape, form))
 
     def runs(self, mesh: MeshShape) -> bool:
-        """Whether `meshwright train` runs a mesh."""
+        """Whether a strategy of the space runs on a mesh that `jax.make_mesh` can make."""
         if lay_mesh(self.system, mesh.layout).is_refused:
             return False
         return any(self.has_strategies(mesh, parts, remat) for parts in self.parts(mesh)[:1] for remat in self.remats)
@@ -158,15 +170,19 @@ class Space:
 
 
 def whole_space(workload: Workload, system: System, remats: tuple[Remat, ...] = (), **choices: Any) -> Space:
-    """Return everything that can be planned: all axes, and attention as it runs at scale (`planned_attention`).
+    """Return the space of everything that can be planned, also if `meshwright train` cannot run it.
 
-    remats: policies to choose from; all by default. choices: fixed fields of the strategy; None leaves a field open.
+    remats: policies to choose from; all by default. choices: values of strategy fields that are fixed; None leaves a
+    field open. Attention is by default `planned_attention`.
     """
     return _space(workload, system, remats, choices, (planned_attention(system),), is_runnable=False)
 
 
 def runnable_space(workload: Workload, system: System, remats: tuple[Remat, ...] = (), **choices: Any) -> Space:
-    """Return what `meshwright train` runs today. Arguments as in `whole_space`; raises if it cannot run the model."""
+    """Return the space of what `meshwright train` can run. Raises if it cannot run the model.
+
+    Arguments as in `whole_space`; attention is by default from `run_attentions`.
+    """
     check_runnable(workload.model, MeshShape())
     return _space(workload, system, remats, choices, run_attentions(workload, system), is_runnable=True)
 
@@ -180,14 +196,18 @@ def _space(
     *,
     is_runnable: bool,
 ) -> Space:
-    """Return the space for `choices`; if these do not fix attention, it has a base for each of `attentions`."""
+    """Return the space of `whole_space` or, with `is_runnable`, of `runnable_space`.
+
+    attentions: implementations to choose from, best first, unless `choices` fixes attention.
+    """
     said = {name: value for name, value in choices.items() if value is not None}
     only = {name: said.pop(name, None) for name in ("num_microbatches", "zero_stage")}
     bases = tuple(replace(DEFAULT, **({"attention": attention} | said)) for attention in attentions)
     bases = tuple(dict.fromkeys(bases))
     for base in bases:
         check_kernel(system, base)
-    # Off TPUs `offload` must be requested; with a fused kernel `attention` equals `none`, since no scores are saved.
+    # On other chips than TPUs, `offload` must be requested. With a fused kernel no scores are saved, so the policy
+    # `attention` is the same as `none`.
     left_out = () if system.chip.kind == "tpu" else ("offload",)
     left_out += () if bases[0].attention == "scores" else ("attention",)
     return Space(
@@ -209,10 +229,11 @@ def run_strategy(workload: Workload, mesh: MeshShape, system: System) -> Strateg
 
 
 def run_attentions(workload: Workload, system: System) -> tuple[Attention, ...]:
-    """Return the attention implementations that a step can use by default, best first.
+    """Return the attention implementations that `meshwright train` can use for a workload, best first.
 
-    No kernel supports capped scores. cuDNN supports only half precision, head sizes up to 128 that are a multiple of 8
-    (JAX 0.10.2, `jax/_src/cudnn/fused_attention_stablehlo.py`), some meshes, one document per row, and no chunks.
+    No kernel supports a softcap on scores. cuDNN's supports only half precision, head sizes up to 128 that are a
+    multiple of 8 (JAX 0.10.2, `jax/_src/cudnn/fused_attention_stablehlo.py`), one document per row, no chunked windows,
+    and not all meshes.
     """
     ops = [op for stack in layers(workload.model) for op in stack.ops if isinstance(op, AttentionOfLayer)]
     if any(op.softcap for op in ops) or system.chip.kind == "cpu":
@@ -225,12 +246,12 @@ def run_attentions(workload: Workload, system: System) -> tuple[Attention, ...]:
 
 
 def planned_attention(system: System) -> Attention:
-    """Return the attention that plans assume: a fused kernel; on simulated CPU devices, scores in memory."""
+    """Return the attention that plans assume by default: a fused kernel; on simulated devices, scores in memory."""
     return "scores" if system.chip.kind == "cpu" else "flash"
 
 
 def factorings(product: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Yield every way to write a number as an ordered product of `count` factors."""
+    """Yield every tuple of `count` factors whose product is `product`; the order of factors matters."""
     if count == 1:
         yield (product,)
         return
@@ -261,7 +282,7 @@ def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...], tp_strea
         else:
             mesh = MeshShape(**dict(zip(axes, degrees, strict=True)))
             copies = kv_copies(workload.model, mesh, rules)
-            if divides_heads(workload.model, mesh, rules) and (copies == 1 or mesh.tp <= MOST_TP_WITH_COPIES):
+            if divides_padded(workload.model, mesh, rules) and (copies == 1 or mesh.tp <= MOST_TP_WITH_COPIES):
                 found.append(mesh)
     if not found:
         raise MeshwrightError(_none_legal(workload, axes, shapes, tp_stream))
@@ -269,7 +290,7 @@ def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...], tp_strea
 
 
 def _none_legal(workload: Workload, axes: tuple[str, ...], shapes: list[tuple[int, ...]], tp_stream: TpStream) -> str:
-    """Return the message for the case that no mesh is legal, with the reason for the first mesh."""
+    """Return the error message if no mesh is legal, with the reason for the first mesh."""
     mesh = MeshShape(**dict(zip(axes, shapes[0], strict=True)))
     try:
         check_mesh(workload, mesh, stream_rules(tp_stream))
@@ -285,9 +306,11 @@ def _none_legal(workload: Workload, axes: tuple[str, ...], shapes: list[tuple[in
 
 @lru_cache(maxsize=1 << 12)
 def _forms(base: Strategy, num_layers: int, stages: int, is_whole: bool, zero: tuple[int, ...]) -> tuple[Strategy, ...]:
-    """Return the strategies of a mesh: ZeRO stages and pipeline schedules, with one round of microbatches.
+    """Return the variants of a strategy with every ZeRO stage in `zero` and every pipeline schedule.
 
-    Virtual stages need layers that divide evenly and whole rounds of microbatches (arXiv:2104.04473, section 2.2).
+    Virtual stages need equally many layers each, and microbatches in multiples of the stages (arXiv:2104.04473, section
+    2.2). is_whole: whether `stages` divides the number of microbatches. The variants have `stages` or 1 microbatches as
+    a placeholder, which `_with_microbatches` replaces.
     """
     each, rest = divmod(num_layers, stages)
     schedules = [("1f1b", 1)]
@@ -320,12 +343,15 @@ def _does_run(model: Model, mesh: MeshShape, strategy: Strategy) -> bool:
 
 @lru_cache(maxsize=1 << 12)
 def _run_shape(mesh: MeshShape) -> MeshShape:
-    """Return the mesh without axes that do not affect which strategies run: dp, and fsdp unless there are stages."""
+    """Return the mesh with degree 1 for dp and, without pp, fsdp, which do not affect which strategies run."""
     return replace(mesh, dp=1) if mesh.pp > 1 else replace(mesh, dp=1, fsdp=1)
 
 
 def _on_mesh(base: Strategy, model: Model, mesh: MeshShape) -> Strategy:
-    """Return the strategy with a mesh's best sequence method: `scores` gathers keys, cuDNN needs whole sequences."""
+    """Return a strategy with the best method to split sequences over sp, unless it has one already.
+
+    Attention with `scores` always gathers keys. cuDNN's kernel needs whole sequences, so it gets Ulysses.
+    """
     if mesh.sp == 1 or base.attention == "scores" or base.sp_method != DEFAULT.sp_method:
         return base
     if base.attention == "cudnn":
@@ -335,13 +361,13 @@ def _on_mesh(base: Strategy, model: Model, mesh: MeshShape) -> Strategy:
 
 @lru_cache(maxsize=1 << 12)
 def _with_and_without_rings(base: Strategy) -> tuple[Strategy, ...]:
-    """Return the strategy, and its variant with collective matmuls."""
+    """Return the strategy without and with collective matmuls."""
     return base, replace(base, collective_matmul=True)
 
 
 @lru_cache(maxsize=1 << 5)
 def _with_sequence(base: Strategy, method: SequenceMethod) -> Strategy:
-    """Return the strategy with a sequence method; cached, so that equal results are the same object."""
+    """Return the strategy with a method to split sequences; cached, so that equal results are the same object."""
     return replace(base, sp_method=method)
 
 

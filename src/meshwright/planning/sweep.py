@@ -1,4 +1,4 @@
-"""Sweeps: the best mesh for each of several numbers of chips, batches or sequence lengths."""
+"""Sweeps: plan the best mesh for each of several numbers of chips, batches or sequence lengths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshwright.record import Record
 from meshwright.units import parse_count
 
 KEYS = ("chips", "batch", "seq_len")
-"""The quantities that a sweep can change; on a switched fabric `chips` counts devices."""
+"""The quantities that a sweep can change; without a torus, `chips` counts devices."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,18 @@ class Point:
 
 
 def read_sweep(text: str) -> Sweep:
-    """Parse a sweep: `chips=64..1024` doubles from 64; `batch=96,192,256` lists its values; numbers alone are chips.
+    """Return the sweep that a text describes.
+
+    `batch=96,192,256` lists the values; `chips=64..1024` doubles from 64 up to 1024. Without a name, values are chips.
 
     Raises:
-        MeshwrightError: the quantity is unknown, or values are missing, below 1 or given twice.
+        MeshwrightError: the quantity is unknown, or values are missing, below 1 or not distinct.
 
     >>> read_sweep("chips=64..256").values
     (64, 128, 256)
     """
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise MeshwrightError(f"sweep is {text!r}; it is text, as 'chips=64..1024' or 'batch=96,192'")
     key, _, said = (f"chips={text}" if text[:1].isdecimal() else text).partition("=")
     key = key.strip().replace("-", "_")
     if key not in KEYS or not said:
@@ -69,10 +73,10 @@ def read_sweep(text: str) -> Sweep:
 
 
 def swept_options(sweep: Sweep, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a workload with the first value of the sweep.
+    """Return the options of a workload, with the first value of the sweep for the option that it changes.
 
     Raises:
-        MeshwrightError: the sweep is over sequence lengths and the batch is not given in sequences.
+        MeshwrightError: the sweep is over sequence lengths and the options have no `batch`.
     """
     if sweep.key == "chips":
         return dict(options)
@@ -86,18 +90,18 @@ def swept_options(sweep: Sweep, options: Mapping[str, Any]) -> dict[str, Any]:
 def run_sweep(
     sweep: Sweep, workload: Workload, system: System, best: Callable[[Workload, System], Plan]
 ) -> tuple[Point, ...]:
-    """Return the points of a sweep, each with the plan that `best` returns, or the reason why there is none."""
+    """Return a point for each value of a sweep; best: plans a workload on a system."""
     return tuple(_point(sweep.key, value, workload, system, best) for value in sweep.values)
 
 
 def check_planned(sweep: Sweep, points: Sequence[Point]) -> None:
-    """Raise if no value of a sweep has a plan, with the reason of the first."""
+    """Raise if no point of a sweep has a plan, with the reason of the first point."""
     if not any(point.plan for point in points):
         raise MeshwrightError(f"no value of --sweep can be planned; {sweep.key}={points[0].value}: {points[0].reason}")
 
 
 def _point(key: str, value: int, workload: Workload, system: System, best: Callable[[Workload, System], Plan]) -> Point:
-    """Return one point of a sweep."""
+    """Return the point of one value of the quantity `key`."""
     try:
         if key == "chips":
             system = system.resized(value)

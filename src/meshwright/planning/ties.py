@@ -1,4 +1,4 @@
-"""Ties: plans whose step times differ by less than the prediction's error, and the simplest of them."""
+"""Ties: plans whose step times differ by less than the prediction's error, which are ranked by simplicity instead."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from meshwright.planning.plan import Plan
 
 RATIO_ERROR = 0.0546
-"""Median error of the predicted ratio of two step times against the measured ratio, over pairs of published runs.
+"""Median error of the predicted ratio of two step times, relative to the measured ratio, over pairs of published runs.
 
-The 157 pairs are of runs in the same rank group on the same chips (`benchmarks/published_runs.py`, "ratios").
+There are 157 pairs; the runs of a pair are on the same chips and in the same group (`benchmarks/published_runs.py`,
+"ratios").
 """
 
 
@@ -19,9 +20,10 @@ def ties(plan: Plan, faster: Plan) -> bool:
 
 
 def simplest_first(plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], int]:
-    """Sort the plans that fit and tie with the fastest to the front, simplest first; also return how many tie.
+    """Return (plans in a new order, number of plans that tie with the fastest).
 
-    plans: those that fit, fastest first, then the others.
+    The plans that fit and tie with the fastest are first, the simplest of them first. The order of the others stays.
+    plans: first those that fit, fastest first.
     """
     tied = [plan for plan in plans if plan.predicted.fits and ties(plan, plans[0])]
     others = plans[len(tied) :]
@@ -30,23 +32,26 @@ def simplest_first(plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], int]:
 
 
 HABIT = {"fsdp": 0, "dp": 1, "tp": 2, "ep": 2, "pp": 3, "sp": 4}
-"""Rank of each mesh axis by how commonly training runs use it."""
+"""Rank of each mesh axis: 0 for the one that training runs use most commonly."""
 
 LONG_SEQUENCE = 32_768
-"""Sequence length in tokens from which splitting over sp is common; for shorter ones, sp counts as two features."""
+"""Sequence length in tokens from which splitting over sp is common; for shorter sequences, sp counts twice."""
 
 
 def _simplicity(plan: Plan) -> tuple[int, int, int, float]:
-    """Return the sort key of tied plans: fewest features, then least memory in tenths, then common axes, then speed."""
+    """Return the sort key of tied plans: fewest features, least memory, most common axes, shortest step, in this order.
+
+    Memory is in tenths of a device's usable memory.
+    """
     tenths = round(10 * plan.predicted.memory_bytes["peak"] / plan.system.usable_bytes)
     habit = sum(HABIT[axis] for axis, degree in plan.mesh.degrees.items() if degree > 1)
     return num_parts(plan), tenths, habit, plan.predicted.step_seconds or 0.0
 
 
 def num_parts(plan: Plan) -> int:
-    """Count the features of a plan: mesh axes, pipeline, virtual stages, microbatches, collective matmuls.
+    """Return the number of features of a plan: mesh axes, pipeline, virtual stages, microbatches, collective matmuls.
 
-    sp on sequences that are not long counts twice.
+    For sequences shorter than `LONG_SEQUENCE`, sp counts twice.
     """
     strategy = plan.strategy
     return (

@@ -10,10 +10,10 @@ from typing import Any, Unpack
 
 from meshwright.errors import MeshwrightError
 from meshwright.execution.processes.options import processes_of
+from meshwright.options.given import given
 from meshwright.options.keywords import ServeOptions
 from meshwright.options.processes import ProcessArgs
 from meshwright.options.serving import ServeArgs
-from meshwright.options.values import given
 from meshwright.support.extras import require_extra
 
 
@@ -54,7 +54,10 @@ def serve(
 
 
 def _words(name: str, value: Any) -> tuple[str, ...]:
-    """Return the words of an option that takes several: a text, a sequence of texts, or a mapping for NAME=VALUE."""
+    """Return the values of an option that takes several texts, as a tuple of texts.
+
+    value: one text, a sequence of texts, or a mapping, which becomes NAME=VALUE texts.
+    """
     if isinstance(value, Mapping):
         return tuple(f"{key}={each}" for key, each in value.items())
     words = (str(value),) if isinstance(value, str | Path) else value

@@ -1,4 +1,4 @@
-"""`meshwright serve --plan`: read options from the file of a serving plan."""
+"""`meshwright serve --plan`: read options of the server from the file of a serving plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshwright.planning.serving.plan import ServingPlan, read_serving_plan
 
 
 def read_decode_plan(path: Path) -> ServingPlan:
-    """Read a plan for decode; a plan for prefill alone is an error."""
+    """Read a serving plan for decode; a plan for prefill alone is a `MeshwrightError`."""
     plan = read_serving_plan(path)
     if plan.serving.phase != "decode":
         raise MeshwrightError(
@@ -27,9 +27,9 @@ def read_decode_plan(path: Path) -> ServingPlan:
 
 
 def options_of_plan(plan: ServingPlan, path: Path, typed: Collection[str]) -> dict[str, Any]:
-    """Return the options of `serve` set by a plan, without those on the command line.
+    """Return the options of `serve` that a plan sets, by name, without those on the command line.
 
-    With another mesh on the command line, the plan's cache split is left out: it belongs to the plan's mesh.
+    If the command line sets the mesh, the plan's cache split is left out too: it is for the plan's mesh.
 
     Args:
         plan: the plan.
@@ -37,7 +37,7 @@ def options_of_plan(plan: ServingPlan, path: Path, typed: Collection[str]) -> di
         typed: the names of the options on the command line.
 
     Raises:
-        MeshwrightError: a dtype of the plan that servers do not support and no option replaces.
+        MeshwrightError: servers do not support a dtype of the plan, and the command line does not replace it.
     """
     serving = plan.serving
     options: dict[str, Any] = {
@@ -68,7 +68,14 @@ def options_of_plan(plan: ServingPlan, path: Path, typed: Collection[str]) -> di
 
 
 def check_model(plan: ServingPlan, path: Path, model: ModelConfig, directory: Path) -> None:
-    """Raise if a plan is for another model than the directory's. Names are not compared."""
+    """Raise a `MeshwrightError` if a plan is for another model than `model`. Names of models are not compared.
+
+    Args:
+        plan: the plan.
+        path: its file, for errors.
+        model: the model to serve.
+        directory: the directory of `model`, for errors.
+    """
     planned = replace(plan.serving.model, lora=None)
     for name, (ours, theirs) in differences(planned, model).items():
         if name not in ("name", "family.name"):

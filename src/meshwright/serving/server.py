@@ -52,7 +52,7 @@ PLAN_OPTIONS = (
 
 
 class ServerProgress:
-    """Called by a server as it starts and ends. This one is silent, except for notes, which are warnings.
+    """Callbacks of a server as it starts and ends. This class is silent, except for notes, which become warnings.
 
     Args:
         on_ready: called with the URL, in a thread, once requests are answered.
@@ -65,34 +65,34 @@ class ServerProgress:
         self.ready = on_ready
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Return a context manager for slow work, named by `what`."""
+        """Return a context manager that surrounds slow work, which `what` names."""
         return nullcontext()
 
     def note(self, line: str) -> None:
-        """Take a note for the user."""
+        """Report a note to the user."""
         warnings.warn(line, stacklevel=2)
 
     def replica(self, line: str) -> None:
-        """Take a line about a replica, or from its stderr."""
+        """Report a line about a replica, or from its stderr, to the user."""
         self.note(line)
 
     def read(self, found: Found, on_note: Note) -> LoadedModel:
-        """Read a model's weights."""
+        """Load a model with its weights. on_note: called with notes for the user."""
         return found.load(on_note=on_note)
 
     def engine_made(self, engine: Engine) -> None:
-        """Take the engine before it starts."""
+        """Called with the engine before it starts."""
 
     def start(self, engine: Engine) -> None:
         """Compile the programs of an engine and start it."""
         engine.start()
 
     def ended(self, engine: Engine) -> None:
-        """Take the engine after its last answer."""
+        """Called with the engine after its last answer."""
 
 
 def run_server(args: ServeArgs, processes: Processes, progress: ServerProgress) -> None:
-    """Serve until a signal arrives, or as long as the first process of the mesh does."""
+    """Serve until a signal arrives. A process other than the first of its mesh serves until the first one ends."""
     _check_options(args)
     limits, keys = limits_and_keys(args)
     hosts, origins = check_hosts(args.allowed_host), check_cors(args.cors)
@@ -116,7 +116,7 @@ def run_server(args: ServeArgs, processes: Processes, progress: ServerProgress) 
         model = progress.read(found, on_note)
         draft_model = progress.read(draft, on_note) if draft else None
         if is_first:
-            # Followers connect to the leader before they make a runner, and an engine may wait for their runners.
+            # Followers connect to the leader before they create a runner, and `Engine` may wait for their runners.
             leader = Leader(member.host if member else None) if jax.process_count() > 1 else None
             _serve(Engine(model, settings, draft_model), leader, args, state, member, progress)
         else:
@@ -124,7 +124,7 @@ def run_server(args: ServeArgs, processes: Processes, progress: ServerProgress) 
 
 
 def _check_options(args: ServeArgs) -> None:
-    """Raise for invalid values that no later code checks."""
+    """Raise a `MeshwrightError` for invalid values that no later code checks."""
     if type(args.replicas) is not int:
         raise MeshwrightError(f"--replicas is {args.replicas!r}; it must be a whole number from 1")
     if type(args.port) is not int or not 0 <= args.port < 1 << 16:
@@ -139,7 +139,7 @@ def _check_options(args: ServeArgs) -> None:
 
 
 def _find_models(args: ServeArgs) -> tuple[Found, Found | None, EngineSettings]:
-    """Return the model, its draft model if there is one, and the engine's settings, from the options and their plan."""
+    """Return the model, the draft model or None, and the engine's settings, from the options and their serving plan."""
     plan = None if args.plan is None else read_decode_plan(args.plan)
     options = {name: value for name in PLAN_OPTIONS if (value := getattr(args, name)) is not None}
     if plan is not None and args.plan is not None:
@@ -171,7 +171,13 @@ def _find_models(args: ServeArgs) -> tuple[Found, Found | None, EngineSettings]:
 def _slots(
     args: ServeArgs, options: Mapping[str, Any], named: Mapping[str, Path], model: ModelConfig
 ) -> dict[str, Any]:
-    """Return the engine's settings of adapter slots."""
+    """Return the adapter fields of `EngineSettings`: adapter_slots, adapter_rank and adapter_ends.
+
+    Args:
+        args: the options.
+        options: the options of `PLAN_OPTIONS` that are set, including those set by a plan.
+        named: the directories of the adapters to load at the start, by name.
+    """
     slots = options.get("adapter_slots", len(named))
     adapters = [read_adapter_config(path, model) for path in named.values()]
     rank = options.get("adapter_rank", max((each.rank for each in adapters), default=EngineSettings.adapter_rank))
@@ -197,14 +203,14 @@ def _serve(
     member: Member | None,
     progress: ServerProgress,
 ) -> None:
-    """Serve until a signal arrives. With several processes this is the first, which sends its steps to the others.
+    """Serve until a signal arrives. Runs in the first process of a mesh, which sends its steps to the others.
 
     Args:
         engine: the engine, which has not started.
-        leader: sends the steps; None for a single process.
+        leader: sends the steps to the other processes; None for a single process.
         args: the options.
-        state: limits, keys and hosts (`ServerState`).
-        member: this process's membership of the mesh; None for a single process.
+        state: fields of `ServerState`: limits, API keys, hosts and origins.
+        member: this process's connection to the other processes of the mesh; None for a single process.
         progress: called at the start and the end.
     """
     if leader:
@@ -278,7 +284,7 @@ def _serve(
 
 
 def _follow(model: LoadedModel, draft: LoadedModel | None, settings: EngineSettings, member: Member | None) -> None:
-    """Run the steps that the first process sends, until it ends."""
+    """Run the steps that the first process of the mesh sends, until it ends."""
     with connect() as connection, signals_passed_on(connection):
         runner = Runner(model, *engine_layout(model, settings), settings, draft)
         runner.compile()
@@ -294,7 +300,7 @@ def _follow(model: LoadedModel, draft: LoadedModel | None, settings: EngineSetti
 def _counting_steps(
     run: Callable[[Work | SlotWeights], object], member: Member | None
 ) -> Callable[[Work | SlotWeights], None]:
-    """Wrap `run` to report the number of steps to the other processes, which detect a stuck process by it."""
+    """Return `run`, made to count its calls in `member.step`, by which the other processes detect a stuck process."""
 
     def counting(work: Work | SlotWeights) -> None:
         run(work)
@@ -305,6 +311,6 @@ def _counting_steps(
 
 
 def _stop_without_front(service: Service) -> None:
-    """Stop a replica when its standard input ends, which means that its front has ended."""
+    """Stop a replica when its standard input ends, because then the proxy in front of it has ended."""
     sys.stdin.read()
     service.on_stop()

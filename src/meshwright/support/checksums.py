@@ -21,9 +21,10 @@ _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
 def write_checksums(directory: Path, *, part: int = 0, parts: int = 1) -> None:
-    """Write the checksums of every `parts`-th file below a directory, starting with file `part`, in sorted order.
+    """Write the SHA-256 checksums of a process's share of the files in a directory to a file in that directory.
 
-    The files are also flushed to disk, so that they survive a power failure.
+    The share is every `parts`-th file, starting with file `part`, in sorted order. These files are also flushed to
+    disk, so that they survive a power failure.
     """
     files = sorted(_files(directory))[part::parts]
     with ThreadPoolExecutor() as pool:
@@ -47,8 +48,8 @@ def find_damage(directory: Path, *, folders: Collection[str] = (), part: int = 0
     Missing files, changed files, files without a checksum, and damaged checksum files count as damage.
 
     Args:
-        folders: check only these folders, and the files next to them; all by default.
-        part, parts: the share of the files to read, as in `write_checksums`.
+        folders: check only files in these folders of the directory, and files in no folder. Default: all files.
+        part, parts: the share of the files whose contents are checked, as in `write_checksums`.
     """
     try:
         written = {file: digest for file, digest in _read_checksums(directory).items() if _is_in(file, folders)}
@@ -69,7 +70,7 @@ def find_damage(directory: Path, *, folders: Collection[str] = (), part: int = 0
 
 
 def _is_in(file: str, folders: Collection[str]) -> bool:
-    """Whether a file is in one of the folders or next to them; no folders means all."""
+    """Whether a file is in one of the folders, or directly in the directory. True if no folders are given."""
     folder, slash, _ = file.partition("/")
     return not folders or not slash or folder in folders
 
@@ -89,7 +90,7 @@ def _read_checksums(directory: Path) -> dict[str, str]:
 
 
 def _files(directory: Path) -> Iterator[str]:
-    """Yield the path of each file in a directory except its checksums."""
+    """Yield the path, relative to a directory, of each file below it except the checksum files."""
     for path in directory.rglob("*"):
         name = path.relative_to(directory).as_posix()
         if not path.is_dir() and not name.startswith(NAME):

@@ -11,7 +11,7 @@ from functools import cache
 from meshwright.errors import MeshwrightError
 
 _MODULES = {"orbax-checkpoint": "orbax.checkpoint"}
-"""Import names of distributions for which replacing `-` by `_` does not give the import name."""
+"""Import names of the distributions whose import name is not their own with `_` for `-`."""
 
 _OF_EXTRA = re.compile(r"""([\w.-]+)[^;]*; *extra *== *["']([\w-]+)["']""")
 """Pattern of a requirement whose only marker is its extra.
@@ -20,6 +20,7 @@ A requirement with further markers, such as a platform, may not apply here, so i
 """
 
 
+@cache  # Of an error nothing is kept: what is installed later is found.
 def require_extra(what: str, *extras: str) -> None:
     """Raise unless at least one of the given extras is completely installed; imports nothing.
 

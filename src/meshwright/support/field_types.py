@@ -10,10 +10,11 @@ import contextlib
 import difflib
 import math
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from meshwright.errors import MeshwrightError, did_you_mean
@@ -21,9 +22,16 @@ from meshwright.errors import MeshwrightError, did_you_mean
 T = TypeVar("T")
 Check = Callable[[Any], bool]
 Readers = Mapping[Any, Callable[[Any, str], Any]]
-"""Functions, by type, that read a value from plain data and the path of its field, instead of `from_data`."""
+"""By type, a function (value as plain data, path of its field) -> value that replaces the default reading."""
 
-_PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
+_PLAIN = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    str: "text",
+    Path: "a path",
+    type(None): "None",
+}
 """Names of the plain types in messages."""
 
 
@@ -32,6 +40,12 @@ def check_fields(thing: object) -> None:
     for name, hint, is_of in _checks(type(thing)):
         if not is_of(value := getattr(thing, name)):
             raise MeshwrightError(_wrong(name, value, hint))
+
+
+def check_value(name: str, value: object, hint: Any) -> None:
+    """Raise if a value is not of an annotated type; `name` is what the message calls it."""
+    if not _check(hint)(value):
+        raise MeshwrightError(_wrong(name, value, hint))
 
 
 def not_a_choice(name: str, value: object, choices: Iterable[object]) -> str:
@@ -48,7 +62,7 @@ def from_data(kind: type[T], data: Any, path: str = "", readers: Readers = types
         kind: the dataclass.
         data: its fields by name, including those of nested dataclasses.
         path: the position of the data in its file, as `workload.model`, for messages.
-        readers: see `Readers`.
+        readers: functions that read the values of some types, instead of the default reading.
 
     Raises:
         MeshwrightError: a field is missing, unknown or not of its type; the message names it.
@@ -72,7 +86,7 @@ def from_data(kind: type[T], data: Any, path: str = "", readers: Readers = types
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by name as mappings, those named `norms.epsilon` in one of their own, as `from_data` reads them."""
+    """Return dotted names as nested mappings: {"norms.epsilon": 1e-5} becomes {"norms": {"epsilon": 1e-5}}."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         part, _, field = name.partition(".")
@@ -84,7 +98,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(hint: Any, value: Any, path: str, readers: Readers) -> Any:
-    """Read a value of a type from plain data."""
+    """Return a field's value, read from plain data. hint: its annotation. path: the field's, for messages."""
     if hint in readers:
         return readers[hint](value, path)
     origin, options = get_origin(hint), get_args(hint)
@@ -127,7 +141,7 @@ def _wrong(name: str, value: object, hint: Any) -> str:
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
-    """Return the types of a union; a type alone for others."""
+    """Return the members of a union; for another type, a tuple of that type."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
@@ -142,7 +156,7 @@ def _in_words(option: Any) -> str:
     """Describe a type in words, for messages."""
     if len(options := _options(option)) > 1:
         return " or ".join(map(_in_words, options))
-    if get_origin(option) is tuple:
+    if get_origin(option) in (tuple, Sequence):
         return f"a list, of which each is {_in_words(get_args(option)[0])}"
     if isinstance(get_origin(option), type) and issubclass(get_origin(option), Mapping):
         return f"an object, in which each is {_in_words(get_args(option)[1])}"
@@ -182,6 +196,11 @@ def _check(hint: Any) -> Check:
     if origin is tuple and options[1:] == (...,):
         check = _check(options[0])
         return lambda value: isinstance(value, tuple) and all(map(check, value))
+    if origin is Sequence:
+        check = _check(options[0])
+        return lambda value: (
+            isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and all(map(check, value))
+        )
     if isinstance(origin, type) and issubclass(origin, Mapping):
         key, item = map(_check, options)
         return lambda value: isinstance(value, Mapping) and all(map(key, value)) and all(map(item, value.values()))

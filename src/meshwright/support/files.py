@@ -172,7 +172,7 @@ def _mode(path: Path) -> int | None:
 
 
 def _is_written_directly(path: Path, mode: int | None) -> bool:
-    """Whether a path is a stream to write to directly: a device, a pipe, or an open descriptor."""
+    """Whether a path is a stream to write to directly: a device, a pipe, or an open descriptor. mode: from `_mode`."""
     if _OPEN_DESCRIPTOR.fullmatch(str(path)):
         return True
     return mode is not None and (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode))

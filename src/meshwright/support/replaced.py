@@ -1,4 +1,4 @@
-"""Replace an attribute for a while."""
+"""Replace an attribute temporarily."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Temporary signal handlers, and output to terminals that were closed."""
+"""Temporary signal handlers, and discarding output to terminals that were closed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def handled_signals(
     Args:
         numbers: the signals.
         handle: called with the signal and the interrupted frame.
-        once: whether a signal that comes again already gets its former handler.
+        once: restore a signal's former handler at its first arrival, before `handle` is called.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -53,7 +53,7 @@ def has_default(number: int) -> bool:
 
 
 def find_terminals() -> list[int]:
-    """Return the descriptors of standard streams that are terminals; a terminal already closed is not found."""
+    """Return the descriptors (0, 1, 2) of the standard streams that are terminals, without terminals already closed."""
     return [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
 
 

@@ -6,6 +6,7 @@ What transformers makes of each change is in `tests/references/FAMILY/mutations.
 import functools
 import json
 import sys
+from dataclasses import is_dataclass
 from pathlib import Path
 
 import numpy as np
@@ -58,17 +59,37 @@ def test_a_changed_field_is_refused_or_changes_the_model_as_it_does_in_transform
     assert not wrong, "\n".join(wrong)
 
 
+def parts(model):
+    """The fields of a model by path; where its layers have parts of their own, a field has the values of all layers."""
+    found = {}
+    for path, value in features(model).items():
+        if isinstance(value, tuple) and any(map(is_dataclass, value)):
+            for each in value:
+                for name, own in features(each).items():
+                    found.setdefault(f"{path}.{name}", []).append(own)
+        else:
+            found[path] = value
+    return found
+
+
+def form(value):
+    """A value without its numbers, whatever they are."""
+    if isinstance(value, list | tuple):
+        return tuple(map(form, value))
+    return "number" if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
 def change(model, before):
-    """What differs between two models: paths of fields, with the new value unless that is a number."""
-    new, old = features(model), features(before)
-    return frozenset(
-        (
-            path,
-            None if isinstance(new.get(path), int | float) and not isinstance(new.get(path), bool) else new.get(path),
-        )
-        for path in {*new, *old}
-        if new.get(path) != old.get(path)
-    )
+    """What differs between two models: paths of fields, in which layers, and the form of the new value."""
+    new, old = parts(model), parts(before)
+    found = set()
+    for path in {*new, *old}:
+        one, other = new.get(path), old.get(path)
+        if one != other:
+            is_alike = isinstance(one, list) and isinstance(other, list) and len(one) == len(other)
+            layers = tuple(mine != its for mine, its in zip(one, other, strict=True)) if is_alike else None
+            found.add((path, layers, form(one)))
+    return frozenset(found)
 
 
 @functools.cache

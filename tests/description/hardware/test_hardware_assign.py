@@ -40,7 +40,7 @@ def degrees_of(product):
 def devices_along(layout, axis):
     """The coordinates, with the device of the chip, that one axis of a layout runs over."""
     steps = {dim: [0] for dim in ("x", "y", "z", "core")}
-    for piece in layout.pieces:
+    for piece in layout.factors:
         if piece.axis == axis:
             steps[piece.dim] = [at + piece.stride * i for at in steps[piece.dim] for i in range(piece.size)]
     return set(itertools.product(*steps.values()))
@@ -79,9 +79,9 @@ def test_the_parts_of_every_layout_make_up_the_mesh_and_the_slice():
     for degrees in degrees_of(system.num_devices):
         layout = lay_mesh(system, dict(zip(AXES, degrees, strict=True)))
         for axis, degree in zip(AXES, degrees, strict=True):
-            assert math.prod(piece.size for piece in layout.pieces if piece.axis == axis) == degree
+            assert math.prod(piece.size for piece in layout.factors if piece.axis == axis) == degree
         for dim, size in zip("xyz", system.shape, strict=True):
-            assert math.prod(piece.size for piece in layout.pieces if piece.dim == dim) == size
+            assert math.prod(piece.size for piece in layout.factors if piece.dim == dim) == size
 
 
 @pytest.mark.parametrize(

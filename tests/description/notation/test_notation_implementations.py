@@ -194,9 +194,9 @@ def test_the_stages_of_a_chain_are_followed_as_written():
     product = "A[I_X, J_YZ] @ B[J_YZ, K] -> C[I_X, K]{U_YZ}"
     text = f"{product} -> RS over Z -> C[I_X, K_Z]{{U_Y}} -> AR over Y -> C[I_X, K_Z] -> C[I, K_ZX]"
     inference = infer(parse(text), sizes)
-    assert inference.written
-    assert [step.kind for step in inference.written.communications] == ["reduce-scatter", "all-reduce", "all-to-all"]
-    assert_way_is_right(inference.written, inference)
+    assert inference.prescribed
+    assert [step.kind for step in inference.prescribed.communications] == ["reduce-scatter", "all-reduce", "all-to-all"]
+    assert_way_is_right(inference.prescribed, inference)
 
 
 def test_a_gather_over_axes_of_several_dims_is_one_collective_a_dim():

@@ -136,7 +136,7 @@ def test_a_product_without_a_sum_is_one_flop_an_element():
 
 def test_the_way_that_a_chain_writes_is_kept_beside_the_others():
     inference = infer(parse("B M_X @ M_X E = B E -> AR over X -> B E -> B E_X"), SIZES)
-    assert inference.written in inference.implementations
+    assert inference.prescribed in inference.implementations
     assert [str(step) for step in inference.implementation.steps] == [
         "B M_X @ M_X E = B E{U_X}",
         "B E{U_X} -> AR over X -> B E",
@@ -182,7 +182,7 @@ def test_a_sum_that_is_asked_for_is_left_to_take():
 
 
 ILLEGAL = [
-    ("A[I_Q, J] @ B[J, K]", "the mesh has not; its axes are X, Y, Z"),
+    ("A[I_Q, J] @ B[J, K]", "the mesh does not have; its axes are X, Y, Z"),
     ("A[I, Q] @ B[Q, K]", "dim Q of A[I, Q] has no size"),
     ("A[I_X, S] @ B[S, K_X]", None),
     (

@@ -114,7 +114,7 @@ def changed(part, change):
         ),
         ({}, changed("scales", lambda array: array.astype(np.int32)), "it is F16 [4, 32]"),
         ({}, changed("g_idx", lambda array: array + 1), "has groups 1 to 4; there are 4"),
-        ({}, changed("scales", lambda array: array * np.float16(np.inf)), "these weights compute nothing"),
+        ({}, changed("scales", lambda array: array * np.float16(np.inf)), "these weights cannot be used"),
         (None, None, "qweight, and its config.json has quant_method None"),
     ],
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.execution.models.generation.sampling import Sampling, Written, _kept, choose, samplers_of
+from meshwright.execution.models.generation.sampling import Sampling, Written, _apply_limits, choose, samplers_of
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ HOWS = [
 
 
 def test_what_can_be_taken_is_top_k_then_top_p_then_min_p():
-    kept = np.isfinite(np.asarray(_kept(jnp.asarray(SCORES), samplers_of(HOWS))))
+    kept = np.isfinite(np.asarray(_apply_limits(jnp.asarray(SCORES), samplers_of(HOWS))))
     for row, how in enumerate(HOWS):
         assert set(np.flatnonzero(kept[row]).tolist()) == allowed(SCORES[row], how)
 

@@ -69,6 +69,12 @@ SLOTTED = with_experts("slotted", capacity_factor=4.0)
 """With a capacity of all tokens of a device for each expert, so that none is dropped wherever tokens are."""
 
 
+SIX = with_experts("six", count=6)
+"""With experts that ep=4 does not divide, so that arrays have two more."""
+
+SIX_SLOTTED = with_experts("sixslotted", count=6, capacity_factor=3.0)
+
+
 @dataclass(frozen=True)
 class Row:
     """A way to train a model: on a mesh, by a strategy, keeping something for backward.
@@ -296,6 +302,9 @@ PADDED = [
     Row(ODD_TIED, MeshShape(fsdp=2, tp=2, pp=2), parts(4), core=True),
     Row(FEW, MeshShape(fsdp=2, tp=4), core=True),
     Row(FEW, MeshShape(tp=4), parts(2, collective_matmul=True)),
+    Row(SIX, MeshShape(ep=4)),
+    Row(SIX, MeshShape(ep=4, tp=2)),
+    Row(SIX_SLOTTED, MeshShape(ep=4, fsdp=2)),
     Row(ONE_HEAD, MeshShape(dp=2, tp=2), WHOLE_STREAM),
     Row(ONE_HEAD, MeshShape(sp=2, tp=2), RING),
     Row(ONE_HEAD, MeshShape(fsdp=2, tp=2, pp=2), parts(4), core=True),

@@ -261,7 +261,7 @@ def decoder_loss(model, *, remat="block"):
 def dense_moe_layer(h, logits, weights, ops, layout, matmul_dtype=None, segments=None):
     """`moe_layer` by every expert on every token, on one device."""
     del logits, layout, matmul_dtype, segments
-    experts = ops.experts
+    experts = ops.experts(ops.dispatch.num_experts)
     added, chosen, scores = dense(h, weights, experts.num_active)
     copies, probability = chosen.sum((0, 1)), jax.nn.softmax(scores, -1).sum((0, 1))
     return added, jnp.stack([copies.astype(jnp.float32), jnp.zeros(experts.count), probability])[None]

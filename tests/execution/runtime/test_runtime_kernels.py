@@ -74,6 +74,7 @@ def test_splash_attention_interpreted_equals_block_by_block(name):
     mask, packed = MASKS[name]
     arrays, gradient, places = inputs(packed=packed)
 
+    @partial(jax.jit, static_argnums=0)
     def run(kernel):
         output, back = jax.vjp(lambda *arrays: full_sequence_attention(*arrays, places, mask, kernel=kernel), *arrays)
         return output, *back(gradient)

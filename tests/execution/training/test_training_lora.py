@@ -127,7 +127,7 @@ def test_frozen_parameters_stay_as_they_were(folder, tmp_path):  # noqa: F811
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"lora_rank": 4, "lora_targets": "q_porj"}, "'q_porj' is no product of llama; did you mean 'q_proj'?"),
+        ({"lora_rank": 4, "lora_targets": "q_porj"}, "'q_porj' is no matmul of llama; did you mean 'q_proj'?"),
         ({"lora_alpha": 4.0}, "lora_alpha is 4.0 of adapters without a rank; give lora_rank too, as 16"),
         ({"lora_rank": 4, "lora_dropout": 1.0}, "lora dropout is 1; it is a share from 0 to below 1, as 0.05"),
         ({"lora_dropout": 0.1}, "lora_dropout is 0.1 of adapters without a rank; give lora_rank too, as 16"),

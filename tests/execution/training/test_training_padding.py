@@ -11,6 +11,7 @@ import pytest
 import meshwright as mw
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.model import Experts
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.rules import rules_of
@@ -161,3 +162,33 @@ def test_a_plan_says_what_is_padded_and_counts_it():
     assert plan.predicted.memory_bytes == other.predicted.memory_bytes
     assert plan.predicted.collectives == other.predicted.collectives
     assert plan.predicted.mfu < other.predicted.mfu
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+def test_experts_that_ep_does_not_divide_are_trained_saved_and_read(tmp_path):
+    """Six experts over ep=4: saved as six, in every export, and those of zeros answer nothing."""
+    experts = Experts(count=6, num_active=2, mlp=32)
+    model = replace(PRESETS["tiny-moe"], num_layers=1, experts=experts)
+    config = replace(CONFIGS[LLAMA.name], workload=Workload(model=model, batch=8, seq_len=16, compute_dtype="f32"))
+    losses = train(config, tmp_path / "one")
+    found = train(replace(on_mesh(config, MeshShape(ep=4, fsdp=2)), steps=2), tmp_path / "ep")
+    found += train(on_mesh(config, MeshShape(ep=4)), tmp_path / "ep")
+    np.testing.assert_allclose(found, losses, rtol=2e-6)
+    ours, theirs = (dict(leaves(stored(tmp_path / name, 4, model))) for name in ("ep", "one"))
+    for path, array in theirs.items():
+        np.testing.assert_allclose(ours[path], array, atol=2e-4, err_msg=path)
+    one, spread = mw.load(tmp_path / "ep", on="cpu:1"), mw.load(tmp_path / "ep", on="cpu:4", mesh="ep=4")
+    written = []
+    for name, each in (("alone", one), ("spread", spread)):
+        each.save(tmp_path / name)
+        written.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert written[0] == written[1]
+    again = mw.load(tmp_path / "spread", on="cpu:4", mesh="ep=4")
+    for path, array in leaves(again.params):
+        np.testing.assert_array_equal(array, dict(leaves(spread.params))[path])
+        assert array.shape[1] == 8 if "expert" in path else array.shape == theirs[path].shape
+    tokens = [[1, 2, 3, 4], [250, 7, 7, 1], [5, 5, 5, 5], [9, 8, 7, 6]]
+    np.testing.assert_allclose(again.logits(tokens), one.logits(tokens), atol=1e-4)
+    ours, theirs = (each.generate(PROMPTS, max_tokens=8) for each in (again, one))
+    assert [each.tokens for each in ours] == [each.tokens for each in theirs]

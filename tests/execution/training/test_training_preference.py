@@ -15,7 +15,7 @@ from meshwright.description.families.registry import PRESETS
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.step.lora import LoRA
 from meshwright.description.step.model import Experts
-from meshwright.description.step.parameter_tree import is_adapter, leaves, parameters
+from meshwright.description.step.parameter_tree import drop_paths, is_adapter, leaves, parameters
 from meshwright.description.step.reference import check_reference, reference_pass, shares_base
 from meshwright.description.step.rules import rules_of
 from meshwright.description.step.strategy import DEFAULT, Strategy
@@ -37,7 +37,6 @@ from meshwright.execution.training.preference.reference import abstract_referenc
 from meshwright.execution.training.run_directory.run import RunConfig, read_metrics
 from meshwright.execution.training.run_directory.saving import Saving
 from meshwright.execution.training.step import initial_state, train_step
-from meshwright.execution.training.trainable import drop_paths
 from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.execution.training.watching import EvaluationConfig
 from meshwright.mesh import MeshShape

@@ -39,7 +39,7 @@ TINY = Workload(
     ],
 )
 def test_a_ring_waits_for_what_the_work_of_a_turn_does_not_hide(degree, phase, keys, gradients, exposed):
-    work = RingWork(degree, turn=PassSeconds(1.0, 1.0, 3.0), after=0.5)
+    work = RingWork(degree, step_attention=PassSeconds(1.0, 1.0, 3.0), query_backward=0.5)
     sends = (degree - 1) * (keys + gradients)
     assert work.exposed_share(phase, keys, gradients) == pytest.approx(exposed / sends)
 

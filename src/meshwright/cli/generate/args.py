@@ -62,7 +62,7 @@ class Args(LoadArgs):
 
 
 def samplings(args: Args, count: int) -> list[Sampling]:
-    """Return the sampling options of each sample of a prompt."""
+    """Return the sampling options of each of a prompt's `count` samples, which differ in the seed."""
     from meshwright.execution.models.generation.sampling import Sampling
 
     every: dict[str, Any] = {"temperature": args.temperature, "repetition_penalty": args.repetition_penalty}

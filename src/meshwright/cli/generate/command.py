@@ -59,10 +59,10 @@ def run(args: Args) -> int:
             f" ({taken}), so put a PROMPT before it"
         )
     ways = {"PROMPT": args.texts, "--prompt": args.prompt, "--prompts": args.prompts, "--data": args.data}
-    said = one_way(ways)
+    source = one_way(ways)
     if args.data is not None:
         return answer_data(args, args.data)
-    prompts = None if said is None else read_prompts(said)
+    prompts = None if source is None else read_prompts(source)
     if prompts is None and args.chat and not sys.stdin.isatty():
         raise MeshwrightError("--chat without a prompt talks on a terminal, and there is none; give a prompt")
     with waiting("loading JAX"):
@@ -131,7 +131,10 @@ def _note_length(found: Found, model: LoadedModel, longest: int) -> None:
 def _write(
     model: LoadedModel, rows: list[Prompt], options: GenerateOptions, *, streams: bool
 ) -> tuple[list[dict[str, Any]], Speed]:
-    """Return each row's text, and the measured speed. streams: print the only text while it is generated."""
+    """Generate the texts; return each row's prompt and text as data, and the measured speed.
+
+    streams: print the only text while it is generated.
+    """
     from meshwright.execution.models.inference.loaded import Chat
     from meshwright.execution.models.inference.stream import collect
 
@@ -155,12 +158,12 @@ def _write(
 
 
 def _shown(prompt: Prompt, text: str) -> str:
-    """Return a text following its prompt; in a chat, only the text."""
+    """Return a prompt and the text that continues it; in a chat, only the text."""
     return prompt + text if isinstance(prompt, str) else text
 
 
 def _planned(model: LoadedModel, count: int, prompt_len: int, num_tokens: int) -> Speed | None:
-    """Return the predicted speed of this model on this mesh; None if it cannot be planned."""
+    """Return the predicted speed of generating `count` texts at once; None if the model or mesh cannot be planned."""
     from meshwright.execution.models.generation.generate import cache_split
 
     dtypes = dict.fromkeys(("weight_dtype", "kv_dtype", "compute_dtype"), model.dtype)

@@ -78,7 +78,7 @@ def answer_data(args: Args, data: Path) -> int:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[Answered], None]]:
-    """Show a progress bar on a terminal, with answered prompts and tokens per second."""
+    """Show a bar on a terminal, with answered prompts and tokens per second. Yields a function that updates it."""
     if not sys.stderr.isatty():
         yield lambda progress: None
         return

@@ -14,48 +14,51 @@ if TYPE_CHECKING:
 
 
 def one_way(ways: Mapping[str, Any]) -> Any:
-    """Return the only given value, or None; raise for several. ways: the value of each option that gives prompts."""
-    said = [name for name, value in ways.items() if value]
-    if len(said) > 1:
-        raise MeshwrightError(f"{said[0]} and {said[1]} both give prompts; leave one out")
-    return ways[said[0]] if said else None
+    """Return the value of the option that gives prompts, None if there is none; raise if several options give prompts.
+
+    ways: the value of each such option, by its name.
+    """
+    given = [name for name, value in ways.items() if value]
+    if len(given) > 1:
+        raise MeshwrightError(f"{given[0]} and {given[1]} both give prompts; leave one out")
+    return ways[given[0]] if given else None
 
 
-def read_prompts(said: Sequence[str] | Path) -> Sequence[Prompt]:
-    """Return typed prompts, or the prompts in a file: one per line, in a .jsonl file one per object."""
-    if not isinstance(said, Path):
-        if not all(said):
+def read_prompts(source: Sequence[str] | Path) -> Sequence[Prompt]:
+    """Return typed prompts, or the prompts of a file: one per line, in a .jsonl file one per object. Raise for none."""
+    if not isinstance(source, Path):
+        if not all(source):
             raise MeshwrightError("a prompt is empty; give at least one character to continue from")
-        return said
+        return source
     from meshwright.execution.models.inference.prompts import prompt_of
     from meshwright.execution.text.lines import json_lines, read_text
 
-    if said.suffix == ".jsonl":
+    if source.suffix == ".jsonl":
         found = []
-        for place, data in json_lines(said):
+        for place, data in json_lines(source):
             try:
                 found.append(prompt_of(data))
             except MeshwrightError as error:
                 raise MeshwrightError(f"{place}: {error}") from None
     else:
-        found = [line for line in read_text(said).splitlines() if line.strip()]
+        found = [line for line in read_text(source).splitlines() if line.strip()]
     if not found:
-        raise MeshwrightError(f"{said} has no prompt; it holds one a line")
+        raise MeshwrightError(f"{source} has no prompt; it holds one a line")
     return found
 
 
 def converse(model: LoadedModel, options: GenerateOptions) -> int:
-    """Answer messages typed on the terminal, with the whole conversation as context, until Ctrl-D."""
+    """Answer messages typed on the terminal, with the whole conversation as context; return exit code 0 at Ctrl-D."""
     messages: list[dict[str, str]] = []
     while True:
         try:
-            said = input("> ")
+            message = input("> ")
         except EOFError:
             print()
             return 0
-        if not said.strip():
+        if not message.strip():
             continue
-        messages.append({"role": "user", "content": said})
+        messages.append({"role": "user", "content": message})
         answer = ""
         for piece in model.stream(messages, **options):
             print(piece.text, end="", flush=True)

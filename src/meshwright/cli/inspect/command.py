@@ -126,7 +126,7 @@ def _print_what_does_not_fit(error: DoesNotFitError) -> None:
 
 
 def _inspection(args: Args) -> Inspection:
-    """Return the inspection of the arguments' subject."""
+    """Compile or read the program that the arguments name, and return its inspection."""
     options: dict[str, Any] = {"state": args.state or None, "ignore": args.ignore, "baseline": args.baseline}
     if (plan := kept_plan(args.subject)) is not None:
         effort = args.effort if plan.system.chip.kind == "tpu" else "default"
@@ -166,6 +166,6 @@ def _inspection(args: Args) -> Inspection:
 
 
 def _check_trace(args: Args, on: str | None) -> None:
-    """Raise if a trace is requested but no step is simulated."""
+    """Raise if --trace is given, which writes a simulated step, and no step is simulated on hardware `on`."""
     if args.trace is not None and (on is None or on.startswith("cpu") or args.effort == "fast"):
         raise MeshwrightError("--trace needs --on a TPU or GPUs, and --effort default: else no step is simulated")

@@ -29,7 +29,7 @@ class SearchArgs:
     sweep: Annotated[str | None, option("KEY=VALUES")] = None
     """Sweep values of one key: chips=64..1024, batch=96,192,384 or seq-len=2k..32k."""
     include_planned: Annotated[bool, option()] = False
-    """Include plans that train cannot run yet. Default: only plans that can run, if there are any."""
+    """Include plans that meshwright cannot train yet. Default: only plans that can run, if there are any."""
     framework: Annotated[str | None, option("NAME")] = None
     """Predict steps as another framework runs them: megatron-core, maxtext, torchtitan, …. Default: meshwright."""
     tokens: Annotated[str | None, option("N")] = None

@@ -14,7 +14,11 @@ Row = tuple[str, ...]
 
 
 def comparison(plans: Sequence[Plan]) -> Lines:
-    """Return the table: step, MFU, terms of step time and memory, and exposed time over each axis."""
+    """Return a table with a column for each plan.
+
+    Rows: step time, MFU, tokens per second, bound, the parts of step time and memory, and the exposed communication
+    over each set of axes.
+    """
     records, shares = [plan.predicted for plan in plans], [computed_mfu(plan) for plan in plans]
     rows = [
         _row("step", records, lambda record: show_seconds(record.step_seconds or 0.0)),
@@ -30,7 +34,7 @@ def comparison(plans: Sequence[Plan]) -> Lines:
 
 
 def _row(name: str, records: Iterable[Record], value: Callable[[Record], str]) -> Row:
-    """Return a row of the table."""
+    """Return a row: its name, then the text of each record."""
     return (name, *(value(record) for record in records))
 
 
@@ -40,7 +44,10 @@ def _terms(
     amounts: Callable[[Record], Mapping[str, float]],
     shown: Callable[[float], str],
 ) -> list[Row]:
-    """Return a row for each term of any of the records."""
+    """Return a row for each part of a total, such as the step time, that is not zero in all records.
+
+    prefix: begins the row's name. amounts: returns a record's parts by name. shown: formats an amount.
+    """
     found = [amounts(record) for record in records]
     names = dict.fromkeys(name for terms in found for name, amount in terms.items() if amount and name != "peak")
     return [
@@ -54,7 +61,7 @@ def _memory(record: Record) -> str:
 
 
 def _exposed(record: Record) -> dict[str, float]:
-    """Return the seconds exposed over each set of axes."""
+    """Return the exposed seconds per step of a record's collectives, by axes, such as `dp*fsdp`."""
     seconds: dict[str, float] = {}
     for move in record.own_collectives:
         name = "*".join(move.axes)

@@ -70,7 +70,7 @@ HINTS = {
 
 
 def args_of(words: list[str]) -> type:
-    """Return the kind of arguments that the words are for.
+    """Return the dataclass that the words of a `plan` command are arguments of, without parsing them.
 
     --serve: serving. --import: settings of another framework. A ResNet's name: images. A function or script: programs.
     Otherwise: training.

@@ -50,7 +50,7 @@ def _data(record: Record, workload: ImageWorkload) -> dict[str, Any]:
 
 
 def _print(ranking: ImageRanking, workload: ImageWorkload, system: System, top: int) -> None:
-    """Print the best mesh, then why, then the runners-up, then the terms of step time and memory."""
+    """Print the best mesh, then why, then the runners-up, then the parts of step time and memory."""
     out, best, model = console(), ranking.candidates[0], workload.model
     size = f"{workload.batch} images of {model.image_size} × {model.image_size}"
     show(out, f"{model.name} · train · {size} · {workload.compute_dtype} · SGD with momentum · {system}")
@@ -82,7 +82,7 @@ def _rate(record: Record, workload: ImageWorkload) -> str:
 
 
 def _row(place: int, record: Record, best: Record, workload: ImageWorkload) -> tuple[str, ...]:
-    """Return the row of a candidate."""
+    """Return a candidate's row of the ranking. place: its rank, from 1."""
     step, mfu = show_seconds(record.step_seconds or 0.0), show_percent(record.mfu or 0.0)
     rate = _rate(record, workload)
     memory = show_bytes(record.memory_bytes["peak"])

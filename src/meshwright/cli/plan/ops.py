@@ -46,7 +46,10 @@ def _row_data(row: OpRow) -> dict[str, Any]:
 
 
 def _operands(product: LocalProduct) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the shapes of a matmul's operands, [rows, inner] and [inner, columns], with a leading dim if repeated."""
+    """Return the local shapes of a matmul's operands, [rows, inner] and [inner, columns].
+
+    A batch of several matmuls has a leading dim `repeats`. Sizes are dims over degrees, so they may be fractions.
+    """
     many = (product.repeats,) if product.repeats > 1 else ()
     return (*many, product.rows, product.inner), (*many, product.inner, product.columns)
 
@@ -126,12 +129,12 @@ def _sizes(product: LocalProduct) -> str:
 
 
 def _collective(move: Collective) -> str:
-    """Return a collective as text."""
+    """Return the kind, axes, array and bytes of a collective as text."""
     return f"{move.kind} over {'*'.join(move.axes)} of {move.array}, {show_bytes(move.bytes)}"
 
 
 def _network(row: OpRow, move: Collective) -> str:
-    """Return the flops per byte of an op's longest collective, and the links' threshold."""
+    """Return, for an op's longest collective, its flops per byte and how many hide it, as text; '' for others."""
     longest = max(row.single_collectives, key=lambda each: each.seconds or 0.0)
     if row.network is None or move != longest:
         return ""

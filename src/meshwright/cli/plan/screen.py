@@ -42,7 +42,7 @@ class Shown:
 
 
 def plan_data(shown: Shown, *, with_ops: bool) -> None:
-    """Print everything as JSON data."""
+    """Print the contents of the screen and all details as JSON."""
     ranking, asked = shown.ranking, shown.asked
     best = ranking.plans[0]
     data: dict[str, Any] = {
@@ -93,7 +93,7 @@ def candidate(plan: Plan, best: Plan) -> dict[str, Any]:
 
 
 def print_plan(shown: Shown, *, output: Path | None, is_explained: bool, with_ops: bool, with_evidence: bool) -> None:
-    """Print the best plan, then why, then the runners-up; with --explain also its terms and thresholds."""
+    """Print the best plan, then why, then the runners-up; with --explain also the parts of its step time and memory."""
     ranking, asked = shown.ranking, shown.asked
     best = ranking.plans[0]
     _print_answer(shown, is_explained=is_explained)
@@ -225,7 +225,7 @@ def _print_evidence(plan: Plan) -> None:
 
 
 def run_as(plan: Plan) -> str:
-    """Return a plan's strategy as short text: `none m16 v2 z2`."""
+    """Return remat policy, microbatches, virtual stages and ZeRO stage of a plan as short text: `none m16 v2 z2`."""
     strategy = plan.strategy
     words = [plan.workload.remat]
     words += [f"m{strategy.num_microbatches}"] if strategy.num_microbatches > 1 else []
@@ -251,7 +251,7 @@ def _print_asked(asked: Plan, best: Plan, *, is_explained: bool) -> None:
 
 
 def print_terms(best: Plan) -> None:
-    """Print the terms of a plan's step and memory."""
+    """Print the parts of a plan's step time, then the parts of its memory per device."""
     record = best.predicted
     print(terms("step", {name: show_seconds(time) for name, time in record.breakdown_seconds.items() if time}))
     parts = {name: show_bytes(size) for name, size in record.memory_bytes.items() if name != "peak" and size}
@@ -259,7 +259,9 @@ def print_terms(best: Plan) -> None:
 
 
 def print_details(plan: Plan, *, is_explained: bool) -> None:
-    """Print the notes of an existing plan; with --explain, its terms and collectives first."""
+    """Print the notes of an existing plan; with --explain, first the parts of its step time and memory, and its
+    collectives.
+    """
     if is_explained:
         print()
         print_terms(plan)
@@ -287,7 +289,7 @@ def notes_of(plan: Plan, trained: int) -> list[str]:
 
 
 def _next(shown: Shown, output: Path | None, *, is_explained: bool) -> str:
-    """Return the next command."""
+    """Return the screen's last line, which suggests the next command."""
     chosen = shown.asked or shown.ranking.plans[0]
     if output is not None:
         if not chosen.planned_only:

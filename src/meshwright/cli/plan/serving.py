@@ -64,7 +64,10 @@ def plan_serving(args: ServeArgs) -> int:
 
 
 def _data(ranking: ServingRanking, system: System) -> dict[str, object]:
-    """Return the ranking as plain data: plans, the frontier, and the best plan's thresholds and prefill systems."""
+    """Return the ranking as plain data: plans, reasons and the frontier.
+
+    For decode also the batches at which the best plan's bound changes, and how many prefill systems keep it busy.
+    """
     best = ranking.candidates[0]
     data: dict[str, object] = {
         "candidates": [
@@ -169,7 +172,7 @@ def thinned(points: tuple[ServingPoint, ...], count: int) -> list[ServingPoint]:
 
 
 def _print_terms(best: ServingPlan) -> None:
-    """Print the terms of step time and memory, and the collectives."""
+    """Print the parts of a plan's step time and memory, and its collectives."""
     record = best.predicted
     print()
     print(terms("step", {name: show_seconds(time) for name, time in record.breakdown_seconds.items()}))

@@ -31,7 +31,9 @@ def plan_sweep(
     plot: Path | None,
     as_json: bool,
 ) -> int:
-    """Print the table of a sweep, and draw it if a file is named; return 1 if nothing fits.
+    """Print a row for each value of a sweep, and draw them if a file is named; return 1 if nothing fits.
+
+    best: returns the best plan of a workload on a system.
 
     Raises if none of the values can be planned.
     """

@@ -1,1 +1,5 @@
-"""`meshwright serve`: `command` runs one server, `replicas` several behind a front, `plan` reads a serving plan."""
+"""`meshwright serve`: `command` runs it with the options of `args`.
+
+`serving.server` is the server, `serving.front.replicas` starts several behind one proxy, and `serving.plan` reads a
+serving plan.
+"""

@@ -55,7 +55,7 @@ def run(args: Args) -> int:
     if args.json or args.svg is not None:
         return 0
     other = "1f1b" if args.schedule == "gpipe" else "gpipe"
-    said = f"--stages {args.stages} --microbatches {args.microbatches}"
+    degrees = f"--stages {args.stages} --microbatches {args.microbatches}"
     virtual = f" --virtual-stages {args.virtual_stages}" if args.virtual_stages > 1 else ""
-    print(next_line(f"meshwright show pipeline {said}{virtual} --schedule {other}"))
+    print(next_line(f"meshwright show pipeline {degrees}{virtual} --schedule {other}"))
     return 0

@@ -27,7 +27,7 @@ class RunArgs:
     change: Annotated[bool, option()] = False
     """With --resume: replace settings of the run by those given here."""
     allow: Annotated[str | None, option("KINDS")] = None
-    """With --resume: accept a checkpoint with another data, dtype, optimizer or tokenizer (kind,kind)."""
+    """With --resume: accept a checkpoint with other data, dtype, optimizer or tokenizer, as data,dtype."""
     anyway: Annotated[bool, option()] = False
     """Train even if the plan does not fit, or text is bytes and the vocabulary is larger than 256."""
     config: Annotated[Path | None, option("FILE")] = None

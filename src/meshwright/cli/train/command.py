@@ -65,7 +65,10 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
 
 
 def _resumed(args: Args) -> tuple[RunConfig, Path]:
-    """Return the config and directory of a resumed run, and print changed settings; if -o has no run, of a new one."""
+    """Return the config and directory of the run to resume, and print its changed settings.
+
+    If the directory of -o has no run, return those of a new one.
+    """
     with waiting("loading JAX"):
         from meshwright.execution.training.library import allowed_differences, run_to_resume
         from meshwright.execution.training.run_directory.resume import resumed_run

@@ -76,7 +76,7 @@ def _notes(plan: Plan, compiled: int, model: str) -> list[str]:
 
 
 def _long(seconds: float) -> str:
-    """Format a time of up to weeks."""
+    """Return a time of seconds to weeks as text, in up to two units: `3 d 4 h`."""
     days, rest = divmod(round(seconds), 86_400)
     hours, minutes = rest // 3600, rest % 3600 // 60
     if days or hours:

@@ -21,13 +21,13 @@ from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 LINES = 10
-"""Lines about steps that a run prints above its bar, or in a pipe."""
+"""The number of lines about steps that a run prints above its bar, or in a pipe."""
 
 QUIET_SECONDS = 25.0
 """The longest time without a line in a pipe."""
 
 READING_SECONDS = 1.0
-"""Seconds that the bar keeps showing that weights are read, after the last bytes arrived."""
+"""After the last bytes of weights arrived, the bar shows `reading the weights` for so many seconds more."""
 
 LEAST_BAR, MOST_BAR = 10, 40
 CHART_WIDTH, CHART_HEIGHT = 48, 4
@@ -102,7 +102,7 @@ class TrainScreen:
         self._read, self._read_at = self._read + size, time.monotonic()
 
     def step(self, row: dict[str, Any]) -> None:
-        """Show the metrics of a step."""
+        """Show the metrics of a step. row: as in metrics.jsonl."""
         self.taken = row["step"] + 1
         if not row.get("skipped"):  # Else the loss may be no number, and nothing was learned from it.
             self._losses.append(row["loss"])
@@ -122,7 +122,7 @@ class TrainScreen:
             self._line("  ".join(self._fit([f"step {self.taken:>{len(str(self._steps))}}/{self._steps}"], width)))
 
     def evaluated(self, row: dict[str, Any]) -> None:
-        """Print the metrics of an evaluation after a step."""
+        """Print the metrics of an evaluation after a step. row: as in metrics.jsonl."""
         if self.is_quiet:
             return
         after, lines = f"after step {row['step'] + 1}", list[str]()
@@ -139,7 +139,7 @@ class TrainScreen:
         self._line(f"{lines[-1]}, evaluated in {show_seconds(row['eval_seconds'])}")
 
     def _fit(self, fixed: list[str], width: int, more: Sequence[str] = ()) -> list[str]:
-        """Return the texts about the last step, most important first, then `more`, that fit the width."""
+        """Return `fixed`, then as many texts as fit the width: first about the last step, then those of `more`."""
         row, words = self._row, list(fixed)
         words_of_step = [
             f"loss {row['loss']:.3f}",
@@ -186,7 +186,10 @@ class TrainScreen:
 
 
 def data_line(row: Mapping[str, Any], steps: int) -> str:
-    """Return a line on each data source: rows and epochs in the run, from the first row of metrics."""
+    """Return a line with each data source's rows, and how many epochs of it a run of `steps` steps reads.
+
+    row: the first row of metrics.jsonl. Returns '' if it names no data.
+    """
     if "pairs" in row:
         parts = [f"{row['pairs']:,} pairs, {_epochs(row['epochs'])}"]
     else:
@@ -200,7 +203,10 @@ def _epochs(number: float) -> str:
 
 
 def usage(row: Mapping[str, Any]) -> list[str]:
-    """Return texts on the memory of a device (or of the host, if devices report none) and the share of input waits."""
+    """Return texts on a step: peak memory of a device (of the host if devices report none), time spent awaiting input.
+
+    The latter is a fraction of the step time. row: as in metrics.jsonl.
+    """
     words = []
     if (peak := row.get("memory_peak_bytes")) is not None:
         words.append(show_bytes(peak))
@@ -223,7 +229,10 @@ class _Line(ProgressColumn):
 
 
 def _of_pairs(row: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return the reward margin and accuracy of preference pairs. prefix: of the metrics' names, as `eval_`."""
+    """Return texts on the reward margin and accuracy of preference pairs; [] if the row has none.
+
+    prefix: of the metrics' names, such as `eval_`.
+    """
     if f"{prefix}reward_margin" not in row:
         return []
     margin, accuracy = row[f"{prefix}reward_margin"], row[f"{prefix}reward_accuracy"]

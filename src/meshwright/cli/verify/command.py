@@ -51,7 +51,7 @@ class CompareArgs:
     effort: Annotated[Literal["fast", "default"], option("fast|default")] = "fast"
     """Effort of the TPU compiler: fast gives counts and bytes, default also the final schedule. Default: fast."""
     sweep: Annotated[str | None, option("KEY=VALUES")] = None
-    """Verify the step for values of one key: chips=1,2,4,8 (also 1,2,4,8), batch=16,32 or seq-len=1k..8k."""
+    """Verify the step for values of one key: chips=1,2,4,8 (or only 1,2,4,8), batch=16,32 or seq-len=1k..8k."""
     tolerance: Annotated[float | None, option("SHARE")] = None
     """Exit with 1 if a difference exceeds this fraction of the prediction, as 0.1."""
     html: Annotated[Path | None, option("FILE", "-o")] = None
@@ -139,7 +139,7 @@ def _swept(args: Args, sweep: Sweep) -> int:
 
 
 def _next(args: Args, plan: Plan) -> str:
-    """Return the next command: train the compiled plan; for a run, its report."""
+    """Return the line that suggests the next command: `train` for the compiled plan; for a run, `report`."""
     if is_run_directory(args.model):
         return next_line(f"meshwright report {shlex.quote(args.model)}")
     train = spelled("train", args, without=("run", "effort", "tolerance", "html"))

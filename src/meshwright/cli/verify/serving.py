@@ -86,7 +86,10 @@ def verify_serving_plan(args: Any, plan: ServingPlan, compare: _Compare) -> int:
 
 
 def _next(args: Any, plan: ServingPlan) -> str:
-    """Return the next command: serve the plan of a file; without a file, write the same plan to one."""
+    """Return the line that suggests the next command: without a plan's file, `plan` to write the same plan to one.
+
+    Else `serve` for a decode plan, or `verify` with a tolerance for a prefill plan.
+    """
     if isinstance(args, ServeArgs):
         line = spelled("plan", args, without=("cache", "effort", "tolerance"), serve=args.served.serve)
         return next_line(f"{line} -o plan.yaml")

@@ -29,16 +29,17 @@ def verify_sweep(
 ) -> tuple[Verification, ...]:
     """Compile the step of every value of a sweep, and print a row for each; return the verifications.
 
-    options: of the workload; others: the mesh and the strategy's. Raises if none of the values can be planned.
+    options: the workload's options. others: the mesh and the options of the strategy. Raises if none of the values can
+    be planned.
     """
-    said = swept_options(sweep, options)
+    workload_options = swept_options(sweep, options)
 
     def plan(workload: Workload, system: System) -> Plan:
         own = {"on": system, "batch": workload.batch, "seq_len": workload.seq_len}
         replaced = dict.fromkeys(("hardware", "memory_headroom", "batch_tokens"))
-        return plan_to_run(model, {**said, **others, **replaced, **own})
+        return plan_to_run(model, {**workload_options, **others, **replaced, **own})
 
-    points = run_sweep(sweep, *read_workload(model, said), plan)
+    points = run_sweep(sweep, *read_workload(model, workload_options), plan)
     check_planned(sweep, points)
     with waiting("loading JAX"):
         from meshwright.proof.verification.plans import verify_plan

@@ -19,7 +19,7 @@ class Entry(NamedTuple):
 
 
 def read_config_file(path: Path, known: Collection[str]) -> list[Entry]:
-    """Return the options of a file except null and false ones; for a plan's file, only `model`: the file itself.
+    """Return the options of a file except null and false ones; for a plan's file, one option `model`: its path.
 
     known: the option names, with `model`. A list is several values; a mapping is several values NAME=VALUE, joined by
     commas if the option takes one text; true is an option without value.
@@ -57,7 +57,7 @@ def read_config_file(path: Path, known: Collection[str]) -> list[Entry]:
 
 
 def _values(node: Any, where: str, name: str) -> tuple[str, ...] | None:
-    """Return an option's values as text, as written (`4M` stays `4M`); None for null and false."""
+    """Return an option's values as text, as written (`4M` stays `4M`); () for true, None for null and false."""
     import yaml
 
     if isinstance(node, yaml.ScalarNode):

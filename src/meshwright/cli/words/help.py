@@ -13,7 +13,7 @@ from meshwright.cli.words.options import declared_words
 from meshwright.pictures.text import wrap
 
 _COLUMN = 26
-"""Where help texts begin; the text of a longer option begins on the next line."""
+"""The column in which help texts begin; the text of an option that is too long for it begins on the next line."""
 
 
 def help_text(args: type, command: str, examples: Sequence[str]) -> str:

@@ -25,7 +25,8 @@ _WHOLE = re.compile(r"-?[0-9]{1,18}")
 class Option:
     """One option or argument: its field and its values.
 
-    label: what help shows, as `-o, --output FILE`. choices: the allowed texts, each with its value.
+    label: what help shows, as `-o, --output FILE`. takes: how many values. choices: the allowed texts, each with its
+    value; empty if any text is allowed. type: the type of a value.
     """
 
     name: str

@@ -71,8 +71,8 @@ def read_words(
     Args:
         words: the words of the command line after the command.
         args: the dataclass of the arguments.
-        kinds: the dataclasses of a command's other kinds, each under the words that select it.
-        hints: what to use instead of an option of another kind, by its name.
+        kinds: the dataclasses of all kinds of the command's arguments, by their names in messages.
+        hints: for options of other kinds, the option of this kind to use instead.
 
     Returns:
         An instance of `args`, and the options that were typed or in a file, as `{"batch": "--batch"}`.
@@ -83,8 +83,8 @@ def read_words(
     known, declared = declared_words(args)
     found, typed, arguments = _separate(words, known, lambda name: _unknown(name, args, kinds, hints))
     if typed.pop(CONFIG, None):
-        said = {**found, **({declared[0].field: arguments[0]} if arguments else {})}
-        for option, value, word in _of_file(found[CONFIG], args, said):
+        typed_values = {**found, **({declared[0].field: arguments[0]} if arguments else {})}
+        for option, value, word in _options_in_file(found[CONFIG], args, typed_values):
             if option in declared:
                 arguments.insert(0, value)
             else:
@@ -100,7 +100,7 @@ def _separate(
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """Split words into the values of options, the names they were typed with (both by field), and arguments.
 
-    unknown: returns the message for an unknown option.
+    known: the options by name. unknown: returns the message for an unknown option.
     """
     found: dict[str, Any] = {}
     typed: dict[str, str] = {}
@@ -162,11 +162,14 @@ def _read_arguments(arguments: Sequence[str], declared: Sequence[Option]) -> dic
     return found
 
 
-def _of_file(path: Path, args: type, said: Mapping[str, Any]) -> Iterator[tuple[Option, Any, str]]:
-    """Yield the options of a `--config` file that were not typed: each with its value, and its name."""
+def _options_in_file(path: Path, args: type, typed_values: Mapping[str, Any]) -> Iterator[tuple[Option, Any, str]]:
+    """Yield (option, value, name as `--batch`) for each option in a `--config` file that was not typed.
+
+    typed_values: the typed values, by field.
+    """
     options = {option.field: option for option in (*declared_words(args)[0].values(), *declared_words(args)[1])}
     for entry in read_config_file(path, [name for name in options if name != CONFIG]):
-        if entry.name in said:
+        if entry.name in typed_values:
             continue
         option = options[entry.name]
         values = entry.values
@@ -184,7 +187,7 @@ def _of_file(path: Path, args: type, said: Mapping[str, Any]) -> Iterator[tuple[
 
 
 def _filled(args: type, found: Mapping[str, Any]) -> Any:
-    """Return a dataclass with values of some fields, including those of its groups."""
+    """Return an instance of a dataclass with some fields set. found: values by field, also of groups of options."""
     values: dict[str, Any] = {}
     for field in fields(args):
         if is_dataclass(group := field.default_factory):

@@ -19,7 +19,7 @@ def spelled(command: str, args: Any, *, without: Collection[str] = (), **more: A
         without: fields to leave out.
         more: values of fields that replace those in `args`.
     """
-    values = {name: value for name, value in _said(args).items() if name not in without} | more
+    values = {name: value for name, value in _changed_fields(args).items() if name not in without} | more
     options, arguments = declared_words(type(args))
     words = ["meshwright", *command.split()]
     for argument in arguments:
@@ -35,13 +35,13 @@ def spelled(command: str, args: Any, *, without: Collection[str] = (), **more: A
     return shlex.join(words)
 
 
-def _said(args: Any) -> dict[str, Any]:
-    """Return fields that are not defaults, including those of groups."""
+def _changed_fields(args: Any) -> dict[str, Any]:
+    """Return the values that differ from their defaults, by field, including fields of groups of options."""
     found: dict[str, Any] = {}
     for field in fields(args):
         value = getattr(args, field.name)
         if is_dataclass(value):
-            found |= _said(value)
+            found |= _changed_fields(value)
         elif field.default is MISSING or value != field.default:
             found[field.name] = value
     return found

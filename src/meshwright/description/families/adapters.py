@@ -1,4 +1,4 @@
-"""LoRA targets by name: a family's modules in PEFT, or our names of matmuls; and PEFT's `adapter_config.json`."""
+"""LoRA target names (PEFT module names, or meshwright's names of matmuls), and PEFT's `adapter_config.json`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QLoRA needs adapters on all of them to match full training (arXiv:2305.14314, se
 ADAPTER_CONFIG = "adapter_config.json"
 """The file in which PEFT describes an adapter."""
 
-UNKNOWN = (
+UNSUPPORTED = (
     "use_qalora", "lora_bias", "bias", "modules_to_save", "target_parameters", "trainable_token_indices",
     "alora_invocation_tokens", "arrow_config", "layer_replication", "kasa_config", "velora_config", "use_bdlora",
     "monteclora_config",
@@ -49,7 +49,8 @@ def with_adapters(
 
     Args:
         model: the model without adapters.
-        rank, alpha: matmuls compute W x + alpha / rank * B A x; alpha is 2 rank by default, as in torchtune's recipes.
+        rank, alpha: matmuls compute W x + alpha / rank * B A x. The default alpha is 2 * rank, as in torchtune's
+            recipes.
         targets: names of matmuls, as in `lora_targets`.
         dropout: probability of dropping an element of the adapters' input in training.
         dora: whether outputs have trained magnitudes (`LoRA.dora`).
@@ -60,17 +61,15 @@ def with_adapters(
 
 
 def with_adapter_slots(model: ModelConfig, *, slots: int, rank: int, ends: Sequence[str] = ()) -> ModelConfig:
-    """Return the model with room for several adapters beside every matmul of its layers that can have one.
+    """Return the model with slots for several adapters beside every matmul of its layers that can have one.
 
-    For no slots it is as it was.
-
-    Each row of a server's step uses one of them, or none.
+    In a server's step each row uses the adapter in one slot, or none.
 
     Args:
         model: the model without adapters.
-        slots: the number of adapters.
-        rank: their largest rank; adapters of a smaller one are padded with zeros.
-        ends: those of `EMBEDDING` and `UNEMBEDDING` that have room too.
+        slots: the number of slots; for 0 the model is returned unchanged.
+        rank: the largest rank of an adapter; adapters of smaller rank are padded with zeros.
+        ends: `EMBEDDING`, `UNEMBEDDING` or both, to have slots there too.
     """
     if not slots:
         return model
@@ -80,24 +79,24 @@ def with_adapter_slots(model: ModelConfig, *, slots: int, rank: int, ends: Seque
 
 
 def lora_targets(model: ModelConfig, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the matmuls of a model's layers that are named by `names`, in layer order.
+    """Return meshwright's names of the matmuls that `names` selects, in layer order.
 
     A name is one of: a module of the family's checkpoints (q_proj; c_attn, which holds several matmuls); a module of
-    Llama, if the family has none of that name; our own name of a matmul (`query`); `all-linear`.
+    Llama, if the family has none of that name; meshwright's name of a matmul (`query`); `all-linear`.
 
     Raises:
         MeshwrightError: a name matches nothing, or a matmul can have no adapter.
     """
     known = adaptable(program(replace(model, lora=None)))
-    modules, ends = module_products(model), (EMBEDDING, UNEMBEDDING)
+    modules, ends = module_matmuls(model), (EMBEDDING, UNEMBEDDING)
     found: set[str] = set()
     for name in names:
-        held = [op for path, ops in modules.items() if path == name or path.endswith(f".{name}") for op in ops]
+        of_module = [op for path, ops in modules.items() if path == name or path.endswith(f".{name}") for op in ops]
         if name == ALL_LINEAR:
             found.update(known)
-        elif held:
+        elif of_module:
             # A module of experts may share its name with a module that can be adapted.
-            found.update([op for op in held if op in known] or held[:1])
+            found.update([op for op in of_module if op in known] or of_module[:1])
         elif name in (*known, *ends) or any(name in ops for ops in modules.values()):
             found.add(name)
         else:
@@ -105,27 +104,29 @@ def lora_targets(model: ModelConfig, names: Sequence[str]) -> tuple[str, ...]:
             choices = list(dict.fromkeys((ALL_LINEAR, *short, *known, *ends)))
             hint = did_you_mean(map(repr, difflib.get_close_matches(name, choices, n=1)))
             raise MeshwrightError(
-                f"lora target {name!r} is no product of {model.name}; {hint}targets are {', '.join(choices)}"
+                f"lora target {name!r} is no matmul of {model.name}; {hint}targets are {', '.join(choices)}"
             )
     order = (*known, *ends)
     return tuple(sorted(found, key=lambda op: (order.index(op) if op in order else -1, op)))
 
 
-def module_products(model: ModelConfig) -> dict[str, list[str]]:
+def module_matmuls(model: ModelConfig) -> dict[str, list[str]]:
     """Return the matmuls in each module of a family: {"self_attn.q_proj": ["query"], "lm_head": ["unembedding"]}.
 
-    Modules of Llama are added under names that the family does not have.
+    Llama's modules are included, except those whose name the family has too.
     """
     published = published_of(model)
-    own = {name: [ours] for ours, name in end_modules(model).items()} | _products(published.names if published else {})
+    own = {name: [ours] for ours, name in end_modules(model).items()} | _matmuls_of_layer(
+        published.names if published else {}
+    )
     ended = {path.rpartition(".")[2] for path in own}
     llama = {LLAMA_NAMES[ours].removesuffix(".weight"): [ours] for ours in (EMBEDDING, UNEMBEDDING)}
-    llama |= _products({path: Published(name) for path, name in LLAMA_NAMES.items()})
+    llama |= _matmuls_of_layer({path: Published(name) for path, name in LLAMA_NAMES.items()})
     return own | {path: ops for path, ops in llama.items() if path.rpartition(".")[2] not in ended}
 
 
-def _products(names: Mapping[str, Published]) -> dict[str, list[str]]:
-    """Return the matmuls in each module, from the names of a family's weights."""
+def _matmuls_of_layer(names: Mapping[str, Published]) -> dict[str, list[str]]:
+    """Return the matmuls in each module of a layer: {"self_attn.q_proj": ["query"]}. names: a family's weights."""
     found: dict[str, list[str]] = {}
     for path, place in names.items():
         stack, _, op = path.rpartition(".")
@@ -136,18 +137,21 @@ def _products(names: Mapping[str, Published]) -> dict[str, list[str]]:
 
 
 def read_adapter_config(directory: Path, model: ModelConfig, *, takes_saved: bool = False) -> LoRA:
-    """Read the adapters of a PEFT `adapter_config.json`.
+    """Return the LoRA that a PEFT `adapter_config.json` describes.
 
-    Adapters of several ranks and scales are read with the largest rank and one scale (`module_scale`).
+    If modules differ in rank or scale, the result has the largest rank and the default scale; `module_scale` returns
+    each module's own.
 
     Args:
-        takes_saved: whether whole modules may come with the adapter (`modules_to_save`).
+        directory: the folder that PEFT wrote.
+        model: the model that is adapted.
+        takes_saved: whether to accept `modules_to_save`, fully trained modules saved with the adapter.
 
     Raises:
-        MeshwrightError: there is no such file, or it describes another kind of adapter or has an unknown option.
+        MeshwrightError: there is no such file, or it describes another kind of adapter or has an unsupported option.
     """
     path, config = directory / ADAPTER_CONFIG, adapter_config(directory)
-    for name in UNKNOWN:
+    for name in UNSUPPORTED:
         if config.get(name) not in (None, False, "none", [], {}) and not (takes_saved and name == "modules_to_save"):
             raise MeshwrightError(
                 f"{path} has {name}={config[name]!r}, which is not read here; adapters have none of it"
@@ -156,11 +160,11 @@ def read_adapter_config(directory: Path, model: ModelConfig, *, takes_saved: boo
     if not isinstance(rank, int) or not isinstance(alpha, (int, float)) or rank < 1:
         raise MeshwrightError(f"{path} has r={rank!r} and lora_alpha={alpha!r}; they are numbers above 0")
     if isinstance(targets, str) and targets != ALL_LINEAR:
-        targets = _matched(targets, model, path)
+        targets = _matching_matmuls(targets, model, path)
     names = (targets,) if isinstance(targets, str) else tuple(targets or ())
     if not isinstance(dropout := config.get("lora_dropout") or 0.0, (int, float)) or not 0 <= dropout < 1:
         raise MeshwrightError(f"{path} has lora_dropout={dropout!r}; it is a share from 0 to below 1")
-    modules, layers = _modules(model), range(model.num_layers)
+    modules, layers = _matmuls_by_full_name(model), range(model.num_layers)
     adapted = {
         op for module, ops in modules.items() for op in ops
         if any(is_adapted(config, module.format(layer=layer)) for layer in layers)
@@ -168,13 +172,13 @@ def read_adapter_config(directory: Path, model: ModelConfig, *, takes_saved: boo
     left_out = {op for ops in modules.values() for op in ops} - adapted
     products = tuple(op for op in lora_targets(model, names) if op not in left_out)
     if config.get("ensure_weight_tying") and model.tied_embeddings and EMBEDDING in products:
-        products = (*products, UNEMBEDDING)  # PEFT writes the head's adapter, and does not name it.
+        products = (*products, UNEMBEDDING)  # PEFT writes the head's adapter without listing it as a target.
     largest, scale = rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     for module, ops in modules.items():
         if set(ops) & set(products):
             for layer in layers:
                 own = module_scale(config, module.format(layer=layer))
-                # `weights.peft` writes a module of n matmuls with n times the rank and the same scale.
+                # `weights.peft` exports a module of n matmuls with n times the rank and the same scale.
                 is_joined = own.rank == rank * len(ops) and math.isclose(own.scale, scale)
                 largest = max(largest, rank if is_joined else own.rank)
     dora = bool(config.get("use_dora"))
@@ -218,7 +222,7 @@ def _is_layers(layers: list[Any]) -> bool:
 
 
 def _is_pattern(words: str | list[Any]) -> bool:
-    """Whether a string is a regular expression; a list is one of names."""
+    """Whether a string is a valid regular expression, or a list has only strings."""
     try:
         re.compile(words if isinstance(words, str) else "")
     except re.error:
@@ -234,7 +238,7 @@ class ModuleScale(NamedTuple):
 
 
 def module_scale(config: Mapping[str, Any], module: str) -> ModuleScale:
-    """Return the rank and the scale that PEFT gives a module, by its `rank_pattern` and `alpha_pattern`.
+    """Return the rank and the scale of a module's adapter, from PEFT's `rank_pattern` and `alpha_pattern`.
 
     Args:
         config: result of `adapter_config`.
@@ -246,16 +250,19 @@ def module_scale(config: Mapping[str, Any], module: str) -> ModuleScale:
         return next((n for key, n in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
     rank, alpha = own("rank_pattern", config["r"]), own("alpha_pattern", config["lora_alpha"])
-    # The root of the rank: arXiv:2312.03732.
+    # Rank-stabilised LoRA divides by the root of the rank (arXiv:2312.03732).
     return ModuleScale(rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
 def is_adapted(config: Mapping[str, Any], module: str) -> bool:
-    """Whether PEFT adapts a target in this layer: patterns, `layers_to_transform` and `exclude_modules` leave some out.
+    """Whether PEFT adapts one target module of one layer.
+
+    It does not if `target_modules` is a pattern that the module does not match, if `layers_to_transform` lacks its
+    layer, or if `exclude_modules` has it.
 
     Args:
         config: result of `adapter_config`.
-        module: full name of a target, such as model.layers.0.self_attn.q_proj.
+        module: full name of a target module, such as model.layers.0.self_attn.q_proj.
     """
     targets, layers = config.get("target_modules"), config.get("layers_to_transform")
     excluded = config.get("exclude_modules") or []
@@ -273,17 +280,20 @@ def is_adapted(config: Mapping[str, Any], module: str) -> bool:
 
 
 def end_modules(model: ModelConfig) -> dict[str, str]:
-    """Return the full names of a family's modules outside the layers: {"embedding": "model.embed_tokens", ...}.
+    """Return the full module names of embedding and unembedding: {"embedding": "model.embed_tokens", ...}.
 
-    A family that always ties its embeddings has a head that its weights do not name.
+    If the family has no weight for one of them, because it always ties its embeddings, Llama's name is returned.
     """
     published = published_of(model)
     names = {ours: place.name for ours, place in published.names.items()} if published else LLAMA_NAMES
     return {ours: names.get(ours, LLAMA_NAMES[ours]).removesuffix(".weight") for ours in (EMBEDDING, UNEMBEDDING)}
 
 
-def _modules(model: ModelConfig) -> dict[str, list[str]]:
-    """Return the matmuls in each module of a family, by its full name, with {layer} in layers."""
+def _matmuls_by_full_name(model: ModelConfig) -> dict[str, list[str]]:
+    """Return the matmuls in each module of a family, by full module name: {"model.layers.{layer}.mlp.up_proj": ["up"]}.
+
+    Modules of single experts are left out.
+    """
     published = published_of(model)
     found = {name: [ours] for ours, name in end_modules(model).items()}
     for path, place in (published.names if published else {}).items():
@@ -293,19 +303,21 @@ def _modules(model: ModelConfig) -> dict[str, list[str]]:
     return found
 
 
-def _matched(pattern: str, model: ModelConfig, path: Path) -> list[str]:
-    """Return the matmuls whose full module names match a pattern in any layer; `is_adapted` tells the layers.
+def _matching_matmuls(pattern: str, model: ModelConfig, path: Path) -> list[str]:
+    """Return the matmuls whose full module name matches a pattern in at least one layer.
+
+    path: the file, for messages.
 
     Raises:
         MeshwrightError: the pattern is invalid or matches nothing.
     """
     known, found = adaptable(program(replace(model, lora=None))), []
     try:
-        for module, ops in _modules(model).items():
+        for module, ops in _matmuls_by_full_name(model).items():
             if any(re.fullmatch(pattern, module.format(layer=layer)) for layer in range(model.num_layers)):
                 found += [op for op in ops if op in (*known, EMBEDDING, UNEMBEDDING)]
     except re.error as error:
         raise MeshwrightError(f"{path} has target_modules={pattern!r}, which is no pattern: {error}") from None
     if not found:
-        raise MeshwrightError(f"{path} has target_modules={pattern!r}, which matches no product")
+        raise MeshwrightError(f"{path} has target_modules={pattern!r}, which matches no matmul")
     return found

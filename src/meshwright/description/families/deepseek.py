@@ -59,7 +59,7 @@ def read_v3(fields: Fields) -> Features:
     A bias is added to scores for the choice of experts only, not to their weights.
     """
     fields.only("mlp_bias", False)
-    # If a file has this field, transformers rotates that number of dims.
+    # If a file has `head_dim`, transformers rotates that many dims of a head.
     if fields.whole("head_dim", rotated := fields.whole("qk_rope_head_dim")) != rotated:
         raise fields.refusal("head_dim", f"it takes qk_rope_head_dim={rotated}")
     return _read(fields, sigmoid_routing(fields))
@@ -81,7 +81,7 @@ def sigmoid_routing(fields: Fields) -> Routing:
 
 
 def read_experts(fields: Fields, routing: Routing) -> Experts:
-    """Read the experts of all layers but the first few, and the MLP that they share."""
+    """Read the experts of all layers after the first, dense ones, and the shared MLP beside them."""
     width = fields.whole("moe_intermediate_size")
     layers, num_dense = fields.whole("num_hidden_layers"), fields.whole("first_k_dense_replace", 0, least=0)
     if num_dense >= layers:
@@ -104,7 +104,7 @@ def read_experts(fields: Fields, routing: Routing) -> Experts:
 
 
 def _read(fields: Fields, routing: Routing) -> Features:
-    """Read the fields that both versions share."""
+    """Read the fields that V2 and V3 share."""
     heads = fields.whole("num_attention_heads")
     latent = LatentAttention(
         query_rank=fields.whole("q_lora_rank", None),
@@ -119,7 +119,7 @@ def _read(fields: Fields, routing: Routing) -> Features:
     fields.only("moe_layer_freq", 1)
     fields.only("sliding_window")
     fields.only("layer_types")
-    # transformers derives the first two from other fields. The rest affect training only: multi-token prediction is
+    # transformers derives the first two from other fields. The rest affect training only. Multi-token prediction is
     # left out, as in inference.
     fields.unused_options("head_dim", "qk_head_dim", "ep_size", "aux_loss_alpha", "seq_aux")
     fields.unused_options("num_nextn_predict_layers", "num_mtp_layers")
@@ -133,7 +133,7 @@ def _read(fields: Fields, routing: Routing) -> Features:
 
 
 def _attention(latent: LatentAttention, positions: RotaryPositions) -> Features:
-    """Return the features of latent attention; yarn's `mscale_all_dim` is a factor on queries and on keys."""
+    """Return the features of latent attention. YaRN's `mscale_all_dim` becomes a factor of the scores."""
     scale, scaling = None, positions.frequencies[0].scaling
     if isinstance(scaling, YarnRopeScaling) and scaling.mscale_all_dim is not None:
         dims = latent.nope_head_dim + latent.rope_head_dim
@@ -171,7 +171,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
 
 
 def write_experts(experts: Experts) -> dict[str, Any]:
-    """Return the fields of experts and their routing."""
+    """Return the config.json fields of experts and their routing."""
     return {
         "n_routed_experts": experts.count,
         "num_experts_per_tok": experts.num_active,
@@ -196,11 +196,11 @@ SHARED_EXPERT_NAMES = {
     "layers.shared_up": f"{_SHARED}.up_proj.weight",
     "layers.shared_down": f"{_SHARED}.down_proj.weight",
 }
-"""Names of DeepSeek-V3's experts, their router and the MLP that they share."""
+"""Weight names of DeepSeek-V3's experts, their router and the shared MLP."""
 
 
 def _yarn(mscale: float) -> YarnRopeScaling:
-    """Return the scaling of the models on Hugging Face, from 4k to 160k tokens."""
+    """Return the rotary scaling of the models on Hugging Face: 40 times the 4,096 tokens of pre-training."""
     return YarnRopeScaling(factor=40.0, original_max_seq_len=4096, mscale=mscale, mscale_all_dim=mscale)
 
 

@@ -17,22 +17,22 @@ Reader = Callable[[Fields], Features]
 
 
 Writer = Callable[[ModelConfig], dict[str, Any]]
-"""A function that returns the config.json of a model, in the form that the family's reader takes."""
+"""A function that returns the config.json of a model; the family's `Reader` reads it back."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """The tensor of a parameter in a Hugging Face checkpoint: its name, with {layer} and {expert} to be filled in.
-
-    A name without {expert} is a tensor with all experts of a layer in its first dim.
+    """Where a parameter is in a Hugging Face checkpoint: the tensor's name, and its layout in the tensor.
 
     Attributes:
-        is_transposed: whether it is stored [out, in], as in PyTorch's Linear; ours is [in, out].
-        part: (index, count) if the tensor holds several of our parameters along its output.
-        by_head: number of its first output dims over which the parts alternate: 1 head by head (GPT-NeoX), 2 if heads
-            are grouped; 0 if parts follow one another (GPT-2).
-        is_interleaved: whether the parts alternate column by column (gpt-oss).
-        is_convolution: whether it is a convolution of each channel [channels, 1, taps].
+        name: with {layer} and {expert} as placeholders. A tensor of expert weights whose name has no {expert} holds all
+            experts of a layer in its first dim.
+        is_transposed: whether the tensor is stored [out, in], as in PyTorch's Linear; our parameter is [in, out].
+        part: (index, count) if the tensor holds `count` of our parameters along its output.
+        by_head: how those parameters alternate along the output: 0, each is contiguous (GPT-2); 1, head by head
+            (GPT-NeoX); 2, head by head, if two dims number the heads (kv head, query heads that share it).
+        is_interleaved: whether those parameters alternate column by column (gpt-oss).
+        is_convolution: whether the tensor is a convolution of each channel, [channels, 1, taps].
     """
 
     name: str
@@ -44,7 +44,7 @@ class Published:
 
 
 Names = Mapping[str, Published]
-"""Map from our parameter paths, `layers.query` for any stack, to tensors of a Hugging Face checkpoint."""
+"""Our parameter path to its place in a Hugging Face checkpoint; `layers.query` is the query weight of any stack."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,8 @@ class PublishedFamily:
     """A family with models on Hugging Face.
 
     Attributes:
-        readers: functions that read a config.json, by its model_type.
-        write: returns the config.json of a model; None if the family can only be planned.
+        readers: the function that reads a config.json, by the file's model_type.
+        write: the function that returns a model's config.json; None if the family can only be planned.
         buffers: patterns of names of checkpoint tensors that are not parameters (`_keys_to_ignore_on_load_unexpected`
             of transformers).
     """
@@ -67,9 +67,10 @@ class PublishedFamily:
 
 
 def names_of(names: Mapping[str, str]) -> dict[str, Published]:
-    """Return a `Published` for each name: layer weights are Linears, stored [out, in]; vectors and tables are not.
+    """Return the `Published` of each parameter. names: our parameter path to the tensor's name.
 
-    Norms, biases and tables are recognised by our names.
+    Weights of matmuls are marked as stored [out, in]. Norms, biases and embedding tables, which our names tell, are
+    not.
     """
     found = {}
     for ours, theirs in names.items():
@@ -83,7 +84,10 @@ GATE_UP_PROJ = ("mlp.gate_up_proj", ("gate", "up"))
 
 
 def fused(names: Names, *modules: tuple[str, tuple[str, ...]]) -> dict[str, Published]:
-    """Return the names with some parameters one after the other in one tensor: (its module, our names) of each."""
+    """Return the names with some parameters of a layer fused into one tensor, one after another along its output.
+
+    modules: for each fused tensor, its module and our names of the parameters: `QKV_PROJ`, `GATE_UP_PROJ`.
+    """
     found = dict(names)
     for module, parts in modules:
         for index, ours in enumerate(parts):

@@ -39,7 +39,7 @@ WITHOUT_EFFECT: frozenset[str] = frozenset(
         *("max_position_embeddings", "pruned_heads"),
     )
 )
-"""Fields that change no forward pass in any family and are ignored."""
+"""Fields that do not change the forward pass of any family; they are ignored."""
 
 LATENT_DEFAULTS: Config = {
     "q_lora_rank": 1536,
@@ -227,7 +227,7 @@ LACKING: Mapping[str, tuple[str, ...]] = {
     "cohere2": ("mlp_bias", "qkv_bias"),
     "nemotron": ("qkv_bias", *_WINDOWS),
 }
-"""Fields that a family lacks in transformers although others have them; refused unless null or false."""
+"""By model_type, fields that other families have but this one lacks in transformers; refused unless null or false."""
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -244,7 +244,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 MOST = {"num_hidden_layers": 10_000, "n_layer": 10_000}
-"""Largest values of some fields (10^9 for others): a search over larger models would take too long."""
+"""Largest value of these fields; it is 10^9 for all others. A search over larger models would take too long."""
 
 LARGEST_NUMBER = 1e300
 """Upper limit of numbers; NaN and infinity exceed it."""
@@ -256,7 +256,13 @@ class Fields:
     """The fields of one config.json. Each method returns a field with a type check; it raises for another type."""
 
     def __init__(self, data: Config, *, name: str, family: str) -> None:
-        """Start with the fields of a file, `data`; missing ones get transformers' defaults (`DEFAULTS`)."""
+        """Take a file's fields and transformers' defaults (`DEFAULTS`) for missing ones. Raises for one in `LACKING`.
+
+        Args:
+            data: the fields of the file.
+            name: the model's name, for messages.
+            family: the file's model_type.
+        """
         data = {**DEFAULTS.get(family, {}), **data}
         self._data, self.name, self.family = data, name, family
         self._known: set[str] = set(WITHOUT_EFFECT)
@@ -289,14 +295,17 @@ class Fields:
         return found if found is default else self.above_zero(field, found)
 
     def flag(self, field: str, default: bool) -> bool:
-        """Return true or false."""
+        """Return a boolean field, or the default."""
         found = self.value(field, default)
         if isinstance(found, bool):
             return found
         raise self.refusal(field, "it takes true or false")
 
     def head_dim(self, embed: int, heads: int, *, has_field: bool = True) -> int:
-        """Return the head dim: its own field, or embed / heads, which must be a whole number."""
+        """Return the size of a head: the field `head_dim`, or else embed / heads. Raises if that is no whole number.
+
+        has_field: whether the family has the field.
+        """
         if has_field and (found := self.whole("head_dim", None)) is not None:
             return found
         if embed % heads:
@@ -314,7 +323,7 @@ class Fields:
         return found
 
     def layers(self, field: str, num_layers: int) -> list[int]:
-        """Return a list of layer numbers, counted from 0."""
+        """Return a field that lists layer numbers, counted from 0; [] if it is absent."""
         found = self.value(field, [])
         if isinstance(found, list) and all(type(one) is int and 0 <= one < num_layers for one in found):
             return found
@@ -355,12 +364,15 @@ class Fields:
         is_on: bool = True,
         kind: Literal["sliding", "chunked"] = "sliding",
     ) -> tuple[int | None, ...]:
-        """Return the sliding window of each layer as a cycle, None if it has none: by `layer_types` if present.
+        """Return the window of each layer in tokens, None for a layer without one, as the shortest repeating cycle.
+
+        The field `layer_types`, if present, decides which layers have the window.
 
         Args:
+            num_layers: the number of layers.
             every: without `layer_types`, every n-th layer has no window.
             full: without `layer_types`, the layers that have no window.
-            is_on: whether the window is used.
+            is_on: whether any layer has a window.
             kind: whether a window slides, or is a chunk of the sequence.
         """
         if kind == "chunked":
@@ -384,7 +396,7 @@ class Fields:
         return shortest_cycle(None if own == "full_attention" else window for own in types)
 
     def check_all_known(self) -> None:
-        """Raise for an unread field that has an effect (see the top of this file)."""
+        """Raise for a field that no method has read and that may have an effect (see the top of this file)."""
         unknown = [field for field in self._data if field not in self._known and self._data[field] not in (None, False)]
         if unknown:
             raise self.refusal(
@@ -396,21 +408,21 @@ class Fields:
         return MeshwrightError(f"the config.json of {self.name} has {field}={self._data.get(field)!r}; {reason}")
 
     def mapping(self, field: str) -> dict[str, Any]:
-        """Return an object; an empty one if the field is absent or null."""
+        """Return a field that is a JSON object; {} if the field is absent or null."""
         found = self.value(field, {})
         if not isinstance(found, Mapping):
             raise self.refusal(field, "it takes an object or null")
         return dict(found)
 
     def above_zero(self, field: str, found: Any) -> float:
-        """Return a field's value as a finite number above 0."""
+        """Return `found`, the value of a field, as a float. Raises unless it is a finite number above 0."""
         if isinstance(found, int | float) and not isinstance(found, bool) and 0 < found <= LARGEST_NUMBER:
             return float(found)
         raise MeshwrightError(f"the config.json of {self.name} has {field}={found!r}; it takes a number above 0")
 
 
 def activation_name(activation: Activation | ClampedSwiglu) -> str:
-    """Return the usual name of an activation function."""
+    """Return the name of an activation function as config.json files have it."""
     if isinstance(activation, ClampedSwiglu):
         return "silu"
     return {"gelu_tanh": "gelu_pytorch_tanh"}.get(activation, activation)

@@ -1,4 +1,4 @@
-"""Models of plans and runs from when each feature was a field of `ModelConfig`, as plain data in today's form."""
+"""Convert models saved by earlier versions, whose features were all fields of `ModelConfig`, to the present fields."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshwright.description.step.model import largest
 from meshwright.errors import MeshwrightError
 from meshwright.support.field_types import nested
 
-_MOVED = {
+_RENAMED = {
     "qkv_bias": "biases.qkv", "output_bias": "biases.output", "mlp_bias": "biases.mlp",
     "unembedding_bias": "biases.unembedding", "norm": "norms.kind", "norm_bias": "norms.has_bias",
     "norm_offset": "norms.offset", "norm_epsilon": "norms.epsilon", "embedding_norm": "norms.after_embedding",
@@ -18,7 +18,7 @@ _MOVED = {
     "residual_scale": "scales.residual", "attention_scale": "scales.attention", "logits_scale": "scales.logits",
     "attention_softcap": "scales.attention_softcap", "logits_softcap": "scales.logits_softcap",
 }  # fmt: skip
-"""Fields that moved into a part of the model."""
+"""Former field to its present dotted name; the value is unchanged."""
 
 _JOINED = {
     "pre_norms": True, "post_norms": False, "parallel_blocks": False, "shared_norm": False, "clamped_swiglu": None,
@@ -27,17 +27,22 @@ _JOINED = {
     "rotary_dims": 0, "rotary_interleaved": False, "unrotated_every": 0, "unrotated_layers": (),
     "sliding_window": None, "full_attention_every": 0, "full_attention_layers": (),
 }  # fmt: skip
-"""Fields of which several became one, and their defaults."""
+"""Former fields that `_joined` combines into fewer present ones, with their former defaults."""
 
 
-def in_parts(data: Any, path: str = "") -> Any:
-    """Return a model's plain data with its features in parts, also of earlier versions. path: as in `from_data`."""
-    former = (_MOVED.keys() | _JOINED.keys()) - {"positions", "parallel_blocks"}
-    parts = {place.partition(".")[0] for place in _MOVED.values()}
+def with_present_fields(data: Any, path: str = "") -> Any:
+    """Return a model's plain data with the present fields of `ModelConfig`; data that has them is unchanged.
+
+    Args:
+        data: the output of `dataclasses.asdict` of this or an earlier version.
+        path: the place of `data` in its file, for error messages.
+    """
+    former = (_RENAMED.keys() | _JOINED.keys()) - {"positions", "parallel_blocks"}
+    parts = {place.partition(".")[0] for place in _RENAMED.values()}
     if not isinstance(data, Mapping) or parts & data.keys() or not former & data.keys():
         return data
-    kept = {name: value for name, value in data.items() if name not in _MOVED.keys() | _JOINED.keys()}
-    moved = {place: data[name] for name, place in _MOVED.items() if name in data}
+    kept = {name: value for name, value in data.items() if name not in _RENAMED.keys() | _JOINED.keys()}
+    moved = {place: data[name] for name, place in _RENAMED.items() if name in data}
     try:
         found = nested(kept | moved | _joined({**_JOINED, **data}))
     except (KeyError, TypeError) as error:
@@ -48,7 +53,7 @@ def in_parts(data: Any, path: str = "") -> Any:
 
 
 def _joined(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that replace those of `_JOINED`, by dotted name."""
+    """Return the present fields that replace those of `_JOINED`, by dotted name. old: all former fields."""
     layers = range(max(1, min(old["num_layers"], largest("num_layers"))))
     listed, every = old["full_attention_layers"], min(old["full_attention_every"], largest("num_layers"))
     windows = [

@@ -17,7 +17,7 @@ NORMS = Norms(offset=1.0, epsilon=1e-6)
 
 
 def read_shared(fields: Fields, norms: Norms = NORMS, *, has_rope: bool = True) -> Features:
-    """Read the fields common to all versions of Gemma; norms, has_rope: as in `llama.read`."""
+    """Read the fields that all versions of Gemma have. norms, has_rope: as in `llama.read`."""
     fields.only("use_bidirectional_attention", False)
     features = llama.read(fields, norms=norms, has_rope=has_rope)
     return features | {
@@ -27,7 +27,7 @@ def read_shared(fields: Fields, norms: Norms = NORMS, *, has_rope: bool = True) 
 
 
 def read(fields: Fields) -> Features:
-    """Read Gemma. Its activation is GELU's tanh approximation, which files name in two ways or not at all."""
+    """Read Gemma. The activation is GELU's tanh approximation, whichever of two fields names it, or neither."""
     for field in ("hidden_act", "hidden_activation"):
         fields.only(field, "gelu", "gelu_pytorch_tanh")
     return read_shared(fields) | {"activation": "gelu_tanh"}

@@ -24,7 +24,7 @@ NAMES = names_of(
         "layers.mlp_post_norm": "model.layers.{layer}.post_feedforward_layernorm.weight",
     }
 )
-"""Gemma 2 uses the name of Llama's norm before the MLP for its norm after attention."""
+"""Weight names. Llama's name of the norm before the MLP is in Gemma 2 that of the norm after attention."""
 
 
 def read_capped(fields: Fields, *, every: int, has_rope: bool = True) -> Features:

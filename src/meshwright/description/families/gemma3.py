@@ -18,7 +18,7 @@ _LOCAL, _GLOBAL = Frequencies(theta=10_000.0), Frequencies(theta=1_000_000.0)
 
 
 def read(fields: Fields) -> Features:
-    """Read Gemma 3's text model, also with older names of the pattern and of theta in layers with a window."""
+    """Read Gemma 3's text model. Older names of the fields for windowed layers and their theta are read too."""
     every = fields.whole("sliding_window_pattern", 6)
     fields.unused_options("_sliding_window_pattern")  # transformers writes it and does not read it.
     features = gemma2.read_capped(fields, every=every, has_rope=False)

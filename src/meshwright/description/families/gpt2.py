@@ -18,7 +18,7 @@ BIASED: Features = {
     "norms": Norms(kind="layer", has_bias=True),
     "biases": Biases(qkv=True, output=True, mlp=True),
 }
-"""Features of the GPT families that differ from Llama's."""
+"""Features of GPT-2 and the families like it that differ from Llama's."""
 
 _FEATURES: dict[str, Any] = {
     **BIASED,
@@ -71,7 +71,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
 
 
 def _names() -> dict[str, Published]:
-    """Return GPT-2's weight names. Conv1D modules store [in, out], with queries, keys and values one after another."""
+    """Return GPT-2's weight names. Conv1D modules store [in, out]; one holds queries, then keys, then values."""
     modules = {
         "attention_norm": "ln_1",
         "mlp_norm": "ln_2",
@@ -85,7 +85,7 @@ def _names() -> dict[str, Published]:
         names[f"layers.{ours}"] = f"h.{{layer}}.{theirs}.weight"
         names[f"layers.{ours}_bias"] = f"h.{{layer}}.{theirs}.bias"
     found = {ours: Published(f"transformer.{theirs}") for ours, theirs in names.items()}
-    found["unembedding"] = Published("lm_head.weight", is_transposed=True)  # Where it is not the embedding.
+    found["unembedding"] = Published("lm_head.weight", is_transposed=True)  # In files with untied embeddings.
     for index, ours in enumerate(("query", "key", "value")):
         for suffix, kind in (("", "weight"), ("_bias", "bias")):
             path = f"transformer.h.{{layer}}.attn.c_attn.{kind}"

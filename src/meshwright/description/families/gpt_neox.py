@@ -23,11 +23,11 @@ GPT_NEOX = Family("gpt_neox")
 
 
 def read(fields: Fields) -> Features:
-    """Read GPT-NeoX; before transformers 5 the rotated part of a head is `rotary_pct`, and theta `rotary_emb_base`."""
+    """Read GPT-NeoX. Before transformers 5 the rotated part of a head is `rotary_pct`, and theta `rotary_emb_base`."""
     heads, embed = fields.whole("num_attention_heads"), fields.whole("hidden_size")
     bias = fields.flag("attention_bias", True)
     rope = read_rope(fields, theta_field="rotary_emb_base", partial=0.25, partial_field="rotary_pct")
-    # Names that other families have next to the rope parameters are not read.
+    # transformers does not read other families' names of these fields in a GPT-NeoX: refuse another value.
     fields.only("rope_theta", rope.frequencies.theta)
     fields.only("partial_rotary_factor", rope.partial)
     fields.only("is_decoder", False, True)
@@ -73,7 +73,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
 
 
 def _names() -> dict[str, Published]:
-    """Return GPT-NeoX's weight names. Queries, keys and values alternate head by head in one Linear."""
+    """Return GPT-NeoX's weight names. One Linear holds queries, keys and values, which alternate head by head."""
     modules = {
         "attention_norm": "input_layernorm",
         "mlp_norm": "post_attention_layernorm",

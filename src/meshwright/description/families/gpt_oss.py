@@ -18,10 +18,10 @@ _YARN = YarnRopeScaling(factor=32.0, original_max_seq_len=4096, truncate=False)
 
 
 def read(fields: Fields) -> Features:
-    """Read Llama's fields, and those of windows, experts and their activation."""
+    """Read Llama's fields, windows, experts and the experts' activation."""
     fields.only("hidden_act", "silu")
     fields.only("mlp_bias", False)
-    # Second names of fields that the file also has under other names.
+    # Duplicates: the file has these values under other names too.
     fields.unused_options("experts_per_token", "initial_context_length", "num_experts")
     features = llama.read(fields)
     experts = Experts(
@@ -60,7 +60,7 @@ _MLP = "model.layers.{layer}.mlp"
 
 
 def _names() -> dict[str, Published]:
-    """Return weight names. A layer's experts are one tensor [experts, in, out]; columns of gate and up alternate."""
+    """Return weight names. A layer's experts share a tensor [experts, in, out]; columns of gate and up alternate."""
     found = names_of(
         {
             **LLAMA_NAMES,

@@ -38,10 +38,11 @@ def read(
     """Read the fields that Llama and the families derived from it share.
 
     Args:
-        norms: the family's norms, without their epsilon.
-        has_rope, has_windows: False if the family reads rotary embedding or the kinds of its layers itself.
+        norms: the family's norms; epsilon is replaced by the file's.
+        has_rope: False if the family reads its rotary embedding itself.
+        has_windows: False if the family reads its windows itself.
         partial_field: as in `read_rope`.
-        norm_field: the field of the norms' epsilon.
+        norm_field: the config.json field with the norms' epsilon.
     """
     heads, embed = fields.whole("num_attention_heads"), fields.whole("hidden_size")
     layers, bias = fields.whole("num_hidden_layers"), fields.flag("attention_bias", False)
@@ -66,7 +67,7 @@ def read(
 
 
 def read_ministral3(fields: Fields) -> Features:
-    """Read Ministral 3: Mistral whose queries are scaled by their position, with a factor among yarn's fields."""
+    """Read Ministral 3: Mistral with queries scaled by their position; the factor is one of YaRN's fields."""
     features = read(fields)
     (frequencies,) = features["positions"].frequencies
     if not frequencies.query_scaling:
@@ -89,7 +90,12 @@ def write_shared(
 ) -> dict[str, Any]:
     """Return the fields of config.json that Llama and the families derived from it share.
 
-    others: those of `optional` below that the family has too.
+    Args:
+        model: the model.
+        kind: the `model_type`.
+        architecture: the only entry of `architectures`.
+        others: fields of `optional` below to add.
+        norm_field: the field for the norms' epsilon.
     """
     frequencies, share = frequencies_of(model), rotary_share(model)
     optional = {
@@ -98,7 +104,7 @@ def write_shared(
         "mlp_bias": model.biases.mlp,
         "sliding_window": model.attention.window,
         "layer_types": layer_types(model),
-        "pad_token_id": None,  # By default a token of a larger vocabulary.
+        "pad_token_id": None,  # transformers' default may be outside a small vocabulary.
     }
     return {
         "architectures": [architecture],
@@ -121,13 +127,16 @@ def write_shared(
 
 
 def layer_types(model: ModelConfig, windowed: str = "sliding_attention") -> list[str]:
-    """Return the kind of attention of each layer, by transformers' name. windowed: that of layers with a window."""
+    """Return transformers' name of each layer's attention: `full_attention`, or `windowed` if it has a window."""
     windows = of_layers(model.attention.windows, range(model.num_layers))
     return ["full_attention" if window is None else windowed for window in windows]
 
 
 def preset(name: str, sizes: tuple[int, int, int, int, int, int], family: Family = LLAMA, **more: Any) -> ModelConfig:
-    """Return a model by name; sizes: layers, embed, mlp, heads, kv heads, vocab. Heads have 128 dims by default."""
+    """Return a model config with these sizes: layers, embed, mlp, heads, kv heads, vocab.
+
+    more: other fields of `ModelConfig`; head_dim is 128 by default.
+    """
     layers, embed, mlp, heads, kv_heads, vocab = sizes
     return ModelConfig(
         name=name,
@@ -144,7 +153,7 @@ def preset(name: str, sizes: tuple[int, int, int, int, int, int], family: Family
 
 
 TINY = (2, 128, 384, 8, 8, 256)
-"""Sizes of the tiny presets: a vocab of bytes, and 8 kv heads, so that tp may be 8."""
+"""Sizes of the tiny presets, as in `preset`: a vocab of bytes, and 8 kv heads, so that tp may be 8."""
 
 FAMILY = PublishedFamily(
     family=LLAMA,

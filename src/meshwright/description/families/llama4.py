@@ -1,8 +1,8 @@
-"""Llama 4's text model: dense layers may alternate with layers of experts, and layers without positions with others.
+"""Llama 4's text model: a cycle of dense and MoE layers, and a cycle of layers with and without rotary embedding.
 
-Layers with rotary embedding attend within chunks of the sequence and normalise queries and keys; those without attend
-to all tokens, with queries scaled by their position (https://ai.meta.com/blog/llama-4-multimodal-intelligence, and the
-code in transformers). A token's one expert reads it times the sigmoid of its router logit.
+Layers with rotary embedding attend within chunks of the sequence and normalise queries and keys. Layers without it
+attend to all tokens, with queries scaled by their position (https://ai.meta.com/blog/llama-4-multimodal-intelligence,
+and the code in transformers). Each token has one expert; its input is multiplied by the sigmoid of its router logit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROUTING = Routing(scores="sigmoid", is_normed=False, scales_input=True)
 
 
 def read(fields: Fields) -> Features:
-    """Read Llama's fields, the layers with experts, chunks, and the layers without rotary embedding."""
+    """Read Llama's fields, experts, chunked attention, and which layers have experts, chunks and rotary embedding."""
     features = llama.read(fields, has_windows=False)
     layers = features["num_layers"]
     rotates = rotated_layers(fields, layers, is_empty_default=True)
@@ -55,7 +55,7 @@ def read(fields: Fields) -> Features:
 
 
 def _read_experts(fields: Fields, num_layers: int) -> Experts:
-    """Read the experts of `moe_layers`, or else of every n-th layer, and the MLP beside them."""
+    """Read the experts and the shared MLP beside them, in the layers of `moe_layers`, or else in every n-th layer."""
     step, width = fields.whole("interleave_moe_layer_step", 1), fields.whole("intermediate_size")
     listed = fields.value("moe_layers", None) is not None
     own = fields.layers("moe_layers", num_layers) if listed else range(step - 1, num_layers, step)
@@ -96,7 +96,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
 
 
 def _names() -> dict[str, Published]:
-    """Return weight names: a layer's experts are one tensor [experts, in, out], gate and up one after the other."""
+    """Return weight names. All experts of a layer are in one tensor [experts, in, out], gate before up."""
     mlp = "model.layers.{layer}.feed_forward"
     moved = {
         ours: theirs.replace("model.layers.{layer}.mlp", mlp)
@@ -111,14 +111,19 @@ def _names() -> dict[str, Published]:
 
 
 def _positions(scaling: Llama3RopeScaling | None) -> RotaryPositions:
-    """Return the positions of the released models: none in every fourth layer."""
+    """Return the positions of the released models: every fourth layer has no rotary embedding."""
     of_queries = QueryScaling(beta=0.1, length=8192, offset=1)
     positions = replace(rotary(500_000.0, scaling), is_interleaved=True)
     return rotated_where(positions, (True, True, True, False), of_queries=of_queries)
 
 
 def _attention(chunk: int, *, has_norm: bool) -> AttentionConfig:
-    """Return the attention of the released models: in chunks, but in every fourth layer."""
+    """Return the attention of the released models: every fourth layer attends to all tokens, the others in chunks.
+
+    Args:
+        chunk: tokens of a chunk.
+        has_norm: whether queries and keys are normalised.
+    """
     norm = "rotated head, unscaled" if has_norm else None
     return AttentionConfig(windows=(chunk, chunk, chunk, None), is_chunked=True, qk_norm=norm)
 

@@ -1,4 +1,4 @@
-"""Models by name or by the path of a config.json, and the sequence length that each was trained on."""
+"""Load a model by a preset's name or the path of a config.json; look up its training sequence length."""
 
 from __future__ import annotations
 
@@ -28,17 +28,20 @@ SEQ_LENS: Mapping[str, int] = {
     "gemma-7b": 8192,
     "gemma2-9b": 8192,
 }
-"""Sequence length in pre-training according to the presets' papers; Mixtral's is Mistral 7B's (arXiv:2310.06825)."""
+"""Tokens of a sequence in pre-training, by preset, from its paper; Mixtral's is Mistral 7B's (arXiv:2310.06825)."""
 
 
 def usual_seq_len(model: ModelConfig) -> int:
-    """Return the default sequence length: that of training, all learned positions, or 2048."""
+    """Return the default sequence length of a plan.
+
+    It is the first known of: the preset's length in pre-training, the number of learned positions, 2048.
+    """
     positions = model.positions
     return SEQ_LENS.get(model.name) or (positions.rows if isinstance(positions, LearnedPositions) else 2048)
 
 
 def trained_seq_len(name: str) -> int:
-    """Return the training sequence length of a preset or `config.json`; 0 if unknown."""
+    """Return the pre-training sequence length of a preset or of a `config.json`, in tokens; 0 if unknown."""
     path = _config_path(name)
     if path is None:
         return SEQ_LENS.get(name.lower(), 0)
@@ -65,22 +68,22 @@ def load_model(name: str) -> ModelConfig:
 
 
 def _config_path(name: str) -> Path | None:
-    """Return the path of a `config.json`, given itself or its folder; None if there is none."""
+    """Return the path of a `config.json`; None if there is no such file. name: the path of the file or its folder."""
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     return path if path.is_file() else None
 
 
 def _model_name(path: Path) -> str:
-    """Return the name of the model in a file: that of its folder for `config.json`, else the file's own."""
+    """Return a model name for a file: its folder's name for `config.json`, else the file's name without suffix."""
     return path.parent.name if path.name == "config.json" and path.parent.name else path.stem
 
 
 class _TwiceError(Exception):
-    """A field that is in one object twice."""
+    """A JSON object has a field twice."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. Raises if it has a field twice."""
+    """Return a JSON object from its (name, value) pairs. Raises if a name occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

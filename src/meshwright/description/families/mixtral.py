@@ -14,7 +14,7 @@ MIXTRAL = Family("mixtral")
 
 
 def read(fields: Fields) -> Features:
-    """Read Llama's fields, and the experts."""
+    """Read Llama's fields and the experts."""
     experts = Experts(
         count=fields.whole("num_local_experts"),
         num_active=fields.whole("num_experts_per_tok"),

@@ -23,7 +23,7 @@ PHI3 = Family("phi3")
 
 
 def read(fields: Fields) -> Features:
-    """Read Llama's fields, dropout, and longrope's original length, which is a field next to the scaling."""
+    """Read Llama's fields. Dropout is ignored; longrope's original length is a field beside `rope_scaling`."""
     fields.unused_options("resid_pdrop", "embd_pdrop", "original_max_position_embeddings")
     features = llama.read(fields, partial_field="partial_rotary_factor")
     (frequencies,) = features["positions"].frequencies

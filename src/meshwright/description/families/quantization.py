@@ -1,5 +1,6 @@
-"""Quantised weights in a config.json: GPTQ and AWQ in 4 bits, block-wise fp8 and gpt-oss's MXFP4 are dequantised on
-loading; others raise.
+"""Check how the weights of a config.json are quantised.
+
+GPTQ and AWQ in 4 bits, block-wise fp8 and gpt-oss's MXFP4 are dequantised on loading; others raise.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ def check_quantization(fields: Fields) -> None:
 
 
 def quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config.json's `quantization_config`, of a model of text and images its text's; empty without one."""
+    """Return the `quantization_config` of a config.json, or else of its `text_config`; empty if neither has one."""
     return config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
 
 
 def fp8_block(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the size [outputs, inputs] of the blocks that have one scale each; None if the file does not state it."""
+    """Return the (outputs, inputs) of a block of fp8 weights with one scale; None if the file does not state them."""
     match quantization.get("weight_block_size"):
         case [int(rows), int(columns)] if rows >= 1 and columns >= 1:
             return rows, columns
@@ -47,7 +48,7 @@ def fp8_block(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _check_int4(fields: Fields, method: str, found: Mapping[str, Any]) -> None:
-    """Raise unless weights of GPTQ or AWQ are in 4 bits and in a layout that is read (`execution.weights.int4`)."""
+    """Raise unless weights of GPTQ or AWQ have 4 bits and a layout that `execution.weights.int4` reads."""
     if found.get("bits", found.get("w_bit")) != 4:
         raise fields.refusal("quantization_config", f"{method} is read in 4 bits, not {found.get('bits')!r}")
     if method == "awq" and str(found.get("version", "gemm")).lower() != "gemm":

@@ -24,7 +24,7 @@ def read(fields: Fields) -> Features:
 
 
 def windows_of(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Return the window if `use_sliding_window` is true: in layers from `max_window_layers` on."""
+    """Return each layer's window, as `Fields.windows` does: if enabled, layers from `max_window_layers` on have it."""
     is_on = fields.flag("use_sliding_window", False)
     first = fields.whole("max_window_layers", 0, least=0)
     # If a file names the kind of each layer, transformers ignores max_window_layers.
@@ -56,9 +56,11 @@ def read_experts(fields: Fields, features: Features) -> Features:
 
 
 def layers_with_experts(sparse: Sequence[bool]) -> Features:
-    """Return the fields of `Experts` for whether each layer has experts: the shortest cycle after first dense layers.
+    """Return `num_dense_layers` and `layers` of `Experts`; `num_dense_layers` is chosen so that the cycle is shortest.
 
-    A cycle that is cut within the last repetition counts as one of all its layers.
+    A cycle that the last layer cuts short counts as long as all layers after the dense ones.
+
+    sparse: whether each layer has experts.
     """
 
     def cycle(num_dense: int) -> tuple[bool, ...]:
@@ -73,7 +75,7 @@ def layers_with_experts(sparse: Sequence[bool]) -> Features:
 
 
 def read_moe(fields: Fields) -> Features:
-    """Read Qwen2-MoE. If windows are on, layers 0, 2, 4 … below `max_window_layers` have one."""
+    """Read Qwen2-MoE. If windows are enabled, layers 0, 2, 4 … below `max_window_layers` have one."""
     features = llama.read(fields)
     layers, is_on = features["num_layers"], fields.flag("use_sliding_window", False)
     last = fields.whole("max_window_layers", 28, least=0)
@@ -104,7 +106,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
 
 
 def write_experts(model: ModelConfig, experts: Experts) -> dict[str, Any]:
-    """Return the fields of a model's experts."""
+    """Return the config.json fields of a model's experts."""
     return {
         "num_experts": experts.count,
         "num_experts_per_tok": experts.num_active,
@@ -116,7 +118,7 @@ def write_experts(model: ModelConfig, experts: Experts) -> dict[str, Any]:
 
 
 def write_windows(model: ModelConfig) -> dict[str, Any]:
-    """Return the fields of the window, disabled if the model has none."""
+    """Return the config.json fields of the window; it is disabled if the model has none."""
     if (window := model.attention.window) is None:
         return {"use_sliding_window": False}
     windows = {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 0}

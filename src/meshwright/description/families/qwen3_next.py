@@ -1,4 +1,4 @@
-"""Qwen3-Next: three layers with the gated delta rule for each one with attention, whose output has a gate.
+"""Qwen3-Next: of every four layers, three have the gated delta rule and one has attention with a gated output.
 
 Gated DeltaNet is arXiv:2412.06464; the model's own description is the code in transformers and qwen.ai/blog (2025).
 """
@@ -37,9 +37,9 @@ NORMS = Norms(epsilon=1e-6, offset=1.0)
 
 
 def read(fields: Fields) -> Features:
-    """Read Llama's fields, the layers with linear attention, and the experts, always with a gated shared one."""
+    """Read Llama's fields, linear attention and its layers, and the experts, always with a gated shared MLP."""
     features = llama.read(fields, norms=NORMS, has_windows=False, partial_field="partial_rotary_factor")
-    # The convolutions have the same activation; they are known with this one.
+    # The convolutions use the same activation, and are only supported with SiLU.
     fields.only("hidden_act", "silu", "swish")
     heads, value_heads = fields.whole("linear_num_key_heads"), fields.whole("linear_num_value_heads")
     if value_heads % heads:
@@ -60,7 +60,10 @@ def read(fields: Fields) -> Features:
 
 
 def _linear_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """Return whether each layer has linear attention, as a cycle: by `layer_types`, or all but every n-th."""
+    """Return whether each layer has linear attention, as the shortest cycle.
+
+    `layer_types` decides, or else every `full_attention_interval`-th layer has attention instead.
+    """
     types, every = fields.value("layer_types", None), fields.whole("full_attention_interval")
     if types is None:
         types = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(num_layers)]
@@ -92,7 +95,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
 
 
 def _names() -> dict[str, Published]:
-    """Return Qwen3-Next's weight names; parts of one tensor alternate by the heads that they belong to."""
+    """Return Qwen3-Next's weight names. Parameters that share a tensor alternate head by head."""
     linear = "model.layers.{layer}.linear_attn"
     names = names_of({**LLAMA_NAMES, **EXPERT_NAMES, **SHARED_EXPERT_NAMES}) | {
         "layers.linear_norm": Published(f"{linear}.norm.weight"),

@@ -27,7 +27,7 @@ from meshwright.description.families import (
 from meshwright.description.families.comparison import differences
 from meshwright.description.families.family import PublishedFamily
 from meshwright.description.families.fields import Config, Fields
-from meshwright.description.families.former import in_parts
+from meshwright.description.families.former import with_present_fields
 from meshwright.description.families.quantization import check_quantization
 from meshwright.description.families.variants import (
     cohere2,
@@ -72,17 +72,20 @@ _BY_TYPE = {kind: published for published in PUBLISHED for kind in published.rea
 
 
 def model_from_data(data: Any, path: str = "") -> ModelConfig:
-    """Return the model that `dataclasses.asdict` turned into `data`, also in earlier versions. path: as there."""
-    return from_data(ModelConfig, in_parts(data, path), path, {Family: _family_from_data})
+    """Return the model that `dataclasses.asdict` of this or an earlier version turned into `data`.
+
+    path: the place of `data` in its file, for error messages.
+    """
+    return from_data(ModelConfig, with_present_fields(data, path), path, {Family: _family_from_data})
 
 
 def workload_from_data(data: Any, path: str = "") -> Workload:
-    """Return the workload that `dataclasses.asdict` turned into `data`. path: as in `from_data`."""
+    """Return the workload that `dataclasses.asdict` turned into `data`. path: as in `model_from_data`."""
     return from_data(Workload, data, path, {Model: model_from_data})
 
 
 def serving_from_data(data: Any, path: str = "") -> Serving:
-    """Return the `Serving` that `dataclasses.asdict` turned into `data`. path: as in `from_data`."""
+    """Return the `Serving` that `dataclasses.asdict` turned into `data`. path: as in `model_from_data`."""
     return from_data(Serving, data, path, {ModelConfig: model_from_data})
 
 
@@ -126,21 +129,21 @@ def model_from_hugging_face(data: Config, *, name: str) -> ModelConfig:
 
 
 def published_of(model: ModelConfig) -> PublishedFamily | None:
-    """Return the family of a model with its names on Hugging Face; None if they are not known."""
+    """Return a model's family with its config.json and weight names; None if it has none on Hugging Face."""
     return next((known for known in PUBLISHED if known.family == model.family), None)
 
 
 def hugging_face_config(model: ModelConfig) -> dict[str, Any]:
-    """Return the config.json of a model, from which `model_from_hugging_face` reads the same model.
+    """Return the config.json of a model; `model_from_hugging_face` reads the same model from it.
 
     Raises:
-        MeshwrightError: no family of Hugging Face describes all features of the model.
+        MeshwrightError: no Hugging Face family can express all features of the model.
     """
     published = published_of(model)
     written = published.write(model) if published and published.write else {}
     read = model_from_hugging_face(written, name=model.name) if written else None
     if read is not None and model.experts and all(map(model.experts.are_in, range(model.num_layers))):
-        model = replace(model, mlp=read.mlp)  # No layer has a plain MLP.
+        model = replace(model, mlp=read.mlp)  # Its width is not in the file, because no layer has a dense MLP.
     if read != model:
         wrong = {} if read is None else differences(model, read)
         which = next((f": {name}={value} has no field there" for name, (value, _) in wrong.items()), "")

@@ -42,7 +42,7 @@ SCALING_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 class Rope(NamedTuple):
-    """Rotary embedding of a config; partial: fraction of a head's dims that is rotated."""
+    """Rotary embedding as a config.json has it. partial: fraction of a head's dims that is rotated."""
 
     frequencies: Frequencies
     partial: float
@@ -59,14 +59,16 @@ def read_rope(
 ) -> Rope:
     """Read theta, scaling and the rotated fraction of a head.
 
-    As in transformers, `rope_scaling` replaces `rope_parameters`; if these differ by kind of layer, it extends those of
-    full attention.
+    As in transformers, `rope_scaling` replaces `rope_parameters`. If `rope_parameters` has an object for each kind of
+    layer, `rope_scaling` extends the object of full attention.
 
     Args:
-        layer_type: kind of layer whose parameters to read, if kinds have their own.
-        theta, partial: defaults.
-        theta_field, partial_field: fields outside the parameters; families without a `partial_field` rotate whole
-            heads.
+        fields: the file.
+        layer_type: the kind of layer to read, if kinds have their own parameters.
+        theta: the default theta.
+        theta_field: the top-level field with theta.
+        partial: the default fraction of a head that is rotated.
+        partial_field: the top-level field with that fraction; None if the family always rotates whole heads.
     """
     given, scaling = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
     if layer_type is None:
@@ -97,17 +99,19 @@ def read_rope(
 
 
 def read_rotary(fields: Fields, head_dim: int, *, partial_field: str | None = None) -> RotaryPositions:
-    """Read the rotary embedding of a model whose layers have the same. partial_field: as in `read_rope`."""
+    """Read a rotary embedding that is the same in all layers. partial_field: as in `read_rope`."""
     rope = read_rope(fields, partial_field=partial_field)
     return RotaryPositions(frequencies=(rope.frequencies,), dims=read_rotary_dims(fields, rope, head_dim))
 
 
 def read_rotary_by_window(fields: Fields, features: Features, *, theta: float, local_theta: float) -> RotaryPositions:
-    """Read the rotary embedding of a model whose layers with a window have frequencies of their own.
+    """Read a rotary embedding whose frequencies differ between layers with and without a window.
 
     Args:
-        features: those read so far, with windows.
-        theta, local_theta: defaults of layers without and with a window.
+        fields: the file.
+        features: the features read so far, which include the windows.
+        theta: default for layers without a window.
+        local_theta: default for layers with a window.
     """
     full = read_rope(fields, "full_attention", theta=theta)
     local = read_rope(fields, "sliding_attention", theta=local_theta, theta_field="rope_local_base_freq").frequencies
@@ -121,9 +125,11 @@ def read_rotary_by_window(fields: Fields, features: Features, *, theta: float, l
 
 
 def rotated_layers(fields: Fields, num_layers: int, *, is_empty_default: bool = False) -> list[bool]:
-    """Read whether each layer has rotary embedding: by `no_rope_layers`, or all but every n-th.
+    """Return whether each layer has rotary embedding.
 
-    is_empty_default: whether an empty list stands for the default.
+    The field `no_rope_layers` decides; by default, all have it except every `no_rope_layer_interval`-th.
+
+    is_empty_default: whether an empty list means the default.
     """
     every = fields.whole("no_rope_layer_interval", 4)
     default = [int((layer + 1) % every != 0) for layer in range(num_layers)]
@@ -140,9 +146,12 @@ def rotated_layers(fields: Fields, num_layers: int, *, is_empty_default: bool = 
 def rotated_where(
     positions: RotaryPositions, rotates: Iterable[bool], of_queries: QueryScaling | None = None
 ) -> RotaryPositions:
-    """Return the positions with rotary embedding only in the layers for which `rotates`, of all layers, is true.
+    """Return the positions with rotary embedding only in some layers.
 
-    of_queries: the scaling of queries in the other layers.
+    Args:
+        positions: positions whose layers all have the same frequencies.
+        rotates: for each layer of the model, whether it has rotary embedding.
+        of_queries: the scaling of queries in layers without it.
     """
     (rotated,) = positions.frequencies
     identity = Frequencies(theta=rotated.theta, is_identity=True, of_queries=of_queries)
@@ -150,7 +159,7 @@ def rotated_where(
 
 
 def read_rotary_dims(fields: Fields, rope: Rope, head_dim: int) -> int:
-    """Return how many dims of a head, from the first, are rotated; 0 for all."""
+    """Return the number of dims of a head that are rotated, counted from the first; 0 means all."""
     dims = int(head_dim * rope.partial)
     if not 1 <= dims <= head_dim or (dims % 2 and dims == head_dim):
         raise MeshwrightError(
@@ -162,7 +171,10 @@ def read_rotary_dims(fields: Fields, rope: Rope, head_dim: int) -> int:
 
 
 def frequencies_of(model: ModelConfig, *, has_window: bool = False) -> Frequencies:
-    """Return the rotary frequencies of layers with or without a window, of others if no such layer is rotated."""
+    """Return the rotary frequencies of layers with or without a window (`has_window`).
+
+    If no such layer is rotated, return those of another layer.
+    """
     positions = model.positions if isinstance(model.positions, RotaryPositions) else RotaryPositions()
     layers = range(model.num_layers)
     by_layer = zip(of_layers(positions.frequencies, layers), of_layers(model.attention.windows, layers), strict=True)
@@ -170,13 +182,13 @@ def frequencies_of(model: ModelConfig, *, has_window: bool = False) -> Frequenci
 
 
 def rotary_share(model: ModelConfig) -> dict[str, Any]:
-    """Return the rotated fraction of a head as a field of a config.json."""
+    """Return the config.json field with the rotated fraction of a head."""
     dims = model.positions.dims if isinstance(model.positions, RotaryPositions) else 0
     return {"partial_rotary_factor": (dims or model.head_dim) / model.head_dim}
 
 
 def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScaling | None:
-    """Return the scaling of rotary frequencies; `found` are its fields."""
+    """Return the scaling of rotary frequencies of a kind; None for `default`. found: the fields of the scaling."""
     _check_scaling_fields(fields, kind, found)
 
     def number(field: str, default: Any = None) -> Any:
@@ -244,11 +256,11 @@ def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScali
 def _check_scaling_fields(fields: Fields, kind: str, found: Mapping[str, Any]) -> None:
     """Raise for an unknown or a missing field of this kind of scaling."""
     needed, optional = SCALING_FIELDS[kind]
-    # transformers writes the original length of every kind.
+    # transformers writes the original length for every kind of scaling.
     ignored = {ORIGINAL}
     if kind == "yarn" and fields.family == "ministral3":
         optional = (*optional, QUERY_BETA)
-        # A copy of the top-level field, without effect.
+        # A copy of the top-level field of that name, without effect.
         ignored.add("max_position_embeddings")
     extra, absent = set(found) - {*needed, *optional} - ignored, set(needed) - set(found)
     if extra or absent:
@@ -261,7 +273,10 @@ def _check_scaling_fields(fields: Fields, kind: str, found: Mapping[str, Any]) -
 
 
 def _original_length(fields: Fields, found: Mapping[str, Any]) -> int:
-    """Return the original training length: a field next to the scaling, or in it, or else `max_position_embeddings`."""
+    """Return the sequence length before scaling, in tokens.
+
+    It is a field beside the scaling or in it (`found`), or else `max_position_embeddings`.
+    """
     beside = fields.whole(ORIGINAL, None)
     if beside is None and ORIGINAL not in found:
         return fields.whole("max_position_embeddings")
@@ -299,7 +314,7 @@ def rope_parameters(frequencies: Frequencies) -> dict[str, Any]:
 
 
 def rope_by_layer(model: ModelConfig) -> dict[str, Any]:
-    """Return `rope_parameters` as a field, for layers that attend to all keys and for layers with a window."""
+    """Return the field `rope_parameters` with an object each for layers without and with a window."""
     return {
         "rope_parameters": {
             "full_attention": rope_parameters(frequencies_of(model)),
@@ -309,7 +324,7 @@ def rope_by_layer(model: ModelConfig) -> dict[str, Any]:
 
 
 def longest_sequence(model: ModelConfig) -> dict[str, Any]:
-    """Return `max_position_embeddings` as a field if the rotary scaling determines it, else no fields."""
+    """Return the field `max_position_embeddings` if the rotary scaling determines it; else {}."""
     match frequencies_of(model).scaling:
         case None | LinearRopeScaling():
             return {}

@@ -21,20 +21,20 @@ TEXT_DEFAULTS: Mapping[str, Config] = {
     "llama4": {"model_type": "llama4_text"},
     "mistral3": {"model_type": "mistral", "sliding_window": None},
 }
-"""Defaults of transformers for missing fields of a text part, by the whole model's model_type."""
+"""By the whole model's model_type: transformers' defaults for missing fields of its text model."""
 
 OUTER = ("quantization_config", "tie_word_embeddings", "dtype", "torch_dtype", "eos_token_id", "bos_token_id")
-"""Fields next to a text part that apply to it unless it has its own."""
+"""Top-level fields that apply to the text model unless `text_config` has them too."""
 
 _TEXT = re.compile(r"^(?:language_model\.|model\.language_model\.)")
 _OTHER = re.compile(r"^(?:model\.)?(vision_tower|vision_model|visual|multi_modal_projector|image_newline)\b")
 
 
 def text_config(data: Config, *, name: str) -> Config:
-    """Return the config of the text part if `data` is a multimodal model's config; else `data` itself.
+    """Return the config of the text model if `data` is a multimodal model's config; else `data` itself.
 
     Raises:
-        MeshwrightError: the text part is not an object.
+        MeshwrightError: `text_config` is not an object.
     """
     kind = str(data.get("model_type"))
     if "text_config" not in data or kind not in TEXT_DEFAULTS:
@@ -47,9 +47,9 @@ def text_config(data: Config, *, name: str) -> Config:
 
 
 class TextNames(NamedTuple):
-    """Tensor names of a text part.
+    """Tensor names of the text model in a multimodal checkpoint.
 
-    names: map from names in a text-only model to names in the file. left_out: tensors of other parts.
+    names: name in a text-only model to name in the file. left_out: the file's other parts, such as `vision_tower`.
     """
 
     names: dict[str, str]
@@ -57,7 +57,7 @@ class TextNames(NamedTuple):
 
 
 def text_names(names: Iterable[str]) -> TextNames:
-    """Return the names of a checkpoint's text-model tensors, with their prefix removed, and the parts left out.
+    """Separate the text model's tensors of a checkpoint from its other parts. names: all tensors of the file.
 
     If no name begins with `language_model.` or `model.language_model.`, all names are returned unchanged.
     """
@@ -71,6 +71,6 @@ def text_names(names: Iterable[str]) -> TextNames:
 
 
 def _text_name(name: str) -> str:
-    """Return the name in a text-only model: `model.x` or `lm_head.x`, without `language_model`."""
+    """Return a tensor's name in a text-only model: `model.x` or `lm_head.x`, without `language_model`."""
     whole = "model.language_model."
     return f"model.{name.removeprefix(whole)}" if name.startswith(whole) else name.removeprefix("language_model.")

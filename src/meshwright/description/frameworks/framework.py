@@ -24,30 +24,30 @@ class Framework:
     """How a training framework runs a step, and the meaning of its terms and option names."""
 
     title: str
-    words: tuple[str, ...]  # Texts in lower case that name it, such as parts of addresses.
+    words: tuple[str, ...]  # Lower-case texts by which `find_framework` recognises it, such as parts of URLs.
     is_jax: bool = False
     profile: FrameworkProfile = XLA
-    strategy: Mapping[str, Any] = field(default_factory=dict[str, Any])  # Fields of `Strategy` that its steps have.
+    strategy: Mapping[str, Any] = field(default_factory=dict[str, Any])  # Values it fixes, by field of `Strategy`.
     attention: Mapping[str, Attention] = field(default_factory=dict[str, Attention])  # Kernel, by kind of chip.
-    # The meaning of each word of its remat policies; the first word found in a text counts.
+    # The framework's word for a remat policy to our policy; the first word that occurs in a text decides.
     remat: Mapping[str, Remat] = field(default_factory=dict[str, Remat])
-    # Its names of values that a policy may save, each with ours, such as `query key value`.
+    # The framework's name of values that a policy can save to our names of them, such as `query key value`.
     saved: Mapping[str, str] = field(default_factory=dict[str, str])
-    always_fuses_attention: bool = False  # Even on chips older than fused attention.
-    most_zero_stage: Literal[0, 1, 2, 3] = 3  # Highest ZeRO stage that it has.
-    most_zero_stage_with_pp: Literal[0, 1, 2, 3] = 3  # Highest ZeRO stage under a pipeline.
+    always_fuses_attention: bool = False  # Whether it fuses attention even on chips older than fused kernels.
+    most_zero_stage: Literal[0, 1, 2, 3] = 3  # Highest ZeRO stage that it supports.
+    most_zero_stage_with_pp: Literal[0, 1, 2, 3] = 3  # Highest ZeRO stage that it supports with pipeline stages.
     # Default number of virtual stages in an interleaved schedule: the fewest or the most that the layers allow.
     virtual_stages: Literal["fewest", "most"] = "fewest"
 
 
 def framework_names() -> tuple[str, ...]:
-    """Return the names of the known frameworks in alphabetical order; reads no file."""
+    """Return the names of the known frameworks in alphabetical order, without reading their files."""
     return tuple(sorted(path.stem for path in DATA.glob("*.toml")))
 
 
 @cache
 def load_framework(name: str) -> Framework:
-    """Load a framework by name, as `megatron-core`. Raises for an unknown name, with the nearest known ones."""
+    """Load a framework by name, such as `megatron-core`. The error for an unknown name suggests the nearest ones."""
     if name not in framework_names():
         near = did_you_mean(near_names(name, framework_names()))
         raise MeshwrightError(f"no framework {name!r}; {near}known are {', '.join(framework_names())}")
@@ -64,16 +64,18 @@ def load_framework(name: str) -> Framework:
 
 
 def _has_source(entry: Mapping[str, Any], name: str, key: str) -> bool:
-    """Return True if a field names its source; raise otherwise."""
+    """Return True if a field of a framework's file has a `source`; raise otherwise. entry: the field; key: its name."""
     if not entry.get("source"):
         raise MeshwrightError(f"{name}.toml: {key} has no source")
     return True
 
 
 def framework_fields(name: str | None, kind: str) -> dict[str, Any]:
-    """Return the fields of `Strategy` that a framework fixes on a kind of chip, `tpu`, `gpu` or `cpu`.
+    """Return the fields of `Strategy` that a framework fixes, and their values, on a kind of chip.
 
-    name: None for meshwright, which fixes none.
+    Args:
+        name: the framework; None for meshwright, which fixes none.
+        kind: `tpu`, `gpu` or `cpu`.
     """
     if name is None:
         return {}
@@ -84,7 +86,10 @@ def framework_fields(name: str | None, kind: str) -> dict[str, Any]:
 
 
 def find_framework(*texts: str) -> str | None:
-    """Return the framework named in the first text that names any; the longest name counts. None if there is none."""
+    """Return the name of the framework that the first of the texts mentions; None if no text mentions one.
+
+    If a text mentions several, the longest of their `words` decides.
+    """
     for text in texts:
         found = [
             (len(word), name)

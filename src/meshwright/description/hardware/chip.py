@@ -1,4 +1,4 @@
-"""The data of a chip and its fabric, as read from its TOML file."""
+"""The data of a chip and its network, as read from its TOML file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from meshwright.errors import MeshwrightError
 MEMORY_HEADROOM = {"tpu": 0.0798, "gpu": 0.0324, "cpu": 0.0}
 """By kind of chip, the 95th percentile of (compiled - predicted) / predicted peak memory of train steps.
 
-From `benchmarks/memory.py`: 21 steps compiled for TPUs and 6 for GPUs. Simulated devices share a machine's memory.
+From `benchmarks/memory.py`: 21 steps compiled for TPUs and 6 for GPUs. It is 0 for simulated CPU devices, which share
+one machine's memory.
 """
 
 
@@ -21,11 +22,15 @@ class Torus:
     """A network in which a chip is linked to its neighbours along 2 or 3 axes.
 
     Attributes:
-        slices: the shapes of slices, with axes in any order.
-        cube: side of a cube: shapes of whole cubes are legal too, and only these wrap, along every axis. None: an axis
-            wraps iff it has `wrap_size` chips.
+        link_bytes_per_second: bandwidth of one link, one way.
+        hop_seconds: latency of one link.
+        host: number of chips of one host along each axis.
+        max_slice: the largest slice (the full pod).
+        slices: the legal shapes of slices, with axes in any order.
+        cube: side of a cube of chips. Slices of whole cubes are legal too; they wrap along every axis, and no other
+            slice does. None: an axis wraps iff it has `wrap_size` chips.
         splits_axes: whether `jax.make_mesh` lets two mesh axes share a physical one.
-        core_bytes_per_second: bandwidth between the two devices of a chip.
+        core_bytes_per_second: bandwidth between the two devices of a chip; None: that of a link.
     """
 
     link_bytes_per_second: float
@@ -51,9 +56,9 @@ class Torus:
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """One level of a network of switches, which connects `degree` units of the level below.
+    """One level of a network of switches. It connects `degree` units: devices, or groups of the level below.
 
-    link_bytes_per_second: one way, between a unit below and this level. hop_seconds: time to cross the level once.
+    link_bytes_per_second: bandwidth between a unit and this level, one way. hop_seconds: latency of one crossing.
     """
 
     name: str
@@ -64,7 +69,7 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True)
 class Dcn:
-    """The data-centre network between slices: one chip's share of the egress, one way, and the time of a hop."""
+    """The data-centre network between slices: each chip's share of its slice's bandwidth, one way, and the latency."""
 
     bytes_per_second: float
     hop_seconds: float
@@ -76,13 +81,18 @@ class Chip:
 
     Attributes:
         peak_flops: dense matmul flops per second, by canonical dtype.
-        hbm_bytes: as sold, for estimates; a program can use `usable_bytes`.
-        host_bytes_per_second: between chip and host (PCIe).
-        torus, levels: the fabric, one of the two.
-        power_share: the power limit over the full power of the die.
-        is_shared: whether the figures are a whole machine's, divided among simulated devices.
+        devices_per_chip: JAX devices of one chip.
+        hbm_bytes: memory as sold, for estimates; a program can use `usable_bytes`.
+        physical_bytes: memory before the runtime takes `runtime_bytes` of it.
+        host_bytes_per_second: bandwidth between chip and host (PCIe).
+        torus: the network of a TPU; None on switches.
+        levels: the levels of a network of switches, innermost first; empty on a torus.
+        dcn: the network between slices; None if the chip has none.
+        power_share: the chip's power limit divided by the full power of its die.
+        is_shared: whether the figures are those of a machine that all simulated devices share.
         cloud_cores: cores per chip in Google Cloud's names: 2 if v5p-512 is 512 TensorCores in 256 chips.
-        sources: where figures are from, by table of the TOML file.
+        sources: the source of the figures, by table of the TOML file.
+        file: the user's TOML file; None for the project's own chips.
     """
 
     name: str

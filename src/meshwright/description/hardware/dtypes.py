@@ -48,7 +48,7 @@ def canonical_dtype(dtype: str) -> str:
         return name
     if name in _ALIASES:
         return _ALIASES[name]
-    # Exponent and mantissa of small floats, and signedness of integers, do not change the size.
+    # Only the size counts: the exponent and mantissa of small floats and the signedness of integers are dropped.
     if small := re.fullmatch(r"(?:float|fp|f)([84])_?e\d+m\d+\w*", name):
         return f"fp{small[1]}"
     for prefix in ("uint", "u", "s", "i"):

@@ -1,4 +1,4 @@
-"""JAX's hard-coded device orders for small slices: along a ring of neighbours, for any mesh.
+"""JAX's hard-coded device orders for small slices. They follow a ring of neighbours, whatever the mesh.
 
 From the functions `_v5e_create_device_mesh`, `_v5p_create_device_mesh`, `_7x_create_device_mesh` and
 `_tpu_v2_v3_create_device_mesh` of jax/_src/mesh_utils.py (JAX 0.10.2).
@@ -20,10 +20,10 @@ _RING_OF_TWO_CORES = (0, 1, 2, 3, 6, 7, 4, 5)
 
 @dataclass(frozen=True)
 class DeviceOrder:
-    """The devices of a slice, by JAX's ids, in the order of the mesh.
+    """The JAX ids of a slice's devices in the order of the mesh.
 
-    dims: names and sizes of the physical dimensions in that order, outermost first: `xy` (`xyz`) is one ring of
-    neighbours through these axes.
+    dims: name and size of each dimension of that order, outermost first. `xy` and `xyz` are single rings of neighbours
+    that run through these physical axes.
     """
 
     order: tuple[int, ...]
@@ -31,10 +31,12 @@ class DeviceOrder:
 
 
 def jax_device_order(system: System, degrees: tuple[int, ...]) -> DeviceOrder | None:
-    """Return the hard-coded order of a slice for a mesh of all its devices; None if JAX maps the mesh onto the torus.
+    """Return JAX's hard-coded order for a mesh of all devices of a slice; None if JAX maps the mesh onto the torus.
 
-    degrees: degrees of the mesh axes inside a slice, outermost first. JAX orders v5e:2x4 by the ring of a 4x2 slice;
-    here it counts as a ring, since a 2x4 slice has one too.
+    JAX orders the devices of v5e:2x4 by the ring of a 4x2 slice. A 2x4 slice has a ring too, so this order
+    counts as a ring.
+
+    degrees: degrees of the mesh axes inside a slice, outermost first.
     """
     chip, shape = system.chip.name, system.shape
     count = math.prod(shape) * system.devices_per_chip
@@ -56,5 +58,5 @@ def jax_device_order(system: System, degrees: tuple[int, ...]) -> DeviceOrder | 
 
 
 def _repeated(count: int) -> tuple[int, ...]:
-    """Return the order of 4 chips of two devices, repeated for every 4 chips."""
+    """Return the order of `count` devices: that of 4 chips with two devices each, repeated for every 4 chips."""
     return tuple(start + number for start in range(0, count, 8) for number in _RING_OF_TWO_CORES)

@@ -1,4 +1,4 @@
-"""Load chips from TOML: the project's own files and a user's file, checked field by field."""
+"""Load chips from TOML files, the project's own or a user's, and check every field."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ def chips() -> tuple[Chip, ...]:
     return tuple(sorted(found, key=lambda chip: (kinds.index(chip.kind), chip.name.replace("tpu", "v"))))
 
 
+@cache
 def chip_names() -> tuple[str, ...]:
-    """Return the names of the known chips in alphabetical order; reads no file."""
+    """Return the names of the known chips in alphabetical order, without reading their files."""
     return tuple(sorted(path.stem for path in DATA.glob("*.toml") if path.stem != "aliases"))
 
 
 def load_chip(name: str) -> Chip:
     """Load a chip by name or alias, in any case: `v5p`, `tpu_v5e`, `v5litepod`, `A100`, `TPU v5 lite`.
 
-    Raises for an unknown name, with the nearest known ones.
+    The error for an unknown name suggests the nearest known ones.
     """
     return _chip_named(_canonical_name(name))
 
@@ -46,7 +47,7 @@ def load_hardware(path: str | Path) -> Chip:
         data = read_toml(path)
     except OSError as error:
         raise MeshwrightError(f"cannot read hardware file {str(path)!r}: {error.strerror}") from None
-    except ValueError as error:  # not UTF-8, or not TOML
+    except ValueError as error:  # The file is not UTF-8, or not TOML.
         raise MeshwrightError(f"hardware file {str(path)!r} is not TOML: {error}") from None
     chip = _chip(Table(data, file=path.name))
     if chip.name in (*chip_names(), *_aliases()) and chip != load_chip(chip.name):
@@ -64,12 +65,12 @@ def normal_name(name: str) -> str:
 
 @cache
 def _aliases() -> dict[str, str]:
-    """Return the chip name of each alias."""
+    """Return a map from each alias, as `normal_name` returns it, to the chip's name."""
     return read_toml(DATA / "aliases.toml")
 
 
 def _canonical_name(name: str) -> str:
-    """Return the known name of a chip, by name or alias. Raises for an unknown one."""
+    """Return the name of the chip that a name or alias stands for. Raises if there is none."""
     normal = normal_name(name)
     if normal in chip_names():
         return normal
@@ -130,7 +131,7 @@ def _chip(table: Table) -> Chip:
     )
     if (chip.kind == "tpu") != (chip.torus is not None):
         raise table.error("kind", f"= {chip.kind!r}; TPUs have a [torus], and GPUs and CPUs have [[levels]]")
-    # Memory as sold and as counted differ by GB and GiB, and by the bytes for error correction.
+    # Memory as sold and physical memory differ by GB against GiB, and by the bytes for error correction.
     if not 0.9 <= chip.physical_bytes / chip.hbm_bytes <= 2:
         raise hbm.error("physical_bytes", f"= {chip.physical_bytes:g}; it is about bytes = {chip.hbm_bytes:g}")
     if chip.runtime_bytes >= chip.physical_bytes:
@@ -141,7 +142,7 @@ def _chip(table: Table) -> Chip:
 
 
 def _peaks(table: Table) -> dict[str, float]:
-    """Return the peak of each dtype, by canonical name."""
+    """Return the peak flops per second of matmuls, by canonical dtype."""
     peaks = {}
     for field in table.data:
         if field != "source":

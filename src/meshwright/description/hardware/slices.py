@@ -1,4 +1,4 @@
-"""Slices of a torus: legal shapes, wrapped axes, and mesh axes across and within slices."""
+"""Slices of a torus: legal shapes, axes that wrap, and the degrees of mesh axes between and within slices."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from meshwright.units import show_degrees
 def wraps(torus: Torus, shape: tuple[int, ...]) -> tuple[bool, ...]:
     """Return whether each axis of a slice closes into a ring.
 
-    With optical switches between cubes, every axis of a slice of whole cubes wraps, and none of a smaller slice;
-    otherwise an axis wraps iff it has the size of the full pod's (jax-ml.github.io/scaling-book/tpus).
+    With optical switches between cubes, every axis of a slice of whole cubes wraps, and no axis of a smaller slice.
+    Without them, an axis wraps iff it is as long as the full pod's (jax-ml.github.io/scaling-book/tpus).
     """
     if torus.cube is not None:
         return (all(size % torus.cube == 0 for size in shape),) * len(shape)
@@ -22,7 +22,7 @@ def wraps(torus: Torus, shape: tuple[int, ...]) -> tuple[bool, ...]:
 
 
 def check_slice(chip: Chip, torus: Torus, shape: tuple[int, ...]) -> None:
-    """Raise if a slice cannot have a shape: wrong rank, larger than the pod, or not offered."""
+    """Raise if no slice has this shape: it has a wrong rank, exceeds the pod, or is not one of the legal shapes."""
     text = "x".join(map(str, shape))
     if len(shape) != torus.rank:
         example = "x".join(map(str, torus.slices[-1]))
@@ -41,9 +41,9 @@ def check_slice(chip: Chip, torus: Torus, shape: tuple[int, ...]) -> None:
 
 
 def slice_of(chip: Chip, torus: Torus, num_chips: int) -> tuple[int, ...]:
-    """Return the canonical shape of a slice of `num_chips` chips: from the table, or the most cubic one of whole cubes.
+    """Return the shape of a slice of `num_chips` chips: from `Torus.slices`, or the most cubic shape of whole cubes.
 
-    Raises if there is none, with the nearest numbers.
+    The error for an impossible number names the nearest possible ones.
     """
     shape = _shape_of(torus, num_chips)
     if shape is None:
@@ -61,10 +61,10 @@ def slice_of(chip: Chip, torus: Torus, num_chips: int) -> tuple[int, ...]:
 
 
 def across_slices(degrees: Mapping[str, int], num_slices: int) -> dict[str, int]:
-    """Return the factor of each axis's degree that crosses slices.
+    """Return, for each mesh axis, the number of slices that it extends over: a factor of its degree.
 
-    The outermost axes, which communicate least, cross first. Raises if the number of slices is not a product of factors
-    of the degrees.
+    The outermost axes, which communicate least, extend over slices first. Raises if the number of slices is not a
+    product of factors of the degrees.
     """
     left, across = num_slices, {}
     for axis, degree in degrees.items():
@@ -82,7 +82,7 @@ def within_slice(degrees: Mapping[str, int], num_slices: int) -> dict[str, int]:
 
 
 def _shape_of(torus: Torus, num_chips: int) -> tuple[int, ...] | None:
-    """Return the canonical shape of a slice of `num_chips` chips; None if there is none."""
+    """Return the shape that `slice_of` returns; None if there is none."""
     for shape in torus.slices:
         if math.prod(shape) == num_chips:
             return shape
@@ -93,7 +93,7 @@ def _shape_of(torus: Torus, num_chips: int) -> tuple[int, ...] | None:
 
 
 def _squarest(product: int, rank: int) -> tuple[int, ...]:
-    """Return `rank` ascending factors of a product whose sum is smallest."""
+    """Return `rank` factors of `product` in ascending order, those with the smallest sum."""
     if rank == 1:
         return (product,)
     splits = ((d, *_squarest(product // d, rank - 1)) for d in range(1, product + 1) if product % d == 0)
@@ -101,7 +101,7 @@ def _squarest(product: int, rank: int) -> tuple[int, ...]:
 
 
 def _offered(torus: Torus) -> str:
-    """Return the legal shapes as text."""
+    """Return the legal shapes of slices as text for messages."""
     shapes = ", ".join("x".join(map(str, shape)) for shape in torus.slices)
     if torus.cube is None:
         return shapes

@@ -21,11 +21,12 @@ _FORM = re.compile(r"(?:([0-9]{1,18})\s*\*)?\s*([^:*]+?)\s*:\s*([0-9]{1,18}(?:\s
 class System:
     """The hardware of a plan: slices of one shape, or a number of GPUs or simulated devices.
 
-    Figures are per device, as JAX counts devices, in decimal units.
+    Figures are per JAX device, in decimal units.
 
     Attributes:
-        shape: chips along each physical axis of a slice; on a switched fabric, the number of devices.
-        memory_headroom: fraction added to a predicted memory peak before it is compared with usable memory; None: none.
+        shape: chips along each physical axis of a slice; on a network of switches, the number of devices.
+        memory_headroom: fraction by which a predicted memory peak is increased before it is compared with usable
+            memory; None: not increased.
     """
 
     chip: Chip
@@ -47,9 +48,9 @@ class System:
         return parse_system(text)
 
     def resized(self, num_chips: int) -> System:
-        """Return this system with `num_chips` chips: slices of this shape if they fit, else slices of another shape.
+        """Return this system with `num_chips` chips: several slices of this shape if they add up, else another shape.
 
-        Raises if there is no such slice.
+        Raises if slices cannot add up to so many chips.
         """
         slice_chips = math.prod(self.shape)
         if self.num_slices > 1 and num_chips > 0 and num_chips % slice_chips == 0:
@@ -78,12 +79,12 @@ class System:
 
     @property
     def num_hosts(self) -> int:
-        """Number of hosts; slices share none."""
+        """Number of hosts of all slices. No host has chips of two slices."""
         return math.ceil(math.prod(self.shape) / self.chip.chips_per_host) * self.num_slices
 
     @property
     def wraps(self) -> tuple[bool, ...]:
-        """Whether each physical axis closes into a ring; empty on a switched fabric."""
+        """Whether each physical axis of a slice closes into a ring; empty on a network of switches."""
         return wraps(self.chip.torus, self.shape) if self.chip.torus else ()
 
     @cached_property
@@ -130,9 +131,9 @@ def parse_system(text: str, *, hardware_file: str | Path | None = None) -> Syste
     """Parse a chip with a slice shape or a number of chips (of devices for GPUs and `cpu`).
 
     `v5p:4x4x4` is a slice of that shape, `v5e:16` the slice with 16 chips, 4x4, and `2*v5e:16x16` two slices connected
-    by the data-centre network. Google Cloud's names: `v6e-256` is 256 chips, `v5p-512` 512 TensorCores in 256 chips.
-    With `hardware_file` the chip is read from that TOML file. Raises if the chip is not known, or has no slices of the
-    shape.
+    by the data-centre network. In Google Cloud's names, `v6e-256` is 256 chips, and `v5p-512` is 512 TensorCores in 256
+    chips. With `hardware_file` the chip is read from that TOML file. Raises if the chip is not known, or has no slices
+    of the shape.
 
     >>> str(parse_system("tpu_v5e:16"))
     'v5e:4x4'
@@ -189,7 +190,7 @@ def _parse_cloud(text: str) -> System | None:
 
 
 MOST_DEVICES = 1_000_000
-"""Most devices of a system: a search over meshes of more would take too long."""
+"""Largest number of devices of a system: a search over more would take too long."""
 
 
 def make_system(chip: Chip, shape: tuple[int, ...], *, num_slices: int = 1) -> System:
@@ -203,19 +204,19 @@ def make_system(chip: Chip, shape: tuple[int, ...], *, num_slices: int = 1) -> S
             shape = slice_of(chip, chip.torus, shape[0])
         check_slice(chip, chip.torus, shape)
         if num_slices > 1 and chip.dcn is None:
-            raise MeshwrightError(f"{num_slices}*{chip.name} needs a [dcn] table, which {chip.name} has not")
+            raise MeshwrightError(f"{num_slices}*{chip.name} needs a [dcn] table, which {chip.name} does not have")
         return System(chip, shape, num_slices)
     count = math.prod(shape) * num_slices
     if len(shape) > 1 or num_slices > 1:
         raise MeshwrightError(f"{chip.name} takes a number of devices, not slices or shapes: {chip.name}:{count}")
-    units_of(chip, count)
+    devices_per_node(chip, count)
     return System(chip, (count,))
 
 
-def units_of(chip: Chip, num_devices: int) -> int:
-    """Return the devices used in each unit of the lowest level (a node): equally many, in as few units as possible.
+def devices_per_node(chip: Chip, num_devices: int) -> int:
+    """Return how many devices of each node are used, on the fewest nodes that can have equally many.
 
-    Raises if more than half of every unit would be empty, as with 13 GPUs on nodes of 8.
+    Raises if less than half of each node would be used, as with 13 GPUs on nodes of 8.
     """
     size = chip.levels[0].degree
     if chip.is_shared or num_devices <= size:
@@ -231,7 +232,7 @@ def units_of(chip: Chip, num_devices: int) -> int:
 
 
 def _find(name: str, hardware_file: str | Path | None) -> Chip:
-    """Return a known chip, or the chip of a hardware file, whose name must match."""
+    """Return the chip `name` from the project's files, or from a hardware file. Raises if that has another chip."""
     if hardware_file is None:
         return load_chip(name)
     chip = load_hardware(hardware_file)

@@ -1,4 +1,4 @@
-"""Read tables of a TOML file field by field; errors name the file, the field and valid values."""
+"""Read tables of a TOML file field by field. Errors name the file, the field and valid values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 LEAST = 1e6
-"""The smallest valid number of bytes, bytes per second or flops per second: smaller ones are GB or TB by mistake."""
+"""The smallest valid number of bytes, bytes per second or flops per second: smaller ones were meant in GB or TB."""
 
 
 class Table:
@@ -51,7 +51,7 @@ class Table:
         return float(value)
 
     def amount(self, field: str, default: Any = ...) -> float:
-        """Return a number of bytes, of bytes a second or of operations a second, or the default.
+        """Return a number of bytes, of bytes per second or of flops per second, or the default.
 
         Raises if the number is so small that it must be in GB or TB.
         """
@@ -78,7 +78,7 @@ class Table:
         return value
 
     def flag(self, field: str) -> bool:
-        """Return true or false; false if the field is absent."""
+        """Return a boolean field; false if it is absent."""
         value = self.get(field, False)
         if not isinstance(value, bool):
             raise self.error(field, f"= {value!r}; it takes true or false")
@@ -89,14 +89,14 @@ class Table:
         return self._sizes(field, self.get(field), rank)
 
     def shapes(self, field: str, *, rank: int) -> tuple[tuple[int, ...], ...]:
-        """Return a list of lists of `rank` whole numbers."""
+        """Return a list of shapes, each a list of `rank` whole numbers from 1."""
         value = self.get(field)
         if not isinstance(value, list) or not value:
             raise self.error(field, f"= {value!r}; it takes a list of shapes, such as [[2, 2], [4, 4]]")
         return tuple(self._sizes(field, shape, rank) for shape in value)
 
     def _sizes(self, field: str, value: Any, rank: int | None) -> tuple[int, ...]:
-        """Return a value of a field, checked to be a list of whole numbers from 1."""
+        """Return `value`, a part of a field, as sizes. Raises unless it is a list of `rank` whole numbers from 1."""
         is_list = isinstance(value, list) and bool(value)
         if not is_list or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in value):
             raise self.error(field, f"= {value!r}; it takes whole numbers from 1, such as [4, 4]")

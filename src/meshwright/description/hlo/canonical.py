@@ -1,8 +1,8 @@
-"""Collectives that a compiler lowered as other collectives, recognized by the devices' computation, never by names.
+"""Recognize collectives that a compiler lowered as other collectives, by what the devices compute, never by names.
 
 XLA:CPU has no reduce-scatter: it all-reduces, and every device slices its shard out of the sum. The TPU compiler lowers
 some all-gathers, such as those over a whole torus flattened into one axis, by writing each device's shard into zeros
-and all-reducing. And XLA:CPU communicates bf16 data in f32.
+and all-reducing. XLA:CPU also communicates bf16 data in f32.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ _HALVES = ("bf16", "f16")
 
 
 def canonicalize_collective(collective: Collective, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
-    """Return the collectives as a plan lists them, in the plan's dtype: the compiler's lowerings are undone.
+    """Undo the lowerings of a compiled collective: return the collectives that the user's program has in its place.
 
-    mesh: the degree of every axis. A collective without lowerings is returned unchanged.
+    A partly sliced all-reduce is a reduce-scatter and an all-reduce; any other collective is one. The bytes are halved
+    if XLA promoted 16-bit data to f32. A collective without lowerings is returned unchanged.
+
+    mesh: the degree of every axis.
     """
     if any(lowering.promoted_from for lowering in collective.lowerings):
         collective = replace(collective, bytes=collective.bytes // 2)
@@ -46,16 +49,24 @@ def canonicalize_collective(collective: Collective, mesh: Mapping[str, int]) -> 
 
 
 def slice_lowering(module: Module, value: Instruction, axes: Axes, mesh: Mapping[str, int]) -> Lowering | None:
-    """Return the lowering of an all-reduce whose result is used only as this device's shard; None for others.
+    """Return the lowering of an all-reduce that replaces a reduce-scatter: devices use only their shards of the result.
 
-    Every use of the value, followed through views, conversions and fusions, must be a dynamic-slice into equal tiles,
-    and all uses must take the same tile. The slice's offsets are evaluated for each device from its id and constants in
-    the text. Along some of the axes, devices must take different tiles, which together are all tiles; devices that
-    differ only along other axes must take the same tile.
+    Every use of the result, followed through views, conversions and fusions, must be a dynamic-slice into equal tiles,
+    and all uses on a device must take the same tile. The slice's offsets are evaluated for each device from its id and
+    constants in the text. Along some of the all-reduce's axes, devices must take different tiles, which together are
+    all tiles. Devices that differ only along its other axes must take the same tile.
 
-    If those are all axes of the all-reduce, it is a reduce-scatter; else a reduce-scatter over those and an all-reduce
-    over the rest. None if the value has other uses or leaves its computation, or if offsets depend on anything else (a
-    loop counter, data). Offsets from a table that the text elides give `UNREADABLE_SLICE`.
+    Args:
+        module: the program.
+        value: the result of the all-reduce.
+        axes: the mesh axes of the all-reduce.
+        mesh: the degree of every axis, in device order.
+
+    Returns:
+        `SLICED_ALL_REDUCE` if devices take different tiles along all axes. `PARTLY_SLICED_ALL_REDUCE` if they do along
+        some: a reduce-scatter over these and an all-reduce over the others. `UNREADABLE_SLICE` if the text elides the
+        table of offsets. None if the result has other uses or leaves its computation, or if offsets depend on anything
+        else (a loop counter, data).
     """
     found: list[tuple[int, np.ndarray]] = []
     for user, held in uses(module, value, VIEWS_AND_CASTS):
@@ -67,7 +78,7 @@ def slice_lowering(module: Module, value: Instruction, axes: Axes, mesh: Mapping
         offsets = module.operands(user)[1:]
         tiles = _tiles(module, offsets, slice_sizes(user), counts, math.prod(mesh.values()))
         if tiles is None:
-            # Long constants are printed as `{...}`.
+            # The text elides long constants as `{...}`.
             is_elided = any("..." in source.text for offset in offsets for source in _constants(module, offset))
             return Lowering(form=LoweredAs.UNREADABLE_SLICE) if is_elided else None
         found.append((math.prod(counts), tiles))
@@ -83,10 +94,10 @@ def slice_lowering(module: Module, value: Instruction, axes: Axes, mesh: Mapping
 
 
 def is_padded_gather(module: Module, operand: Instruction, axes: Axes, mesh: Mapping[str, int]) -> bool:
-    """Whether an all-reduce's operand is one device's shard in an array of zeros: an all-gather in effect.
+    """Whether an all-reduce is an all-gather in effect: its operand is the device's shard in an array of zeros.
 
-    The operand, followed through views, conversions and fusions, must be a dynamic-update-slice into a broadcast zero,
-    with one tile for each device along the axes.
+    The operand, followed back through views, conversions and fusions, must be a dynamic-update-slice into a broadcast
+    zero. Devices that differ along `axes` must write different tiles, which together are all tiles.
     """
     update = origin(module, operand, VIEWS_AND_CASTS)
     if update.opcode != "dynamic-update-slice":
@@ -108,10 +119,12 @@ def promoted_from(
 ) -> str:
     """Return the 16-bit dtype that XLA promoted to f32 for a collective; '' if the program itself uses f32.
 
-    Either XLA named the reduction `..._promoted`, or the operand is converted from that dtype and every use of the
-    result converts back first. If the conversion was fused away, it is the program's only 16-bit dtype. In a combined
-    collective, an array must itself be converted before or after: XLA combines promoted with float32 arrays and gives
-    all the first one's reduction (jaxlib 0.12.0.1).
+    A collective is promoted if XLA named its reduction `..._promoted`, or if its operand is converted from a 16-bit
+    dtype and every use of its result converts back first. If the conversion was fused away, the dtype is the program's
+    only 16-bit one. In a combined collective (`is_combined`) the name is not enough: XLA combines promoted arrays with
+    float32 arrays and gives all of them the reduction of the first (jaxlib 0.12.0.1).
+
+    reducer: the name of the collective's reduction; '' if it has none.
     """
     if operand.shape.dtype != "f32":
         return ""
@@ -131,7 +144,7 @@ def promoted_from(
 
 
 def _counts(dims: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return how many tiles of some sizes an array has along each dim; None if the sizes do not divide the dims."""
+    """Return the number of tiles along each dim of an array; None if the tile's `sizes` do not divide `dims`."""
     if len(dims) != len(sizes) or any(size < 1 or dim % size for dim, size in zip(dims, sizes, strict=True)):
         return None
     return tuple(dim // size for dim, size in zip(dims, sizes, strict=True))
@@ -140,7 +153,17 @@ def _counts(dims: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...] | 
 def _tiles(
     module: Module, offsets: tuple[Instruction, ...], sizes: tuple[int, ...], counts: tuple[int, ...], num_devices: int
 ) -> np.ndarray | None:
-    """Return the index of the tile that each device takes; None if offsets are unknown or not at a tile's edge."""
+    """Return the index of the tile that each device takes, [num_devices]; tiles are numbered in row-major order.
+
+    None if offsets are unknown or not at the edge of a tile.
+
+    Args:
+        module: the program.
+        offsets: the instruction that computes the slice's offset along each dim.
+        sizes: the size of a tile along each dim.
+        counts: the number of tiles along each dim.
+        num_devices: the number of devices.
+    """
     tile = np.zeros(num_devices, dtype=np.int64)
     for offset, size, count in zip(offsets, sizes, counts, strict=True):
         if count == 1:
@@ -155,13 +178,16 @@ def _tiles(
 
 
 def _tiled_axes(tiles: np.ndarray, num_tiles: int, axes: Axes, mesh: Mapping[str, int]) -> Axes | None:
-    """Return the axes along which devices take different tiles; None if those do not cover all tiles.
+    """Return the axes, out of `axes`, along which devices take different tiles; None if there are no such axes.
 
-    Along the other axes all devices must take the same tile.
+    Devices that differ along the returned axes must take all `num_tiles` tiles, one each. Devices that differ only
+    along the rest of `axes` must take the same tile.
+
+    tiles: the index of each device's tile, as from `_tiles`.
     """
     by_axis = tiles.reshape(tuple(mesh.values()))
     position = {axis: number for number, axis in enumerate(mesh)}
-    groups = [axis for axis in mesh if axis not in axes]  # devices that differ along these are in other collectives
+    groups = [axis for axis in mesh if axis not in axes]  # Devices that differ along these are in different groups.
     for scattered in (some for size in range(len(axes), 0, -1) for some in combinations(axes, size)):
         if math.prod(mesh[axis] for axis in scattered) != num_tiles:
             continue
@@ -175,7 +201,7 @@ def _tiled_axes(tiles: np.ndarray, num_tiles: int, axes: Axes, mesh: Mapping[str
 
 
 def _constants(module: Module, instruction: Instruction) -> Iterator[Instruction]:
-    """Yield the constants that a value is computed from."""
+    """Yield the constants from which a value is computed, directly or through other instructions."""
     waiting, seen = [instruction], set()
     while waiting and len(seen) < 200:
         made = origin(module, waiting.pop(), VIEWS_AND_CASTS)

@@ -24,7 +24,8 @@ _NOT_COUNTED = ("send", "recv", "collective-broadcast")
 class ProgramCollectives:
     """The collectives of a program.
 
-    uncounted: executions of transfers that are not collectives, by opcode. notes: parts that could not be read.
+    uncounted: executions per step of transfers that are not collectives, by opcode. notes: messages about parts of the
+    program that could not be read.
     """
 
     collectives: tuple[Collective, ...]
@@ -33,12 +34,13 @@ class ProgramCollectives:
 
 
 def read_collectives(module: Module, mesh: Mapping[str, int]) -> ProgramCollectives:
-    """Return the collectives of a program on a mesh, with trip counts, except those in groups of one device.
+    """Return the collectives of a program on a mesh, with bytes and executions per device and step.
 
-    A combined collective has one entry for each phase and lowering of its arrays. If its groups are not a product of
-    axes, `axes` is () and a note says so. An all-reduce that is a lowered reduce-scatter or all-gather keeps its kind,
-    with `lowerings`; `canonical.canonicalize_collective` undoes them. A collective that the TPU compiler spreads over
-    several fusions, or inner loops, is counted once, where it starts.
+    A collective in a loop counts once for each iteration. Collectives among groups of one device are left out. A
+    combined collective has one entry for each phase and lowering of its arrays. If its groups are not a product of mesh
+    axes, `axes` is () and a note says so. An all-reduce that is a lowered reduce-scatter or all-gather stays an
+    all-reduce, with `lowerings`; `canonical.canonicalize_collective` undoes them. A collective that the TPU compiler
+    spreads over several fusions or inner loops is counted once, where it starts.
 
     Args:
         mesh: every axis and its degree in device order, outermost first.
@@ -56,10 +58,12 @@ def read_collectives(module: Module, mesh: Mapping[str, int]) -> ProgramCollecti
 def each_collective(
     module: Module, mesh: Mapping[str, int], runs: ExecutionCounts
 ) -> Iterator[tuple[Instruction, tuple[Collective, ...]]]:
-    """Yield each communicating instruction with its entries, as in `read_collectives`.
+    """Yield each instruction that runs a collective, with the entries that `read_collectives` has for it.
 
-    A collective spread over fusions is listed at its first instruction. Instructions that never run and groups of one
-    device are left out.
+    A collective spread over several fusions is yielded once, with its first instruction. Instructions that never run,
+    and collectives among groups of one device, are left out.
+
+    runs: how often each computation runs.
     """
     repeated = _repeated_parts(module)
     for instruction in module.instructions():
@@ -73,11 +77,12 @@ def each_collective(
 
 
 def _repeated_parts(module: Module) -> frozenset[tuple[str, str]]:
-    """Return (computation, name) of further parts of collectives spread over several fusions; they are not counted.
+    """Return (computation, name) of the instructions that only continue a collective counted at another instruction.
 
-    Parts share kind and channel. If parts are marked as starts, each start counts (a loop's peeled iteration has its
-    own, on the same channel). Otherwise the first part in the outermost computation counts: a gather that continues
-    through the iterations of an inner loop is one gather.
+    The TPU compiler splits an asynchronous collective over several fusions. The instructions of these parts have the
+    same kind and channel, and one of them is counted. If the compiler marked some as starts, all starts are counted:
+    the peeled iteration of a loop has its own start on the same channel. Otherwise the first one in the outermost
+    computation is counted: a gather that continues through the iterations of an inner loop is one gather.
     """
     parts: defaultdict[tuple[str, Kind], list[tuple[str, Instruction]]] = defaultdict(list)
     for instruction in module.instructions():
@@ -103,12 +108,12 @@ def _repeated_parts(module: Module) -> frozenset[tuple[str, str]]:
 
 
 def _starts(module: Module, part: Instruction) -> bool:
-    """Whether a part of a collective is its start, as the TPU compiler marks it."""
+    """Whether the TPU compiler marked an instruction of a split collective as its start."""
     return any(user.custom_call_target == "AsyncCollectiveStart" for user in module.users(part))
 
 
 def _single_callers(module: Module, computation: str, opcode: str) -> list[str]:
-    """Return a computation and its enclosing ones, while each has a single caller, with the given opcode."""
+    """Return a computation, its caller's computation and so on, as long as each has one caller, with this opcode."""
     found = [computation]
     while len(callers := module.callers[found[-1]]) == 1 and callers[0].opcode == opcode:
         found.append(callers[0].computation)
@@ -123,9 +128,9 @@ def collective_kind(instruction: Instruction) -> Kind | None:
 def collective_entries(
     module: Module, instruction: Instruction, mesh: Mapping[str, int], times: int = 1
 ) -> Iterator[Collective]:
-    """Yield one collective, run `times` times, as record entries: one for each phase and lowering of its arrays.
+    """Yield the record entries of a collective that runs `times` times: one for each phase and lowering of its arrays.
 
-    There are no entries if its groups have one device each.
+    There are none if its groups have one device each.
     """
     kind, groups = _KINDS[instruction.opcode.removesuffix("-start")], groups_of(instruction, mesh)
     axes = axes_of_pairs(groups, mesh) if kind == "collective-permute" else axes_of_groups(groups, mesh)
@@ -157,7 +162,7 @@ def collective_entries(
 
 
 def groups_of(instruction: Instruction, mesh: Mapping[str, int]) -> Groups:
-    """Return the groups of a collective, or the (source, target) pairs of a permute."""
+    """Return the device groups of a collective, or the (source, target) pairs of a collective-permute."""
     if instruction.opcode.startswith("collective-permute"):
         return parse_pairs(instruction.attributes.get("source_target_pairs", "{}"))
     return parse_groups(instruction.attributes.get("replica_groups", "{}"), num_devices=math.prod(mesh.values()))
@@ -171,7 +176,7 @@ def _shapes(module: Module, instruction: Instruction) -> list[Shape]:
         return list(instruction.shape.elements[1].arrays())
     arrays = [array for operand in module.operands(instruction) for array in operand.shape.arrays() if array.bytes]
     if instruction.opcode.startswith("all-to-all") and len(arrays) > 1:
-        # An all-to-all's operands are the pieces of one array, one for each device.
+        # An all-to-all's operands are the shards of one array, one for each device.
         return [Shape(arrays[0].dtype, (len(arrays), *arrays[0].dims))]
     if instruction.opcode.startswith("ragged-all-to-all"):
         # The input, the output (one of them is padded), then offsets and sizes.
@@ -179,15 +184,24 @@ def _shapes(module: Module, instruction: Instruction) -> list[Shape]:
     if instruction.opcode.startswith("collective-permute"):
         started = instruction.opcode == "collective-permute-start" and instruction.shape.elements
         made = instruction.shape.elements[0] if started else instruction.shape
-        if made.dtype != "tuple":  # as of a combined permute
-            return arrays[:1]  # then come its destination and offsets
+        if made.dtype != "tuple":  # A combined permute has a tuple, and all its operands count.
+            return arrays[:1]  # The other operands are its destination and offsets.
     return arrays
 
 
 def _lowering(
     module: Module, instruction: Instruction, number: int, of: int, axes: Axes, mesh: Mapping[str, int]
 ) -> Lowering | None:
-    """Return how the compiler lowered one array of a collective differently from the program; None if it did not."""
+    """Return how the compiled form of one array of a collective differs from the program's; None if it does not.
+
+    Args:
+        module: the program.
+        instruction: the collective.
+        number: the position of the array among the collective's `of` arrays.
+        of: the number of arrays.
+        axes: the mesh axes of the collective.
+        mesh: the degree of every axis, in device order.
+    """
     result = _result(module, instruction, number, of)
     if result is None:
         return None
@@ -204,7 +218,7 @@ def _lowering(
 
 
 def _result(module: Module, instruction: Instruction, number: int, of: int) -> Instruction | None:
-    """Return the instruction that extracts one array of a collective's result; None if there is none."""
+    """Return the instruction whose value is array `number` of a collective's `of` results; None if there is not one."""
     while instruction.opcode.endswith("-start"):
         done = [user for user in module.users(instruction) if user.opcode.endswith("-done")]
         if not done:
@@ -231,12 +245,12 @@ def _is_hidden_reduce_scatter(module: Module, instruction: Instruction) -> bool:
 
 
 def _arrays(shapes: list[Shape]) -> str:
-    """Return the largest array, and how many more there are: `bf16[512,256] and 2 more`."""
+    """Return the largest shape and the number of others as text: `bf16[512,256] and 2 more`."""
     largest = max(shapes, key=lambda shape: shape.bytes)
     return f"{largest} and {len(shapes) - 1} more" if len(shapes) > 1 else str(largest)
 
 
 def _shorten(instruction: Instruction) -> str:
-    """Return the groups as printed, shortened."""
+    """Return the text of a collective's groups, cut after 60 characters."""
     text = instruction.attributes.get("replica_groups", "")
     return text if len(text) <= 60 else text[:57] + "..."

@@ -7,20 +7,23 @@ from collections.abc import Iterator
 from meshwright.description.hlo.module import Instruction, Module
 
 VIEWS = frozenset({"bitcast", "copy", "reshape", "transpose", "copy-start", "copy-done", "opt-barrier"})
-"""Instructions whose result has the same elements in another layout, memory or shape."""
+"""Opcodes whose result has the operand's elements in another layout, memory or shape."""
 
 VIEWS_AND_CASTS = frozenset(VIEWS | {"convert"})
-"""The same, and those whose result has them in another dtype."""
+"""`VIEWS`, and the opcode whose result has the operand's elements in another dtype."""
 
 INLINE = ("fusion", "call")
-"""Instructions that only call a computation: their operands are its parameters, their result is its root."""
+"""Opcodes that only call a computation: their operands are its parameters, their result is its root."""
 
 _LONGEST_CHAIN = 400
-"""Maximum number of steps to follow a value; real programs need far fewer."""
+"""Maximum number of instructions through which a value is followed; real programs need far fewer."""
 
 
 def origin(module: Module, instruction: Instruction, through: frozenset[str] = VIEWS) -> Instruction:
-    """Return the instruction that computed a value: back through views, fusions, tuples and loops."""
+    """Return the instruction that computed a value, followed back through views, fusions, tuples and loops.
+
+    through: the opcodes that count as views.
+    """
     for _ in range(_LONGEST_CHAIN):
         before = forwarded_from(module, instruction, through)
         if before is None:
@@ -34,8 +37,9 @@ def uses(
 ) -> Iterator[tuple[Instruction, Instruction]]:
     """Yield the first uses of a value that are not views, as (user, the view of the value that it reads).
 
-    The value is followed into and out of fusions, and through the `-done` of an asynchronous pair. A value that leaves
-    its computation otherwise (next loop iteration, program result) has the instruction that carries it out as its user.
+    The value is followed into and out of fusions, and through the `-done` of an asynchronous pair. If it leaves its
+    computation in another way (to the next loop iteration, as a program result), the instruction that carries it out is
+    a user.
     """
     waiting, seen = [value], set()
     while waiting:
@@ -95,7 +99,7 @@ def forwarded_from(module: Module, instruction: Instruction, through: frozenset[
 
 
 def _joined_slices(module: Module, instruction: Instruction) -> Instruction | None:
-    """Return the array that the TPU compiler copies in slices and joins again; None for any other instruction."""
+    """Return the array that an instruction joins again after the TPU compiler copied it in slices; else None."""
     if instruction.custom_call_target != "ConcatBitcast":
         return None
     starts = [module.operand(piece) for piece in module.operands(instruction) if piece.opcode == "slice-done"]
@@ -105,9 +109,10 @@ def _joined_slices(module: Module, instruction: Instruction) -> Instruction | No
 
 
 def _forwarded_to(module: Module, held: Instruction, user: Instruction, through: frozenset[str]) -> list[Instruction]:
-    """Return the instructions that hold the same value after `user`: the view itself, or parameters inside a fusion.
+    """Return the instructions that have the same value as `held`, which `user` reads; none if `user` computes with it.
 
-    Empty if `user` computes with the value.
+    They are `user` itself if it is a view, the parameters of a computation that it calls, or the elements that callers
+    extract if it is the root tuple.
     """
     if user.opcode in through or user.opcode.endswith("-done"):
         return [user]
@@ -143,6 +148,6 @@ def _is_loop_invariant(module: Module, loop: Instruction, index: int) -> bool:
 
 
 def only_caller(module: Module, parameter: Instruction) -> Instruction | None:
-    """Return the single instruction that calls a parameter's computation; None if there are several or none."""
+    """Return the only instruction that calls a parameter's computation; None if there are several or none."""
     callers = module.callers[parameter.computation]
     return callers[0] if len(callers) == 1 else None

@@ -1,8 +1,8 @@
 """Collectives between slices, over the data center network (DCN).
 
 Each slice runs its own program. The TPU compiler writes a collective between slices as a send to the runtime
-(Megascale) and a receive of the result, with the pattern in an attribute (libtpu 0.0.42.1). A collective over axes
-inside and between slices is split into one of each.
+(Megascale) and a receive of the result; an attribute of the send has the kind of collective (libtpu 0.0.42.1). A
+collective over devices of several slices is split into one inside slices and one between slices.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ _KINDS: Mapping[str, Kind] = {
 
 
 def dcn_kind(send: Instruction) -> Kind | None:
-    """Return the kind of collective that a send starts between slices; None for another transfer."""
+    """Return the kind of the collective between slices that a send starts; None if it starts no collective."""
     pattern = _PATTERN.search(send.attributes.get("frontend_attributes", ""))
     return _KINDS.get(pattern[1], "collective-permute") if pattern else None
 
 
 def dcn_collectives(module: Module, across: Mapping[str, int]) -> Iterator[Collective]:
-    """Yield every collective between slices, in bytes per device and step.
+    """Yield every collective between slices of a program; bytes are per device and step.
 
-    across: the part of each axis's degree between slices; a collective spans all axes for which this exceeds 1.
+    across: for each mesh axis, the number of slices that it extends over. A collective is over all axes for which this
+    exceeds 1.
     """
     axes = tuple(axis for axis, degree in across.items() if degree > 1)
     num_slices, runs = math.prod(across.values()), count_executions(module)
@@ -44,7 +45,7 @@ def dcn_collectives(module: Module, across: Mapping[str, int]) -> Iterator[Colle
             continue
         array = next(send.shape.arrays())
         (description,) = describe(module, send)
-        # An all-gather sends one slice's part.
+        # An all-gather sends the shard of one slice; its bytes are those of the gathered result.
         whole = num_slices if kind == "all-gather" else 1
         yield Collective(
             kind=kind,

@@ -1,4 +1,4 @@
-"""Evaluate integers of a program on every device: indices computed from the device's id and constants."""
+"""Evaluate integers of a program on every device, if they are computed from the device's id and constants."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from meshwright.description.hlo.dataflow import VIEWS, forwarded_from
 from meshwright.description.hlo.module import Instruction, Module
 
 Memory = dict[tuple[str, str], np.ndarray | None]
+"""By (computation, name) of an instruction: its value on every device; None if that is unknown."""
 
 _DEEPEST = 150
-"""Maximum number of steps to trace an index back; each takes three of Python's 1000 stack frames."""
+"""Maximum number of instructions to trace a value back; each takes three of Python's 1000 stack frames."""
 
 _WHOLE_NUMBERS = "sup"  # s32, u32, pred and the like
 _INTEGER = re.compile(r"-?\d{1,18}")
@@ -44,15 +45,16 @@ _COMPARISONS: Mapping[str, Callable[..., np.ndarray]] = {
 
 
 def evaluate(module: Module, instruction: Instruction, num_devices: int) -> np.ndarray | None:
-    """Return an integer value on every device, [num_devices, *dims]; None if it depends on more than the device's id.
+    """Return the value of an integer instruction on every device, [num_devices, *dims].
 
-    Device r * num_partitions + p is partition p of replica r.
+    None if it depends on anything but the device's id and constants. Device r * num_partitions + p is partition p of
+    replica r.
     """
     return _known(module, instruction, num_devices, {}, 0)
 
 
 def _known(module: Module, instruction: Instruction, n: int, memory: Memory, depth: int) -> np.ndarray | None:
-    """Return `_value`, memoized."""
+    """Return `_value`, memoized in `memory`; None beyond `_DEEPEST` instructions. n: the number of devices."""
     key = (instruction.computation, instruction.name)
     if key not in memory:
         memory[key] = None if depth > _DEEPEST else _value(module, instruction, n, memory, depth + 1)
@@ -61,7 +63,7 @@ def _known(module: Module, instruction: Instruction, n: int, memory: Memory, dep
 
 def _value(module: Module, instruction: Instruction, n: int, memory: Memory, depth: int) -> np.ndarray | None:
     opcode = instruction.opcode
-    if instruction.shape.dtype[0] not in _WHOLE_NUMBERS and opcode != "copy-start":  # which makes a tuple
+    if instruction.shape.dtype[0] not in _WHOLE_NUMBERS and opcode != "copy-start":  # Its result is a tuple.
         return None
     if opcode == "constant":
         return _constant(instruction, n)
@@ -69,7 +71,7 @@ def _value(module: Module, instruction: Instruction, n: int, memory: Memory, dep
         partitions = int(module.attributes.get("num_partitions", "1"))
         return np.arange(n) % partitions if opcode == "partition-id" else np.arange(n) // partitions
     if instruction.custom_call_target == "SliceId":
-        # With several slices, evaluate for the devices of the first; the others run the same program.
+        # With several slices, evaluate for the devices of the first slice; the others run the same program.
         return np.zeros(n, dtype=np.int64)
     before = forwarded_from(module, instruction, VIEWS - {"transpose"} | {"convert"})
     if before is not None:
@@ -85,7 +87,13 @@ def _value(module: Module, instruction: Instruction, n: int, memory: Memory, dep
 
 
 def _computed(instruction: Instruction, operands: list[np.ndarray], n: int) -> np.ndarray | None:
-    """Return the value of arithmetic, a comparison, a broadcast scalar or a slice."""
+    """Return the value, [n, *dims], of arithmetic, a comparison, a dynamic-slice or the broadcast of a scalar.
+
+    Args:
+        instruction: the instruction.
+        operands: the values of its operands, each [n, *dims].
+        n: the number of devices.
+    """
     if instruction.opcode == "compare":
         return _COMPARISONS[instruction.attributes["direction"]](operands[0], operands[1]).astype(np.int64)
     if instruction.opcode == "dynamic-slice":
@@ -104,7 +112,7 @@ def _computed(instruction: Instruction, operands: list[np.ndarray], n: int) -> n
 
 
 def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the quotient as in HLO, rounded towards zero. Division by zero, never intended, divides by one."""
+    """Return the quotient rounded towards zero, as in HLO. A divisor of zero counts as one, to avoid a warning."""
     b = np.where(b == 0, 1, b)
     return np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
 
@@ -115,7 +123,7 @@ def slice_sizes(instruction: Instruction) -> tuple[int, ...]:
 
 
 def _constant(instruction: Instruction, n: int) -> np.ndarray | None:
-    """Return an integer literal on every device; None if the compiler printed `{...}`."""
+    """Return an integer literal on every device, [n, *dims]; None if the compiler elided it as `{...}`."""
     digits = instruction.text.replace("true", "1").replace("false", "0")
     values = _INTEGER.findall(digits)
     size = instruction.shape.size

@@ -21,7 +21,7 @@ _CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([\d",]*)\]')
 _COST_ESTIMATE = re.compile(r'"cost_estimate":\{[^{}]*"flops":"?(\d{1,18})')
 _WINDOW_FIELD = re.compile(r"(\w+)=(\S+)")
 
-_LARGEST_WINDOW = 1 << 20  # window positions are enumerated
+_LARGEST_WINDOW = 1 << 20  # Limit of a window's size, because its positions are enumerated.
 
 _GEMMS = ("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8")
 _KERNELS = ("tpu_custom_call", "__gpu$", "__cublas$", "__cudnn$", "__onednn$", "mosaic_gpu", "triton")
@@ -41,11 +41,11 @@ class ProgramFlops:
 
 
 def count_flops(module: Module) -> ProgramFlops:
-    """Return the flops of a program's dots, convolutions (the TPU compiler's form of dots) and GEMM calls.
+    """Return the flops of one device in a step, in dots, convolutions, GEMM calls and hand-written kernels.
 
-    A multiply-add counts as two. Loop bodies count as often as they run, unlike in XLA's own `cost_analysis`.
-    Elementwise work is not counted. A kernel counts as its author's estimate (`pl.CostEstimate`, or its scope's
-    `KernelCost`); kernels without one are named in the notes.
+    The TPU compiler writes dots as convolutions. A multiply-add counts as two flops. A loop's body counts once for each
+    iteration, unlike in XLA's own `cost_analysis`. Elementwise ops are not counted. The flops of a kernel are its
+    author's estimate (`pl.CostEstimate`, or its scope's `KernelCost`); kernels without one are named in the notes.
     """
     runs = count_executions(module)
     by_phase: Counter[Phase] = Counter()
@@ -82,42 +82,45 @@ def flops_of(module: Module, instruction: Instruction) -> int | None:
 
 
 def is_kernel(instruction: Instruction) -> bool:
-    """Whether an instruction calls a hand-written kernel; HLO shows only its arrays."""
+    """Whether an instruction calls a hand-written kernel, of which HLO shows only operands and results."""
     target = instruction.custom_call_target
     return instruction.opcode == "custom-call" and target not in _GEMMS and target.startswith(_KERNELS)
 
 
 def _dot(module: Module, instruction: Instruction, contracting_dims: str) -> int:
-    """Return two flops for each element of the result and each index of the contracting dims, `{1,2}` or `"1","2"`."""
+    """Return the flops of a dot: two for each element of the result and each index of the contracting dims.
+
+    contracting_dims: the contracting dims of the left operand, printed as `{1,2}` or `"1","2"`.
+    """
     left = module.operand(instruction).shape.dims
     contracted = [int(number) for number in re.findall(r"\d{1,9}", contracting_dims)]
     if any(dim >= len(left) for dim in contracted):
         raise MeshwrightError(f"HLO instruction {instruction.name} contracts dims {contracted} of {left}")
-    result = next(instruction.shape.arrays())  # a GEMM call returns (result, workspace)
+    result = next(instruction.shape.arrays())  # A GEMM call returns (result, workspace).
     flops = 2 * result.size * math.prod(left[dim] for dim in contracted)
-    # XLA:GPU pads the summed dim of both operands with zeros where it sums parts of it apart (split-K).
+    # With split-K, XLA:GPU pads the contracting dim of both operands with zeros.
     of_left, of_right = (_unpadded_share(module, operand) for operand in module.operands(instruction)[:2])
     return int(flops * of_left) if of_left == of_right else flops
 
 
 def _unpadded_share(module: Module, value: Instruction) -> Fraction:
-    """Return how much of a value is not zeros of the `pad` that it is a view of, if it is."""
+    """Return the fraction of a value's elements that are not padding, if it is a view of a `pad`; else 1."""
     made = origin(module, value, through=VIEWS_AND_CASTS)
     return Fraction(module.operand(made).shape.size, max(1, made.shape.size)) if made.opcode == "pad" else Fraction(1)
 
 
 def _convolution(module: Module, instruction: Instruction) -> int:
-    """Return two flops for each pair of input and kernel elements that contributes to an element of the result.
+    """Return the flops of a convolution: two for each product of an input and a kernel element.
 
-    As in XLA's HloCostAnalysis, positions in padding and in the holes of a dilation do not count. The TPU compiler
-    writes batched dots with windows that mostly cover padding.
+    As in XLA's HloCostAnalysis, products with padding and with the holes of a dilation do not count. The TPU compiler
+    writes batched dots as convolutions whose windows mostly cover padding.
     """
     labels = re.fullmatch(r"(\w+)_(\w+)->(\w+)", instruction.attributes.get("dim_labels", ""))
     shapes = [operand.shape.dims for operand in module.operands(instruction)]
     if labels is None or any(len(labels[i + 1]) != len(shape) for i, shape in enumerate(shapes)):
         raise MeshwrightError(f"HLO convolution {instruction.name} has no dim_labels that fit its operands")
     size = [dict(zip(labels[i + 1], shape, strict=True)) for i, shape in enumerate((*shapes, instruction.shape.dims))]
-    # `{size=1x8 pad=0_0x7_7}`: fields with a value (a pair for pad) for every spatial dim.
+    # In `{size=1x8 pad=0_0x7_7}` each field has a value for every spatial dim; that of pad is a pair.
     window = {
         key: tuple(tuple(int(number) for number in part.split("_")) for part in value.split("x"))
         for key, value in _WINDOW_FIELD.findall(instruction.attributes.get("window", "").strip("{}"))
@@ -131,10 +134,16 @@ def _convolution(module: Module, instruction: Instruction) -> int:
 
 
 def _num_overlaps(inputs: int, kernel: int, outputs: int, window: Mapping[str, tuple[int, ...]]) -> int:
-    """Return how many (kernel, output) positions along one dim read an element of the input.
+    """Return how many pairs of a kernel index and an output index, along one spatial dim, read an input element.
 
-    Output o and kernel k read position o * stride + k * rhs_dilate - pad of the input, whose elements are lhs_dilate
-    apart.
+    Output o and kernel index k read position o * stride + k * rhs_dilate - pad of the dilated input, in which elements
+    are lhs_dilate apart.
+
+    Args:
+        inputs: the size of the input along the dim.
+        kernel: the size of the kernel.
+        outputs: the size of the output.
+        window: the fields of the window for this dim.
     """
     stride, pad = window.get("stride", (1,))[0], window.get("pad", (0,))[0]
     holes, spread = window.get("lhs_dilate", (1,))[0], window.get("rhs_dilate", (1,))[0]
@@ -151,7 +160,7 @@ def _num_overlaps(inputs: int, kernel: int, outputs: int, window: Mapping[str, t
         if holes == 1:
             count += max(0, high - low + 1)
             continue
-        # Every `period`-th output position is on an element, not in a hole.
+        # Every `period`-th output reads an element; the others read holes.
         period = holes // math.gcd(holes, stride)
         start = next((o for o in range(low, low + period) if (o * stride + first) % holes == 0), None)
         if start is not None and start <= high:

@@ -27,9 +27,10 @@ _AXIS = re.compile(r"'?([^'=,:\s]+)'?(?:=(\d+)|:\((\d+)\)(\d+))?")
 
 
 class SubAxis(NamedTuple):
-    """A sub-axis of a mesh axis of `degree`: one digit of the axis index in mixed radix.
+    """A part of a mesh axis, as in Shardy's `'a':(2)4`: one digit of a device's index along the axis, in mixed radix.
 
-    before: product of the sizes of more significant digits. size: number of values of the digit.
+    degree: the degree of the whole axis. before: product of the sizes of more significant digits. size: number of
+    values of the digit.
     """
 
     degree: int
@@ -37,32 +38,32 @@ class SubAxis(NamedTuple):
     size: int
 
     def digit(self, index: int) -> int:
-        """Return this digit of an index along the axis."""
+        """Return the digit of a device at `index` along the axis."""
         return index // self.step % self.size
 
     @property
     def step(self) -> int:
-        """The change of the index when the digit changes by one."""
+        """The change of the index if the digit increases by one."""
         return self.degree // (self.before * self.size)
 
 
 def parse_groups(text: str, *, num_devices: int) -> Groups:
-    """Parse a `replica_groups` attribute into groups of devices.
+    """Parse a `replica_groups` attribute into groups of device ids.
 
-    Three notations: `{{0,1},{2,3}}`; `[4,2]<=[2,4]T(1,0)`, an iota of shape [2,4], transposed and reshaped to [4,2]
-    (groups, devices); `mesh['a'=4,'b'=2] {'b'}`, one group along the named axes for each index of the others, where an
-    axis may be partial (`'a':(2)2`) and devices reordered (`device_ids=([2,4]T(1,0))`). `{}` is one group of all
-    devices.
+    There are three notations. `{{0,1},{2,3}}` lists the groups. `[4,2]<=[2,4]T(1,0)` is an iota of shape [2,4],
+    transposed and reshaped to [4,2] (groups, devices). `mesh['a'=4,'b'=2] {'b'}` has one group along axis b for each
+    index along the other axes; an axis may be partial (`'a':(2)2`) and devices reordered (`device_ids=([2,4]T(1,0))`).
+    `{}` is one group of all devices.
 
     Raises:
-        MeshwrightError: the text is in no form of HLO's, or its sizes contradict each other.
+        MeshwrightError: the text is in none of these notations, or its sizes contradict each other.
     """
     try:
         groups = _parse_groups(text.strip(), num_devices)
     except (ValueError, KeyError, ZeroDivisionError) as error:
         raise MeshwrightError(f"replica_groups {text[:80]!r} contradict themselves: {error}") from None
     if groups is None:
-        raise MeshwrightError(f"replica_groups {text[:80]!r} are in no spelling that HLO has")
+        raise MeshwrightError(f"replica_groups {text[:80]!r} are not in a form that HLO prints")
     return groups
 
 
@@ -82,9 +83,11 @@ def parse_pairs(text: str) -> Groups:
 
 
 def axes_of_groups(groups: Groups, mesh: Mapping[str, int]) -> Axes | None:
-    """Return the mesh axes along which all groups extend, in the mesh's order; None if no axes form the groups.
+    """Return the mesh axes that form these device groups, in the mesh's order; None if no axes form them.
 
-    mesh: every axis and its degree, outermost first. Axes of degree 1 never appear; () means groups of one device.
+    Axes of degree 1 are never returned; () means groups of one device.
+
+    mesh: every axis and its degree, outermost first.
     """
     degrees = tuple(mesh.values())
     found: Axes | None = None
@@ -103,7 +106,7 @@ def axes_of_groups(groups: Groups, mesh: Mapping[str, int]) -> Axes | None:
 
 
 def axes_of_pairs(pairs: Iterable[tuple[int, ...]], mesh: Mapping[str, int]) -> Axes:
-    """Return the mesh axes along which any source and its target differ, in the mesh's order; () if nothing moves.
+    """Return the mesh axes along which any source differs from its target, in the mesh's order; () if none does.
 
     Raises:
         MeshwrightError: a device is not on the mesh.
@@ -131,9 +134,11 @@ def _parse_groups(text: str, num_devices: int) -> Groups | None:
 
 
 def mesh_devices(mesh: str, devices: str) -> tuple[Mapping[str, int], np.ndarray]:
-    """Return the axes of a mesh printed in HLO, `'a'=4,'b'=2`, and the device at each position.
+    """Return the degree of each axis of a mesh printed in HLO, and the device id at each position [devices].
 
-    devices: the text of `device_ids`, `[2,4]T(1,0)` or `6,3,0,1`; '' for devices in order.
+    Args:
+        mesh: text such as `'a'=4,'b'=2`.
+        devices: the text of `device_ids`, such as `[2,4]T(1,0)` or `6,3,0,1`; '' for devices in order.
     """
     degrees = {axis[1]: int(axis[2] or 0) for axis in _AXIS.finditer(mesh)}
     _check_size(tuple(degrees.values()))
@@ -141,7 +146,7 @@ def mesh_devices(mesh: str, devices: str) -> tuple[Mapping[str, int], np.ndarray
 
 
 def sub_axes(text: str, degrees: Mapping[str, int]) -> list[tuple[str, SubAxis]]:
-    """Return the axes named in a text, each whole or partial: `'a','b':(2)2`."""
+    """Return (axis, its part) for each axis in text such as `'a','b':(2)2`. degrees: the degree of every mesh axis."""
     return [
         (axis[1], SubAxis(degrees[axis[1]], int(axis[3] or 1), int(axis[4] or degrees[axis[1]])))
         for axis in _AXIS.finditer(text)
@@ -149,7 +154,7 @@ def sub_axes(text: str, degrees: Mapping[str, int]) -> list[tuple[str, SubAxis]]
 
 
 def _mesh_groups(mesh: str, devices: str, grouped: str) -> Groups:
-    """Return one group along the axes `grouped` for each index of the others.
+    """Return the device groups along the axes `grouped`: one group for each index along the other axes.
 
     mesh, devices, grouped: texts such as `'a'=4,'b'=2`, `[2,4]T(1,0)`, `'b'`.
     """
@@ -166,7 +171,7 @@ def _mesh_groups(mesh: str, devices: str, grouped: str) -> Groups:
 
 
 def _device_order(text: str, num_devices: int) -> list[int]:
-    """Return the device at each position of a mesh, from `[2,4]T(1,0)` or `6,3,0,1`; in order if the text is empty."""
+    """Return the device id at each position, from text such as `[2,4]T(1,0)` or `6,3,0,1`; in order if it is empty."""
     if not text:
         return list(range(num_devices))
     if found := _TILES.fullmatch(text):
@@ -175,20 +180,23 @@ def _device_order(text: str, num_devices: int) -> list[int]:
 
 
 def iota(shape: tuple[int, ...], order: str | None) -> np.ndarray:
-    """Return 0, 1, 2, ... in a shape, transposed in an order such as `1,0`. Raises ValueError for impossible ones."""
+    """Return 0, 1, 2, ... in a shape, then transposed. Raises ValueError if that is impossible.
+
+    order: the permutation of the dims, such as `1,0`; None for no transposition.
+    """
     _check_size(shape)
     iota = np.arange(math.prod(shape)).reshape(shape)
     return iota.transpose(numbers(order)) if order else iota
 
 
 def _check_size(shape: tuple[int, ...]) -> None:
-    """Raise if a shape has no device, or more than any machine: corrupt text must not exhaust memory."""
+    """Raise if a shape has no device, or more than `MAX_DEVICES`: corrupt text must not exhaust memory."""
     if not 0 < math.prod(shape) <= MAX_DEVICES:
         raise ValueError(f"{math.prod(shape)} devices")
 
 
 def _lists(text: str) -> Groups:
-    """Return the rows of `{{0,1},{2,3}}`; none for `{}`."""
+    """Return the rows of `{{0,1},{2,3}}`, ((0, 1), (2, 3)); () for `{}`."""
     return tuple(numbers(row) for row in _LISTS.findall(text[1:-1]))
 
 

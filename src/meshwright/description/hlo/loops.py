@@ -16,9 +16,10 @@ _FLIPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionCounts:
-    """How often each computation runs in a step, and what could not be read from the program.
+    """How often each computation runs in a step, by name.
 
-    times: 0 for computations applied per element (a reduction's addition).
+    times: 0 for computations applied per element (a reduction's addition). notes: messages about loops and conditionals
+    whose count is not known.
     """
 
     times: Mapping[str, int]
@@ -26,9 +27,10 @@ class ExecutionCounts:
 
 
 def count_executions(module: Module) -> ExecutionCounts:
-    """Return how often each computation runs: loops multiply, every branch of a conditional counts once.
+    """Return how often each computation runs in a step.
 
-    A loop with an unknown trip count counts as one iteration, with a note.
+    A loop's body runs as often as its trip count; one iteration is assumed, with a note, if that is unknown. Every
+    branch of a conditional counts as if it were taken.
     """
     times = dict.fromkeys(module.computations, 0)
     times[module.entry] = 1
@@ -44,7 +46,7 @@ def count_executions(module: Module) -> ExecutionCounts:
 
 
 def sequential_computations(module: Module) -> list[str]:
-    """Return the computations that run instruction by instruction: entry, loop bodies, branches, calls."""
+    """Return the computations that run instruction by instruction: the entry, loop bodies, branches and calls."""
     found, waiting = [], [module.entry]
     while waiting:
         name = waiting.pop()
@@ -57,9 +59,9 @@ def sequential_computations(module: Module) -> list[str]:
 
 
 def called_in_sequence(instruction: Instruction) -> tuple[str, ...]:
-    """Return the computations that an instruction runs instruction by instruction.
+    """Return the computations that an instruction calls and that run instruction by instruction (a fusion's does not).
 
-    Loop conditions are left out: they create no arrays.
+    Loop conditions are left out, because they create no arrays.
     """
     if instruction.opcode == "conditional":
         return instruction.branches
@@ -70,8 +72,8 @@ def called_in_sequence(instruction: Instruction) -> tuple[str, ...]:
 def trip_count(module: Module, loop: Instruction) -> int | None:
     """Return the trip count of a while loop, or its maximum if the loop may end sooner; None if it depends on data.
 
-    It is `known_trip_count` if the backend prints that (CPU, GPU). Otherwise (TPU) it is derived from a condition that
-    compares a counter, changed by a constant per iteration, with a constant.
+    CPU and GPU backends print it as `known_trip_count`. On TPU it is derived from a condition that compares a counter,
+    which changes by a constant in each iteration, with a constant.
     """
     if found := _KNOWN.search(loop.attributes.get("backend_config", "")):
         return int(found[1])
@@ -88,7 +90,7 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
 
 
 def _called_counts(module: Module, instruction: Instruction, notes: list[str]) -> list[tuple[str, int]]:
-    """Return the computations that an instruction runs, and how often for each run of the instruction."""
+    """Return (computation, runs) for each computation that an instruction runs; append messages to `notes`."""
     opcode = instruction.opcode.removesuffix("-start")
     if opcode == "while":
         trips = trip_count(module, instruction)
@@ -107,9 +109,10 @@ def _called_counts(module: Module, instruction: Instruction, notes: list[str]) -
 
 
 def _comparison(module: Module, loop: Instruction) -> tuple[int, str, int] | None:
-    """Return the tuple element that a loop's condition compares, the direction, and the constant; None if unknown.
+    """Return the comparison in a loop's condition as (tuple index of the counter, direction, constant).
 
-    If `and` joins several comparisons, the one with a constant is returned; it bounds the trip count.
+    If `and` joins several comparisons, the first with a constant is returned; it bounds the trip count. None if there
+    is none.
     """
     root, arguments = module.root(loop.called("condition")[0]), None
     if root.opcode == "fusion":
@@ -123,7 +126,7 @@ def _comparison(module: Module, loop: Instruction) -> tuple[int, str, int] | Non
 def _compared_with_constant(
     module: Module, compare: Instruction, arguments: tuple[Instruction, ...] | None
 ) -> tuple[int, str, int] | None:
-    """Return `_comparison` of one compare instruction, inside a fusion with these arguments."""
+    """Return a compare instruction as `_comparison` does. arguments: operands of the fusion around it, if any."""
     sides = [_resolve_fusion_parameter(side, arguments) for side in module.operands(compare)]
     direction = compare.attributes.get("direction", "")
     for side, other, way in ((sides[0], sides[1], direction), (sides[1], sides[0], _FLIPPED.get(direction, ""))):
@@ -134,13 +137,16 @@ def _compared_with_constant(
 
 
 def _resolve_fusion_parameter(side: Instruction, arguments: tuple[Instruction, ...] | None) -> Instruction:
-    """Return an operand inside a fusion as the value outside it."""
+    """Return the fusion's operand if `side` is a parameter of the fusion's computation; else `side`.
+
+    arguments: the fusion's operands; None outside a fusion.
+    """
     inside = arguments is None or side.opcode != "parameter"
     return side if inside or arguments is None else arguments[side.index]
 
 
 def _step(module: Module, loop: Instruction, index: int) -> int | None:
-    """Return the constant by which a tuple element changes per iteration; None if there is none."""
+    """Return the constant that a loop adds to an element of its tuple in each iteration; None if there is none."""
     moved = element(module, module.root(loop.called("body")[0]), index)
     while moved is not None and moved.opcode in ("copy", "bitcast"):
         moved = module.operand(moved)
@@ -161,7 +167,7 @@ def _step(module: Module, loop: Instruction, index: int) -> int | None:
 
 
 def _is_element(module: Module, instruction: Instruction, index: int) -> bool:
-    """Whether an instruction is the loop's tuple element itself, or a copy of it."""
+    """Whether an instruction is element `index` of the loop's tuple, or a copy of it."""
     while instruction.opcode in ("copy", "bitcast"):
         instruction = module.operand(instruction)
     return instruction.opcode == "get-tuple-element" and instruction.index == index
@@ -174,7 +180,10 @@ def _constant_value(module: Module, instruction: Instruction) -> int | None:
 
 
 def _count_trips(start: int, step: int, limit: int, direction: str) -> int | None:
-    """Return how often start, start + step, ... satisfies the comparison with the limit; None if that is not known."""
+    """Return how many of start, start + step, ... satisfy the comparison with `limit`, up to the first that does not.
+
+    None if that is not known.
+    """
     if direction == "NE":
         return (limit - start) // step if (limit - start) % step == 0 and (limit - start) // step >= 0 else None
     if (step > 0) != (direction in ("LT", "LE")):

@@ -33,9 +33,13 @@ _NAME = re.compile(r"%?([\w.\-]+)")
 class Instruction:
     """One HLO instruction.
 
-    text: the printed text in parentheses (operands, a constant's literal, a parameter's number). attributes: each
-    `key=value` after it, values as printed. op_name: path of named scopes and transformations. source: file:line. The
-    last two are empty if the compiler prints none.
+    Attributes:
+        computation: the name of the computation that contains it.
+        text: the printed text in parentheses: operands, a constant's literal, or a parameter's number.
+        operands: the names of its operands.
+        attributes: each `key=value` after the parentheses; values are as printed.
+        op_name: the path of named scopes and transformations; '' if the compiler prints none.
+        source: file:line; '' if the compiler prints none.
     """
 
     name: str
@@ -50,7 +54,7 @@ class Instruction:
 
     @property
     def index(self) -> int:
-        """The number of a parameter, or the tuple index of a get-tuple-element. Raises if it is not a number."""
+        """The number of a parameter, or the tuple index of a get-tuple-element. Raises for other instructions."""
         digits = self.text if self.opcode == "parameter" else self.attributes.get("index", "")
         if not digits.isdecimal() or len(digits) > 9:
             raise MeshwrightError(
@@ -59,23 +63,23 @@ class Instruction:
         return int(digits)
 
     def called(self, *keys: str) -> tuple[str, ...]:
-        """Return the computations named by some attributes: `calls`, `to_apply`, `body`, `branch_computations`, ..."""
+        """Return the names of the computations in some attributes, such as `calls`, `to_apply` or `body`."""
         return tuple(name for key in keys for name in _NAME.findall(self.attributes.get(key, "")))
 
     @property
     def branches(self) -> tuple[str, ...]:
-        """The computations that a conditional chooses from."""
+        """The names of the computations that a conditional chooses from."""
         return self.called(*_BRANCHES)
 
     @property
     def custom_call_target(self) -> str:
-        """The function of a custom call; '' for another instruction."""
+        """The function that a custom call calls; '' for other instructions."""
         return self.attributes.get("custom_call_target", "").strip('"')
 
 
 @dataclass(frozen=True, kw_only=True)
 class Computation:
-    """The instructions of a computation by name, in printed order (the execution order in a scheduled module)."""
+    """A computation. instructions: by name, in printed order, in which a scheduled module executes them."""
 
     name: str
     instructions: Mapping[str, Instruction]
@@ -83,7 +87,7 @@ class Computation:
 
     @cached_property
     def users(self) -> Mapping[str, tuple[Instruction, ...]]:
-        """The instructions that use each instruction's result, each once."""
+        """For each instruction, the instructions that use its result, without repetition."""
         users: dict[str, dict[str, Instruction]] = {name: {} for name in self.instructions}
         for instruction in self.instructions.values():
             for operand in instruction.operands:
@@ -98,7 +102,7 @@ class Computation:
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """An HLO module. attributes: its header's attributes, as printed."""
+    """An HLO module. attributes: the attributes in its header, as printed. entry: the name of the entry computation."""
 
     name: str
     attributes: Mapping[str, str]
@@ -107,7 +111,7 @@ class Module:
 
     @cached_property
     def callers(self) -> Mapping[str, tuple[Instruction, ...]]:
-        """The instructions that call each computation, in any role."""
+        """For each computation, the instructions that call it through any attribute."""
         callers: dict[str, list[Instruction]] = {name: [] for name in self.computations}
         for instruction in self.instructions():
             for name in dict.fromkeys(instruction.called(*CALL_KEYS)):
@@ -134,7 +138,7 @@ class Module:
         return tuple(found[name] for name in instruction.operands)
 
     def users(self, instruction: Instruction) -> tuple[Instruction, ...]:
-        """Return the instructions of the same computation that use the result."""
+        """Return the instructions of the same computation that use an instruction's result."""
         return self.computations[instruction.computation].users[instruction.name]
 
     def root(self, computation: str) -> Instruction:
@@ -145,9 +149,9 @@ class Module:
 
 @contextmanager
 def contradictions_as_errors(module: Module) -> Iterator[None]:
-    """Turn lookup and arithmetic errors in reading a module into a `MeshwrightError`.
+    """Raise lookup and arithmetic errors inside the context as a `MeshwrightError`.
 
-    Parsing finds missing text; contradictions between parts of a module appear only when those are read.
+    Parsing finds missing text. Contradictions between parts of a module cause such errors when it is analysed.
     """
     try:
         yield

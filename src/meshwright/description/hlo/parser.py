@@ -37,7 +37,7 @@ _INLINE_FILE = re.compile(r'\bsource_file="((?:[^"\\]++|\\.)*+)"')
 LIBRARIES = re.compile(r"(?:site|dist)-packages/")
 """Files of installed packages."""
 OUTSIDE = re.compile(r"\bmeshwright/proof/")
-"""Our code that traces user functions: stack frames from here on are not the user's."""
+"""Our code that traces users' functions. A stack frame in it, and the frames that called it, are not the user's."""
 _INLINE_LINE = re.compile(r"\bsource_line=(\d+)")
 
 
@@ -50,7 +50,7 @@ def parse_hlo(text: str) -> Module:
 
 
 class _Parser:
-    """A position in a text, and methods that advance it; every method advances or raises."""
+    """A recursive-descent parser: a position in a text, and methods that read from there, advance it or raise."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -95,7 +95,7 @@ class _Parser:
         return found[1], attributes
 
     def tables(self) -> Mapping[str, str]:
-        """Read file:line of each stack frame, from the tables before the computations."""
+        """Read the tables before the computations; return file:line by stack frame id."""
         tables: dict[str, dict[str, str]] = {}
         title = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)\n((?:\d+ [^\n]*\n)*+)\n*")
         while (found := self.match(title)) is not None:
@@ -199,7 +199,7 @@ class _Parser:
         return len(self.text) if depth <= 0 else self.cut_short(start)
 
     def closing(self, tokens: re.Pattern[str], start: int) -> int:
-        """Return the position of the bracket that closes the one before `start`."""
+        """Return the position of the bracket that closes the one just before `start`. tokens: brackets and strings."""
         depth = 1
         for token in tokens.finditer(self.text, start):
             if token[0] in "({":
@@ -211,7 +211,7 @@ class _Parser:
         return self.cut_short(start)
 
     def source(self, metadata: str) -> str:
-        """Return file:line of an instruction, from its stack frame or printed in place."""
+        """Return file:line of an instruction, from its metadata or from the stack frame that the metadata names."""
         if not metadata:
             return ""
         if found := _FRAME.search(metadata):
@@ -231,21 +231,21 @@ class _Parser:
         self.match(_BLANK)
 
     def error(self, reason: str) -> MeshwrightError:
-        """Return an error that names the line at the position."""
+        """Return an error that names the line of the current position."""
         number = self.text.count("\n", 0, self.position) + 1
-        if "\n" not in self.text[self.position :].strip():  # the last line
+        if "\n" not in self.text[self.position :].strip():  # It is the last line.
             return MeshwrightError(f"HLO text is cut short: it ends in line {number}, where there should be more")
         line = self.text[self.position :].lstrip()[:80].split("\n")[0]
         return MeshwrightError(f"HLO text line {number}: {reason}: {line!r}")
 
     def cut_short(self, start: int) -> int:
-        """Raise for a bracket that is open to the end of the text."""
+        """Raise for the bracket at `start`, which is never closed."""
         number = self.text.count("\n", 0, start) + 1
         raise MeshwrightError(f"HLO text is cut short: a bracket that opens in line {number} never closes")
 
 
 def _element(operand: str, computation: str, instructions: Mapping[str, Instruction]) -> Instruction | None:
-    """Return the get-tuple-element that an operand `tuple#1` abbreviates (jaxlib 0.11).
+    """Return a new get-tuple-element for an operand printed as `tuple#1` (jaxlib 0.11).
 
     None if there is no such element.
     """
@@ -275,7 +275,13 @@ def _operands(text: str) -> tuple[str, ...]:
 
 
 def _place(frame: str, frames: Mapping[str, str], locations: Mapping[str, str]) -> str:
-    """Return file:line of a stack frame, or of its nearest caller outside installed packages if it is in one."""
+    """Return file:line of the first frame outside installed packages, from `frame` to its callers; else of `frame`.
+
+    Args:
+        frame: the id of the stack frame.
+        frames: the text of each frame, by id.
+        locations: file:line, by id.
+    """
     first = ""
     while frame in frames:
         place = locations.get(_field(frames[frame], "file_location_id"), "")
@@ -296,7 +302,7 @@ def _field(text: str, key: str) -> str:
 
 
 def _check_calls(module: Module) -> None:
-    """Raise if an instruction calls a computation that is not printed before its own."""
+    """Raise if an instruction calls a computation that is not printed before the instruction's own computation."""
     place = {name: number for number, name in enumerate(module.computations)}
     for instruction in module.instructions():
         for name in instruction.called(*CALL_KEYS):

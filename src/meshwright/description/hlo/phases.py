@@ -1,4 +1,4 @@
-"""The phase of a step and the named scopes of an instruction, from the path in its op_name.
+"""Find an instruction's phase of the step and its named scopes from its op_name.
 
 JAX 0.10.2 writes `jit(step)/jvp(layers)/while/body/closed_call/mlp/dot_general` for a forward op under
 `named_scope("layers")` and `named_scope("mlp")`. Its backward op is under `transpose(jvp(layers))`, and an op
@@ -16,7 +16,7 @@ from meshwright.description.hlo.module import Instruction, Module
 from meshwright.record import Phase
 
 UPDATE_SCOPE = "update"
-"""The named scope of the optimizer: ops in it, outside any differentiation, are in the update phase."""
+"""The named scope of the optimizer. Ops in it that JAX does not differentiate are in the update phase."""
 
 GRADIENTS_SCOPE = "gradients"
 """The named scope of gradients computed without JAX's transposition: its ops are in the backward phase."""
@@ -36,8 +36,8 @@ def phase_of(op_name: str) -> Phase:
         return "recompute" if "rematted_computation" in op_name else "backward"
     parts = _components(op_name)
     last = max((place for place, part in enumerate(parts) if "jvp(" in part), default=-1)
-    # 1F1B computes gradients inside a function that JAX differentiates: `jvp(gradients)/while`. The innermost scope
-    # decides.
+    # 1F1B computes gradients inside a function that JAX differentiates, as in `jvp(gradients)/while`. So only scopes in
+    # and after the last `jvp` decide.
     within = parts[last].rpartition("(")[2].rstrip(")").split("/") if last >= 0 else []
     if GRADIENTS_SCOPE in (*within, *parts[last + 1 :]):
         return "backward"
@@ -45,7 +45,10 @@ def phase_of(op_name: str) -> Phase:
 
 
 def scope_of(op_name: str) -> str:
-    """Return an op_name's named scopes and primitive, without transformations and loops: `layers/mlp/dot_general`."""
+    """Return the named scopes and the primitive in an op_name, such as `layers/mlp/dot_general`.
+
+    Transformations and loops are left out.
+    """
     words = []
     for part in _components(op_name):
         if part.startswith("jit("):
@@ -57,12 +60,12 @@ def scope_of(op_name: str) -> str:
 
 
 def source_and_scope(source: str, scope: str) -> str:
-    """Return `train/step.py:88 (layers/mlp/dot_general)`, or only the part that is known."""
+    """Return text such as `train/step.py:88 (layers/mlp/dot_general)`, or only the known one of both."""
     return " ".join(filter(None, (source, f"({scope})" if scope else "")))
 
 
 def split_op_name(op_name: str) -> tuple[str, ...]:
-    """Return the op_names that XLA joined when it combined instructions.
+    """Return the op_names that XLA joined in one when it combined instructions.
 
     XLA writes `a/(b/x:c/y)/d` for `a/b/x/d` and `a/c/y/d`, or `a/b;a/c`.
     """
@@ -79,10 +82,10 @@ def split_op_name(op_name: str) -> tuple[str, ...]:
 
 
 def describing_instruction(module: Module, instruction: Instruction, *, moves: bool = False) -> Instruction:
-    """Return the instruction whose op_name and source describe this one: itself, or a neighbour if it has none.
+    """Return the instruction whose op_name and source describe this one: itself, or a neighbour if it has no op_name.
 
-    For an instruction that only moves data (`moves`), users are tried first, then operands, because a gather exists for
-    its user; for one that computes, operands first. The callers of its computation are tried last.
+    Neighbours are users and operands, then the callers of its computation. If the instruction only moves data
+    (`moves`), users come first, because a gather exists for its user; otherwise operands do.
     """
     if moves and is_partitioner_generated(instruction) and _components(instruction.op_name)[-1] in _PLUMBING:
         return consumer_of_move(module, instruction) or instruction
@@ -99,7 +102,7 @@ def describing_instruction(module: Module, instruction: Instruction, *, moves: b
 
 @dataclass(frozen=True)
 class Description:
-    """The op_name and the source of one array of an instruction.
+    """The op_name and the source (file:line) of one array of an instruction.
 
     is_recomputed: whether XLA's own rematerialization recomputes it.
     """
@@ -110,7 +113,7 @@ class Description:
 
     @property
     def phase(self) -> Phase:
-        """The phase it is computed in; recompute also for XLA's own rematerialization."""
+        """The phase in which the array is computed; `recompute` also if XLA's own rematerialization does it."""
         phase = phase_of(self.op_name)
         return "recompute" if self.is_recomputed and phase == "forward" else phase
 
@@ -128,13 +131,13 @@ class Description:
 def describe(
     module: Module, instruction: Instruction, *, number: int = 1, moves: bool = False
 ) -> tuple[Description, ...]:
-    """Return a description of each of `number` arrays of an instruction.
+    """Return a description of each of the `number` arrays of an instruction.
 
-    XLA joins the op_names of combined instructions in the order of their arrays. If the number of names differs from
-    the number of arrays (the TPU compiler keeps only the last name), each operand describes its array, or the first
-    name describes all if the instruction only moves data.
+    When XLA combines instructions, it joins their op_names in the order of their arrays, one for each array. If the
+    number of names differs from `number` (the TPU compiler keeps only the last name), each array is described by its
+    operand or, if the instruction only moves data (`moves`), by the first name.
     """
-    is_recomputed = bool(_XLA_REMAT.search(instruction.name))  # `fusion.7.remat`
+    is_recomputed = bool(_XLA_REMAT.search(instruction.name))  # Its name is like `fusion.7.remat`.
     joined = len(split_op_name(instruction.op_name)) == number
     if not joined and not moves and number == len(instruction.operands) > 1:
         speakers = [
@@ -147,7 +150,7 @@ def describe(
         names = names[:1] * number
     sources = [speaker.source] * number
     if number == len(instruction.operands) > 1:
-        # Of combined instructions XLA keeps the source of one.
+        # XLA keeps the source of only one of the instructions that it combines.
         makers = [describing_instruction(module, operand) for operand in module.operands(instruction)]
         sources = [
             maker.source if name in split_op_name(maker.op_name) else speaker.source
@@ -157,10 +160,11 @@ def describe(
 
 
 def _maker_in_loop(module: Module, instruction: Instruction) -> Instruction:
-    """Return, for an element of a loop's result, the instruction in the loop that computes it, if it has an op_name.
+    """Return the instruction in a loop's body that computes `instruction`, an element of the loop's result.
 
-    Other instructions are returned unchanged. 1F1B's loop is labelled forward but also computes gradients: without
-    this, a gradient finished in its last iteration, which has only the loop's name, would count as forward.
+    Any other instruction is returned itself, and so is an element whose computing instruction has no op_name. 1F1B's
+    loop is labelled forward but also computes gradients. A gradient that its last iteration completes has only the
+    loop's op_name, and would count as forward.
     """
     if phase_of(instruction.op_name) != "forward" or _components(instruction.op_name)[-1] != "while":
         return instruction
@@ -177,16 +181,19 @@ def _maker_in_loop(module: Module, instruction: Instruction) -> Instruction:
 
 
 def is_partitioner_generated(instruction: Instruction) -> bool:
-    """Whether XLA's partitioner inserted an instruction to move or sum data (marked by jaxlib 0.11).
+    """Whether XLA's partitioner inserted an instruction to move or sum data; jaxlib 0.11 marks these.
 
-    Its op_name is copied from the moved value, whose phase may differ from the consumer's; for an argument or a result
-    of a call it is the call's: `.../while/body/jit`, `.../remat2`.
+    Their op_name is that of the moved value, whose phase may differ from its user's. For an argument or a result of a
+    call, it is the op_name of the call, such as `.../while/body/jit` or `.../remat2`.
     """
     return 'is_spmd_generated="true"' in instruction.attributes.get("frontend_attributes", "")
 
 
 def consumer_of_move(module: Module, instruction: Instruction) -> Instruction | None:
-    """Return the nearest named user of a result, also in fusions, that the partitioner did not insert; else None."""
+    """Return the nearest user of a result that has an op_name and was not inserted by the partitioner; else None.
+
+    Users inside fusions count.
+    """
     layer, seen = [instruction], {(instruction.computation, instruction.name)}
     for _ in range(_FURTHEST):
         uses = [use for one in layer if one.opcode != "while" for use in _users_through_fusions(module, one)]
@@ -199,7 +206,11 @@ def consumer_of_move(module: Module, instruction: Instruction) -> Instruction | 
 
 
 def _users_through_fusions(module: Module, instruction: Instruction) -> Iterator[Instruction]:
-    """Yield the users of a result: for a fusion those inside it, for a fusion's root the users of the fusion."""
+    """Yield the users of a result, looking into fusions and out of them.
+
+    If a user is a fusion, the users inside it are yielded instead. If the result is the root of a fusion's computation,
+    the fusion itself is yielded.
+    """
     if instruction.name == module.computations[instruction.computation].root:
         yield from (caller for caller in module.callers[instruction.computation] if caller.opcode == "fusion")
     for user in module.users(instruction):
@@ -213,7 +224,7 @@ def _users_through_fusions(module: Module, instruction: Instruction) -> Iterator
 
 
 def _nearest(module: Module, instruction: Instruction, *, forward: bool) -> Instruction | None:
-    """Return the nearest instruction with an op_name among users (`forward`) or operands; None if none is near."""
+    """Return the nearest instruction with an op_name among users (if `forward`) or operands, and theirs; else None."""
     layer, seen = [instruction], {instruction.name}
     for _ in range(_FURTHEST):
         step = [other for one in layer for other in (module.users(one) if forward else module.operands(one))]
@@ -227,12 +238,12 @@ def _nearest(module: Module, instruction: Instruction, *, forward: bool) -> Inst
 
 
 def _components(op_name: str) -> list[str]:
-    """Return the parts of a path between slashes outside parentheses."""
+    """Split an op_name at the slashes that are not in parentheses."""
     return _split(op_name, "/")
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """Split a text at a separator outside parentheses."""
+    """Split a text at each separator that is not in parentheses."""
     parts, depth, start = [], 0, 0
     for position, character in enumerate(text):
         if character == "(":

@@ -16,9 +16,9 @@ from meshwright.record import Record
 
 
 def read_hlo(text: str, mesh: Mapping[str, int], *, hardware: str) -> Record:
-    """Return the record of a program from HLO text alone: flops by phase and collectives, per device.
+    """Return the record of a program from HLO text alone: flops and collectives, per device and step.
 
-    `breakdown_seconds` and memory stay empty.
+    Memory and `breakdown_seconds` are empty.
 
     Args:
         mesh: every axis and its degree in device order, outermost first.
@@ -34,8 +34,8 @@ def read_module(
 ) -> Record:
     """Return the record of a parsed module, as `read_hlo` does.
 
-    across: the part of each axis's degree between slices. The module is then the program of one slice, `mesh` has the
-    degrees inside a slice, and sends and receives are collectives between slices.
+    across: for each mesh axis, the number of slices that it extends over. If given, the module is the program of one
+    slice, `mesh` has the degrees inside a slice, and sends are read as collectives between slices.
     """
     with contradictions_as_errors(module):
         _check_devices(module, mesh)

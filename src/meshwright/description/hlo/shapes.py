@@ -14,7 +14,8 @@ from meshwright.errors import MeshwrightError
 class Shape:
     """An array, or a tuple of shapes (`dtype` is then 'tuple').
 
-    layout: the text printed between braces: minor-to-major order of the dims, tiles, memory space.
+    layout: the text printed between braces: minor-to-major order of the dims, tiles, memory space. elements: the shapes
+    in a tuple.
     """
 
     dtype: str
@@ -36,14 +37,14 @@ class Shape:
 
     @property
     def minor_to_major(self) -> tuple[int, ...]:
-        """The dims of an array in the order of its layout, the one with adjacent elements first."""
+        """The dims of an array in the order of its layout; the elements of the first dim are adjacent in memory."""
         return tuple(int(dim) for dim in self.layout.partition(":")[0].split(",") if dim)
 
     @property
     def padded_bytes(self) -> int:
         """Bytes with dims padded to the first tile of the layout (TPU).
 
-        Tiles within a tile reorder elements and add none (openxla.org/xla/tiled_layout).
+        Further tiles, inside the first, only reorder elements (openxla.org/xla/tiled_layout).
         """
         if self.dtype == "tuple":
             return sum(element.padded_bytes for element in self.elements)
@@ -52,16 +53,16 @@ class Shape:
             return self.bytes
         order = self.minor_to_major
         tile = [int(size) for size in found[1].split(",")]
-        # From the major dim to the minor one; an array with fewer dims than the tile gets leading dims of 1.
+        # Dims from major to minor. An array with fewer dims than the tile gets leading dims of 1.
         dims = [1] * (len(tile) - len(order)) + [self.dims[dim] for dim in reversed(order)]
         filled = [-(-dim // size) * size for dim, size in zip(dims[-len(tile) :], tile, strict=True)]
         return (math.prod(dims[: -len(tile)]) * math.prod(filled) * dtype_bits(self.dtype) + 7) // 8
 
     @property
     def memory_space(self) -> int:
-        """The memory space S(n) of the layout: 0 is the device's main memory, 5 the host's.
+        """The number n of the layout's memory space S(n): 0 is the device's main memory, 5 the host's memory.
 
-        Others depend on the backend: 1 is VMEM on TPUs, and the part of main memory that collectives use on GPUs.
+        Others depend on the backend: 1 is VMEM on TPUs, and on GPUs the part of main memory that collectives use.
         """
         found = _SPACE.search(self.layout)
         return int(found[1]) if found else 0
@@ -80,7 +81,7 @@ class Shape:
         return sum(array.padded_bytes for array in self.arrays() if array.is_in_hbm)
 
     def arrays(self) -> Iterator[Shape]:
-        """Yield its arrays from left to right: itself, or those in the tuple."""
+        """Yield itself if it is an array, or all arrays in the tuple from left to right."""
         if self.dtype != "tuple":
             yield self
         for element in self.elements:
@@ -114,7 +115,7 @@ def dtype_bits(dtype: str) -> int:
 
 
 class ShapeReader:
-    """A reader of shapes from a text by position, with a cache of array shapes."""
+    """A function that reads the shape at a position of a text, with a cache of array shapes."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -124,7 +125,7 @@ class ShapeReader:
         """Return the shape at `position`, and the position after it."""
         if not self.text.startswith("(", position):
             return self.array(position)
-        # Tuples nest: an explicit stack of their elements, so that deep nesting cannot overflow Python's.
+        # An explicit stack of the open tuples' elements, because deep nesting would overflow Python's stack.
         open_tuples: list[list[Shape]] = []
         while True:
             if self.text.startswith("(", position):

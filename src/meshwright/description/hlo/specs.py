@@ -1,4 +1,4 @@
-"""Shardings on mesh axes, parsed from HLO's notation (by devices) and Shardy's (by axes)."""
+"""Shardings by mesh axes, parsed from HLO's notation, which lists devices, and Shardy's, which names axes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ _UNREDUCED = re.compile(r"unreduced=\w*\{([^{}]*)\}")
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """The mesh axes that shard each dim, outermost first; None for an open dim, which may be sharded in any way.
+    """The sharding of an array.
 
-    unreduced: the axes over which values are partial sums.
+    dims: for each dim, the mesh axes that shard it, outermost first; None for an open dim, which the partitioner may
+    shard in any way. unreduced: the axes over which values are partial sums.
     """
 
     dims: tuple[Axes | None, ...]
     unreduced: Axes = ()
 
     def __str__(self) -> str:
-        """Return it as a PartitionSpec; `?` for an open dim."""
+        """Return the text of the PartitionSpec, with `?` for an open dim."""
         words = [_dim(axes) for axes in self.dims]
         left = ", ".join(map(repr, self.unreduced))
         return f"P({', '.join([*words, *([f'unreduced={{{left}}}'] if left else [])])})"
@@ -43,7 +44,7 @@ class Spec:
         return tuple(axis for dim in self.dims for axis in dim or ())
 
     def allows(self, other: Spec) -> bool:
-        """Whether another spec satisfies this one: equal in every dim that is not open.
+        """Whether another spec satisfies this one: it is equal in every dim that is not open here.
 
         Unreduced axes are ignored: the partitioner may sum earlier or later than requested.
         """
@@ -52,11 +53,12 @@ class Spec:
 
 
 def parse_hlo_sharding(text: str, rank: int, mesh: Mapping[str, int]) -> Spec | None:
-    """Parse an HLO `sharding` attribute for an array of some rank on a mesh.
+    """Parse an HLO `sharding` attribute of an array with `rank` dims.
 
-    Forms: `{replicated}`, `{devices=[2,1,4]<=[8] last_tile_dim_replicate}`, `{devices=[2,2]0,2,1,3}`, or on a mesh of
-    the program's own (jaxlib 0.11): `{mesh['x'=2,'y'=4], [{'x'}, {?}], unreduced={'y'}}`. None if it is not a product
-    of mesh axes, is manual, is on a single device, or is on other devices than the mesh's.
+    Its forms are `{replicated}`, `{devices=[2,1,4]<=[8] last_tile_dim_replicate}`, `{devices=[2,2]0,2,1,3}`, and, on a
+    mesh that the program declares, `{mesh['x'=2,'y'=4], [{'x'}, {?}], unreduced={'y'}}` (jaxlib 0.11). None if the
+    sharding is not a product of the axes of `mesh`, is manual, or is on a single device or other devices than those of
+    `mesh`.
     """
     if text.startswith("{replicated"):
         return Spec(dims=((),) * rank)
@@ -69,7 +71,7 @@ def parse_hlo_sharding(text: str, rank: int, mesh: Mapping[str, int]) -> Spec | 
     places = np.empty((tiles.ndim, tiles.size), dtype=np.int64)
     places[:, tiles.ravel()] = np.indices(tiles.shape).reshape(tiles.ndim, -1)
     axes = [_axes(places[dim], size, mesh) for dim, size in enumerate(tiles.shape)]
-    # Array dims come first, then dims of replication or partial sums.
+    # The tiles' first dims are those of the array; the last ones are for replication or partial sums.
     last = _LAST_DIMS.search(found[5])
     roles = [role.strip() for role in last[1].split(",")] if last else []
     roles += ["replicated"] * (tiles.ndim - rank - len(roles))
@@ -82,13 +84,13 @@ def parse_hlo_sharding(text: str, rank: int, mesh: Mapping[str, int]) -> Spec | 
 def parse_shardy_sharding(text: str, mesh: Mapping[str, int]) -> Spec | None:
     """Parse a Shardy attribute: `#sdy.sharding<@mesh, [{"x"}, {?}], unreduced={"y"}>`.
 
-    None if a dim is sharded over a part of an axis, or if there is no sharding.
+    None if a dim is sharded over a part of an axis, or if the text has no sharding.
     """
     found = _BY_AXES.search(text)
     if found is None or ":(" in found[0]:
         return None
     left = _UNREDUCED.search(found[2])
-    # HLO has no axes of one device.
+    # Axes of degree 1 are left out, as in `parse_hlo_sharding`.
     live = {axis for axis, degree in mesh.items() if degree > 1}
     dims = [
         None if dim.strip() == "?" else tuple(name for name, _ in _NAME.findall(dim) if name in live)
@@ -99,9 +101,11 @@ def parse_shardy_sharding(text: str, mesh: Mapping[str, int]) -> Spec | None:
 
 
 def _parse_named_sharding(found: re.Match[str], rank: int, mesh: Mapping[str, int]) -> Spec | None:
-    """Return the spec of a sharding over named axes, which may belong to another mesh of the same devices.
+    """Return, on the axes of `mesh`, a sharding over the axes of another mesh of the same devices.
 
-    Axes of one device are left out. None as in `parse_hlo_sharding`.
+    Axes of degree 1 are left out. None as in `parse_hlo_sharding`.
+
+    found: the match of the sharding's text.
     """
     if found[3] is None:
         return Spec(dims=((),) * rank)
@@ -127,7 +131,13 @@ def _parse_named_sharding(found: re.Match[str], rank: int, mesh: Mapping[str, in
 
 
 def _positions(text: str, degrees: Mapping[str, int], index: Mapping[str, np.ndarray]) -> tuple[np.ndarray, int]:
-    """Return every device's position along a dim sharded over axes (`'x','y':(2)2`), and the number of positions."""
+    """Return the shard of a dim that each device has, [devices], and the number of shards.
+
+    Args:
+        text: the axes that shard the dim, such as `'x','y':(2)2`.
+        degrees: the degree of each axis.
+        index: each device's index along each axis, [devices].
+    """
     places = np.zeros_like(next(iter(index.values())))
     parts = sub_axes(text.replace("?", ""), degrees)
     for axis, part in parts:
@@ -136,7 +146,7 @@ def _positions(text: str, degrees: Mapping[str, int], index: Mapping[str, np.nda
 
 
 def _tiles(found: re.Match[str], num_devices: int) -> np.ndarray | None:
-    """Return the device of each tile; None if these are not the devices of the mesh."""
+    """Return the device id of each tile, in the tiles' shape; None if they are not the devices of the mesh."""
     try:
         listed = found[4] is not None
         devices = np.array(numbers(found[4])) if listed else iota(numbers(found[2]), found[3]).ravel()
@@ -149,9 +159,15 @@ def _tiles(found: re.Match[str], num_devices: int) -> np.ndarray | None:
 
 
 def _axes(places: np.ndarray, size: int, mesh: Mapping[str, int]) -> Axes | None:
-    """Return the axes, outermost first, whose indices give devices' positions along one dim; None if none do."""
+    """Return the mesh axes, outermost first, that shard a dim; None if no product of axes does.
+
+    Args:
+        places: the shard of the dim that each device has, [devices].
+        size: the number of shards.
+        mesh: the degree of every axis, in device order.
+    """
     index = dict(zip(mesh, np.unravel_index(np.arange(places.size), tuple(mesh.values())), strict=True))
-    # The step in position between neighbours along each axis larger than 1.
+    # Along each axis larger than 1: the difference between the shards of neighbouring devices.
     firsts = {axis: np.flatnonzero(index[axis] == 1) for axis, degree in mesh.items() if degree > 1}
     steps = {axis: int(places[devices[0]]) for axis, devices in firsts.items()}
     axes = tuple(sorted((axis for axis, step in steps.items() if step > 0), key=lambda axis: -steps[axis]))

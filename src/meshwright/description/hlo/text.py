@@ -1,7 +1,7 @@
-"""A compiled program as HLO text.
+"""Print a compiled program as HLO text.
 
-Uses JAX internals, all reached from the result of the public `Compiled.runtime_executable()` and checked with jaxlib
-0.10.2 and 0.12.0.1: its `hlo_modules()` and `get_parameter_shardings()`, and `HloPrintOptions` and
+Uses JAX internals, checked with jaxlib 0.10.2 and 0.12.0.1. All are reached from the result of the public
+`Compiled.runtime_executable()`: its `hlo_modules()` and `get_parameter_shardings()`, and `HloPrintOptions` and
 `HloSharding.from_proto` of the extension module that defines their results. If one is missing, the text is that of
 `Compiled.as_text()`.
 """
@@ -31,8 +31,8 @@ _SHARDED = ", sharding="
 def hlo_text(compiled: jax.stages.Compiled) -> str:
     """Return the program as HLO text, with small constants printed in full and the shardings of its arguments.
 
-    `as_text` elides every constant of more than ten elements, and the tables that map devices to shards are such
-    constants. From jaxlib 0.12 it also leaves out the arguments' shardings (checked with 0.12.0.1).
+    `as_text` elides every constant of more than ten elements, such as the tables that map devices to shards. From
+    jaxlib 0.12 it also leaves out the arguments' shardings (checked with 0.12.0.1).
     """
     executable: Any = compiled.runtime_executable()
     protos = getattr(executable, "get_parameter_shardings", tuple)() or ()  # May be absent or None.
@@ -45,9 +45,9 @@ def with_argument_shardings(text: str, shardings: Sequence[str]) -> str:
     """Return an HLO text with a `sharding` attribute added to each entry parameter that has none.
 
     Args:
-      text: one module; unchanged if it is for a single device.
-      shardings: of each argument, in HLO's notation, '' if unknown; the text is unchanged unless there is one for each
-          parameter.
+        text: one module; returned unchanged if it is for a single device.
+        shardings: the sharding of each argument in HLO's notation, '' if unknown. Unless there is one for each
+            parameter, the text is returned unchanged.
     """
     entry = _ENTRY.search(text) if _PARTITIONED.match(text) else None
     if entry is None:
@@ -67,7 +67,7 @@ def with_argument_shardings(text: str, shardings: Sequence[str]) -> str:
 
 
 def _with_constants(text: str, executable: Any) -> str:
-    """Return the text, printed again with constants in full if any is elided and all are small."""
+    """Return the text; print it again with all constants in full if some are elided and these are small together."""
     elided_bytes = sum(
         dtype_bits(dtype) // 8 * math.prod(int(dim or 1) for dim in dims.split(","))
         for dtype, dims in _ELIDED.findall(text)

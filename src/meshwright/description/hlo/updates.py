@@ -1,7 +1,8 @@
-"""Find the arguments that a program's results update, as optimizers do: new = old + something.
+"""Find which argument each result of a program updates, as optimizers do: result = factor * argument + other terms.
 
-Reads a module before optimization, whose op names still show what JAX differentiated. A gradient never counts as an
-update of its parameter, whatever is added to it.
+The argument's share in a value (`Share`) is this factor, and whether the argument is changed or overwritten in part.
+The module must be read before XLA optimizes it, because its op names then show what JAX differentiated. A gradient
+never counts as an update of its parameter, whatever is added to it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from meshwright.description.hlo.dataflow import INLINE, VIEWS, only_caller
 from meshwright.description.hlo.module import Instruction, Module
 
 _FORWARDS = frozenset(VIEWS | {"convert", "reduce-precision", "all-gather", "all-reduce", "dynamic-slice"})
-"""Ops whose result is their operand in another form: cast, gathered, averaged over devices, or sliced."""
+"""Opcodes whose result is their operand in another form: viewed, cast, gathered, summed over devices, or sliced."""
 
-_PLACES = frozenset(
+_ANNOTATIONS = frozenset(
     {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint"}
     | {"xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape", "xla.sdy.FuncResultSharding"}
 )
@@ -25,28 +26,29 @@ _PLACES = frozenset(
 _WRITES = ("dynamic-update-slice", "scatter")
 
 _LEAST_SHARE = 0.5
-"""Least factor of a parameter in its update. A gradient with weight decay has a far smaller one."""
+"""Smallest factor of a parameter in its update; in a gradient plus weight decay the factor is far smaller."""
 
 _Place = tuple[int, int | None]
-"""A parameter's number, and the index in it if it is a tuple (else None)."""
+"""A parameter: its number, and the index of an element if the parameter is a tuple (else None)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """An argument's share in a value: value = factor * argument + other terms."""
+    """How much of an argument is in a value that is computed from it: value = factor * argument + other terms."""
 
     factor: float | None = 1.0  # None if unknown.
     is_changed: bool = False  # False if the value is the argument itself.
-    is_written: bool = False  # Whether a part is overwritten at a place that only a run knows, as in a cache.
+    # Whether a part of the argument is overwritten at indices that are not constants, as in a KV cache.
+    is_written: bool = False
 
     def scaled(self, factor: float | None) -> Share:
-        """Return the share after multiplying the value by `factor`."""
+        """Return the argument's share in the value times `factor`."""
         known = self.factor is not None and factor is not None
         product = self.factor * factor if known else None  # type: ignore[operator]
         return Share(factor=product, is_changed=True, is_written=self.is_written)
 
     def through(self, outer: Share) -> Share:
-        """Compose: return the argument's share in a value that has the share `outer` of this value."""
+        """Return the argument's share in another value, in which this value has the share `outer`."""
         known = self.factor is not None and outer.factor is not None
         factor = self.factor * outer.factor if known else None  # type: ignore[operator]
         is_changed, is_written = self.is_changed or outer.is_changed, self.is_written or outer.is_written
@@ -57,25 +59,28 @@ _Shares = dict[_Place, Share]
 
 
 class Updates:
-    """The results of a module's entry as updates of its arguments."""
+    """Finds the arguments that the results of a module's entry computation update."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
         self._found: dict[tuple[str, str, int | None], _Shares] = {}
 
     def of(self, result: Instruction) -> Mapping[int, Share]:
-        """Return the arguments that a result updates or returns unchanged: their shares by argument number."""
+        """Return, by argument number, the share of each argument that a result updates or returns unchanged."""
         found = self._shares(result, None)
         return {number: share for (number, _), share in found.items() if self._is_update(number, share)}
 
     @cached_property
     def differentiated(self) -> frozenset[int]:
-        """Numbers of the arguments that JAX differentiates with respect to, or that the differentiated ops read."""
+        """Numbers of the arguments that are read, directly or in another form, by functions that JAX differentiates."""
         parameters = self.module.computations[self.module.entry].parameters
         return frozenset(number for number, one in parameters.items() if self._is_in_forward(one))
 
     def _is_update(self, number: int, share: Share) -> bool:
-        """Whether a share shows an update. Moments may decay by any factor, even a computed one."""
+        """Whether a result with this share of argument `number` is its update.
+
+        The factor of a parameter is at least `_LEAST_SHARE`. Moments may decay by any factor, even a computed one.
+        """
         if number in self.differentiated:
             return share.factor is not None and share.factor >= _LEAST_SHARE
         return share.factor is None or share.factor > 0
@@ -94,7 +99,11 @@ class Updates:
         return False
 
     def _inside(self, held: Instruction, user: Instruction) -> list[Instruction]:
-        """Return the instructions of a called computation (fusion, branch, loop body) that receive a value."""
+        """Return the instructions that have the value of `held` inside the computations to which `user` passes it.
+
+        If `user` is a fusion or call, that is its computation. If it is a tuple, these are the loop bodies and branches
+        that take the tuple.
+        """
         module, places = self.module, [i for i, name in enumerate(user.operands) if name == held.name]
         if user.opcode in INLINE:
             parameters = module.computations[user.called("calls", "to_apply")[0]].parameters
@@ -107,10 +116,10 @@ class Updates:
         return [take for take in taken if take.index in places]
 
     def _shares(self, value: Instruction, index: int | None) -> _Shares:
-        """Return the shares of the enclosing computation's parameters in a value, or in an element of it."""
+        """Return the share of each parameter of the enclosing computation in a value, or in element `index` of it."""
         key = value.computation, value.name, index
         if key not in self._found:
-            self._found[key] = {}  # breaks cycles: a value that depends on itself adds nothing
+            self._found[key] = {}  # Ends the recursion if a value depends on itself.
             self._found[key] = self._computed(value, index)
         return self._found[key]
 
@@ -132,12 +141,12 @@ class Updates:
             return self._after_loop(value, index)
         if opcode == "conditional":
             return self._after_branch(value, index)
-        if value.custom_call_target in _PLACES and (index or 0) < len(value.operands):
+        if value.custom_call_target in _ANNOTATIONS and (index or 0) < len(value.operands):
             return self._shares(module.operand(value, index or 0), None)
         return {} if index is not None else self._arithmetic(value)
 
     def _arithmetic(self, value: Instruction) -> _Shares:
-        """Return the shares of operands in an elementwise op's result."""
+        """Return the shares of parameters in the result of an op that is neither a call nor a tuple."""
         module, opcode = self.module, value.opcode
         if opcode in _FORWARDS:
             return self._shares(module.operand(value), None)
@@ -161,7 +170,7 @@ class Updates:
         return _best(self._times(left, self._factor(right), right), self._times(right, self._factor(left), left))
 
     def _written(self, value: Instruction) -> _Shares:
-        """Return the shares in an array of which a part is overwritten: of the array, and of what is put there."""
+        """Return the shares in an array of which `value` overwrites a part: those in the array and in the new part."""
         array, *rest = self.module.operands(value)
         part, places = (rest[1], rest[:1]) if value.opcode == "scatter" else (rest[0], rest[1:])
         shares = _scaled(self._shares(array, None), 1.0)
@@ -170,7 +179,7 @@ class Updates:
         return _best(shares, _scaled(self._shares(part, None), 1.0))
 
     def _is_fixed(self, value: Instruction) -> bool:
-        """Whether a value is computed of constants alone."""
+        """Whether a value is computed from constants alone."""
         waiting, seen = [value], set()
         while waiting:
             held = waiting.pop()
@@ -186,13 +195,16 @@ class Updates:
         return True
 
     def _times(self, value: Instruction, factor: float | None, by: Instruction) -> _Shares:
-        """Return the shares in a value times `factor`; none if `by` differs by element, as in Adam's division."""
+        """Return the shares in `value` times `factor`, a factor that the instruction `by` computes.
+
+        Empty unless `by` is a scalar or a broadcast scalar: Adam's divisor, for example, differs between elements.
+        """
         while _is_form(by):
             by = self.module.operand(by)
         return _scaled(self._shares(value, None), factor) if by.shape.size == 1 else {}
 
     def _factor(self, value: Instruction) -> float | None:
-        """Return a known factor: a constant, or 1 for 1 plus or minus an unknown (weight decay)."""
+        """Return a factor: its constant value; 1 if it is 1 plus or minus an unknown (weight decay); else None."""
         module, opcode = self.module, value.opcode
         if opcode == "constant":
             try:
@@ -209,7 +221,13 @@ class Updates:
         return 1.0 if left == 1.0 and opcode != "multiply" else None
 
     def _outside(self, inside: _Shares, operands: list[str], caller: Instruction) -> _Shares:
-        """Return shares of a computation's parameters as shares of its caller's operands."""
+        """Convert shares of a computation's parameters to shares of the parameters of its caller's computation.
+
+        Args:
+            inside: the shares of the computation's parameters.
+            operands: the caller's operand for each parameter.
+            caller: the instruction that calls the computation.
+        """
         given = self.module.computations[caller.computation].instructions
         return _best(
             *(
@@ -220,7 +238,7 @@ class Updates:
         )
 
     def _after_loop(self, loop: Instruction, index: int | None) -> _Shares:
-        """Return the shares of a loop's initial values in an element of its final state."""
+        """Return the shares of parameters in an element of a loop's final state, through the loop's initial values."""
         root, before = self.module.root(loop.called("body")[0]), self.module.operand(loop)
         kept: dict[int | None, Share] = {index: Share()}
         waiting = [index]
@@ -235,7 +253,7 @@ class Updates:
         return _best(*(_through(self._shares(before, element), share) for element, share in kept.items()))
 
     def _after_branch(self, conditional: Instruction, index: int | None) -> _Shares:
-        """Return the shares of all branches of a conditional."""
+        """Return the shares in a conditional's result: for each parameter, the largest over all branches."""
         operands = conditional.operands[1:]
         return _best(
             *(
@@ -246,12 +264,12 @@ class Updates:
 
 
 def _is_form(value: Instruction) -> bool:
-    """Whether a value is its operand in another form; on explicit meshes JAX annotates the sharding of each value."""
-    return value.opcode in VIEWS or value.opcode in ("convert", "broadcast") or value.custom_call_target in _PLACES
+    """Whether a value is its operand viewed, cast, broadcast or annotated with a sharding (as on explicit meshes)."""
+    return value.opcode in VIEWS or value.opcode in ("convert", "broadcast") or value.custom_call_target in _ANNOTATIONS
 
 
 def _is_differentiated(instruction: Instruction) -> bool:
-    """Whether an op is part of what JAX differentiates, forward or backward, by JAX's name for such ops."""
+    """Whether an op is in a function that JAX differentiates, forward or backward, by its op_name."""
     return "jvp(" in instruction.op_name or "transpose(" in instruction.op_name
 
 
@@ -264,7 +282,7 @@ def _through(shares: _Shares, outer: Share) -> _Shares:
 
 
 def _best(*several: _Shares) -> _Shares:
-    """Return the largest share of each parameter among several terms of a sum."""
+    """Return, for each parameter, the share with the largest factor among the shares in several values."""
     found: _Shares = {}
     for shares in several:
         for place, share in shares.items():

@@ -1,6 +1,6 @@
 """The versions of JAX and its compilers that the tests have covered.
 
-Printed HLO is not a stable interface: a new version may omit or rename what the checks read.
+Printed HLO is not a stable interface: a new version may omit or rename what this package reads.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ TESTED = (
     {"jax": "0.11.2", "jaxlib": "0.11.2"},
     {"jax": "0.12.0.1", "jaxlib": "0.12.0.1", "libtpu": "0.0.50.1", "jax-cuda13-plugin": "0.12.0.1"},
 )
-"""Each JAX with the compilers that it was tested with, oldest first."""
+"""The tested combinations of JAX and compilers, oldest first: version by package."""
 
 
 def untested_notes(compiler: str | None = None) -> tuple[str, ...]:
-    """Return a note if the installed JAX with this compiler is untested; else nothing.
+    """Return a note for users if the installed JAX is untested with this compiler; else ().
 
-    compiler: its package and version, as `libtpu 0.0.42.1`; by default the installed jaxlib.
+    compiler: its package and version, such as `libtpu 0.0.42.1`; by default the installed jaxlib.
     """
     package, _, number = (compiler or f"jaxlib {version('jaxlib')}").partition(" ")
     jax = version("jax")
@@ -32,5 +32,5 @@ def untested_notes(compiler: str | None = None) -> tuple[str, ...]:
 
 
 def _pair(jax: str, package: str, number: str) -> str:
-    """Format the versions of JAX and of a compiler; only JAX's if jaxlib has the same."""
+    """Format the versions of JAX and of a compiler; only JAX's if the compiler is a jaxlib of the same version."""
     return f"JAX {jax}" if (package, number) == ("jaxlib", jax) else f"JAX {jax} with {package} {number}"

@@ -10,7 +10,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.record import Kind
 
 SHORT_NAMES: dict[str, Kind] = {"AG": "all-gather", "RS": "reduce-scatter", "AR": "all-reduce", "A2A": "all-to-all"}
-"""Collectives by their short names in MaxText's chains: `-> RS over x ->`."""
+"""Collectives by their short names, as in MaxText's `-> RS over x ->`."""
 
 FUNCTION_NAMES: dict[str, Kind] = {
     "AllGather": "all-gather",
@@ -32,7 +32,7 @@ class ShardedArray:
     """An array and its sharding: `C[I_X, K_{dp,tp}]{U_Y}`.
 
     Attributes:
-        name: empty in MaxText's notation, `B M_x`; `label` is used instead.
+        name: '' in MaxText's notation, as in `B M_x`.
         dims: the names of the dimensions.
         axes: for each dim, the mesh axes that shard it, outermost first: `I_XY` cuts I into |X| parts and each part
             into |Y|.
@@ -56,7 +56,7 @@ class ShardedArray:
 
     @property
     def label(self) -> str:
-        """Its name or, without one, its dims joined: `BM` for `B M_x`."""
+        """The array's name or, if it has none, its dims joined: `BM` for `B M_x`."""
         return self.name or "".join(self.dims)
 
     @property
@@ -73,11 +73,11 @@ class ShardedArray:
         return next((dim for dim, axes in zip(self.dims, self.axes, strict=True) if axis in axes), None)
 
     def with_axes(self, axes: Mapping[str, tuple[str, ...]]) -> ShardedArray:
-        """Return this array with other mesh axes on some dims."""
+        """Return this array with other mesh axes on some dims. axes: the new mesh axes, by dim."""
         return replace(self, axes=tuple(axes.get(d, old) for d, old in zip(self.dims, self.axes, strict=True)))
 
     def has_sharding_of(self, other: ShardedArray) -> bool:
-        """Whether both have the same dims and sharding, whatever their names."""
+        """Whether both arrays have the same dims and sharding. Their names may differ."""
         return (self.dims, self.axes, set(self.unreduced)) == (other.dims, other.axes, set(other.unreduced))
 
     def __str__(self) -> str:

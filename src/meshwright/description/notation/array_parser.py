@@ -1,8 +1,8 @@
 """Parse one array, `A[I_X, J_{dp,fsdp}]{U_Y}` or `B_x E`, and resolve its subscripts to mesh axes.
 
-A subscript is one axis if the mesh has an axis of that name; else it is split into axes, longest match first: on a mesh
-with axes X, Y and XY, `I_XY` means the third and `I_{X,Y}` the first two. Without a mesh each capital letter is an axis
-(`I_XY`) and any other subscript is one axis (`I_dp`).
+A subscript is one axis if the mesh has an axis of that name; else it is split into axes, longest match first. On a mesh
+with axes X, Y and XY, `I_XY` means the axis XY, and `I_{X,Y}` the axes X and Y. Without a mesh, a subscript of capital
+letters has one axis for each letter (`I_XY`), and any other subscript is one axis (`I_dp`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def parse_array(text: str, *, axes: Collection[str] | None = None) -> ShardedArr
 
 
 def read_array(reader: Reader) -> ShardedArray:
-    """Read an array, either with a name and brackets or as a row of dims."""
+    """Read an array: either a name with dims in brackets, or dims separated by spaces."""
     first = reader.token
     array = _read_bracketed(reader) if reader.following.kind == "[" else _read_row(reader)
     brace = reader.accept("{")
@@ -35,12 +35,12 @@ def read_array(reader: Reader) -> ShardedArray:
 
 
 def with_unreduced(array: ShardedArray, axes: tuple[str, ...]) -> ShardedArray:
-    """Return the array unreduced over more axes."""
+    """Return the array with `axes` added to those over which it is unreduced."""
     return replace(array, unreduced=array.unreduced + axes)
 
 
 def read_axes(reader: Reader) -> tuple[str, ...]:
-    """Read mesh axes without an underscore: `x`, `XY` or `{dp,fsdp}`."""
+    """Read mesh axes that have no underscore before them: `x`, `XY` or `{dp,fsdp}`."""
     if not reader.accept("{"):
         return _read_word_of_axes(reader)
     axes = _read_word_of_axes(reader)
@@ -67,7 +67,7 @@ def resolve(reader: Reader, word: str, position: int) -> tuple[str, ...]:
 
 
 def _spaced(word: str, axes: Collection[str]) -> str:
-    """Return advice for dims written without spaces, or '': in `B_xE` the subscript's word is `xE`."""
+    """Return advice for an error if `word` is an axis followed by a dim, as in `B_xE`; else ''."""
     for axis in sorted(axes, key=len, reverse=True):
         dims = word.removeprefix(axis)
         if axis and dims != word and dims[0].isupper():
@@ -77,7 +77,7 @@ def _spaced(word: str, axes: Collection[str]) -> str:
 
 def _split_into_axes(word: str, axes: list[str]) -> tuple[str, ...] | None:
     """Split a word into axis names, preferring names that come earlier in `axes`; None if that is impossible."""
-    suffixes: dict[int, tuple[str, ...]] = {len(word): ()}  # the axes of word[start:]
+    suffixes: dict[int, tuple[str, ...]] = {len(word): ()}  # By start: the axes of word[start:].
     for start in reversed(range(len(word))):
         for axis in axes:
             rest = suffixes.get(start + len(axis))
@@ -117,7 +117,7 @@ def _with_dim(reader: Reader, array: ShardedArray | None) -> ShardedArray:
 
 
 def _read_subscript(reader: Reader, word: Token, rest: str) -> tuple[str, ...]:
-    """Return the axes after the underscore of a word: its rest, or braces if the word ends in the underscore."""
+    """Return the axes of a subscript. rest: the text of `word` after its underscore; if '', braces follow the word."""
     if rest:
         return resolve(reader, rest, word.position + len(word.text) - len(rest))
     if reader.token.kind != "{":

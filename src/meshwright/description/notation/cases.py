@@ -1,4 +1,7 @@
-"""The four cases of a sharded matmul, axis by axis, numbered as in the scaling book.
+"""The four cases of a sharded matmul, decided for each mesh axis and numbered as in the scaling book.
+
+1: the axis shards no summed dim. 2: it shards a summed dim in some operands. 3: it shards a summed dim in all operands
+that have the dim. 4: it shards different dims of the result in different operands.
 
 Source: jax-ml.github.io/scaling-book/sharding, "Computation with sharded arrays".
 """
@@ -15,9 +18,9 @@ Case = Literal[1, 2, 3, 4]
 
 @dataclass(frozen=True)
 class AxisCase:
-    """The case of one mesh axis of a product.
+    """The case of one mesh axis in an einsum.
 
-    dims: the dims that the axis shards. operands: labels of the arrays in which it shards a summed dim.
+    dims: the dims that decide the case. operands: in cases 2 and 3, labels of the operands whose summed dim it shards.
     """
 
     axis: str
@@ -27,7 +30,7 @@ class AxisCase:
 
     @property
     def reason(self) -> str:
-        """The case as text: which dims the axis splits."""
+        """The reason for the case as text: which dims the axis splits."""
         dims, held = " and ".join(self.dims), " and ".join(self.operands)
         if self.case == 4:
             return f"{self.axis} splits {dims}, which the result would both have"

@@ -1,4 +1,4 @@
-"""Expressions of the notation: products (einsums) and chains of collectives. `str` returns the text of each."""
+"""Expressions of the notation: einsums and chains of collectives. `str` returns an expression's text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _SHORT = {kind: name for name, kind in SHORT_NAMES.items()}
 
 @dataclass(frozen=True)
 class Einsum:
-    """An einsum of two or more arrays; dims missing in the result are summed. result: None to derive it."""
+    """An einsum of two or more arrays. Dims that the result does not have are summed.
+
+    result: None if the text states none (`names.default_result`).
+    """
 
     operands: tuple[ShardedArray, ...]
     result: ShardedArray | None = None
@@ -36,7 +39,10 @@ class Einsum:
 
 @dataclass(frozen=True)
 class Stage:
-    """One arrow of a chain: a collective over some axes and its result. kind: None for any resharding."""
+    """One arrow of a chain: a collective over some axes, and its result.
+
+    kind: None if the arrow names no collective and any resharding will do; `axes` are then empty.
+    """
 
     kind: Kind | None
     axes: tuple[str, ...]
@@ -45,9 +51,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Chain:
-    """Collectives and reshardings of an array or of a product's result.
+    """An array, or an einsum with its result, and the stages that are applied to it one after another.
 
-    `AllGather_X(A[I_X, J]) -> A[I, J]` is a chain of one collective, `A[I_X, J] -> A[I, J_X]` of one resharding.
+    `AllGather_X(A[I_X, J]) -> A[I, J]` has one stage, a collective. `A[I_X, J] -> A[I, J_X]` has one stage, any
+    resharding.
     """
 
     start: ShardedArray | Einsum
@@ -104,7 +111,7 @@ def check_stage(before: ShardedArray, stage: Stage) -> None:
 
 
 def _call(operand: ShardedArray, stage: Stage) -> str:
-    """Return a collective as a function of its operand: `ReduceScatter_{X,K}(C[I, K]{U_X})`."""
+    """Return the text of a collective as a function of its operand: `ReduceScatter_{X,K}(C[I, K]{U_X})`."""
     assert stage.kind is not None
     name, axes = _FUNCTION[stage.kind], ",".join(stage.axes)
     target = stage.result.dim_of(stage.axes[-1])

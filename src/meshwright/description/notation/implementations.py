@@ -1,13 +1,13 @@
-"""Every implementation of a product (einsum), or of a resharding of one array.
+"""Every implementation of an einsum, or of a resharding of one array.
 
-An implementation assigns each mesh axis to a dim that it shards while the product is computed, or to none. An axis on a
-dim of the result divides the work; on a summed dim it leaves a partial sum; on no dim it repeats the work. The operands
-are resharded to the assignment and multiplied, and the result is resharded to the target. So "gather B", "slice A and
-reduce C" and "gather C afterwards" are three assignments, and all are listed.
+An implementation assigns each mesh axis to a dim that it shards during the local einsum, or to none. An axis on a dim
+of the result divides the work, an axis on a summed dim leaves partial sums, and an axis on no dim repeats the work. The
+operands are resharded to the assignment and multiplied, and the result is resharded to the target. So "gather B",
+"slice A and reduce C" and "gather C afterwards" are three assignments, and all are listed.
 
-More than two operands are multiplied in pairs from left to right, one local einsum a pair; a dim is summed as soon as
-neither a later operand nor the result has it, and an intermediate is reduced before it is used. Only implementations of
-an intermediate that are Pareto-optimal in flops and in bytes over each axis are continued.
+More than two operands are multiplied in pairs from left to right, with one local einsum for each pair. A dim is summed
+as soon as neither a later operand nor the result has it, and an intermediate is reduced before it is used. An
+intermediate is continued only from implementations that are Pareto-optimal in flops and in bytes over each axis.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ Assignment = dict[str, tuple[str, ...]]
 
 
 def implementations_of(operands: tuple[ShardedArray, ...], wanted: ShardedArray, sizes: Sizes) -> list[Implementation]:
-    """Return every implementation of a product, or of a resharding of one operand, by `sorted_implementations`.
+    """Return every implementation of an einsum, in the order of `sorted_implementations`.
 
-    operands: legal arrays with distinct labels. wanted: the result.
+    Args:
+        operands: legal arrays with distinct labels; one array for a resharding.
+        wanted: the result.
+        sizes: the mesh and the sizes of dims.
 
     Raises:
-        MeshwrightError: the result is to stay a partial sum over axes that divide no dim which the last einsum sums.
+        MeshwrightError: `wanted` is a partial sum over an axis that divides no dim summed by the last local einsum.
     """
     if len(operands) == 1:
         return sorted_implementations(
@@ -58,9 +61,9 @@ def implementations_of(operands: tuple[ShardedArray, ...], wanted: ShardedArray,
 
 
 def sorted_implementations(candidates: list[Implementation], sizes: Sizes) -> list[Implementation]:
-    """Sort implementations by bytes sent, then flops, then number of steps.
+    """Return the implementations sorted by bytes sent per device, then flops, then number of steps.
 
-    An implementation with all the collectives of an earlier one and no fewer flops is dropped.
+    An implementation is dropped if it has all the collectives of an earlier one and no fewer flops.
     """
 
     def effort(candidate: Implementation) -> tuple[int, int, int]:
@@ -77,7 +80,10 @@ def sorted_implementations(candidates: list[Implementation], sizes: Sizes) -> li
 def _pair(
     left: ShardedArray, right: ShardedArray, later: tuple[ShardedArray, ...], wanted: ShardedArray, sizes: Sizes
 ) -> Iterator[Implementation]:
-    """Yield the implementations of the product of two arrays: the result or, with operands left, an intermediate."""
+    """Yield the implementations of the einsum of two arrays.
+
+    Its result is `wanted` or, if `later` operands are left, an intermediate.
+    """
     dims = tuple(dict.fromkeys(left.dims + right.dims))
     needed = {dim for array in (*later, wanted) for dim in array.dims}
     kept = tuple(dim for dim in dims if dim in needed) if later else wanted.dims
@@ -99,9 +105,15 @@ def _pair(
 def _assignments(
     arrays: tuple[ShardedArray, ShardedArray, ShardedArray], dims: tuple[str, ...], summed: tuple[str, ...]
 ) -> Iterator[Assignment]:
-    """Yield every choice of a dim, or none, for each axis, among the dims it shards in the operands or the result.
+    """Yield every assignment of the mesh axes to dims.
 
-    An axis in the result's `unreduced` may also shard any summed dim.
+    An axis may shard no dim, or any of the dims that it shards in the arrays. An axis in the result's `unreduced` may
+    also shard any summed dim.
+
+    Args:
+        arrays: left operand, right operand and result.
+        dims: the dims of the operands.
+        summed: the dims that are summed.
     """
     places: dict[str, list[str | None]] = {
         axis: [] for array in arrays for axis in (*array.split_axes, *array.unreduced)
@@ -123,9 +135,10 @@ def _assigned(array: ShardedArray, assignment: Assignment) -> ShardedArray:
 def _multiply(
     operands: tuple[ShardedArray, ShardedArray], result: ShardedArray, assignment: Assignment, sizes: Sizes
 ) -> Multiply:
-    """Return the einsum of each device's shards, with its flops: 2 for each index of all dims, 1 if no dim is summed.
+    """Return the local einsum of each device's shards.
 
-    Source: jax-ml.github.io/scaling-book/transformers, "Counting dots".
+    Its flops are 2 for each index of all dims, or 1 if no dim is summed (jax-ml.github.io/scaling-book/transformers,
+    "Counting dots").
     """
     operations = 2 if len(assignment) > len(result.dims) else 1
     sharding = {axis for axes in assignment.values() for axis in axes}
@@ -138,7 +151,7 @@ def _multiply(
 
 
 def _sent_bytes(candidate: Implementation, sizes: Sizes) -> Counter[str]:
-    """Return the bytes that one device sends over each axis; a collective over several axes counts for each."""
+    """Return the bytes that one device sends over each axis; a collective over several axes counts for each of them."""
     sent: Counter[str] = Counter()
     for step in candidate.communications:
         sent.update(dict.fromkeys(step.axes, _sent(step, sizes)))
@@ -151,7 +164,7 @@ def _sent(step: Communicate, sizes: Sizes) -> int:
 
 
 def _pareto_optimal(candidates: list[Implementation], sizes: Sizes) -> list[Implementation]:
-    """Return the implementations that are Pareto-optimal in flops and bytes over each axis; the first of equal ones."""
+    """Return the implementations that are Pareto-optimal in flops and in bytes over each axis; one of equal ones."""
     kept: list[tuple[Counter[str], Implementation]] = []
     efforts = [(_sent_bytes(candidate, sizes), candidate) for candidate in candidates]
     for sent, candidate in sorted(efforts, key=lambda effort: (effort[0].total(), effort[1].flops)):

@@ -37,11 +37,11 @@ class Sizes:
 
 
 def check(array: ShardedArray, sizes: Sizes) -> None:
-    """Raise if an axis is not in the mesh, a dim has no size, or degrees do not divide a dim."""
+    """Raise if a mesh cannot have an array: it lacks an axis, a dim has no size, or degrees do not divide a dim."""
     for axis in (*array.split_axes, *array.unreduced):
         if axis not in sizes.degrees:
             known = ", ".join(sizes.degrees) or "none"
-            raise MeshwrightError(f"{array} is split over {axis}, which the mesh has not; its axes are {known}")
+            raise MeshwrightError(f"{array} is split over {axis}, which the mesh does not have; its axes are {known}")
     for dim, axes in zip(array.dims, array.axes, strict=True):
         if dim not in sizes.dims:
             known = ", ".join(sizes.dims) or "none"
@@ -56,7 +56,7 @@ def is_legal(array: ShardedArray, sizes: Sizes) -> bool:
 
 
 def _indivisible(array: ShardedArray, dim: str, axes: tuple[str, ...], sizes: Sizes) -> str:
-    """Return the error message for a dim that is not divisible, with degrees and sizes that would be."""
+    """Return the error message for a dim that `axes` do not divide, with sizes and degrees that would work."""
     size, degree = sizes.dims[dim], sizes.degree(axes)
     degrees = "*".join(f"{axis}={sizes.degrees[axis]}" for axis in axes) + (f" = {degree}" if len(axes) > 1 else "")
     below = size // degree * degree

@@ -1,7 +1,7 @@
-"""The sharding of an array after a collective or a slice.
+"""Return the sharding of an array after a collective or a slice.
 
-A collective adds and removes axes at the end of a dim's list. In `I_XY` each shard over X is cut again over Y, so a
-gather over Y alone joins neighbours; a gather over X alone would interleave them.
+A collective can only add or remove the last axes of a dim. In `I_XY` each shard over X is cut again over Y, so a gather
+over Y joins neighbouring shards, but a gather over X alone would interleave shards.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def sliced(array: ShardedArray, axes: tuple[str, ...], dim: str) -> ShardedArray
 
 
 def after(array: ShardedArray, kind: Kind, axes: tuple[str, ...], like: ShardedArray) -> ShardedArray:
-    """Return the array after a collective. `like` is the result: it shows the dim that the collective shards."""
+    """Return the array after a collective. like: the stated result, which tells the dim that the collective shards."""
     if kind == "all-gather":
         return gathered(array, axes)
     if kind == "all-reduce":
@@ -70,7 +70,7 @@ def after(array: ShardedArray, kind: Kind, axes: tuple[str, ...], like: ShardedA
 
 
 def _without(array: ShardedArray, dim: str, axes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the axes of a dim without its last ones, `axes`. Raises if it does not end with them."""
+    """Return the axes of a dim without its last axes, `axes`. Raises if these are not its last axes."""
     old = array.axes_of(dim)
     kept = tuple(axis for axis in old if axis not in axes)
     if kept != old[: len(kept)]:

@@ -1,4 +1,4 @@
-"""Labels for the arrays of a matmul: distinct ones for operands, new ones for results."""
+"""Labels for the arrays of an einsum: distinct labels for operands, new labels for results."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def with_distinct_labels(operands: tuple[ShardedArray, ...]) -> tuple[ShardedArr
     return tuple(distinct)
 
 
-def natural_result(operands: tuple[ShardedArray, ...]) -> ShardedArray:
-    """Return the result of a matmul that states none: the dims that are not summed, with their axes.
+def default_result(operands: tuple[ShardedArray, ...]) -> ShardedArray:
+    """Return the result of an einsum whose text states none: all dims that only one operand has, with their axes.
 
-    An axis that would split two dims splits the first only.
+    An axis that would split two dims of the result splits only the first.
     """
     every = [dim for operand in operands for dim in operand.dims]
     dims = tuple(dim for dim in every if every.count(dim) == 1)
@@ -40,9 +40,9 @@ def natural_result(operands: tuple[ShardedArray, ...]) -> ShardedArray:
 def intermediate(
     left: ShardedArray, right: ShardedArray, dims: tuple[str, ...], later: Collection[ShardedArray]
 ) -> str:
-    """Return the name of an intermediate product, such as `AB`.
+    """Return a name for the einsum of two operands, such as `AB`, that is the label of no `later` operand.
 
-    '' if its operands have no names and no later operand has its joined dims as label.
+    If neither operand has a name, return '', unless a later operand has the joined `dims` as its label.
     """
     taken = [array.label for array in later]
     if not left.name and not right.name and dims and "".join(dims) not in taken:
@@ -51,5 +51,5 @@ def intermediate(
 
 
 def _numbered(label: str, taken: Collection[str]) -> str:
-    """Return a label that is not taken: itself, or with the first number from 2 that makes it new."""
+    """Return `label` if it is not taken; else the first of `label2`, `label3`, ... that is not."""
     return next(name for name in chain([label], (f"{label}{n}" for n in count(2))) if name not in taken)

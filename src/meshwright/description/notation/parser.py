@@ -31,7 +31,7 @@ _KINDS: dict[str, Kind] = {**SHORT_NAMES, **FUNCTION_NAMES}
 
 
 def parse(text: str, *, axes: Collection[str] | None = None) -> Expression:
-    """Parse an array, a product or a chain. axes: the axes of the mesh; None without a mesh.
+    """Parse an array, an einsum or a chain. axes: the axes of the mesh; None without a mesh.
 
     >>> str(parse("B M_x @ M_x E = B E (partial result) -> RS over x -> B E_x"))
     'B M_x @ M_x E = B E{U_x} -> RS over x -> B E_x'
@@ -49,7 +49,7 @@ def parse(text: str, *, axes: Collection[str] | None = None) -> Expression:
 
 
 def parse_numbers(text: str) -> dict[str, int]:
-    """Parse `X=4,Y=2` or `B=64Ki,D=8192`: degrees of mesh axes or sizes of dims, whole numbers from 1."""
+    """Parse degrees of mesh axes or sizes of dims, whole numbers from 1: `X=4,Y=2`, `B=64Ki,D=8192`."""
     reader = Reader(text, None)
     numbers: dict[str, int] = {}
     while True:
@@ -76,9 +76,9 @@ def parse_numbers(text: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Call:
-    """A collective in function notation.
+    """A collective in function notation, such as `AllToAll_{X,I->J}`.
 
-    words: the words of its subscript. dims: both dims of an all-to-all, if written.
+    words: the words of its subscript. dims: the two dims of an all-to-all; () if the subscript has none.
     """
 
     kind: Kind
@@ -88,9 +88,10 @@ class _Call:
 
 
 def _product(reader: Reader, operands: list[ShardedArray]) -> list[Stage]:
-    """Read an array, or a matmul whose operands are appended to `operands`.
+    """Read an array, or an einsum, whose operands are appended to `operands`.
 
-    Return the first stage of the chain: the array, or the matmul's stated result; [] if no result is stated.
+    Return a list with the chain's first array as a `Stage`: the array, or the stated result of the einsum. The list is
+    empty if no result is stated.
     """
     first = read_array(reader)
     while reader.accept("times"):
@@ -100,7 +101,7 @@ def _product(reader: Reader, operands: list[ShardedArray]) -> list[Stage]:
     operands.insert(0, first)
     if not reader.accept("arrow", "="):
         return []
-    if _at_short(reader):
+    if _at_maxtext_collective(reader):
         raise reader.mistake("the product's own result comes first, as in C[I, K]{U_X} or B E", reader.token.position)
     position = reader.token.position
     result = read_array(reader)
@@ -111,7 +112,10 @@ def _product(reader: Reader, operands: list[ShardedArray]) -> list[Stage]:
 
 
 def _read_partial(reader: Reader, operands: list[ShardedArray], result: ShardedArray) -> tuple[str, ...]:
-    """Read MaxText's `(partial result)` after its opening parenthesis; return the axes of the summed dims."""
+    """Read MaxText's `(partial result)` after its opening parenthesis.
+
+    Return the axes to add to the result's `unreduced`: those that shard a summed dim.
+    """
     position = reader.token.position
     reader.accept("local")
     for word in ("partial", "result", ")"):
@@ -125,7 +129,10 @@ def _read_partial(reader: Reader, operands: list[ShardedArray], result: ShardedA
 
 
 def _calls(reader: Reader) -> list[Stage]:
-    """Read calls such as `AllGather_X(ReduceScatter_{Y,K}(C[I_X, K]{U_Y})) -> C[I, K_Y]`, innermost first."""
+    """Read nested calls such as `AllGather_X(ReduceScatter_{Y,K}(C[I_X, K]{U_Y})) -> C[I, K_Y]`.
+
+    Return the innermost array as a `Stage`, then a stage for each call, innermost first.
+    """
     calls: list[_Call] = []
     while _at_function(reader):
         calls.append(_call(reader))
@@ -136,7 +143,7 @@ def _calls(reader: Reader) -> list[Stage]:
         call = calls.pop()
         wanted = read_array(reader) if not calls and reader.accept("arrow") else None
         words, dims = list(call.words), call.dims
-        # The last of several words of a reduce-scatter is a dim if the operand has it.
+        # In a reduce-scatter of several words, the last one is a dim if the operand has a dim of that name.
         if call.kind == "reduce-scatter" and len(words) > 1 and words[-1].text in stages[-1].result.dims:
             dims = (words.pop().text,)
         axes = tuple(axis for word in words for axis in resolve(reader, word.text, word.position))
@@ -145,7 +152,7 @@ def _calls(reader: Reader) -> list[Stage]:
 
 
 def _call(reader: Reader) -> _Call:
-    """Read `ReduceScatter_{X,K}` or `AllToAll_{X,I->J}`, up to the opening parenthesis."""
+    """Read a call up to its opening parenthesis: `ReduceScatter_{X,K}` or `AllToAll_{X,I->J}`."""
     token = reader.take()
     name, _, rest = token.text.partition("_")
     if rest:
@@ -166,9 +173,9 @@ def _call(reader: Reader) -> _Call:
 
 
 def _stage(reader: Reader, stages: list[Stage]) -> None:
-    """Read a stage after an arrow: `RS over x -> B E_x`, or an array to reshard to."""
+    """Read the stage after an arrow, `RS over x -> B E_x` or an array to reshard to, and append it to `stages`."""
     position = reader.token.position
-    if not _at_short(reader):
+    if not _at_maxtext_collective(reader):
         stage = Stage(None, (), read_array(reader))
         reader.build(position, check_stage, stages[-1].result, stage)
         stages.append(stage)
@@ -189,7 +196,20 @@ def _add_collective(
     wanted: ShardedArray | None,
     position: int,
 ) -> None:
-    """Add a collective to a chain. The operand of a reduction is marked as unreduced if it was not."""
+    """Append a collective to the stages of a chain.
+
+    The operand of a reduce-scatter or an all-reduce must be a partial sum. If the text does not mark it as unreduced
+    over `axes`, it is marked here.
+
+    Args:
+        reader: the reader of the text.
+        stages: the stages so far; the last one's result is the operand.
+        kind: the kind of collective.
+        axes: the mesh axes of the collective.
+        dims: the dim that a reduce-scatter shards, or source and target of an all-to-all; () if the call has none.
+        wanted: the result that the text states, if any.
+        position: where the collective is in the text, for errors.
+    """
     before = stages[-1].result
     if kind in ("reduce-scatter", "all-reduce"):
         missing = tuple(axis for axis in axes if axis not in before.unreduced)
@@ -204,7 +224,7 @@ def _add_collective(
 def _outcome(
     before: ShardedArray, kind: Kind, axes: tuple[str, ...], dims: tuple[str, ...], wanted: ShardedArray | None
 ) -> ShardedArray:
-    """Return the array after a collective. If the text states it (`wanted`), check it against the dims of the call."""
+    """Return the array after a collective: `wanted` if the text states it. Raises if it contradicts the call's dims."""
     if kind == "all-gather":
         return wanted or gathered(before, axes)
     if kind == "all-reduce":
@@ -220,10 +240,10 @@ def _outcome(
 
 
 def _at_function(reader: Reader) -> bool:
-    """Whether a collective in function notation comes next: `AllGather_X(`."""
+    """Whether a collective in function notation, such as `AllGather_X(`, comes next."""
     return reader.token.text.partition("_")[0] in FUNCTION_NAMES and reader.following.kind in ("(", "{")
 
 
-def _at_short(reader: Reader) -> bool:
-    """Whether a collective in MaxText's notation comes next: `RS over x`."""
+def _at_maxtext_collective(reader: Reader) -> bool:
+    """Whether a collective in MaxText's notation, such as `RS over x`, comes next."""
     return reader.token.text in _KINDS and reader.following.kind != "["

@@ -1,4 +1,4 @@
-"""Reshard an array: the collectives and free slices from one sharding to another."""
+"""Reshard an array: find the collectives and local slices that lead from one sharding to another."""
 
 from __future__ import annotations
 
@@ -17,11 +17,17 @@ Move = Communicate | LocalSlice
 def reshard(
     source: ShardedArray, target: ShardedArray, sizes: Sizes, *, avoid: tuple[Kind, ...] = ()
 ) -> tuple[Move, ...]:
-    """Return the steps from one legal sharding to another of the same dims; `target` adds no unreduced axes.
+    """Return the steps from one legal sharding to another of the same dims.
 
-    Slices come first, because they make later arrays smaller, and gathers last, because they make them larger: free
-    slices, reduce-scatters onto dims that need the axis, all-to-alls between dims, all-reduces over axes that no dim
-    needs, all-gathers of the remaining axes. avoid: kinds to replace by others (reduce-scatter, all-to-all).
+    Slices come first, because they make later arrays smaller, and gathers last, because they make them larger. The
+    order is: local slices, reduce-scatters onto dims that need the axis, all-to-alls between dims, all-reduces over
+    axes that no dim needs, all-gathers of the remaining axes.
+
+    Args:
+        source: the array before.
+        target: the array after; it is unreduced over no axis over which `source` is not.
+        sizes: the mesh and the sizes of dims.
+        avoid: kinds of collectives not to use; reduce-scatter and all-to-all can be avoided.
     """
     moves: list[Move] = []
     current = source
@@ -39,10 +45,10 @@ def reshard(
 
 
 def reshardings(source: ShardedArray, target: ShardedArray, sizes: Sizes) -> list[tuple[Move, ...]]:
-    """Return every resharding worth pricing, the direct one first.
+    """Return the steps of every resharding whose cost should be compared, that of `reshard` first.
 
-    The others replace a reduce-scatter by an all-reduce and a slice, an all-to-all by a gather and a slice, or an
-    all-reduce by a reduce-scatter and a (possibly later) all-gather.
+    The others replace a reduce-scatter by an all-reduce and a slice, an all-to-all by an all-gather and a slice, or an
+    all-reduce by a reduce-scatter and an all-gather.
     """
     direct = reshard(source, target, sizes)
     kinds = {move.kind for move in direct if isinstance(move, Communicate)}
@@ -61,7 +67,10 @@ def communicate(
 
 
 def _slice(current: ShardedArray, target: ShardedArray) -> LocalSlice | None:
-    """Return a slice of a dim over the next axes it needs, if they shard nothing yet; else None."""
+    """Return a local slice of the first dim that lacks unused axes; None if there is no such dim.
+
+    An axis is unused if it shards no dim and the array is not unreduced over it.
+    """
     used = {*current.split_axes, *current.unreduced}
     for dim in target.dims:
         axes = tuple(itertools.takewhile(lambda axis: axis not in used, _missing_axes(current, target, dim)))
@@ -71,7 +80,7 @@ def _slice(current: ShardedArray, target: ShardedArray) -> LocalSlice | None:
 
 
 def _scatter(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Communicate | None:
-    """Return a reduce-scatter over the next axes that a dim needs, if the array is unreduced over them; else None."""
+    """Return a reduce-scatter onto the first dim that lacks axes over which the array is unreduced; else None."""
     for dim in target.dims:
         axes = tuple(itertools.takewhile(lambda axis: axis in current.unreduced, _missing_axes(current, target, dim)))
         if axes:
@@ -80,7 +89,7 @@ def _scatter(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Commu
 
 
 def _exchange(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Communicate | None:
-    """Return an all-to-all over the next axes that a dim needs, if they are the last of another dim; else None."""
+    """Return an all-to-all to the first dim that lacks axes which are the last ones of another dim; else None."""
     for dim in target.dims:
         missing = _missing_axes(current, target, dim)
         source = current.dim_of(missing[0]) if missing else None
@@ -93,17 +102,20 @@ def _exchange(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Comm
 
 
 def _reduce(current: ShardedArray, target: ShardedArray, sizes: Sizes, avoid: tuple[Kind, ...]) -> Communicate | None:
-    """Return an all-reduce over axes that neither stay unreduced nor will be scattered onto a dim; None without any."""
+    """Return an all-reduce over the axes that are unreduced now but not in the target; None if there are none.
+
+    Axes that shard a dim of the target are left for a reduce-scatter, unless reduce-scatters are avoided.
+    """
     kept = {*target.unreduced} if "reduce-scatter" in avoid else {*target.unreduced, *target.split_axes}
     axes = tuple(axis for axis in current.unreduced if axis not in kept)
     return communicate("all-reduce", axes, current, reduced(current, axes), sizes) if axes else None
 
 
 def _gather(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Communicate:
-    """Return an all-gather of the excess axes at the end of the dim where the array grows least.
+    """Return an all-gather over the excess axes of one dim: the dim where the array grows least.
 
-    Axes that no dim needs are gathered together; an axis that another dim needs is gathered alone, since an all-to-all
-    may follow.
+    Axes that no dim needs are gathered together. An axis that another dim needs is gathered alone, because an
+    all-to-all may follow.
     """
     leaving = [axes for dim in target.dims if (axes := _excess_axes(current, target, dim))]
     axes = min(leaving, key=sizes.degree)
@@ -111,9 +123,10 @@ def _gather(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Commun
 
 
 def _excess_axes(current: ShardedArray, target: ShardedArray, dim: str) -> tuple[str, ...]:
-    """Return the axes to gather at the end of a dim; () if there are none.
+    """Return the last axes of a dim over which to gather; () if none are in the way of the target's sharding.
 
-    They are the trailing axes that no dim of the target has; if there are none, the last axis, if another dim needs it.
+    They are the last axes that shard no dim of the target; if the last axis shards another dim of the target, only that
+    axis.
     """
     held = current.axes_of(dim)
     pairs = zip(held, target.axes_of(dim), strict=False)
@@ -124,13 +137,17 @@ def _excess_axes(current: ShardedArray, target: ShardedArray, dim: str) -> tuple
 
 
 def _missing_axes(current: ShardedArray, target: ShardedArray, dim: str) -> tuple[str, ...]:
-    """Return the axes that a dim still needs; () while it has excess axes."""
+    """Return the axes by which the target shards a dim further; () while the dim has excess axes."""
     held, final = current.axes_of(dim), target.axes_of(dim)
     return final[len(held) :] if final[: len(held)] == held else ()
 
 
 def _halves(move: Move, sizes: Sizes) -> tuple[Move, ...]:
-    """Return an all-reduce as a reduce-scatter onto the first dim that divides and an all-gather; others unchanged."""
+    """Return an all-reduce as two steps, a reduce-scatter and an all-gather; return any other step alone.
+
+    The reduce-scatter shards the first dim whose local size the degrees divide. If there is none, the all-reduce is
+    returned alone.
+    """
     if isinstance(move, LocalSlice) or move.kind != "all-reduce":
         return (move,)
     for dim in move.operand.dims:
@@ -144,7 +161,7 @@ def _halves(move: Move, sizes: Sizes) -> tuple[Move, ...]:
 
 
 def _joined(moves: list[Move]) -> tuple[Move, ...]:
-    """Return the steps with consecutive all-gathers of one dim (inner axes, then outer ones) joined."""
+    """Return the steps with consecutive all-gathers of the same dim joined into one."""
     joined: list[Move] = []
     for move in moves:
         last = joined[-1] if joined else None

@@ -1,4 +1,4 @@
-"""The steps of an implementation: collectives, free slices, local matmuls."""
+"""The steps of an implementation: collectives, local slices and local einsums."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from meshwright.record import Collective, Kind
 
 @dataclass(frozen=True, kw_only=True)
 class Communicate:
-    """One collective over `axes`: `operand` becomes `result`, under the same label.
+    """One collective over `axes`, which turns `operand` into `result`, an array of the same label.
 
-    bytes: as in `record.Collective`, per device: the gathered result of an all-gather, the operand of the others.
+    bytes: those of `counted` on one device, as in `record.Collective`.
     """
 
     kind: Kind
@@ -26,17 +26,17 @@ class Communicate:
 
     @property
     def counted(self) -> ShardedArray:
-        """The array whose local bytes are `bytes`."""
+        """The array whose bytes on one device are `bytes`: the result of an all-gather, the operand of the others."""
         return self.result if self.kind == "all-gather" else self.operand
 
     @property
     def source(self) -> int | None:
-        """The position of the dim that an all-gather or an all-to-all unshards; None for reductions."""
+        """The index of the dim that an all-gather or an all-to-all unshards; None for other collectives."""
         return _position(self.operand, self.axes)
 
     @property
     def target(self) -> int | None:
-        """The position of the dim that a reduce-scatter or an all-to-all shards; None for other collectives."""
+        """The index of the dim that a reduce-scatter or an all-to-all shards; None for other collectives."""
         return _position(self.result, self.axes)
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Communicate:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSlice:
-    """Each device keeps its shard over `axes` of the dim at position `target`: no communication."""
+    """A slice without communication: each device keeps its shard over `axes` of the dim with index `target`."""
 
     axes: tuple[str, ...]
     operand: ShardedArray
@@ -53,7 +53,7 @@ class LocalSlice:
 
     @property
     def target(self) -> int:
-        """The position of the dim that is sliced."""
+        """The index of the dim that is sliced."""
         position = _position(self.result, self.axes)
         assert position is not None
         return position
@@ -64,10 +64,10 @@ class LocalSlice:
 
 @dataclass(frozen=True, kw_only=True)
 class Multiply:
-    """The einsum of each device's shards; the result is unreduced over axes that shard a summed dim.
+    """The local einsum of each device's shards. Its result is unreduced over the axes that shard a summed dim.
 
-    flops: flops of one device, 2 for each index of all dims (1 if no dim is summed). repeated_axes: the axes larger
-    than 1 along which devices repeat the same work.
+    flops: per device; 2 for each index of all dims, or 1 if no dim is summed. repeated_axes: the axes of degree above 1
+    along which devices repeat the same work.
     """
 
     operands: tuple[ShardedArray, ShardedArray]
@@ -77,7 +77,7 @@ class Multiply:
 
     @property
     def formula(self) -> str:
-        """The formula for `jnp.einsum`."""
+        """The subscripts for `jnp.einsum`."""
         return einsum_formula(self.operands, self.result)
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ Step = Communicate | LocalSlice | Multiply
 
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
-    """The steps that compute a result, in order. A step refers to its operands by label."""
+    """The steps that compute a result, in order. A step finds its operands by their labels."""
 
     steps: tuple[Step, ...]
     result: ShardedArray
@@ -101,12 +101,12 @@ class Implementation:
 
     @property
     def products(self) -> tuple[Multiply, ...]:
-        """The steps that multiply."""
+        """The local einsums."""
         return tuple(step for step in self.steps if isinstance(step, Multiply))
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """The collectives as entries of a record, in order."""
+        """The collectives as a `Record` has them, in order."""
         return tuple(
             Collective(kind=step.kind, axes=step.axes, phase="forward", bytes=step.bytes, array=step.operand.label)
             for step in self.communications
@@ -114,12 +114,12 @@ class Implementation:
 
     @property
     def flops(self) -> int:
-        """Flops of one device."""
+        """Flops of one device in all local einsums."""
         return sum(step.flops for step in self.products)
 
     @property
     def repeated_axes(self) -> tuple[str, ...]:
-        """The axes along which devices repeat the work of a matmul."""
+        """The axes along which devices repeat the work of any local einsum."""
         return tuple(dict.fromkeys(axis for step in self.products for axis in step.repeated_axes))
 
     def __str__(self) -> str:
@@ -127,13 +127,13 @@ class Implementation:
 
 
 def einsum_formula(operands: Collection[ShardedArray], result: ShardedArray) -> str:
-    """Return the formula of a product for `einsum`: `ab,bc->ac`."""
+    """Return the subscripts of an einsum as `jnp.einsum` takes them: `ab,bc->ac`."""
     letters = dict(zip(dict.fromkeys(dim for operand in operands for dim in operand.dims), ascii_letters, strict=False))
     *inputs, output = ("".join(letters[dim] for dim in array.dims) for array in (*operands, result))
     return f"{','.join(inputs)}->{output}"
 
 
 def _position(array: ShardedArray, axes: tuple[str, ...]) -> int | None:
-    """Return the position of the dim of an array that `axes` split; None if they split none."""
+    """Return the index of the dim of an array that `axes` split; None if they split none."""
     dim = array.dim_of(axes[-1])
     return None if dim is None else array.dims.index(dim)

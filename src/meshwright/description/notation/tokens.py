@@ -21,14 +21,14 @@ _COLLECTIVES = {"all-gather": "AG", "reduce-scatter": "RS", "all-reduce": "AR", 
 """Short names of the collectives that MaxText's sharding guide spells out, as in `Reduce-Scatter (RS) over x`."""
 
 _DIM = re.compile(r"([A-Z])(?:_([a-z][a-z0-9]*)|<sub>([A-Za-z0-9]+)</sub>)?")
-"""A dim of one letter, which the next dim may follow without a space."""
+"""A dim of one capital letter with its subscript. The next dim may follow without a space."""
 
 _DIMS_TOGETHER = re.compile(rf"(?:{_DIM.pattern})+")
 
 
 @dataclass(frozen=True)
 class Token:
-    """A piece of the text: kind `word`, `number`, `arrow`, `times`, `end`, or the sign itself."""
+    """A token of the text. kind: `word`, `number`, `arrow`, `times`, `end`, or the text of a sign."""
 
     kind: str
     text: str
@@ -38,8 +38,8 @@ class Token:
 def tokenize(text: str, axes: Collection[str] | None = None) -> list[Token]:
     """Return the tokens of a text, followed by one of kind `end`. White space separates tokens.
 
-    Dims may be single capital letters without spaces between: `BM_x` is `B M_x`. This is recognised if a subscript is
-    written `<sub>x</sub>`, or is an axis of the mesh with dims after it (`B_xE`).
+    Single capital letters may be dims without spaces between them: `BM_x` is `B M_x`. Words are read this way if any
+    subscript in the text has the form `<sub>x</sub>`, or is an axis of the mesh followed by further dims (`B_xE`).
 
     Raises:
         NotationError: a character is not in the notation.
@@ -59,13 +59,13 @@ def tokenize(text: str, axes: Collection[str] | None = None) -> list[Token]:
             kind = match.group() if match.lastgroup == "sign" else str(match.lastgroup)
             tokens.append(Token(kind, match.group(), position))
         position = match.end()
-    if any(token.kind == "word" and _is_together(token.text, axes) for token in tokens):
+    if any(token.kind == "word" and _has_unspaced_dims(token.text, axes) for token in tokens):
         tokens = [part for token in tokens for part in _dims_of(token)]
     return [*tokens, Token("end", "", len(text))]
 
 
-def _is_together(word: str, axes: Collection[str] | None) -> bool:
-    """Whether a word contains dims that can only be read as one letter each."""
+def _has_unspaced_dims(word: str, axes: Collection[str] | None) -> bool:
+    """Whether a word can only be read as several dims of one letter each, as `B_xE`."""
     if "<sub>" in word:
         return True
     if axes is None or word.partition("_")[2] in axes or not _DIMS_TOGETHER.fullmatch(word):
@@ -74,7 +74,7 @@ def _is_together(word: str, axes: Collection[str] | None) -> bool:
 
 
 def _dims_of(token: Token) -> list[Token]:
-    """Return the dims of a word, each as one token; other tokens unchanged."""
+    """Return a token for each dim of a word of one-letter dims; any other token as it is."""
     is_short = token.text in _COLLECTIVES.values()
     if token.kind != "word" or is_short or not _DIMS_TOGETHER.fullmatch(token.text):
         return [token]
@@ -86,7 +86,7 @@ def _dims_of(token: Token) -> list[Token]:
 
 
 class Reader:
-    """A position in the tokens of a text; its errors show the text and a position.
+    """A position in the tokens of a text, and methods that advance it. Errors point at the wrong character.
 
     axes: the axes of the mesh; None without a mesh.
     """
@@ -105,7 +105,7 @@ class Reader:
 
     @property
     def following(self) -> Token:
-        """The token after the next."""
+        """The token after the next one."""
         return self._tokens[min(self._index + 1, len(self._tokens) - 1)]
 
     def take(self) -> Token:
@@ -126,11 +126,11 @@ class Reader:
         return token
 
     def mistake(self, reason: str, position: int) -> NotationError:
-        """Return an error at a position."""
+        """Return an error that points at a position in the text."""
         return NotationError(reason, text=self.text, position=position)
 
     def build(self, position: int, make: Callable[..., Built], *arguments: object) -> Built:
-        """Call `make` with the arguments; its errors get the position."""
+        """Return `make(*arguments)`; an error that it raises becomes one that points at the position."""
         try:
             return make(*arguments)
         except MeshwrightError as error:

@@ -65,7 +65,10 @@ def layers(model: Model) -> tuple[Stack, ...]:
 
 
 def decoder_layers(model: ModelConfig) -> tuple[Stack, ...]:
-    """Return a decoder's stacks: dense layers before all others, then the layers, which may alternate."""
+    """Return a decoder's stacks: that of the dense layers before MoE layers, if any, then those of all other layers.
+
+    If the other layers are of several kinds, the stacks alternate (`Stack.is_alternating`).
+    """
     num_dense = model.experts.num_dense_layers if model.experts else 0
     last = _stacks(model, "layers", range(num_dense, model.num_layers))
     return (*_stacks(model, "dense_layers", range(num_dense)), *last) if num_dense else last
@@ -77,7 +80,7 @@ def embedding_ops(model: ModelConfig) -> tuple[EndOp, ...]:
         name="embedding",
         rows=("vocab", model.vocab),
         columns=("embed", model.embed),
-        # A tied table is initialised as an unembedding; the first norm undoes the scale.
+        # A tied table is initialised like an unembedding; the first norm undoes the scale.
         init_scale=1 / math.sqrt(model.embed) if model.tied_embeddings else 1.0,
         multiplier=model.scales.embedding,
         is_tied=model.tied_embeddings,
@@ -134,12 +137,13 @@ def moe_block(model: ModelConfig, experts: Experts) -> Block:
         num_active=experts.num_active,
         capacity_factor=experts.capacity_factor,
         routing=experts.routing,
+        num_padding=experts.padding,
     )
     ops: tuple[LayerOp, ...] = (
         _norm(model, "mlp_norm", STREAM, normed),
         on_residual("router", "router_logits", experts.count, has_bias=experts.has_bias),
         dispatch,
-        *_mlp(model, "expert_", "expert_rows", experts.mlp, num_experts=experts.count),
+        *_mlp(model, "expert_", "expert_rows", experts.mlp, num_experts=experts.num_stored),
         Combine(source="expert_down", target="expert_added"),
     )
     added = ("expert_added",)
@@ -155,7 +159,7 @@ def moe_block(model: ModelConfig, experts: Experts) -> Block:
 
 
 def _stacks(model: ModelConfig, name: str, layers: range) -> tuple[Stack, ...]:
-    """Return a stack of layers, or if they are of several kinds in cycles, one for each layer of a cycle."""
+    """Return the stack of some layers or, if their kinds form a cycle, a stack for each position in the cycle."""
     linear, experts = model.attention.linear, model.experts
     are_linear = of_layers(linear.layers if linear else (False,), layers)
     every = tuple(zip(are_linear, (experts is not None and experts.are_in(layer) for layer in layers), strict=True))
@@ -214,7 +218,7 @@ def _linear_attention_ops(model: ModelConfig) -> tuple[LayerOp, ...]:
         value_dim=linear.value_dim,
         taps=linear.taps,
     )
-    # Its scale is stored as it is, also in families that store the scales of other norms minus 1.
+    # Checkpoints store this norm's scale itself, even if they store other norms' scales minus 1.
     head_norm = replace(_norm(model, "linear_norm", "linear_heads", "linear_normed", values[-1:]), offset=0.0)
     output = Linear(
         name="linear_output",
@@ -318,7 +322,7 @@ def _rotary(model: ModelConfig, positions: RotaryPositions, layers: range) -> li
 def _latent_heads(
     model: ModelConfig, latent: LatentAttention, stream: str, rotary: list[Rotary]
 ) -> tuple[LayerOp, ...]:
-    """Return the ops that compute queries, keys and values from latents, which are not split over heads."""
+    """Return the ops of latent attention that compute queries, keys and values. Latents have no heads to split."""
     rank, rope = latent.kv_rank, latent.rope_head_dim
     embed: Dims = (("embed", model.embed),)
 
@@ -428,7 +432,7 @@ def _norm(model: ModelConfig, name: str, source: str, target: str, dims: Dims = 
 
 
 def _add(model: ModelConfig, *sources: str) -> Add:
-    """Return the op that adds values to the residual stream."""
+    """Return the op that adds the values named `sources` to the residual stream."""
     return Add(sources=sources, scale=model.scales.residual)
 
 
@@ -438,5 +442,5 @@ def _head_dims(model: ModelConfig, size: int) -> Dims:
 
 
 def _adding_scale(model: ModelConfig, fan_in: int) -> float:
-    """Return the initial standard deviation of a weight whose matmul adds to the stream (two per layer)."""
+    """Return the initial standard deviation of the two weights of a layer whose results are added to the stream."""
     return 1 / math.sqrt(fan_in * (2 * model.num_layers))

@@ -15,7 +15,11 @@ class LinearRopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3RopeScaling:
-    """Llama 3.1's scaling (arXiv:2407.21783): only frequencies of long wavelengths are divided by the factor."""
+    """Llama 3.1's scaling (arXiv:2407.21783): only the low frequencies are divided by the factor.
+
+    A frequency is low if it rotates less than `low_freq_factor` times within the original length, and high (unscaled)
+    if it rotates more than `high_freq_factor` times. Between the two the divisor changes smoothly.
+    """
 
     factor: float
     low_freq_factor: float
@@ -36,8 +40,9 @@ class YarnRopeScaling:
     """YaRN (arXiv:2309.00071): fast-rotating dims keep their frequency, slow ones are divided by the factor.
 
     Attributes:
-    beta_fast: a dim that rotates more often than this within the original length keeps its frequency.
-        beta_slow: a dim that rotates less often than this is divided by the whole factor; between the two is a ramp.
+        beta_fast: a dim that rotates more often than this within the original length keeps its frequency.
+        beta_slow: the frequency of a dim that rotates less often than this is divided by the whole factor; between the
+            two, the divisor changes linearly (the ramp).
         truncate: whether the ramp starts and ends at whole pairs of dims.
         attention_factor: factor of cosines and sines; None: the paper's, or from `mscale` and `mscale_all_dim` if both
             are set.
@@ -75,11 +80,11 @@ class YarnRopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class LongRopeScaling:
-    """LongRoPE (arXiv:2402.13753): each frequency is divided by its own factor, which differs for long sequences.
+    """LongRoPE (arXiv:2402.13753): each frequency has a divisor for short sequences and one for long sequences.
 
     Attributes:
-        short_factor: divisor for each pair of rotated dims, in sequences up to the original length.
-        long_factor: the same in longer sequences.
+        short_factor: divisor of each pair of rotated dims in sequences up to the original length.
+        long_factor: divisor of each pair in longer sequences.
         factor: the longest sequence divided by the original length.
         attention_factor: factor of cosines and sines at any length; None: sqrt(1 + ln(factor) / ln(original length)).
     """
@@ -111,7 +116,7 @@ class Frequencies:
     theta: float
     scaling: RopeScaling | None = None
     is_identity: bool = False  # Whether all angles are 0: a layer without positions among layers that have them.
-    of_queries: QueryScaling | None = None  # Scaling of queries beside that of yarn's `query_beta` (Llama 4).
+    of_queries: QueryScaling | None = None  # Scaling of queries, without YaRN's `query_beta` (Llama 4).
 
     @property
     def query_scaling(self) -> QueryScaling | None:
@@ -123,7 +128,7 @@ class Frequencies:
 
     @property
     def of_keys(self) -> Frequencies:
-        """The frequencies of keys: the same without the scaling of queries."""
+        """The frequencies of keys: these frequencies without the scaling of queries."""
         scaling = self.scaling
         scaling = replace(scaling, query_beta=0.0) if isinstance(scaling, YarnRopeScaling) else scaling
         return replace(self, scaling=scaling, of_queries=None)
@@ -135,7 +140,7 @@ class Frequencies:
 
     @property
     def magnitude(self) -> float:
-        """Factor of cosines and sines."""
+        """Factor by which cosines and sines are multiplied."""
         scaling = self.scaling
         if not isinstance(scaling, YarnRopeScaling | LongRopeScaling):
             return 1.0

@@ -36,10 +36,13 @@ IMAGE_RULES: Rules = {
 """Sharding rules of image models: kernels are stored over fsdp, images are split over dp and fsdp."""
 
 NORMS: Mapping[Place, Pass] = {"last": "batch_norm_add", "shortcut": "batch_norm_shortcut"}
-"""The elementwise pass of a batch norm that is followed by the residual sum and not directly by a relu."""
+"""The elementwise pass of a batch norm, by its convolution's place in a residual block.
+
+At these places the residual sum comes after the norm; at others a relu does.
+"""
 
 STATISTICS = "statistics of batch norms"
-"""Name of the all-reduce of batch norm statistics, between the two ops of a norm."""
+"""Name of the all-reduce of batch norm statistics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +50,14 @@ class ConvNet:
     """A ResNet: a stem, stages of residual blocks, mean pooling, and a matmul to the classes."""
 
     name: str
-    # Blocks of each stage. Each stage doubles the width and halves the image of the one before.
+    # Number of blocks in each stage. Each stage has twice the width of the previous one, and half its image size.
     blocks: tuple[int, ...]
     is_bottleneck: bool
     width: int = 64  # Channels of the first stage.
     image_size: int = 224
     num_classes: int = 1000
-    # A bottleneck has its stride in the 3x3 convolution, as torchvision's and NVIDIA's (v1.5), not in its first 1x1 as
-    # in the paper.
+    # Whether a bottleneck has its stride in the 3x3 convolution, as torchvision's and NVIDIA's (v1.5), and not in its
+    # first 1x1 convolution, as in the paper.
     strides_late: bool = True
 
     @property
@@ -86,7 +89,7 @@ class Convolution:
 
     @property
     def block(self) -> str:
-        """Name of the residual block that contains it; the stem and the classes are separate blocks."""
+        """Name of the residual block that contains it; the stem and the classes count as blocks too."""
         return self.path.rpartition(".")[0] or self.path
 
     @property
@@ -104,8 +107,8 @@ class ImageWorkload:
 
     Attributes:
         syncs_norms: whether batch norms use statistics of the images of all devices.
-        fuses: whether norms, relus and sums are compiled into few passes over memory, as by XLA, or run one by one, as
-            in eager frameworks.
+        fuses: whether norms, relus and sums are fused into few passes over memory, as by XLA. If False, each is a pass,
+            as in eager frameworks.
     """
 
     model: ConvNet
@@ -135,7 +138,7 @@ RESNETS: Mapping[str, ConvNet] = {
 
 @cache
 def convolutions(model: ConvNet) -> tuple[Convolution, ...]:
-    """Return every convolution of a model in forward order, a block's shortcut before its other convolutions."""
+    """Return every convolution of a model in forward order. A block's shortcut precedes its other convolutions."""
     stem = Convolution(
         path="stem",
         place="stem",
@@ -160,12 +163,12 @@ def convolutions(model: ConvNet) -> tuple[Convolution, ...]:
 
 
 def pooled_size(model: ConvNet) -> int:
-    """Return the image's side after the stem and its 3x3 max pooling of stride 2."""
+    """Return the image's side, in pixels, after the stem and its 3x3 max pooling of stride 2."""
     return math.ceil(math.ceil(model.image_size / 2) / 2)
 
 
 def _block(model: ConvNet, path: str, channels: int, width: int, size: int, stride: int) -> Iterator[Convolution]:
-    """Yield the convolutions of one residual block, the shortcut first if channels or size change."""
+    """Yield the convolutions of one residual block: the shortcut first, if channels or image size change."""
     if model.is_bottleneck:
         first, middle = (1, stride) if model.strides_late else (stride, 1)
         shape = ((1, width, first), (3, width, middle), (1, 4 * width, 1))
@@ -197,7 +200,10 @@ def _block(model: ConvNet, path: str, channels: int, width: int, size: int, stri
 
 @cache
 def image_parameters(model: ConvNet) -> Mapping[str, Mapping[str, Parameter]]:
-    """Return an image model's declared parameters: kernels, each norm's scale and bias, the classes' bias."""
+    """Return the declaration of each parameter of an image model, by the convolution's path and the parameter's name.
+
+    A convolution has a kernel, and the scale and bias of its norm; the matmul to the classes has a kernel and a bias.
+    """
     tree: dict[str, dict[str, Parameter]] = {}
     for made in convolutions(model):
         fan_in = made.kernel**2 * made.in_channels
@@ -235,7 +241,10 @@ def check_image_mesh(workload: ImageWorkload, mesh: MeshShape) -> None:
 
 
 def image_step(workload: ImageWorkload, mesh: MeshShape) -> Step:
-    """Return a train step of an image model. Symbol `B`: images of all devices. Each residual block is a region."""
+    """Return a train step of an image model. Its symbol `B` is the number of images of all devices.
+
+    Each residual block is a region.
+    """
     live = tuple(axis for axis in IMAGE_RULES["batch"] if mesh.degree(axis) > 1)
     ops = _image_ops(workload.model, live, workload.syncs_norms)
     once = Repeat(useful=1, executed=1, static=1, mean=1.0)
@@ -245,7 +254,7 @@ def image_step(workload: ImageWorkload, mesh: MeshShape) -> Step:
 
 @lru_cache(maxsize=256)
 def _image_ops(model: ConvNet, live: tuple[str, ...], syncs_norms: bool) -> Ops:
-    """Return the ops of a step, given the axes larger than 1. Forward and backward both gather the kernels."""
+    """Return the ops of a step. Forward and backward both gather the kernels. live: the axes larger than 1."""
     ops: list[Op] = []
     for node in _Sharder(model, live, syncs_norms).nodes():
         ops += forward_ops(node)
@@ -297,7 +306,14 @@ class _Sharder:
     def _convolution(
         self, made: Convolution, source: Array, output: Array, declared: Mapping[str, Parameter]
     ) -> Iterator[Work]:
-        """Yield the work of a convolution and its batch norm, with the layouts of their parameters."""
+        """Yield the work of a convolution and its batch norm.
+
+        Args:
+            made: the convolution.
+            source: its input.
+            output: its output.
+            declared: its parameters by name.
+        """
         kernel = declared["kernel"]
         stored = Array("kernel", self._stored(kernel))
         used = Array("kernel", tuple(dim._replace(axes=()) for dim in stored.dims))
@@ -320,16 +336,16 @@ class _Sharder:
         if made.has_norm:
             yield PassOver(kind=NORMS.get(made.place, "batch_norm"), arrays=(output,))
             if self.syncs_norms:
-                # A sum and a sum of squares for each channel; in backward, two sums of gradients.
+                # A sum and a sum of squares for each channel. In backward there are two sums of gradients.
                 whole = Array(STATISTICS, (Dim("T", 2), columns), width="float32")
                 yield Move(name=STATISTICS, before=replace(whole, unreduced=self.live), after=whole, pending=self.live)
 
     def _pixels(self, name: str, size: int, channels: int, letters: str = "HWC") -> Array:
-        """Return images of `size` pixels a side, split like the batch."""
+        """Return an array of square images with `size` rows, split like the batch. letters: of its last three dims."""
         return Array(name, (Dim("B", None, self.live), *map(Dim, letters, (size, size, channels))))
 
     def _stored(self, parameter: Parameter) -> tuple[Dim, ...]:
-        """Return the stored dims of a parameter. A kernel's letters RSCK: rows, columns, channels in, channels out."""
+        """Return the dims of a parameter in storage. A kernel has R rows, S columns, C input and K output channels."""
         axes = [tuple(axis for axis in IMAGE_RULES[name] if axis in self.live) for name in parameter.axes]
         letters = "RSCK"[-len(axes) :]
         return tuple(map(Dim, letters, parameter.shape, axes))

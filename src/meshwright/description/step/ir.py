@@ -1,8 +1,9 @@
 """A step as data: frozen ops over sharded arrays, grouped into regions that repeat. Independent of JAX and of models.
 
-A dim has a fixed or a symbolic size. Symbolic sizes, such as `B` sequences, `S` tokens and `C` rows sent to experts,
-are in `Extents`, so that the same ops serve every batch and every degree of the same mesh axes. Flops, collectives,
-memory traffic, time and memory are sums over these ops (`cost`).
+A dim has a fixed or a symbolic size. `Extents` has the values of symbolic sizes, such as `B` sequences, `S` tokens and
+`C` rows sent to experts, so that the same ops serve every batch and every degree of the same mesh axes. A region
+is a part of the step whose ops all run equally often; a computing op is any op but a collective. Flops, collectives,
+memory traffic, time and memory are sums over these ops (`planning.cost`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ Width = Literal["compute", "gradient", "float32"]
 
 
 class Dim(NamedTuple):
-    """A dim of an array: its letter in the notation, its size (None: symbolic, see `Extents`), its mesh axes."""
+    """A dim of an array: its letter in the notation, its global size, and the mesh axes that split it.
+
+    size: None if it is symbolic; `Extents` then has it, by the letter.
+    """
 
     letter: str
     size: int | None
@@ -32,7 +36,7 @@ class Dim(NamedTuple):
 
 
 def axes_of(dims: Iterable[Dim]) -> tuple[str, ...]:
-    """Return the axes that split some dims; a matmul that sums over these dims leaves partial sums over the axes."""
+    """Return the axes that split any of the dims. A matmul that sums over these dims leaves partial sums over them."""
     return tuple(axis for dim in dims for axis in dim.axes)
 
 
@@ -115,11 +119,11 @@ class Region(NamedTuple):
 class Repeat:
     """How often a device runs a region in a step."""
 
-    useful: int  # For its microbatches.
-    executed: int  # Including the ticks of a pipeline's bubble.
-    static: int  # Appearances in the program's text; branches taken in few ticks count as if taken in every tick.
-    mean: float  # Mean over pipeline stages.
-    once: int = 1  # Runs of an op that does not repeat per microbatch: the layers of a device.
+    useful: int  # Runs that process a microbatch.
+    executed: int  # `useful` and the runs in the ticks of a pipeline's bubble.
+    static: int  # Runs by the program's text, in which branches taken in few ticks count as if taken in every tick.
+    mean: float  # `executed` as a mean over pipeline stages.
+    once: int = 1  # Runs of an op with `Region.is_once`: 1, or one for each layer of a device.
 
 
 _UNUSED_NUMBERS = count()
@@ -127,9 +131,9 @@ _UNUSED_NUMBERS = count()
 
 @lru_cache(maxsize=1 << 14)
 def _number(_work: tuple[object, ...]) -> int:
-    """Return an integer id of a kind of work, so that an op is hashed only once.
+    """Return an integer id for work of equal cost, so that an op is hashed only once.
 
-    Ids are never reused: work evicted from this cache gets a new id and is priced again.
+    Ids are never reused: work evicted from this cache gets a new id, and its cost is computed again.
     """
     return next(_UNUSED_NUMBERS)
 
@@ -151,12 +155,12 @@ class Matmul:
     experts: tuple[Dim, ...] = ()
     is_summed: bool = False  # Whether the result is added to the residual stream, and so summed over tp.
     is_rounded: bool = False  # Whether 8-bit strategies round its operands.
-    is_ring: bool = False
+    is_ring: bool = False  # Whether it may overlap with the ring of a collective matmul.
     source: str = "X"  # Name of its input.
-    right: str = ""  # Name of the second operand, if it is a value and not a weight.
-    stored: tuple[Dim, ...] = ()  # Dims of its weight as stored; empty if it has no weight.
+    right: str = ""  # Name of the second operand if that is a value; '' if it is a weight.
+    stored: tuple[Dim, ...] = ()  # Dims of its weight in storage; empty if it has no weight.
     pending: tuple[str, ...] = ()  # Axes over which the weight's gradient is a partial sum.
-    image: Array | None = None  # Input of a convolution, whose windows are the rows (implicit GEMM, arXiv:1410.0759).
+    image: Array | None = None  # Input of a convolution; its windows are the rows (implicit GEMM, arXiv:1410.0759).
 
     @cached_property
     def work(self) -> int:
@@ -173,7 +177,7 @@ OPERANDS: frozenset[Operand] = frozenset(("query", "key", "value"))
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOp:
-    """Attention of queries over keys: scores, softmax, and the matmul with the values."""
+    """Attention: scores of queries and keys, softmax, and the matmul with the values."""
 
     name: str
     phase: Phase
@@ -187,10 +191,10 @@ class AttentionOp:
     value_dim: int
     # Keys a query may attend to, for each layer of a repeating cycle; None: all before it.
     windows: tuple[int | None, ...]
-    is_chunked: bool = False  # Whether a window is a chunk, as in `AttentionConfig`.
+    is_chunked: bool = False  # Whether a window is a chunk of the sequence (`AttentionConfig`).
     is_scores_alone: bool = False  # Whether only the scores are recomputed, not their matmul with the values.
-    is_of_chunks: bool = False
-    cache: tuple[Array, ...] = ()  # Keys and values that a device of a server holds.
+    is_of_chunks: bool = False  # Whether it is the recomputation of scores in a loop over chunks of queries.
+    cache: tuple[Array, ...] = ()  # In a server's step: the cached keys and values that a device has.
     gradients: frozenset[Operand] = OPERANDS  # Operands whose gradient backward computes.
 
     @cached_property
@@ -202,10 +206,10 @@ class AttentionOp:
 
     @property
     def gradient_products(self) -> tuple[tuple[Literal["scores", "values"], Literal["left", "right"]], ...]:
-        """The backward matmuls of attention through memory: pairs of a forward matmul and the operand to differentiate.
+        """The backward matmuls of attention whose scores go through memory.
 
-        Matmuls that no operand in `gradients` needs are left out. Queries and keys both need the gradient of the
-        softmax.
+        Each is the gradient of one operand of one forward matmul, as (forward matmul, operand). Matmuls that no operand
+        in `gradients` needs are left out. Queries and keys both need the gradient of the softmax.
         """
         has_scores = not self.gradients.isdisjoint(("query", "key"))
         made = {
@@ -226,7 +230,7 @@ Pass = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Elementwise:
-    """An elementwise pass over arrays in memory, between matmuls."""
+    """An elementwise pass over `arrays` in memory, between matmuls."""
 
     kind: Pass
     phase: Phase
@@ -250,13 +254,13 @@ class Communicate:
     phase: Phase
     region: Region
     array: Array
-    before: Array | None = None  # Layouts before and after, if it is part of a reshard.
-    after: Array | None = None
-    times: int = 1  # Runs each time its region runs.
-    skipped: int = 0  # Runs that the compiler removes.
+    before: Array | None = None  # The array before it; None if it is not part of a reshard.
+    after: Array | None = None  # The array after it; None if it is not part of a reshard.
+    times: int = 1  # Runs in each run of its region.
+    skipped: int = 0  # Runs in a step that the compiler removes.
     is_ring: bool = False  # Whether it stands for P - 1 sends of `array` round a ring of P devices.
     gradient_of: Operand | None = None  # The operand of attention whose gradient it sends over sp.
-    of_weight: bool = False  # Whether it gathers a weight, or sums its gradient or the gradient's norm.
+    of_weight: bool = False  # Whether it gathers a weight, sums a weight's gradient, or is part of the update.
     beside: tuple[Array, ...] = ()  # Further arrays combined into the same collective.
 
 
@@ -292,7 +296,7 @@ class Ops:
 
     @cached_property
     def computing(self) -> Mapping[str, ComputingOps]:
-        """The computing ops of each region, in all phases."""
+        """The matmuls, attention and elementwise ops in all phases, by the region's name."""
         regions: dict[str, list[ComputingOp]] = {}
         for op in (*self.matmuls, *self.attention, *self.elementwise):
             regions.setdefault(op.region.name, []).append(op)
@@ -305,7 +309,7 @@ class Ops:
 
     @cached_property
     def forward(self) -> Mapping[str, ForwardOps]:
-        """The computing ops of each region in the forward pass."""
+        """The matmuls, attention and elementwise ops of the forward pass, by the region's name."""
         names = {op.region.name for op in (*self.matmuls, *self.attention, *self.elementwise)}
         return {
             name: ForwardOps(
@@ -318,11 +322,11 @@ class Ops:
 
 
 class ComputingOps(NamedTuple):
-    """The computing ops of one region in all phases, by kind."""
+    """The computing ops of one region, in all phases, by kind."""
 
     attention: tuple[AttentionOp, ...]
-    rest: tuple[Matmul | Elementwise, ...]  # All but attention.
-    # Part of `rest`: the query projection's backward matmuls and the accumulation of its weight gradient.
+    rest: tuple[Matmul | Elementwise, ...]  # All other ops.
+    # Those of `rest` that are backward matmuls of the query projection or accumulate its weight gradient.
     of_queries: tuple[Matmul | Elementwise, ...]
 
 
@@ -341,7 +345,7 @@ def _computing(ops: list[ComputingOp]) -> ComputingOps:
 
 
 class ForwardOps(NamedTuple):
-    """Computing ops of a region in the forward pass."""
+    """The computing ops of one region in the forward pass, by kind."""
 
     matmuls: tuple[Matmul, ...]
     attention: tuple[AttentionOp, ...]

@@ -26,62 +26,64 @@ Dims = tuple[tuple[str, int], ...]
 """Dims as (logical axis, size)."""
 
 HEADS = ("kv_heads", "group", "head_dim")
-"""Logical axes of queries: heads are grouped by the kv head they share, so that splitting kv_heads splits both alike.
-"""
+"""Logical axes of queries. Heads are grouped by the kv head that they share: splitting kv_heads splits them too."""
 
 
 LINEAR_HEADS = "linear_heads"
 """Logical axis of the query and key heads of linear attention, which are neither padded nor copied."""
 
 DELTA_CHUNK = 64
-"""Tokens of a chunk of the gated delta rule: sequences are padded to whole chunks."""
+"""Tokens in a chunk of the gated delta rule; sequences are padded to whole chunks."""
 
 
 def vector_dims(outputs: Dims) -> Dims:
-    """Return the dims of a vector over a matmul's outputs. Over embed it is stored whole, like a norm's scale."""
+    """Return the dims of a vector with an element for each output of a matmul, such as a bias.
+
+    The logical axis `embed` becomes `norm`, because such vectors are stored whole, like a norm's scale.
+    """
     return tuple(("norm" if name == "embed" else name, size) for name, size in outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """RMSNorm or LayerNorm of `source` over its last dim, of `size` elements; its scale is the parameter `name`."""
+    """RMSNorm or LayerNorm of `source` over its last dim, of `size` elements. Its scale is the parameter `name`."""
 
     name: str
     source: str
     target: str
     size: int
-    # Last dims of `source` that are normalised together, `size` elements in all (OLMo 2: all heads). Their mesh axes
-    # split the scale; squares are summed over these axes.
+    # Dims of `source` that are normalised together, with `size` elements in all (OLMo 2: all heads); empty for the last
+    # dim. The mesh axes of these dims split the scale, and the squares are summed over them.
     dims: Dims = ()
     kind: NormKind = "rms"
     epsilon: float = 1e-5
     offset: float = 0.0  # Added to the scale (Gemma stores it minus 1).
     has_bias: bool = False  # Whether the parameter `{name}_bias` is added.
-    has_scale: bool = True  # False: an RMSNorm without any parameter (Llama 4's queries and keys).
-    by_layer: tuple[bool, ...] = (True,)  # Whether each layer of a repeating cycle has it; one entry if all are alike.
+    has_scale: bool = True  # False: an RMSNorm without parameters (Llama 4's queries and keys).
+    by_layer: tuple[bool, ...] = (True,)  # For each layer of a repeating cycle, whether it has the norm.
 
 
 @dataclass(frozen=True, kw_only=True)
 class LowRank:
     """A LoRA branch beside a matmul (arXiv:2106.09685) that adds scale * B A x.
 
-    A is the parameter `{name}_lora_a` [*inputs, *dims], B is `{name}_lora_b` [*dims, *outputs]. Beside a lookup, rows
-    of A are looked up.
+    A is the parameter `{name}_lora_a` [*inputs, *dims], B is `{name}_lora_b` [*dims, *outputs]. Beside a lookup, A x is
+    a lookup of A's rows.
 
-    has_magnitude: DoRA (arXiv:2402.09353). The sum is multiplied by m / n for each output, before the bias: m is the
-    parameter `{name}_lora_m` [*outputs], and n the norm of the output's column of W + scale * A B. n has no gradient
-    (section 4.3).
+    has_magnitude: whether it is DoRA (arXiv:2402.09353), which multiplies the sum of matmul and branch by m / n for
+    each output, before the bias. m is the parameter `{name}_lora_m` [*outputs], and n the norm of the output's column
+    of W + scale * A B. n has no gradient (section 4.3).
     """
 
     rank: int
     scale: float
     dropout: float = 0.0  # Probability of dropping an element of A's input in a train step.
-    slots: int = 0  # Adapters held side by side, of which each row of a server's step uses one; 0: one, for all tokens.
+    slots: int = 0  # Adapters of a server, of which each row of a step uses one or none; 0: one adapter for all tokens.
     has_magnitude: bool = False
 
     @property
     def dims(self) -> Dims:
-        """The dims between A and B: the rank, after the slots if there are any."""
+        """The dims between A and B: (slots, rank), or only the rank without slots."""
         return (*((("adapter", self.slots),) if self.slots else ()), ("rank", self.rank))
 
 
@@ -101,16 +103,17 @@ class Linear:
     init_scale: float | None = None  # Standard deviation at initialisation; None: 1 / sqrt(fan in).
     has_bias: bool = False  # Whether the parameter `{name}_bias` [*outputs] is added.
     is_rounded: bool = True  # Whether 8-bit strategies round its operands.
-    # Whether the input is the residual stream as stored between blocks, in float32 and not gathered over tp (routers).
+    # Whether the input is the residual stream in its layout between blocks, not gathered over tp, and in float32
+    # (routers).
     is_on_residual: bool = False
-    # Whether frameworks that fuse queries, keys and values into one array store this weight in it, after the queries'.
+    # Whether frameworks that fuse queries, keys and values into one array store this weight there, after the queries.
     is_fused: bool = False
     is_tied: bool = False  # Whether the weight is the embedding table that a `Lookup` declares, [*outputs, *inputs].
     low_rank: LowRank | None = None
 
     @property
     def branch(self) -> str:
-        """The name of its low-rank branch: a tied head has its own, beside that of the lookup."""
+        """The name of its low-rank branch. A tied unembedding has a branch of its own, beside that of the lookup."""
         return "unembedding" if self.is_tied else self.name
 
     @property
@@ -129,10 +132,10 @@ class Rotary:
     """Rotary position embedding (arXiv:2104.09864) of queries and keys, in place."""
 
     values: tuple[str, ...]
-    # Dims of a head that are rotated, from `start`; the others are unchanged (GPT-NeoX rotates a quarter). If odd, one
-    # more dim is rotated, with the frequencies of the odd size.
+    # Number of dims of a head that are rotated, from `start`; the others are unchanged (GPT-NeoX rotates a quarter). If
+    # it is odd, one more dim is rotated, with the frequencies of the odd number.
     size: int
-    # Frequencies of each layer, as a repeating cycle; one entry if all layers are alike.
+    # Frequencies of each layer, as a repeating cycle.
     by_layer: tuple[Frequencies, ...]
     start: int = 0
     is_interleaved: bool = False  # Rotate pairs of adjacent dims (DeepSeek) instead of dims half the size apart.
@@ -143,9 +146,9 @@ class LatentKeys:
     """Names of the values that a server caches instead of keys and values (DeepSeek-V2, arXiv:2405.04434, 2.1)."""
 
     latent: str  # Value from which keys and values are computed.
-    rotary: str  # Part of the key that all heads share.
-    key_weight: str  # Weight from the latent to keys.
-    value_weight: str
+    rotary: str  # The part of a key that all heads share, with rotary embedding.
+    key_weight: str  # Weight that computes keys from the latent.
+    value_weight: str  # Weight that computes values from the latent.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,18 +161,18 @@ class Attention:
     target: str
     num_heads: int
     num_kv_heads: int
-    qk_dim: int  # Dims of a head.
+    qk_dim: int  # Dims of a query and of a key.
     value_dim: int
-    # Keys a query may attend to, for each layer of a repeating cycle; None: all before it.
+    # Keys that a query attends to, for each layer of a repeating cycle; None: all before it.
     windows: tuple[int | None, ...] = (None,)
-    is_chunked: bool = False  # Whether a window is a chunk, as in `AttentionConfig`.
+    is_chunked: bool = False  # Whether a window is a chunk of the sequence (`AttentionConfig`).
     softcap: float | None = None  # Scores become softcap * tanh(scores / softcap).
     scale: float | None = None  # Factor of the scores; None: 1 / sqrt(qk_dim).
     has_alibi: bool = False
     # Whether each head has a learned logit without a value in every softmax: the parameter `sinks` [kv_heads, group]
     # (arXiv:2309.17453).
     has_sinks: bool = False
-    latent: LatentKeys | None = None  # What a server caches instead of keys and values.
+    latent: LatentKeys | None = None  # The values that a server caches instead of keys and values, if any.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,8 +193,8 @@ class GatedDelta:
     value: str  # [batch, sequence, heads, group, value_dim]
     decay: str  # [batch, sequence, heads, group], like rates.
     rate: str
-    target: str  # As values.
-    num_heads: int  # Of queries and keys.
+    target: str  # Has the shape of the values.
+    num_heads: int  # Number of query heads, and of key heads.
     group: int  # Value heads that share a query and key head.
     key_dim: int
     value_dim: int
@@ -199,7 +202,7 @@ class GatedDelta:
 
     @property
     def convolved(self) -> tuple[tuple[str, str, Dims], ...]:
-        """The values that are convolved: (parameter, value, dims of the value's channels)."""
+        """Each value that is convolved, as (parameter of the convolution, value, dims of the value's channels)."""
         heads, group = (LINEAR_HEADS, self.num_heads), ("group", self.group)
         keys: Dims = (heads, ("head_dim", self.key_dim))
         values: Dims = (heads, group, ("head_dim", self.value_dim))
@@ -216,7 +219,7 @@ class ClampedSwiglu:
 
 @dataclass(frozen=True, kw_only=True)
 class Gated:
-    """The activation of an MLP: function(gate) * up, or function(source) if there is one source."""
+    """The activation of an MLP: function(gate) * up for two sources, or function(source) for one."""
 
     sources: tuple[str, ...]
     target: str
@@ -231,7 +234,8 @@ class Routing:
     # Score of an expert: softmax over all experts, or sigmoid of each logit (DeepSeek-V3, arXiv:2412.19437, section
     # 2.1.2).
     scores: Literal["softmax", "sigmoid"] = "softmax"
-    # Whether the parameter `choice_bias` is added to scores for the choice only. It has no gradient.
+    # Whether the parameter `choice_bias` is added to the scores that choose experts, but not to the weights. It has no
+    # gradient.
     has_choice_bias: bool = False
     num_groups: int = 1  # Equal groups of experts (DeepSeek-V2, arXiv:2405.04434, section 2.2.2).
     num_active_groups: int = 1  # Groups that a token may choose from.
@@ -247,9 +251,11 @@ SOFTMAX_ROUTING = Routing()
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatch:
-    """Top-k routing: send rows of `source` to `num_experts` experts, chosen by the router's logits `router`.
+    """Top-k routing: send each token's row of `source` to `num_active` of `num_experts` experts.
 
-    capacity_factor: as in `Experts`; None: no token is dropped.
+    The router's logits, `router`, choose them.
+
+    capacity_factor: as in `Experts`; None: no token is dropped. num_padding: `Experts.padding`.
     """
 
     source: str
@@ -259,11 +265,17 @@ class Dispatch:
     num_active: int
     capacity_factor: float | None = None
     routing: Routing = SOFTMAX_ROUTING
+    num_padding: int = 0
+
+    @property
+    def num_stored(self) -> int:
+        """The number of experts in the arrays of their weights."""
+        return self.num_experts + self.num_padding
 
 
 @dataclass(frozen=True, kw_only=True)
 class Combine:
-    """Return experts' rows to their tokens, weighted by the routing and summed."""
+    """Send the experts' output rows back to their tokens, and sum them weighted by the routing."""
 
     source: str
     target: str
@@ -271,7 +283,7 @@ class Combine:
 
 @dataclass(frozen=True, kw_only=True)
 class SigmoidGate:
-    """Multiply `source` by the sigmoid of `by`: of the same shape, or one logit of each token [batch, sequence, 1]."""
+    """Multiply `source` by the sigmoid of `by`, of the same shape or with one logit per token [batch, sequence, 1]."""
 
     source: str
     by: str
@@ -327,7 +339,7 @@ class Lookup:
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropy:
-    """Mean cross-entropy in nats of the logits `source` and integer targets; a split vocab is reduced, never gathered.
+    """Mean cross-entropy in nats of the logits `source` and integer targets. A split vocab is never gathered.
 
     scale, softcap: logits are multiplied by scale, then softcap * tanh(logits / softcap).
     """
@@ -339,10 +351,10 @@ class CrossEntropy:
 
 @dataclass(frozen=True, kw_only=True)
 class DotProduct:
-    """Matmul of every row of `left` with every row of `right` in a batch, over `size` elements.
+    """Logits of a retrieval or contrastive model: every row of `left` times every row of `right` in a batch.
 
-    The logits of retrieval and contrastive models, with the batch's rows as classes. `right` is gathered over the axes
-    that split the batch; its rows stay split over tp like a vocab.
+    The rows of the batch are the classes. A row has `size` elements. `right` is gathered over the axes that split the
+    batch; its rows stay split over tp like a vocab.
     """
 
     name: str
@@ -378,8 +390,8 @@ class Stack:
     name: str
     num_layers: int
     blocks: tuple[Block, ...]
-    # Whether its layers alternate with those of the stacks before it: one layer of each in turn, in as many cycles as
-    # each has layers. The first of such stacks is not marked.
+    # Whether its layers alternate with those of the stacks before it: the model runs one layer of each stack, then the
+    # next layer of each, and so on. False for the first of such stacks.
     is_alternating: bool = False
 
     @property
@@ -420,7 +432,7 @@ class Program:
 
 
 def alternating(stacks: Iterable[Stack]) -> tuple[tuple[Stack, ...], ...]:
-    """Return the stacks in groups, one after the other; the layers of a group's stacks alternate."""
+    """Return the stacks in groups. Groups run one after another; the layers of a group's stacks alternate."""
     groups: list[tuple[Stack, ...]] = []
     for stack in stacks:
         if stack.is_alternating:
@@ -431,14 +443,14 @@ def alternating(stacks: Iterable[Stack]) -> tuple[tuple[Stack, ...], ...]:
 
 
 def shortest_cycle(by_layer: Iterable[T]) -> tuple[T, ...]:
-    """Return the shortest sequence that, repeated and cut after the last layer, has the value of each layer.
+    """Return the shortest sequence that gives the value of each layer when it is repeated and cut after the last layer.
 
-    by_layer: the values of all layers. Those of a cycle do not do, because the repetition may be cut within it.
+    by_layer: the value of every layer of the model.
     """
     every = tuple(by_layer)
     return next(every[:size] for size in range(1, len(every) + 1) if every[size:] == every[:-size])
 
 
 def of_layers(cycle: tuple[T, ...], layers: range) -> tuple[T, ...]:
-    """Return the value of each of these layers, in a cycle that starts at layer 0."""
+    """Return the value of each of these layers. cycle: the values of layers 0, 1, ..., which repeat."""
     return tuple(cycle[layer % len(cycle)] for layer in layers)

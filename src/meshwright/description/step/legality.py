@@ -52,7 +52,12 @@ def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> Non
 
 
 def _check_quantised(workload: Workload, stored: Tree[Parameter], mesh: MeshShape, rules: Rules) -> None:
-    """Raise if a mesh cannot hold the quantised weights of a workload."""
+    """Raise if the values and scales of quantised weights cannot be split over a mesh.
+
+    They have no pp and no padded or copied heads, and nf4 needs blocks of at least `LEAST_BLOCK` elements.
+
+    stored: the declarations of the padded model's parameters.
+    """
     base = workload.quantize_base
     if mesh.pp > 1:
         raise MeshwrightError(
@@ -75,12 +80,10 @@ def _check_quantised(workload: Workload, stored: Tree[Parameter], mesh: MeshShap
 
 
 def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tuple[str, ...]]]:
-    """Return the divisibility conditions of `check_mesh`, except pp's stages: pairs of a size and axes that split it.
+    """Return the divisibility conditions of `check_mesh` as pairs (size, axes).
 
-    Dims that are padded are left out: the caller checks `divides_heads`.
-
-    A mesh is legal if the product of each pair's degrees divides its size. An axis that splits nothing is paired with
-    size 1.
+    A mesh is legal if the product of the axes' degrees divides the size in each pair. An axis that splits nothing is
+    paired with size 1. The stages of pp, and dims that are padded, are left out: the caller checks `divides_padded`.
     """
     found = {(workload.batch, rules["batch"]), (workload.seq_len, rules["residual_sequence"])}
     for path, parameter in leaves(parameters(workload.model)):
@@ -103,7 +106,7 @@ def has_linear_attention(model: Model) -> bool:
 
 
 def has_alternating_layers(model: Model) -> bool:
-    """Whether layers of several kinds alternate in a model, so that it has a stack for each."""
+    """Whether layers of several kinds alternate in a model; it then has a stack for each kind."""
     return any(stack.is_alternating for stack in program(model).stacks)
 
 
@@ -122,9 +125,9 @@ def _check_layer_kinds(model: Model, mesh: MeshShape) -> None:
 
 
 def _used_axes(model: Model, rules: Rules) -> set[str]:
-    """Return the mesh axes that split a dim of a model or its batch.
+    """Return the mesh axes that split a dim of a model or of its batch.
 
-    ep counts only if the model has experts: without them it would equal dp.
+    ep is left out if the model has no experts, because it would then do the same as dp.
     """
     declared = {name for _, parameter in leaves(parameters(model)) for name in parameter.axes}
     named = declared | {"residual_sequence", "batch"}

@@ -18,7 +18,7 @@ from meshwright.support.field_types import check_fields
 MAX_RANK, MAX_SLOTS = 65_536, 1024
 
 EMBEDDING, UNEMBEDDING = "embedding", "unembedding"
-"""Targets outside the layers: the lookup of tokens, and the logits. Of tied embeddings each has a branch of its own."""
+"""Targets outside the layers: the lookup of tokens, and the logits. Each has its own branch, even if tied."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class LoRA:
     # `families.adapters.lora_targets`.
     targets: tuple[str, ...]
     dropout: float = 0.0  # Probability of dropping an element of a branch's input, sampled for each branch.
-    # Whether each output has a trained magnitude too (DoRA, arXiv:2402.09353).
+    # Whether each output also has a trained magnitude (DoRA, arXiv:2402.09353).
     dora: bool = False
     # In a server, the adapters of this rank that it holds at once; 0: one adapter, which all tokens use.
     slots: int = 0
@@ -89,7 +89,7 @@ def adaptable(program: Program) -> tuple[str, ...]:
 
 
 def with_lora(program: Program, lora: LoRA) -> Program:
-    """Return the program with a low-rank branch beside each targeted matmul, and beside the lookup of tokens.
+    """Return the program with a low-rank branch beside each target: matmuls, and the lookup of tokens.
 
     Raises:
         MeshwrightError: a target is in no layer, or cannot have a branch.
@@ -113,7 +113,7 @@ def with_lora(program: Program, lora: LoRA) -> Program:
         is_target = (isinstance(op, Lookup) and op.name in lora.targets) or (
             isinstance(op, Linear) and op.branch in lora.targets
         )
-        # PEFT drops nothing of a lookup, whose input is a number.
+        # PEFT has no dropout in a lookup, whose input is a token id.
         own = replace(branch, dropout=0.0) if isinstance(op, Lookup) else branch
         return replace(op, low_rank=own) if is_target else op  # type: ignore[call-arg]
 

@@ -46,7 +46,7 @@ def largest(field: str) -> int:
 
 
 MAX_CAPACITY_FACTOR = 10_000
-"""With the number of experts as the factor no token is dropped; more only takes memory."""
+"""Largest capacity factor. If the factor is at least the number of experts, no token is dropped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,15 +58,16 @@ class Experts:
     mlp: int
     # Width of the shared MLP, which works on every token (several shared experts count as one wide one); 0: none.
     shared_mlp: int = 0
-    has_shared_gate: bool = False  # Whether a sigmoid of each token scales the shared MLP's output (Qwen2-MoE).
+    has_shared_gate: bool = False  # Whether a sigmoid gate per token scales the shared MLP's output (Qwen2-MoE).
     has_bias: bool = False  # Whether router and experts have biases (gpt-oss).
-    num_dense_layers: int = 0  # Number of layers with a dense MLP before all others.
-    # Whether each layer after these has experts, as a cycle that repeats; the others have a dense MLP.
+    num_dense_layers: int = 0  # Number of first layers, which have a dense MLP.
+    # For each layer after these, whether it has experts or a dense MLP, as a cycle that repeats.
     layers: tuple[bool, ...] = (True,)
-    # Slots per expert, as a multiple of its tokens at even load; excess tokens are dropped. None: dropless.
+    # Slots of an expert divided by its tokens at even load; excess tokens are dropped. None: no token is dropped.
     capacity_factor: float | None = None
     balance_weight: float = 0.01  # Weight of the load balancing loss (Switch, arXiv:2101.03961, section 2.2).
     routing: Routing = SOFTMAX_ROUTING  # How a token's experts are chosen.
+    padding: int = 0  # Experts of zeros that a mesh stores beyond `count`, and no token chooses (`step.padding`).
 
     def __post_init__(self) -> None:
         for field, least in (("count", 1), ("num_active", 1), ("mlp", 1), ("shared_mlp", 0), ("num_dense_layers", 0)):
@@ -108,19 +109,29 @@ class Experts:
         after = layer - self.num_dense_layers
         return after >= 0 and self.layers[after % len(self.layers)]
 
-    def slots(self, tokens: int) -> int:
-        """Return the slots of each expert for `tokens` tokens of one device, rounded up.
+    @property
+    def num_stored(self) -> int:
+        """The number of experts in the arrays of their weights."""
+        return self.count + self.padding
 
-        That is an expert's tokens at even load, times the capacity factor (1 if it is None).
+    def padded(self, ep: int) -> Experts:
+        """Return the experts padded until `ep` divides those that are stored; unchanged if `ep` is above `count`."""
+        padding = -self.count % ep if ep <= self.count else 0
+        return self if padding == self.padding else replace(self, padding=padding)
+
+    def slots(self, tokens: int) -> int:
+        """Return the slots of each expert for the `tokens` tokens of one device, rounded up.
+
+        They are an expert's tokens at even load times the capacity factor (1 if it is None).
         """
         return math.ceil((self.capacity_factor or 1.0) * tokens * self.num_active / self.count)
 
-    def room(self, tokens: int, ep: int) -> int:
+    def max_copies(self, tokens: int, ep: int) -> int:
         """Return the maximum number of token copies that a device with `tokens` tokens can send to one of `ep` devices.
 
         A token has `num_active` copies, at most one for each expert of that device.
         """
-        return tokens * min(self.num_active, self.count // ep)
+        return tokens * min(self.num_active, self.num_stored // ep)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,9 +183,9 @@ class Biases:
     """Matmuls that have biases."""
 
     qkv: bool = False
-    output: bool = False  # Attention's output.
+    output: bool = False  # The output projection of attention.
     mlp: bool = False
-    unembedding: bool = False  # Of an untied unembedding (Phi).
+    unembedding: bool = False  # An untied unembedding (Phi).
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,9 +196,10 @@ class Norms:
     has_bias: bool = False
     offset: float = 0.0  # Added to the scale of every norm; 1 if checkpoints store scales minus 1 (Gemma).
     epsilon: float = 1e-5
-    # Of the residual stream before each block, of each block's output before it is added (OLMo 2), or both (Gemma 2).
+    # Where the norms of blocks are: on the residual stream before each block, on each block's output before it is added
+    # (OLMo 2), or both (Gemma 2).
     place: Literal["before", "after", "both"] = "before"
-    after_embedding: bool = False  # (BLOOM)
+    after_embedding: bool = False  # Whether there is a norm after the embedding (BLOOM).
 
     @property
     def is_before(self) -> bool:
@@ -202,16 +214,17 @@ class Norms:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
-    """What a model's attention has beside queries, keys and values."""
+    """Features of a model's attention: windows, norms, sinks, gates, and latent or linear attention."""
 
-    # Keys a query of each layer attends to, its own included, as a cycle that repeats; None: all before it.
+    # Keys that a query attends to, its own included, for each layer of a repeating cycle; None: all before it.
     windows: tuple[int | None, ...] = (None,)
-    # Whether a window is a chunk: positions are cut into chunks of so many, and a query attends to keys of its own.
+    # Whether a window is a chunk: the sequence is cut into chunks of this size, and a query attends to keys of its own.
     is_chunked: bool = False
-    # Norm of queries and keys: of each head (Qwen3), over all heads of a token together (OLMo 2), of each head after
-    # the rotary embedding (Hunyuan), or that without a scale and only in layers with rotary embedding (Llama 4).
+    # Norm of queries and keys. `head`: of each head (Qwen3). `all heads`: over all heads of a token together (OLMo 2).
+    # `rotated head`: of each head after the rotary embedding (Hunyuan). `rotated head, unscaled`: as that, but without
+    # a scale and only in layers with rotary embedding (Llama 4).
     qk_norm: Literal["head", "all heads", "rotated head", "rotated head, unscaled"] | None = None
-    has_sinks: bool = False  # Learned logit of each head that takes part in its softmax (gpt-oss).
+    has_sinks: bool = False  # Whether each head has a learned logit that takes part in its softmax (gpt-oss).
     has_output_gate: bool = False  # Whether a sigmoid gate scales each dim of the heads' outputs (Qwen3-Next).
     latent: LatentAttention | None = None
     linear: LinearAttention | None = None
@@ -228,7 +241,7 @@ class RotaryPositions:
 
     frequencies: tuple[Frequencies, ...] = (Frequencies(theta=10_000.0),)  # Of each layer, as a cycle that repeats.
     dims: int = 0  # First dims of a head that are rotated; 0: all. Latent attention has its own (`rope_head_dim`).
-    is_interleaved: bool = False  # Pairs of adjacent dims are rotated (see `step.layer.Rotary`).
+    is_interleaved: bool = False  # Whether pairs of adjacent dims are rotated (see `step.layer.Rotary`).
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,13 +253,13 @@ class LearnedPositions:
 
 @dataclass(frozen=True, kw_only=True)
 class Scales:
-    """Factors of values, and softcaps: with a softcap c, x becomes c * tanh(x / c)."""
+    """Factors by which values are multiplied, and softcaps: with a softcap c, x becomes c * tanh(x / c)."""
 
     embedding: float = 1.0
-    residual: float = 1.0  # Of each block's output as it is added to the residual stream (Granite).
-    attention: float | None = None  # Of attention scores; None: 1 / sqrt(head_dim).
+    residual: float = 1.0  # Factor of each block's output before it is added to the residual stream (Granite).
+    attention: float | None = None  # Factor of attention scores; None: 1 / sqrt(head_dim).
     attention_softcap: float | None = None
-    logits: float = 1.0  # Before their softcap.
+    logits: float = 1.0  # Factor of the logits before their softcap.
     logits_softcap: float | None = None
 
 
@@ -336,7 +349,7 @@ class ModelConfig:
 
     @property
     def rope_scalings(self) -> tuple[RopeScaling | None, ...]:
-        """How rotary frequencies are scaled in each layer of their cycle; empty without rotary positions."""
+        """The scaling of rotary frequencies in each layer of their cycle; empty without rotary positions."""
         positions = self.positions
         return tuple(f.scaling for f in positions.frequencies) if isinstance(positions, RotaryPositions) else ()
 
@@ -347,7 +360,7 @@ class ModelConfig:
 
     @property
     def num_dense_layers(self) -> int:
-        """Number of layers with a dense MLP."""
+        """Number of dense layers before the cycle `Experts.layers`; the number of all layers without experts."""
         return self.experts.num_dense_layers if self.experts else self.num_layers
 
     @property
@@ -365,11 +378,11 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramModel:
-    """Any model written as ops (`step.layer`). It is planned like a decoder, but cannot run.
+    """Any model that is given as ops (`step.layer`). It is planned like a decoder, but cannot run.
 
     Attributes:
-        experts: the experts that its `Dispatch` ops route to.
-        has_stages: whether its stacks run one after the other, so that pp can split them into stages.
+        experts: the experts that its `Dispatch` ops route to; None without such ops.
+        has_stages: whether its stacks run one after another, so that pp can split them into stages.
     """
 
     name: str
@@ -460,7 +473,7 @@ def _check_rotary(model: ModelConfig, positions: RotaryPositions) -> None:
         field, dims = "qk_rope_head_dim", latent.rope_head_dim
     else:
         field, dims = ("positions.dims", positions.dims) if positions.dims else ("head_dim", model.head_dim)
-    # As in transformers, an odd number of dims rotates one more, with the frequencies of the odd number.
+    # As in transformers: if the number of rotated dims is odd, one more is rotated.
     has_one_more = field == "positions.dims" and dims < model.head_dim
     for frequencies in positions.frequencies:
         check_fields(frequencies)

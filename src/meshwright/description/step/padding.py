@@ -1,13 +1,15 @@
-"""Padding of the vocabulary and of heads, and copies of kv heads, for meshes that do not divide them.
+"""Padding of the vocabulary, heads and experts, and copies of kv heads, for meshes that do not divide them.
 
 GPT-2 XL has 50,257 tokens and 25 heads, which tp=4 does not divide, so its arrays get rows and heads of zeros until it
 does, as Megatron-LM pads the vocabulary (arXiv:1909.08053). Gemma 2B has one kv head: over tp=2 each device has a copy
-of it, and half of the query heads. `padded` returns the padded model, which determines the ops of a step and the shapes
-of arrays on a mesh. Configs, forward passes, checkpoints and exports keep the original model.
+of it, and half of the query heads. Of a model with 60 experts, ep=8 stores 64. `padded` returns the padded model, which
+determines the ops of a step and the shapes of arrays on a mesh. Configs, forward passes, checkpoints and exports keep
+the original model.
 
 Logits beyond the vocabulary are minus infinity (`models.ends.logits`), so they have no probability and no gradient. A
-head of zeros has values of zero and is multiplied by zeros, so it adds nothing and has no gradient either. Gradients of
-copies are summed (`training.copies`), so that all copies stay equal.
+head of zeros has values of zero, and the output weights that multiply it are zero, so it adds nothing and has no
+gradient either. The router has no logits for experts of zeros, so it sends them no tokens. Gradients of copies are
+summed (`training.copies`), so that all copies stay equal.
 """
 
 from __future__ import annotations
@@ -27,25 +29,25 @@ AnyModel = TypeVar("AnyModel", bound=Model)
 
 
 def is_padded(model: Model, name: str) -> bool:
-    """Whether the dims of a logical axis may be padded, or their heads copied. False for models written as ops."""
-    return name in ("vocab", "kv_heads") and isinstance(model, ModelConfig)
+    """Whether the dims of a logical axis may be padded, or their kv heads copied. False for models written as ops."""
+    return name in ("vocab", "kv_heads", "expert") and isinstance(model, ModelConfig)
 
 
 def padded(model: AnyModel, mesh: MeshShape, rules: Rules) -> AnyModel:
-    """Return the model with vocabulary and kv heads padded until the mesh axes of `rules` divide them.
+    """Return the model with vocabulary, kv heads and experts padded until the mesh axes of `rules` divide them.
 
-    If there are fewer kv heads than devices, they are copied, provided that each copy gets equally many query heads.
-    Sizes that cannot be padded or copied are unchanged, so that later checks reject the mesh.
+    If there are fewer kv heads than devices to split them over, they are copied, if all copies get equally many query
+    heads. Sizes that cannot be padded or copied are unchanged, so that later checks reject the mesh.
     """
-    return _padded(model, mesh.degree(rules["vocab"]), mesh.degree(rules["kv_heads"]))
+    return _padded(model, *(mesh.degree(rules[name]) for name in ("vocab", "kv_heads", "expert")))
 
 
 @lru_cache(maxsize=1 << 10)
-def _padded(model: AnyModel, vocab_parts: int, head_parts: int) -> AnyModel:
-    """Return `padded`, with the vocabulary split over `vocab_parts` devices and kv heads over `head_parts`."""
+def _padded(model: AnyModel, vocab_parts: int, head_parts: int, expert_parts: int) -> AnyModel:
+    """Compute `padded` for a vocabulary, kv heads and experts that are split over these numbers of devices."""
     if not isinstance(model, ModelConfig):
         return model
-    # Less than a vocabulary is added, so that `runtime.arrays.fit` tells padding from copies.
+    # The padding is smaller than the vocabulary, so that `runtime.arrays.fit` can tell it from copies.
     vocab = model.vocab + (-model.vocab % vocab_parts if model.vocab > vocab_parts else 0)
     kv_heads, heads = model.num_kv_heads, model.num_heads
     if kv_heads > head_parts and model.attention.qk_norm != "all heads":
@@ -53,9 +55,10 @@ def _padded(model: AnyModel, vocab_parts: int, head_parts: int) -> AnyModel:
         heads = kv_heads * model.num_groups
     elif not head_parts % kv_heads and not heads % head_parts and model.attention.latent is None:
         kv_heads = head_parts
-    if (vocab, kv_heads) == (model.vocab, model.num_kv_heads):
+    experts = model.experts and model.experts.padded(expert_parts)
+    if (vocab, kv_heads, experts) == (model.vocab, model.num_kv_heads, model.experts):
         return model
-    return replace(model, vocab=vocab, num_kv_heads=kv_heads, num_heads=heads)
+    return replace(model, vocab=vocab, num_kv_heads=kv_heads, num_heads=heads, experts=experts)
 
 
 def kv_copies(model: Model, mesh: MeshShape, rules: Rules) -> int:
@@ -67,14 +70,17 @@ def kv_copies(model: Model, mesh: MeshShape, rules: Rules) -> int:
 
 
 def is_of_kv_heads(parameter: Parameter) -> bool:
-    """Whether a parameter belongs to kv heads, and is copied with them."""
+    """Whether a parameter belongs to kv heads and is copied with them."""
     return "kv_heads" in parameter.axes and "group" not in parameter.axes
 
 
-def divides_heads(model: Model, mesh: MeshShape, rules: Rules) -> bool:
-    """Whether the axes that split a model's kv heads divide them after padding or copying."""
+def divides_padded(model: Model, mesh: MeshShape, rules: Rules) -> bool:
+    """Whether the axes that split a model's kv heads and experts divide them after padding or copying."""
     stored = padded(model, mesh, rules)
-    return not isinstance(stored, ModelConfig) or stored.num_kv_heads % mesh.degree(rules["kv_heads"]) == 0
+    if not isinstance(stored, ModelConfig):
+        return True
+    experts = stored.experts.num_stored if stored.experts else 0
+    return not (stored.num_kv_heads % mesh.degree(rules["kv_heads"]) or experts % mesh.degree(rules["expert"]))
 
 
 def describe_padding(model: Model, mesh: MeshShape, rules: Rules) -> str:
@@ -88,6 +94,8 @@ def describe_padding(model: Model, mesh: MeshShape, rules: Rules) -> str:
         found.append(f"{copies} copies of {heads}")
     elif stored.num_kv_heads != model.num_kv_heads:
         found.append(f"kv_heads padded from {model.num_kv_heads} to {stored.num_kv_heads}")
+    if model.experts and stored.experts and stored.experts.padding:
+        found.append(f"experts padded from {model.experts.count} to {stored.experts.num_stored}")
     return " and ".join(found)
 
 
@@ -96,7 +104,7 @@ def padding_notes(model: Model, mesh: MeshShape, rules: Rules) -> tuple[str, ...
     if not (what := describe_padding(model, mesh, rules)):
         return ()
     more = num_parameters(padded(model, mesh, rules)) / num_parameters(model) - 1
-    return (f"{mesh} has {what}: {more:.2%} more parameters, which memory and flops count and MFU does not",)
+    return (f"{mesh} has {what}: {more:.2%} more parameters, which memory and flops include and MFU does not",)
 
 
 def check_padding(model: Model, mesh: MeshShape, rules: Rules, strategy: Strategy) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Literal, TypeVar, Union
@@ -50,7 +50,7 @@ RANK, SLOT = "rank", "adapter"
 """The logical axes of the inner dims of a low-rank branch; they are never split."""
 
 IN_USE = {"embed": "activation", "latent_input": "activation"}
-"""Logical axes that shard a parameter only in storage, each with the logical axis that replaces it in use."""
+"""Logical axes along which a parameter is sharded only in storage, and the logical axis that replaces each in use."""
 
 Leaf = TypeVar("Leaf")
 Out = TypeVar("Out")
@@ -68,7 +68,7 @@ class Parameter:
     # number that is uniform in (0, scale].
     init: Literal["ones", "normal", "uniform", "log uniform"] = "normal"
     scale: float = 1.0
-    # Operand of a matmul, table of rows to look up, or vector added to or multiplied with activations.
+    # `product`: a matmul's operand. `table`: rows to look up. `vector`: added to activations or multiplied with them.
     role: Role = "product"
     # Number of input dims of a layer's weight, after those of layers and experts; the rest are outputs.
     num_inputs: int = 0
@@ -96,8 +96,9 @@ class Parameter:
 def parameters(model: Model) -> Tree[Parameter]:
     """Return the declaration of every parameter of `model`, stacked over the layers of a stack.
 
-    In a MoE model, dense layers are under `dense_layers` and MoE layers under `layers`; else all are under `layers`.
-    Of layers of several kinds in a cycle, those of each place in the cycle are under `layers_0`, `layers_1` and so on.
+    Parameters of layers are under the name of their stack: `layers`, or `dense_layers` for the dense layers before MoE
+    layers. If layers of several kinds alternate in a cycle, there is a stack for each position in the cycle:
+    `layers_0`, `layers_1` and so on. Parameters outside the layers are at the top.
     """
     tree: dict[str, Parameter | dict[str, Parameter]] = {}
     ops = program(model)
@@ -148,7 +149,7 @@ def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
 
 
 def _channels(taps: int, dims: Dims) -> Parameter:
-    """Declare the weights of a convolution of each channel: an elementwise product for each tap."""
+    """Declare the weights of a convolution along the sequence, one per tap and channel."""
     axes, shape = zip(*dims, strict=True)
     scale = 1 / math.sqrt(taps)
     return Parameter(shape=(taps, *shape), axes=("taps", *axes), scale=scale, role="vector", num_inputs=1)
@@ -172,8 +173,8 @@ def _branch(
 ) -> dict[str, Parameter]:
     """Declare the weights of a low-rank branch, if there is one.
 
-    Initialised as in PEFT. A matmul's A: kaiming_uniform_ with a = sqrt(5), which is uniform within 1 / sqrt(fan in);
-    its B is zero. Of a table A is zero, and B standard normal.
+    Initialised as in PEFT. Beside a matmul, A is kaiming_uniform_ with a = sqrt(5), which is uniform within
+    1 / sqrt(fan in), and B is zero. Beside a table (`is_table`), A is zero and B is standard normal.
     """
     if branch is None:
         return {}
@@ -189,7 +190,7 @@ def _branch(
         b = Parameter(shape=shape_b, axes=axes_b, init="uniform", scale=0.0)
     found = {f"{name}{LORA_A}": a, f"{name}{LORA_B}": b}
     if branch.has_magnitude:
-        # A run begins with the norms of W's columns (`models.adapters.first_magnitudes`).
+        # Training replaces these initial values by the norms of W's columns (`models.adapters.first_magnitudes`).
         names, sizes = zip(*vector_dims(outputs), strict=True)
         found[f"{name}{LORA_M}"] = Parameter(shape=sizes, axes=names, init="ones", role="vector")
     return found
@@ -222,13 +223,35 @@ def map_leaves(function: Callable[[str, Leaf], Out], tree: Tree[Leaf], prefix: s
     }
 
 
+def drop_paths(tree: Tree[Leaf], paths: Collection[str], prefix: str = "") -> Tree[Leaf]:
+    """Return a tree without the leaves at some paths (`layers.query`), and without empty subtrees."""
+    found: dict[str, Leaf | Tree[Leaf]] = {}
+    for name, value in tree.items():
+        path = f"{prefix}{name}"
+        if _is_tree(value):
+            if kept := drop_paths(value, paths, f"{path}."):
+                found[name] = kept
+        elif path not in paths:
+            found[name] = value
+    return found
+
+
+def merge_trees(tree: Tree[Leaf], part: Tree[Leaf]) -> Tree[Leaf]:
+    """Return a tree with the leaves of `part` added; they replace leaves at the same paths."""
+    found = dict(tree)
+    for name, value in part.items():
+        old = found.get(name, {})
+        found[name] = merge_trees(old, value) if _is_tree(old) and _is_tree(value) else value
+    return found
+
+
 def num_parameters(model: Model) -> int:
     """Return the number of parameters of `model`."""
     return sum(parameter.size for _, parameter in leaves(parameters(model)))
 
 
 def num_active_parameters(model: Model) -> int:
-    """Return the number of active parameters per token: of the experts, only those that a token is routed to."""
+    """Return the number of parameters that one token uses: all but those of experts that it is not routed to."""
     share = model.experts.num_active / model.experts.count if model.experts else 1.0
     return sum(
         int(parameter.size * (share if "expert" in parameter.axes else 1.0))

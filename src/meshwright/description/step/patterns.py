@@ -10,9 +10,9 @@ from meshwright.errors import MeshwrightError, did_you_mean
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a pattern matches a parameter's path, its last name, or the first names of its path.
+    """Whether a pattern matches a parameter's whole path, the last name in it, or its first names.
 
-    `*` matches any letters, `?` one. Paths are those of `leaves(parameters(model))`.
+    `*` matches any characters, `?` one. Paths are those of `leaves(parameters(model))`.
 
     >>> [matches(pattern, "layers.mlp_norm") for pattern in ("layers.mlp_norm", "mlp_norm", "layers", "*norm*", "mlp")]
     [True, True, True, True, False]

@@ -1,4 +1,4 @@
-"""The frozen reference model of preference tuning: the forward pass that a live reference adds to each step."""
+"""The frozen reference model of DPO: the forward pass that it adds to each step (`Workload.reference` is `live`)."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ KEPT = (
 
 
 class ReferencePass(NamedTuple):
-    """A frozen reference's forward pass: workload, mesh and strategy of a train step that runs only forward.
+    """The forward pass of a frozen reference, as the workload, mesh and strategy of a train step.
 
-    Weights are stored in the compute dtype, sharded over the mesh (as in ZeRO-3), vectors in the policy's dtype; none
-    is updated. The reference of a policy with adapters is the model without them (`shares_base`).
+    Only the forward ops of that step run. Weights are stored in the compute dtype and sharded over the mesh (as in
+    ZeRO-3), vectors are stored in the policy's dtype. The reference of a policy with adapters is the model without them
+    (`shares_base`).
     """
 
     workload: Workload
@@ -42,10 +43,10 @@ class ReferencePass(NamedTuple):
 
 @lru_cache(maxsize=1 << 12)
 def reference_pass(workload: Workload, mesh: MeshShape, strategy: Strategy) -> ReferencePass | None:
-    """Return the reference's forward pass in a step; None if there is no reference or it is precomputed.
+    """Return the reference's forward pass in a step; None if there is no reference or its results are precomputed.
 
-    It reads the policy's pairs, in the largest number of microbatches that divides the policy's number and a device's
-    pairs.
+    The reference reads the same pairs as the policy. Its number of microbatches is the largest that divides both the
+    policy's number of microbatches and the number of pairs on a device.
     """
     if not has_reference(workload):
         return None
@@ -53,10 +54,10 @@ def reference_pass(workload: Workload, mesh: MeshShape, strategy: Strategy) -> R
     kept = replace(DEFAULT, **{name: getattr(strategy, name) for name in KEPT})
     each = max(1, workload.batch // own.degree(RULES["batch"]))
     kept = replace(kept, num_microbatches=math.gcd(each, strategy.num_microbatches))
-    # The reference saves nothing for backward. Adapters are only the policy's.
+    # The reference saves nothing for backward, and only the policy has adapters.
     read = replace(workload, model=without_lora(workload.model), frozen=(), remat="none", quantize_base=None)
     if shares_base(workload, mesh, strategy) and not strategy.zero_stage:
-        kept = replace(kept, zero_stage=0)  # The policy's arrays are whole; with any other stage they are sharded.
+        kept = replace(kept, zero_stage=0)  # It reads the policy's arrays, which are whole at stage 0.
     idle = unused_options(read, own, kept)
     return ReferencePass(read, own, replace(kept, **{name: getattr(DEFAULT, name) for name in idle}))
 
@@ -64,19 +65,15 @@ def reference_pass(workload: Workload, mesh: MeshShape, strategy: Strategy) -> R
 def shares_base(workload: Workload, mesh: MeshShape, strategy: Strategy) -> bool:
     """Whether the reference reads the policy's own frozen parameters, without the adapters.
 
-    Those are the initial weights, in the reference's dtypes (`Workload.stored_dtype`). A reference on another mesh
-    needs a copy.
+    These are the initial weights, in the dtypes that the reference uses (`Workload.stored_dtype`). A reference on
+    another mesh needs a copy.
     """
     has_adapters = without_lora(workload.model) != workload.model
     return has_reference(workload) and has_adapters and strategy.reference_mesh in (None, mesh)
 
 
 def check_reference(workload: Workload, mesh: MeshShape, strategy: Strategy, *, runs: bool = False) -> None:
-    """Raise if the mesh of a step's reference cannot split it.
-
-    Args:
-        runs: also raise if such a reference can only be planned.
-    """
+    """Raise if a step's frozen reference cannot be split over its mesh. runs: also raise if it can only be planned."""
     own = strategy.reference_mesh
     if own is not None and own.num_devices != mesh.num_devices:
         raise MeshwrightError(

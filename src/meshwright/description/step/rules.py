@@ -14,6 +14,7 @@ Spec = tuple[tuple[str, ...], ...]
 """Mesh axes that split each dim of an array, without axes of degree 1."""
 
 Rules = Mapping[str, tuple[str, ...]]
+"""For each logical axis, the mesh axes that split it, outermost first."""
 
 RULES: Rules = {
     # Parameters. Norm scales (a few kB per layer) are replicated: a gather would be pure latency.
@@ -51,15 +52,15 @@ WHOLE_STREAM: Rules = {**RULES, "residual_sequence": RULES["sequence"]}
 
 
 def stream_rules(tp_stream: TpStream) -> Rules:
-    """Return the rules for checking a mesh: `RULES`, or `WHOLE_STREAM` if tp does not split the stream."""
+    """Return the sharding rules: `RULES`, or `WHOLE_STREAM` if tp does not split the residual stream between blocks."""
     return RULES if tp_stream == "split" else WHOLE_STREAM
 
 
 def rules_of(strategy: Strategy) -> Rules:
     """Return a strategy's sharding rules.
 
-    Each pipeline stage stores its own layers; stages that are one program share the vocab. With ZeRO stage 0, no dim is
-    sharded only in storage.
+    Layers are split over pp, and so is the vocab if all stages are one program. At ZeRO stage 0, no dim is sharded only
+    in storage.
     """
     stored = {} if strategy.zero_stage else dict.fromkeys(IN_USE, ())
     vocab = (*RULES["vocab"], "pp") if strategy.profile.spmd_pipeline else RULES["vocab"]
@@ -67,13 +68,13 @@ def rules_of(strategy: Strategy) -> Rules:
 
 
 def logical_rules(strategy: Strategy) -> Rules:
-    """Return a strategy's sharding rules, with a rule for `heads`, the ungrouped heads of other models."""
+    """Return `rules_of` with a rule for the logical axis `heads`, which models with ungrouped heads use."""
     found = rules_of(strategy)
     return {**found, "heads": found["kv_heads"]}
 
 
 def check_rules(rules: Rules) -> None:
-    """Raise an error if a rule is for a dim that no decoder has, or names an unknown mesh axis."""
+    """Raise an error if a rule is for a logical axis that no decoder has, or has an unknown mesh axis."""
     for name, axes in rules.items():
         if name not in RULES:
             hint = did_you_mean(map(repr, difflib.get_close_matches(name, RULES, n=1)))
@@ -85,13 +86,13 @@ def check_rules(rules: Rules) -> None:
 
 
 def _check_axis(name: str, axis: str) -> None:
-    """Raise if the rule for a dim names a mesh axis that does not exist."""
+    """Raise if the rule for the logical axis `name` has a mesh axis that does not exist."""
     if axis not in AXES:
         raise MeshwrightError(f"the rule for {name!r} names axis {axis!r}; the axes are {', '.join(AXES)}")
 
 
 def token_axes() -> tuple[str, ...]:
-    """Return the mesh axes that split tokens; every weight's gradient is summed over them."""
+    """Return the mesh axes that split tokens, over which the gradients of weights are summed."""
     return (*RULES["batch"], *RULES["sequence"])
 
 

@@ -1,4 +1,4 @@
-"""Attention on a sequence split over sp: how keys reach queries, and the order of tokens."""
+"""Attention on a sequence split over sp: which collectives bring keys to queries, and the order of tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape, check_divides
 
 HEAD_AXES = (*RULES["kv_heads"], *RULES["sequence"])
-"""The mesh axes that split heads inside Ulysses."""
+"""The mesh axes that split heads during attention with Ulysses."""
 
 
 BLOCK = 512
@@ -22,13 +22,13 @@ BLOCK = 512
 
 
 def sequence_method(model: Model, mesh: MeshShape) -> SequenceMethod:
-    """Return the method with fewer bytes for fused attention: Ulysses if sp > 1 + heads / kv heads, else a ring.
+    """Return the method by which fused attention sends fewer bytes: Ulysses if sp > 1 + heads / kv heads, else a ring.
 
-    Forward, for n tokens a device, H heads and K kv heads of h elements, and P = sp: Ulysses exchanges queries and
-    outputs of H heads and keys and values of K heads, (2 H + 2 K) n h (P - 1) / P elements. A ring sends keys and
-    values P - 1 times, 2 K n h (P - 1) elements, the same as a gather. So Ulysses sends less if (H + K) / P < K. It
-    requires that sp * tp divides the kv heads (arXiv:2309.14509). A ring holds keys of two devices at most, a gather
-    those of all.
+    In the forward pass, with n tokens per device, H heads and K kv heads of h elements, and P = sp, Ulysses exchanges
+    queries and outputs of H heads and keys and values of K heads: (2 H + 2 K) n h (P - 1) / P elements per device. A
+    ring sends keys and values P - 1 times: 2 K n h (P - 1) elements, as many as a gather. So Ulysses sends less if
+    (H + K) / P < K. It requires that sp * tp divides the kv heads (arXiv:2309.14509). In a ring a device holds the keys
+    of two devices at most, in a gather those of all devices.
 
     The rule counts bytes, not time. A ring's sends overlap with its compute and cost nothing if n is large
     (`benchmarks/sequence_methods.py --compile`); Ulysses' exchanges are exposed.
@@ -46,24 +46,41 @@ def attention_ops(model: Model) -> Iterator[Attention]:
 
 
 def has_attention(model: Model) -> bool:
-    """Whether a model has attention. Then devices that hold a part of a sequence need its tokens' positions."""
+    """Whether a model has attention; a device with a part of a sequence then needs the positions of its tokens."""
     return any(True for _ in attention_ops(model))
 
 
 def halves_queries(workload: Workload, mesh: MeshShape) -> bool:
-    """Whether attention skips a quarter of the scores: each device has whole sequences, and they can be halved."""
+    """Whether attention skips a quarter of the scores (`can_halve_queries`), which requires undivided sequences."""
     return mesh.degree(RULES["sequence"]) == 1 and can_halve_queries(workload.seq_len)
 
 
 def scores_made(workload: Workload, mesh: MeshShape) -> float:
-    """Return the fraction of all query-key pairs whose scores are computed by attention through scores."""
+    """Return the fraction of all query-key pairs whose scores are computed, in attention with scores in memory."""
     return 0.75 if halves_queries(workload, mesh) else 1.0
 
 
-def is_zigzag(mesh: MeshShape, strategy: Strategy) -> bool:
-    """Whether tokens are in zigzag order, which balances causal attention; batches then include positions.
+def visible_pairs(length: float, window: int | None, *, is_chunked: bool) -> float:
+    """Return the number of pairs of a query and a key that it attends to, in a sequence of `length` tokens.
 
-    Fused attention uses this order if keys are gathered or sent round a ring. Otherwise tokens keep their order.
+    For s tokens and a sliding window of w keys it is s w - w^2 / 2. In chunks it is w^2 / 2 for each chunk of w tokens.
+
+    Args:
+        length: tokens of the sequence.
+        window: keys that a query attends to at most; None for all before it.
+        is_chunked: whether the window is a chunk.
+    """
+    keys = min(window or length, length)
+    if not is_chunked:
+        return length * keys - keys * keys / 2
+    whole, rest = divmod(length, keys)
+    return (whole * keys * keys + rest * rest) / 2
+
+
+def is_zigzag(mesh: MeshShape, strategy: Strategy) -> bool:
+    """Whether tokens are in zigzag order over sp, which balances causal attention; batches then include positions.
+
+    Fused attention uses this order if keys are gathered or sent round a ring.
     """
     return mesh.sp > 1 and strategy.attention != "scores" and strategy.sp_method != "ulysses"
 

@@ -2,9 +2,9 @@
 
 Its symbols (sizes in `Extents`):
 
-- `B`: sequences. `S`: tokens of each in a step. `P`: parts of the vocab.
-- `A`: experts of a device that receive tokens. `R`: rows of each. `C`: devices of ep that receive a token.
-- `Q`: sequences whose cache a device has, wholly or in part. `T`: tokens that it reads of each.
+- `B`: sequences on all devices. `S`: tokens of a sequence in a step. `P`: devices over which the vocab is split.
+- `A`: experts of a device that receive tokens. `R`: rows of such an expert. `C`: devices of ep that a token is sent to.
+- `Q`: sequences of whose cache a device has all or a part. `T`: tokens of such a sequence that a step reads.
 - `Z`, `Y`: tokens in chunks of the gated delta rule (`passes.shard_delta`).
 - `keys`: keys that a query attends to; no array has this dim.
 """
@@ -22,6 +22,7 @@ from meshwright.description.step.layer import Attention, Dispatch, Program
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
 from meshwright.description.step.passes.shard_delta import chunk_sizes
+from meshwright.description.step.sequence import visible_pairs
 from meshwright.description.step.serve_ops import EMBEDDING, LOGITS, serving_ops
 from meshwright.description.step.serving import SERVING_RULES, Serving, ServingLayout, cache_axes
 from meshwright.mesh import MeshShape
@@ -32,8 +33,8 @@ class ServeStep(Step):
     """The step of a server.
 
     Attributes:
-        live: by region, the activations live at once on a device.
-        paged_tokens: tokens that fit in a sequence's pages on a device; the mean over layers.
+        live: by region, the activations that a device holds at the same time.
+        paged_tokens: tokens that fit in the pages of one sequence on a device, as a mean over layers.
     """
 
     live: Mapping[str, tuple[Array, ...]]
@@ -41,7 +42,7 @@ class ServeStep(Step):
 
 
 def serve_step(serving: Serving, layout: ServingLayout, batch: int) -> ServeStep:
-    """Return the step of `batch` sequences, all at full length, on the device with most work."""
+    """Return the step of `batch` sequences of full length on all devices, for the device with most work."""
     mesh, one, dispatch = layout.mesh, *_one_sequence(serving, layout)
     own = math.ceil(batch / layout.num_groups)
     split = mesh.degree(cache_axes(serving.model)) if layout.cache == "batch" else 1
@@ -63,7 +64,7 @@ def serve_step(serving: Serving, layout: ServingLayout, batch: int) -> ServeStep
 
 @lru_cache(maxsize=1 << 10)
 def _one_sequence(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, Dispatch | None]:
-    """Return the batch-independent part of a step, and the model's `Dispatch` if it has experts."""
+    """Return a step without the sizes that depend on the batch, and the model's `Dispatch` op if it has experts."""
     mesh = layout.mesh
     model = padded(serving.model, mesh, SERVING_RULES)
     found = program(model)
@@ -91,9 +92,9 @@ def _one_sequence(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, D
 
 
 def model_step(serving: Serving, batch: int) -> Step:
-    """Return the step of `batch` sequences on one device without any overhead: the model's minimum work.
+    """Return the step of `batch` sequences on one device with the least possible work.
 
-    Nothing is padded or computed twice, and each token passes only through the experts that it is routed to. Adapters
+    Nothing is padded or computed twice, each token passes only through the experts that it is routed to, and adapters
     are left out.
     """
     model, length = replace(serving.model, lora=None), serving.step_length
@@ -107,14 +108,14 @@ def model_step(serving: Serving, batch: int) -> Step:
 
 
 def mean_over_layers(model: ModelConfig, of_window: Callable[[int | None], float]) -> float:
-    """Return the mean over layers of a figure that depends on a layer's window (None: attends to all keys)."""
+    """Return the mean over layers of `of_window(window)`; the window is None for a layer that attends to all keys."""
     windows = layers_by_window(model)
     return sum(count * of_window(window) for window, count in windows.items()) / sum(windows.values())
 
 
 @cache
 def layers_by_window(model: ModelConfig) -> Mapping[int | None, int]:
-    """Return the number of layers with each window; the key None is for layers that attend to all keys."""
+    """Return the number of layers by window; the key None is for layers that attend to all keys."""
     counts: dict[int | None, int] = {}
     for stack in program(model).stacks:
         for op in stack.ops:
@@ -125,20 +126,8 @@ def layers_by_window(model: ModelConfig) -> Mapping[int | None, int]:
     return counts
 
 
-def visible_pairs(length: float, window: int | None, *, is_chunked: bool) -> float:
-    """Return the pairs of a query and a key it attends to, of `length` tokens in a layer with this window.
-
-    For a window of w keys and s tokens they are s w - w^2 / 2, and w^2 / 2 for each whole chunk of w tokens.
-    """
-    keys = min(window or length, length)
-    if not is_chunked:
-        return length * keys - keys * keys / 2
-    whole, rest = divmod(length, keys)
-    return (whole * keys * keys + rest * rest) / 2
-
-
 def cache_slots(window: int | None, length: int, unit: int) -> int:
-    """Return the cache slots that a layer with this window needs for `length` tokens, a multiple of `unit`."""
+    """Return how many of `length` tokens a layer with this window caches, rounded up to a multiple of `unit`."""
     return math.ceil(min(window or length, length) / unit) * unit
 
 
@@ -148,7 +137,7 @@ def pages_read(windows: Iterable[int | None], page_size: int, most: int, length:
 
 
 def kept_tokens(serving: Serving) -> int:
-    """Return how many tokens of a finished sequence are still inside windows, as a mean over layers."""
+    """Return how many tokens of a sequence of full length are still inside windows, as a mean over layers."""
     context = serving.context
     return math.ceil(mean_over_layers(serving.model, lambda window: min(context, window or context)))
 
@@ -156,7 +145,8 @@ def kept_tokens(serving: Serving) -> int:
 def keys_of_query(serving: Serving) -> float:
     """Return the number of keys that a query attends to; for a prompt, the mean over its queries and layers.
 
-    Without windows that mean is half the prompt's length, by causality; a layer with a window counts keys inside it.
+    Without windows that mean is half the prompt's length, by causality. In a layer with a window only the keys inside
+    it count.
     """
     length, is_chunked = serving.prompt_len, serving.model.attention.is_chunked
     if serving.phase == "decode":
@@ -165,10 +155,9 @@ def keys_of_query(serving: Serving) -> float:
 
 
 def paged_tokens(serving: Serving, parts: int = 1) -> float:
-    """Return how many tokens fit into a finished sequence's pages on one device, as a mean over layers.
+    """Return how many tokens fit into the pages of a sequence of full length on one device, as a mean over layers.
 
-    Args:
-        parts: devices that its pages are evenly split over.
+    parts: devices over which the pages are evenly split.
     """
     unit = serving.page_size * parts
     if not serving.is_paged:
@@ -178,33 +167,38 @@ def paged_tokens(serving: Serving, parts: int = 1) -> float:
 
 
 def table_entries(serving: Serving, parts: int = 1) -> tuple[int, ...]:
-    """Return, for each window, the pages of a finished sequence that a step reads.
+    """Return, for each window, how many pages of a sequence of full length a step reads.
 
-    Args:
-        parts: devices that share a page.
+    parts: devices that share a page.
     """
     unit = serving.page_size * parts
     return pages_read(layers_by_window(serving.model), unit, math.ceil(serving.context / unit), serving.step_length)
 
 
 def page_parts(model: ModelConfig, layout: ServingLayout) -> int:
-    """Return how many devices split the tokens of a sequence; each holds `page_size` tokens of every page."""
+    """Return over how many devices a sequence's tokens are split; each holds `page_size` tokens of every page."""
     return layout.mesh.degree(cache_axes(model)) if layout.cache == "sequence" else 1
 
 
 def activated_experts(num_experts: int, num_active: int, num_local: float, tokens: float) -> float:
     """Return the expected number of a device's experts that receive any of `tokens` tokens, with uniform routing.
 
-    E (1 - (1 - k / E)^T): one token reads k experts, many tokens read all.
+    Of all E experts, T tokens with k experts each use E (1 - (1 - k / E)^T): one token uses k, many tokens use all.
+
+    Args:
+        num_experts: experts of a layer.
+        num_active: experts of a token.
+        num_local: experts of the device.
+        tokens: tokens that are routed to all experts.
     """
     return num_local * (1 - (1 - num_active / num_experts) ** tokens)
 
 
 def _expert_sizes(dispatch: Dispatch, mesh: MeshShape, tokens: int) -> dict[str, float]:
-    """Return the sizes of `A`, `R` and `C` for `tokens` tokens per group, assuming that each group receives the number
-    of tokens that it sends.
+    """Return the sizes of `A`, `R` and `C` for `tokens` tokens per device group.
 
-    A token's k experts are on ep (1 - (1 - 1 / ep)^k) devices, with uniform routing.
+    Each group is assumed to receive as many tokens as it sends. With uniform routing, a token's k experts are on
+    ep (1 - (1 - 1 / ep)^k) devices.
     """
     count, active = dispatch.num_experts, dispatch.num_active
     activated = activated_experts(count, active, count / mesh.ep, tokens * mesh.ep)

@@ -58,9 +58,13 @@ LOGITS, EMBEDDING = Region("logits"), Region("embedding")
 def serving_ops(
     model: ModelConfig, is_paged: bool, split: CacheSplit, live: frozenset[str]
 ) -> tuple[Ops, Mapping[str, tuple[Array, ...]]]:
-    """Return the ops of a step, and the arrays live at once. They depend only on which axes are larger than 1.
+    """Return the ops of a step, and by region the arrays that a device holds at the same time.
 
-    is_paged: see `Serving.is_paged`; without it the residual stream is split along the tokens of whole prompts.
+    Args:
+        model: the model.
+        is_paged: as in `Serving.is_paged`; if False, the residual stream is split along the tokens of whole prompts.
+        split: how the cache is split.
+        live: the mesh axes larger than 1. Nothing depends on their degrees.
     """
     found = program(model)
 
@@ -88,7 +92,7 @@ def serving_ops(
         for walk in walks:
             ops += walk.ops()
         stream = Array(STREAM, (*layout.tokens, walks[0].width))
-        # The stream, and a block's input gathered.
+        # The stream, and the gathered input of a block.
         arrays[stack.name] = (stream, stream, *(array for walk in walks for array in walk.live))
     ops += _logits(found.logits, layout)
     arrays[LOGITS.name] = tuple(_logit_arrays(found.logits, layout))
@@ -110,10 +114,10 @@ class _BlockWalk:
         self.live: list[Array] = []
 
     def ops(self) -> Iterator[Op]:
-        """Yield the ops in order. Norms of heads and of a block's output are part of the adjacent elementwise ops."""
+        """Yield the ops in order. Norms of heads and of the block's output are counted in adjacent elementwise ops."""
         residual = Array(STREAM, (*self.layout.residual_tokens, self.width))
         stream = Array(STREAM, (*self.layout.tokens, self.width))
-        # One norm, shared by all its readers; it stands for the output's norm if the block has none before it.
+        # One norm, read by several ops. If the block has a norm only after it, this stands for that one.
         yield self._pass("norm", residual)
         for op in self.block.ops:
             if isinstance(op, Norm) and op.source == STREAM:
@@ -162,9 +166,9 @@ class _BlockWalk:
             yield self._pass("gated" if sources > 1 else "activation", *hidden)
 
     def _num_gathers(self) -> int:
-        """Return how often the stream or its norm is gathered over tokens: once for each value that matmuls read.
+        """Return the number of all-gathers over tokens of the block's input: one for each value that matmuls read.
 
-        Experts gather their own input unless tokens are sent to other devices.
+        Experts gather their input too, unless tokens are sent to the experts' devices.
         """
         products = {
             op.source
@@ -184,7 +188,7 @@ class _BlockWalk:
         yield from _norm_sums(op, f"{self.block.name} norm", self.region, self.layout.residual_tokens, self.fsdp)
 
     def _linear(self, op: Linear) -> Iterator[Op]:
-        """Yield the ops of a matmul whose weight is not gathered."""
+        """Yield the ops of a matmul with a weight; no weight is gathered."""
         inner, columns = self.layout.stored(op.inputs), self.layout.stored(op.outputs)
         tokens = self.layout.residual_tokens if op.is_on_residual else self.layout.tokens
         experts = (Dim("A", None),) if op.num_experts else ()
@@ -195,7 +199,7 @@ class _BlockWalk:
         )  # fmt: skip
         self.arrays[op.target] = result = Array(op.target, (*tokens, *columns), axes_of(inner))
         if op.low_rank:
-            # The branches of all slots: partial sums like the matmul's, added before these are summed.
+            # The branches of all slots are partial sums like the matmul's, and are added before these are summed.
             low = self.layout.stored(op.low_rank.dims)
             for name, read, made in ((LORA_A, inner, low), (LORA_B, low, columns)):
                 yield Matmul(
@@ -209,12 +213,15 @@ class _BlockWalk:
             )
 
     def _gated(self, op: Gated) -> Iterator[Op]:
-        """Yield the collectives of hidden activations over fsdp: scatter the first matmuls' sums, gather the output."""
+        """Yield the collectives over fsdp of an MLP's hidden activations.
+
+        The partial sums of the first matmuls are reduce-scattered, and the result of the activation is gathered.
+        """
         copies = next((each.num_active for each in self.block.ops if isinstance(each, Dispatch)), 1)
         is_of_experts = self.linears[op.sources[0]].num_experts > 0
         sources = [self.arrays[name] for name in op.sources]
         if is_of_experts:
-            # One more dim before the last: a token's experts.
+            # The dim K, before the last one, is for the experts of a token.
             sources = [replace(array, dims=(*array.dims[:-1], Dim("K", copies), array.dims[-1])) for array in sources]
         self.arrays[op.target] = hidden = _reduced(sources[0])
         self.live += sources
@@ -223,10 +230,10 @@ class _BlockWalk:
         yield from self._move("mlp hidden", (scattered[0], hidden))
 
     def _exchange(self, op: Dispatch | Combine) -> Iterator[Op]:
-        """Yield the sends of tokens to their experts' devices or back, one copy per device.
+        """Yield the sends of tokens to the devices of their experts, or back, with one copy per device.
 
-        Each device of sp and tp sends its part of a token. Parts are all-gathered on arrival, and reduce-scattered
-        before they return.
+        Each device of sp and tp sends its part of a token. The parts are all-gathered on arrival, and reduce-scattered
+        before they are sent back.
         """
         batch, tokens, expert = *self.layout.tokens, self.layout.axes("expert")
         here = Array("sent", (batch, tokens._replace(axes=self.tensor), Dim("C", None), self.width))
@@ -237,7 +244,7 @@ class _BlockWalk:
             yield from self._move("experts combine", (replace(there, unreduced=self.tensor), here))
 
     def _choices(self, op: Dispatch) -> Iterator[Op]:
-        """Yield the gathers of tokens' experts and their weights, on devices that share the experts' widths."""
+        """Yield the gathers of each token's experts and routing weights over sp and tp, which split experts' widths."""
         here, there = (
             Array("choices", (*tokens, Dim("K", op.num_active)), width="float32")
             for tokens in (self.layout.residual_tokens, self.layout.tokens)
@@ -265,13 +272,13 @@ class _BlockWalk:
             Array(array.name, (Dim("Q", None), Dim("T", None), *array.dims[len(self.layout.tokens) :]))
             for array in cached
         )
-        # kv heads and group as one dim.
+        # kv heads and the query heads that share each are one dim.
         heads = Dim("N", op.num_heads, axes_of(query.dims[2:]))
         score, value = op.qk_dim, op.value_dim
         if self.is_prefill:
             batch, tokens = self.layout.tokens
             if not latents:
-                # Each device of fsdp takes part of the queries, and all keys and values before them.
+                # Each device of fsdp attends with a part of the queries to all keys and values before them.
                 yield from self._move("keys and values", *((self._shared(each), _reduced(each)) for each in cached))
                 yield from self._move("heads", (self._shared(output), output))
                 tokens = tokens._replace(axes=self.fsdp)
@@ -297,11 +304,11 @@ class _BlockWalk:
         )  # fmt: skip
 
     def _reduced_inputs(self, name: str, *values: str) -> Iterator[Op]:
-        """Yield the all-reduce over fsdp of matmul results that a device needs for all tokens and rows of its heads."""
+        """Yield the all-reduce over fsdp of matmul results, which each device needs for all tokens of its heads."""
         yield from self._move(name, *((self.arrays[each], _reduced(self.arrays[each])) for each in values))
 
     def _gated_delta(self, op: GatedDelta) -> Iterator[Op]:
-        """Yield linear attention: each device has the states of its heads, for all rows of its group."""
+        """Yield the ops of linear attention. Each device has the states of its heads for all sequences of its group."""
         yield from self._reduced_inputs("linear attention", op.query, op.key, op.value, op.rate, op.decay)
         values = _reduced(self.arrays[op.value])
         batch, _, heads, group, _ = values.dims
@@ -324,13 +331,15 @@ class _BlockWalk:
                 )  # fmt: skip
 
     def _to_cache(self, query: Array, output: Array, across: tuple[str, ...]) -> Iterator[Op]:
-        """Yield the sends of queries to the devices with the cache, and of results back.
+        """Yield the collectives that bring queries to the devices with the cache, and attention's output back.
 
-        If a sequence's cache is split over devices, their results are merged: the maximum of each head's scores, then
-        the weighted values and the weights' sum (flash decoding, pytorch.org/blog/flash-decoding).
+        If a sequence's cache is split over devices, their results are merged: first the maxima of each head's scores,
+        then the weighted values and the sums of the weights (flash decoding, pytorch.org/blog/flash-decoding).
 
         Args:
-            across: axes that split queries' heads but not the cache's.
+            query: the queries.
+            output: attention's output.
+            across: axes that split the heads of queries but not those of the cache.
         """
         if self.split == "batch":
             sent = self._shared(query)
@@ -347,16 +356,17 @@ class _BlockWalk:
             yield from self._move("heads and sums", (whole, output), (scalars, parts))
 
     def _shared(self, array: Array) -> Array:
-        """Return the partial sums of queries, keys, values or heads, summed over fsdp.
+        """Return an array of queries, keys, values or heads after its partial sums over fsdp are added.
 
-        By a reduce-scatter over tokens (prefill) or sequences (cache split by batch), else an all-reduce.
+        They are reduce-scattered over tokens in prefill and over sequences if the cache is split by batch, and
+        otherwise all-reduced.
         """
         if self.is_prefill or self.split == "batch":
             return _split(array, 1 if self.is_prefill else 0, self.fsdp)
         return _reduced(array)
 
     def _latents(self, op: Attention) -> tuple[Array, ...]:
-        """Return the latent and the shared part of keys (`LatentKeys`); nothing if keys and values are cached."""
+        """Return the latent and the shared part of keys, if a server caches them (`LatentKeys`); else ()."""
         if op.latent is None:
             return ()
         tokens = self.layout.tokens
@@ -365,7 +375,7 @@ class _BlockWalk:
         return Array("latent", (*tokens, Dim("L", rank))), Array("key part", (*tokens, Dim("H", rest)))
 
     def _reads_of_stream(self) -> Iterator[str]:
-        """Yield the names of values before attention that matmuls compute from the stream."""
+        """Yield the names of the values that matmuls before attention compute from the residual stream."""
         for op in self.block.ops:
             if isinstance(op, Attention):
                 return
@@ -377,7 +387,7 @@ class _BlockWalk:
         return Elementwise(kind=kind, phase="forward", region=self.region, block=self.part, arrays=arrays)
 
     def _move(self, name: str, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
-        """Yield the collectives of the same reshard of several arrays of this block, combined."""
+        """Yield the collectives of `_moved` for arrays of this block."""
         yield from _moved(name, self.region, *pairs)
 
 
@@ -389,7 +399,7 @@ def _embedding(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
             rows = Array("embedding", (*layout.tokens, *columns), layout.axes("vocab"))
             yield from _moved("embedding", EMBEDDING, (rows, Array("embedding", (*layout.residual_tokens, *columns))))
             if op.low_rank:
-                # The branches of all slots: their rows are summed like the table's, and multiplied by B.
+                # The rows of all slots' branches are summed over devices like the table's, then multiplied by B.
                 low = layout.stored(op.low_rank.dims)
                 rows = Array("embedding low rank", (*layout.tokens, *low), layout.axes("vocab"))
                 yield from _moved(rows.name, EMBEDDING, (rows, Array(rows.name, (*layout.residual_tokens, *low))))
@@ -400,7 +410,7 @@ def _embedding(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
 
 
 def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
-    """Yield the ops of the logits of last tokens, and of the likeliest token in each part of the vocab."""
+    """Yield the ops of each sequence's logits at its last token, and of the most likely token in each vocab shard."""
     batch, vocab = layout.tokens[0], layout.axes("vocab")
     for op in ops:
         if isinstance(op, Norm):
@@ -424,31 +434,34 @@ def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
                     )  # fmt: skip
             logits = Array("logits", (batch, *columns), axes_of(inner), width="float32")
             yield from _moved("logits", LOGITS, (logits, _reduced(logits)))
-            # (value, id)
+            # The dim `best` has a logit and a token id.
             best = Array("best tokens", (batch, Dim("best", 2), Dim("P", None, vocab)), width="float32")
             yield from _moved("best tokens", LOGITS, (best, _gathered(best, vocab)))
             if layout.tp_stream == "whole":
-                # Every device gets the newest token of every row, the input of the row's next step.
+                # Every device gets the newest token of every row, which is the row's input in the next step.
                 newest = Array("newest tokens", (batch,), width="float32")
                 yield from _moved("newest tokens", LOGITS, (newest, _gathered(newest, layout.axes("batch"))))
 
 
 def _logit_arrays(ops: Iterable[EndOp], layout: Layout) -> Iterator[Array]:
-    """Yield the arrays of the last tokens' logits."""
+    """Yield the array of logits at the last token of each sequence."""
     for op in ops:
         if isinstance(op, Linear):
             yield Array("logits", (layout.tokens[0], *layout.stored(op.outputs)), width="float32")
 
 
 def _norm_sums(op: Norm, name: str, region: Region, tokens: tuple[Dim, ...], axes: tuple[str, ...]) -> Iterator[Op]:
-    """Yield the sums of a norm over a split width: of squares, and for a LayerNorm first of the mean."""
+    """Yield the all-reduces of a norm whose dim is split over `axes`: of squares; for a LayerNorm, of means first."""
     for what in ("mean", "squares") if op.kind == "layer" else ("squares",):
         sums = Array(what, tokens, axes, width="float32")
         yield from _moved(name, region, (sums, _reduced(sums)))
 
 
 def _moved(name: str, region: Region, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
-    """Yield the collectives of the same reshard of several arrays, combined."""
+    """Yield the collectives that reshard several arrays alike, each collective combined over all arrays.
+
+    pairs: the layout of each array before and after.
+    """
     for first, *beside in zip(*(moves_between(*pair) for pair in pairs), strict=True):
         yield Communicate(
             name=name, kind=first.kind, axes=first.axes, phase="forward", region=region, array=first.array,
@@ -462,14 +475,14 @@ def _reduced(array: Array) -> Array:
 
 
 def _split(array: Array, at: int, axes: tuple[str, ...]) -> Array:
-    """Return an array with one dim split over more axes, and its partial sums added."""
+    """Return an array after its partial sums are added and its dim number `at` is split over `axes` too."""
     dims = list(array.dims)
     dims[at] = dims[at]._replace(axes=(*dims[at].axes, *axes))
     return replace(array, dims=tuple(dims), unreduced=())
 
 
 def _gathered(array: Array, axes: tuple[str, ...]) -> Array:
-    """Return an array gathered over some axes, with its partial sums over them added."""
+    """Return an array after it is gathered over some axes and its partial sums are added."""
     return replace(array, dims=tuple(_whole(dim, axes) for dim in array.dims), unreduced=())
 
 

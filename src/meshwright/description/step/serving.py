@@ -17,7 +17,8 @@ ServingPhase = Literal["prefill", "decode"]
 CacheSplit = Literal["heads", "batch", "sequence"]
 
 CACHE_SPLITS: tuple[CacheSplit, ...] = get_args(CacheSplit)
-"""How the cache is split in addition to kv heads over tp: not at all, by batch, or by the tokens of a sequence."""
+"""How the KV cache is split beyond kv heads over tp: not at all, by sequences of the batch, or by tokens of a sequence.
+"""
 
 SERVING_RULES: Rules = {
     **RULES,
@@ -29,7 +30,7 @@ SERVING_RULES: Rules = {
     "mlp": ("sp", "tp"),
     "vocab": ("sp", "tp"),
     "expert": ("ep",),
-    # Latents are narrow, so each device has them whole, and only heads split the weights from them.
+    # Latents are narrow, so each device has them whole; weights that read them are split only along heads.
     "latent_input": (),
     "batch": ("dp", "ep"),
     "sequence": (),
@@ -102,7 +103,7 @@ class Serving:
 
 @dataclass(frozen=True)
 class ServingLayout:
-    """A mesh, and the dim of the cache that the axes of `cache_axes` split."""
+    """A mesh, and how the axes of `cache_axes` split the KV cache on it."""
 
     mesh: MeshShape
     cache: CacheSplit = "heads"
@@ -118,7 +119,7 @@ class ServingLayout:
 
 
 def cache_axes(model: ModelConfig) -> tuple[str, ...]:
-    """Return the mesh axes over which a cache can be split by batch or sequence: those that do not split its heads.
+    """Return the mesh axes over which a KV cache can be split by batch or sequence: those that do not split its heads.
 
     With latent attention they include tp, because all heads share one latent.
     """
@@ -126,9 +127,9 @@ def cache_axes(model: ModelConfig) -> tuple[str, ...]:
 
 
 def generation_rules(model: ModelConfig, mesh: MeshShape) -> Rules:
-    """Return the sharding rules of generation: `SERVING_RULES` if sp divides every size that they split over it.
+    """Return the sharding rules of generation: `SERVING_RULES` if sp divides every size that these split over sp.
 
-    Otherwise sp splits the residual stream together with fsdp.
+    Otherwise the rules are changed so that sp splits the residual stream together with fsdp.
     """
     try:
         for path, parameter in leaves(parameters(padded(model, mesh, SERVING_RULES))):

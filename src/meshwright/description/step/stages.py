@@ -1,9 +1,9 @@
-"""Layers of a model as pipeline stages store them: stacked over slots, some of which may be empty.
+"""Layers of a model as pipeline stages store them: stacked over slots for layers, some of which may be empty.
 
 All stages run one program, so each has the same number of slots for each kind of layer. Slots for the few dense layers
 before MoE layers would be empty in all but the first stage, and still take time. So every stage stores these layers,
-like the embedding, and runs them on its share of each microbatch's sequences (on all sequences, if pp does not divide
-them). They save nothing for backward.
+like the embedding, and runs them on its share of each microbatch's sequences (or on all sequences, if pp does not
+divide them). These layers save nothing for backward.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from meshwright.mesh import MeshShape
 STAGE_REMATS: Mapping[str, tuple[Remat, ...]] = {"1f1b": ("block",), "gpipe": ("none", "attention", "matmuls", "block")}
 """Remat policies that each schedule supports.
 
-GPipe saves what JAX saves of a scan. 1F1B saves only layer inputs: its stages store these for each other
-(`runtime.pipeline.bpipe`), so any other saved value would be sent too.
+GPipe saves what JAX saves for a scan. 1F1B saves only layer inputs, because its stages store saved values for each
+other (`runtime.pipeline.bpipe`): any other value would have to be sent too.
 """
 
 
 def chunk_slots(num_layers: int, stages: int, virtual_stages: int) -> int:
-    """Return the layer slots per chunk: the layers of the longest chunk, as all stages run one program."""
+    """Return the layer slots of each chunk: as many as the longest chunk has layers, as all stages run one program."""
     return math.ceil(num_layers / (stages * virtual_stages))
 
 
@@ -41,16 +41,16 @@ def num_staged_layers(model: Model) -> int:
 def batch_before_stages(batch: int, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
     """Return the mesh axes that split a step's sequences in dense layers before MoE layers.
 
-    They include pp if it divides a device's sequences of a microbatch.
+    They include pp if it divides the sequences of a microbatch on a device.
     """
     axes = (*RULES["batch"], "pp")
     return axes if batch % (mesh.degree(axes) * strategy.num_microbatches) == 0 else RULES["batch"]
 
 
 def staged_parameters(model: Model, *, stages: int, virtual_stages: int) -> Tree[Parameter]:
-    """Return the declarations of a model's parameters, layers stacked over slots, stage by stage.
+    """Return the declarations of a model's parameters, with layers stacked over the slots of all stages in order.
 
-    `step.passes.schedule.slot_layers` has the layer of each slot. One stage has a slot for each layer.
+    `step.passes.schedule.slot_layers` returns the layer in each slot. With one stage, there is a slot for each layer.
     """
     if stages == 1:
         return parameters(model)

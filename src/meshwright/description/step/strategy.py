@@ -39,22 +39,22 @@ class FrameworkProfile:
     shard_lists: bool = False  # Weights and gradients are copied into and out of lists of shards (DeepSpeed in 2021).
     fused_elementwise: bool = True  # Elementwise ops are fused into few memory passes; if False, each is a kernel.
     fused_loss: bool = True  # The loss has one array of float32 logits; if False, one for each op.
-    # Recompute whole blocks, as PyTorch's checkpoints do by default. Compilers drop the last ops, which no gradient
-    # needs.
+    # Whether blocks are recomputed to their end, as PyTorch's checkpoints do by default. Compilers drop the last ops of
+    # a recomputed block, which no gradient needs.
     recomputes_whole_blocks: bool = False
-    # What hides collectives of weights and gradients that run once a step: any ops of their pass, those of one
-    # microbatch (the first one's forward, the last one's backward), or nothing.
+    # Which ops hide the collectives of weights and gradients that run once per step. `step`: all ops of the same pass.
+    # `microbatch`: the forward of the first microbatch, or the backward of the last. `exposed`: none.
     once_collectives: Literal["step", "microbatch", "exposed"] = "step"
     fused_accumulation: bool = False  # Matmuls add weight gradients to those of earlier microbatches themselves.
-    fused_casts: bool = False  # Ops write their results in 8 bits for the matmuls that read them.
+    fused_casts: bool = False  # Ops write their results directly in the 8-bit format of the matmuls that read them.
     attention_rate: float = 1.0  # Rate of the fused attention kernel relative to FlashAttention-2's.
-    # Values of a layer that remat policy `named` saves (`passes.rematerialize.NAMED`), besides its input.
+    # Values that the remat policy `named` saves (`passes.rematerialize.NAMED`), besides each layer's input.
     saved_values: tuple[str, ...] = ()
-    balanced_routing: bool = False  # Experts' arrays have room for even load alone, not for any routing of tokens.
+    balanced_routing: bool = False  # Experts' arrays have the rows of an even load, not of any possible routing.
     overlaps_sends: bool = False  # Sends between interleaved pipeline stages overlap with matmuls.
-    memory_bytes: float = 0.0  # Communication buffers and fragments of the allocator, on each device.
+    memory_bytes: float = 0.0  # Bytes of communication buffers and allocator fragments on each device.
     host_seconds: float = 0.0  # Seconds of each step in which no device works: logging, data, the optimizer's loop.
-    # Seconds that a collective over tp takes to start, for each device of its group, besides the links' latency.
+    # Seconds that a collective over tp takes to start, per device of its group, besides the links' latency.
     tp_start_seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -129,16 +129,16 @@ DEFAULT = Strategy()
 """The strategy of `meshwright train` without options."""
 
 STAGES_APART = replace(DEFAULT, profile=replace(XLA, spmd_pipeline=False))
-"""The same with a program for each pipeline stage."""
+"""`DEFAULT` with a separate program for each pipeline stage."""
 
 
 _FORMER_NAMES = {"sequence": "sp_method", "overlaps_tp": "collective_matmul", "lockstep": "spmd_pipeline"}
 _IN_PROFILE = ("spmd_pipeline", "overlaps_gradients", "overlaps_weights")
-"""Fields of a profile that were fields of a strategy."""
+"""Fields of `FrameworkProfile` that data of earlier versions has as fields of `Strategy`."""
 
 
 def strategy_from_data(data: Any, path: str = "") -> Strategy:
-    """Read a strategy from the plain data of `dataclasses.asdict`; former names of fields are accepted.
+    """Read a strategy from the plain data of `dataclasses.asdict`, also of earlier versions.
 
     path: the data's location in its file, for error messages.
     """

@@ -12,7 +12,7 @@ from meshwright.mesh import MeshShape, multiples_around, nearest_divisors
 
 def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> None:
     """Raise an error if an option of a strategy would have no effect, or cannot run with a workload on a mesh."""
-    # The fields of a framework are set whether a mesh uses them or not.
+    # A framework fixes its fields whether they have an effect on the mesh or not.
     unused = {} if strategy.profile.name else unused_options(workload, mesh, strategy)
     for field, reason in unused.items():
         value, default = getattr(strategy, field), getattr(DEFAULT, field)
@@ -37,9 +37,9 @@ def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> N
 
 
 def unused_options(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, str]:
-    """Return the fields of a strategy that differ from the default and have no effect on a mesh, with reasons.
+    """Return, by field of the strategy, why its value has no effect on the mesh although it differs from the default.
 
-    Fields that only describe how other systems run a step are not checked.
+    Fields of the framework profile are not checked.
     """
     stored = RULES["embed"]
     idle = (

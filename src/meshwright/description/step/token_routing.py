@@ -1,4 +1,4 @@
-"""Numbers of token copies sent to experts: a token has one copy for each of its active experts."""
+"""Numbers of token copies sent to experts. A token has one copy, a row, for each of its active experts."""
 
 from __future__ import annotations
 
@@ -12,49 +12,50 @@ from meshwright.mesh import MeshShape
 
 
 def sent_tokens(workload: Workload, mesh: MeshShape) -> int:
-    """Return the tokens that a device sends to experts.
+    """Return the number of tokens in a step that a device sends to experts.
 
-    With ep these are its own part of the residual stream; without, the tokens of its tp group, gathered over tp first.
+    With ep, these are the device's own tokens of the residual stream. Without ep, they are the tokens of its tp group,
+    which are gathered over tp first.
     """
     return workload.tokens // mesh.degree(token_axes()) // (mesh.tp if mesh.ep > 1 else 1)
 
 
 def routed_tokens(workload: Workload, mesh: MeshShape) -> int:
-    """Return how many token copies one device sends to experts: all, or the slots with a capacity factor."""
-    experts, tokens = _experts(workload), sent_tokens(workload, mesh)
+    """Return how many token copies a device sends to experts in a step: with a capacity factor, the number of slots."""
+    experts, tokens = stored_experts(workload, mesh), sent_tokens(workload, mesh)
     if experts.capacity_factor is None:
         return tokens * experts.num_active
-    return experts.count * experts.slots(tokens)
+    return experts.num_stored * experts.slots(tokens)
 
 
 def dropless_padding(workload: Workload, mesh: MeshShape) -> float:
-    """Return the rows that a device allocates to fit any routing, divided by the rows at even load; at least 1.
+    """Return the rows that a device allocates so that any routing fits, divided by its rows at even load.
 
-    It is 1 with a capacity factor, which limits the rows, and without ep, because a device then has only its own
-    copies.
+    The ratio is 1 with a capacity factor, which limits the rows, and without ep, because a device then processes only
+    the copies that it sends itself.
     """
-    experts = _experts(workload)
+    experts = stored_experts(workload, mesh)
     if experts.capacity_factor is not None or mesh.ep == 1:
         return 1.0
     tokens = sent_tokens(workload, mesh)
-    return mesh.ep * experts.room(tokens, mesh.ep) / routed_tokens(workload, mesh)
+    return mesh.ep * experts.max_copies(tokens, mesh.ep) / routed_tokens(workload, mesh)
 
 
 def expert_rows(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> float:
-    """Return the rows that a device allocates for experts in a microbatch: token copies of its whole tp group."""
+    """Return the rows that a device allocates for experts in a microbatch: the token copies of its whole tp group."""
     copies = routed_tokens(workload, mesh) * (mesh.tp if mesh.ep > 1 else 1)
     return copies * dropless_padding(workload, mesh) / strategy.num_microbatches
 
 
 BLOCK_ROWS = 16, 2048
-"""Fewest and most rows of a block.
+"""Smallest and largest number of rows of a block.
 
-16 is a tile of GPUs' matrix units. With 2048, a 16-bit matmul takes longer than the accumulation of its weight gradient
-on any chip.
+16 is a tile of GPUs' matrix units. With 2048 rows, a 16-bit matmul takes longer than the accumulation of its weight
+gradient on any chip.
 """
 
 BLOCKS_AN_EXPERT = 4
-"""The smallest number of blocks per expert at even load: an expert's last block is half empty on average."""
+"""The smallest number of blocks per expert at even load; more reduce padding, as the last is half empty on average."""
 
 
 class Blocks(NamedTuple):
@@ -71,9 +72,9 @@ class Blocks(NamedTuple):
 
 
 def expert_blocks(num_rows: int, num_experts: int) -> tuple[int, int]:
-    """Return the number of blocks that suffices for any routing of `num_rows` rows, and the rows per block.
+    """Return (number of blocks, rows per block) that suffice for any routing of `num_rows` rows to the experts.
 
-    A block has rows of one expert only. In the worst case, each expert has one row more than fits its full blocks.
+    A block has rows of one expert only. In the worst case, each expert has one row more than fills whole blocks.
     """
     least, most = BLOCK_ROWS
     in_balance = max(1, num_rows // num_experts // BLOCKS_AN_EXPERT)
@@ -82,13 +83,13 @@ def expert_blocks(num_rows: int, num_experts: int) -> tuple[int, int]:
 
 
 def device_blocks(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> Blocks:
-    """Return a device's blocks for a microbatch, without a capacity factor."""
+    """Return the blocks of a device's experts for a microbatch, in a model without a capacity factor."""
     rows = round(expert_rows(workload, mesh, strategy))
-    return Blocks(rows, *expert_blocks(rows, _experts(workload).count // mesh.ep))
+    return Blocks(rows, *expert_blocks(rows, stored_experts(workload, mesh).num_stored // mesh.ep))
 
 
-def _experts(workload: Workload) -> Experts:
-    """Return the experts of a workload's model, which must have some."""
+def stored_experts(workload: Workload, mesh: MeshShape) -> Experts:
+    """Return the experts of a workload's model, which must have some, padded as the mesh stores them."""
     experts = workload.model.experts
     assert experts is not None, workload.model.name
-    return experts
+    return experts.padded(mesh.ep)

@@ -1,4 +1,4 @@
-"""The train step of a model on a mesh: built once from its ops, every pass in order, as one `Step`.
+"""Build the train step of a model on a mesh as a `Step`, by running every pass over the model's ops.
 
 program (families) -> shard -> differentiate -> rematerialize -> ZeRO, microbatch -> pipeline -> optimizer
 """
@@ -30,7 +30,7 @@ from meshwright.description.step.passes.differentiate import (
     backward_ops,
     forward_ops,
     gathers,
-    gradients_of,
+    nodes_with_gradients,
     scatters,
     sums,
 )
@@ -58,7 +58,7 @@ from meshwright.mesh import MeshShape
 from meshwright.record import Phase
 
 STAGED = MeshShape(pp=2)
-"""A mesh with pipeline stages, for functions that depend only on whether there are any."""
+"""A mesh with pipeline stages, for functions whose result depends only on whether a mesh has stages."""
 
 
 @lru_cache(maxsize=1 << 14)
@@ -95,7 +95,10 @@ def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
 
 @lru_cache(maxsize=1 << 14)
 def _without_counts(strategy: Strategy, *, has_stages: bool) -> Strategy:
-    """Return the strategy without fields that change only how often ops run; num_microbatches becomes 1 or 2."""
+    """Return the strategy with defaults for fields that change only how often ops run, to share cached ops.
+
+    num_microbatches becomes 1 or 2, since ops depend on whether there are several.
+    """
     schedule = strategy.schedule if has_stages else "1f1b"
     parts = min(strategy.num_microbatches, 2)
     return replace(strategy, num_microbatches=parts, virtual_stages=1, schedule=schedule, reference_mesh=None)
@@ -124,16 +127,20 @@ def _ops(
     is_packed: bool,
     copies: int,
 ) -> Ops:
-    """Return the ops of a step, which depend on which axes are larger than 1, not on their degrees.
+    """Return the ops of a step. They depend on which axes are larger than 1, not on their degrees.
 
     Args:
+        model: the padded model.
         frozen: paths of parameters without gradient.
+        remat: the remat policy.
+        objective: the loss.
         has_chunks: whether attention loops over chunks of queries.
         live: the axes larger than 1.
         is_pair: whether sp is 2.
+        strategy: the strategy, without fields that only change counts.
         is_shared: whether stages share the sequences of the layers before the pipeline (`is_shared_before`).
-        is_packed: whether rows hold several documents.
-        copies: the number of devices that have each kv head.
+        is_packed: whether a row of the batch has several documents.
+        copies: the number of copies of each kv head.
     """
     found, mesh = program(model), STAGED if "pp" in live else MeshShape()
     layout = layout_of(live, mesh, _of_layout(strategy), is_pair=is_pair, is_packed=is_packed)
@@ -160,7 +167,7 @@ def _ops(
     is_recomputed = is_spmd_pipeline(mesh, strategy) and strategy.schedule == "gpipe"
     ops += build.ends(logits_nodes(found.logits, layout, objective), is_recomputed=is_recomputed)
     if is_packed and layout.sequence and layout.sp_method != "ring" and has_attention(model):
-        # Each key's document id, gathered once for all layers.
+        # The document ids of all keys are gathered once for all layers.
         ops.append(Communicate(
             name="segments", kind="all-gather", axes=layout.sequence, phase="forward", region=Region(BATCH),
             array=Array("segments", (layout.tokens[0], Dim("S", None)), width="float32"),
@@ -175,7 +182,10 @@ def _ops(
 def layout_of(
     live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_pair: bool = False, is_packed: bool = False
 ) -> Layout:
-    """Return the layout of a step's arrays by the strategy's rules, over the mesh axes larger than 1 (`live`)."""
+    """Return the layout of a step's arrays, by the strategy's rules; cached.
+
+    live: the mesh axes larger than 1. is_pair, is_packed: as in `Layout`.
+    """
     vocab = ("pp", *RULES["vocab"]) if is_spmd_pipeline(mesh, strategy) else RULES["vocab"]
     rules = {**rules_of(strategy), "vocab": vocab, "layers": ("pp",)}
 
@@ -212,13 +222,15 @@ class _Builder:
     def stack(self, stack: Stack, layout: Layout, remat: Remat, *, is_whole: bool) -> Iterator[Op]:
         """Yield the ops of one layer of a stack: forward, recompute, backward, and its weights' collectives.
 
-        Layers before the first trained parameter have no backward. A stack's layers run as one loop, so all have the
-        same ops; a single layer is inlined, and XLA drops gradients that no trained parameter needs.
+        Layers before the first trained parameter have no backward. The layers of a stack run as one loop, so all have
+        the same ops. A stack of one layer is inlined, and XLA drops its gradients that no trained parameter needs.
+
+        is_whole: as in `recomputed`.
         """
         nodes = shard_stack(stack, layout)
         with_gradient = {STREAM} if self.has_gradient or stack.num_layers > 1 else set[str]()
         is_at_once = self.strategy.attention == "scores" and not self.has_chunks
-        parts = tuple(gradients_of(nodes, with_gradient, is_at_once=is_at_once))
+        parts = tuple(nodes_with_gradients(nodes, with_gradient, is_at_once=is_at_once))
         self.has_gradient |= any(node.is_trained for node in nodes)
         if not self.has_gradient:
             for node in nodes:
@@ -242,7 +254,10 @@ class _Builder:
             yield from self._without_policy(node)
 
     def _backward(self, node: Node, *, is_recomputed: bool, has_input_gradient: bool) -> Iterator[Op]:
-        """Yield a node's backward ops. On a ring of two devices, keys that were just recomputed are not sent again."""
+        """Yield a node's backward ops.
+
+        On a ring of two devices, keys and values that the recomputation has just sent are not sent again.
+        """
         is_there = is_recomputed and self.layout.is_pair
         for op in backward_ops(node, has_input_gradient=has_input_gradient):
             is_key = isinstance(op, Communicate) and op.is_ring and op.axes == ("sp",) and op.array.width != "float32"
@@ -251,7 +266,7 @@ class _Builder:
                 yield op
 
     def _recomputed_scores(self, node: Node, remat: Remat, *, is_recomputed: bool) -> Iterator[Op]:
-        """Yield ops that recompute attention scores even if attention's output is saved or unused."""
+        """Yield the ops that recompute attention scores, even if attention's output is saved or not needed."""
         if self.strategy.attention != "scores" or not any(isinstance(work, Core) for work in node.work):
             return
         for op in forward_ops(node, "recompute"):
@@ -263,7 +278,7 @@ class _Builder:
                     yield replace(op, is_scores_alone=True, is_of_chunks=True)
 
     def _without_policy(self, node: Node) -> Iterator[Op]:
-        """Yield the sum of the experts' load, which no remat policy keeps.
+        """Yield the collectives whose results no remat policy saves: those that sum the experts' load.
 
         SPMD pipelines sum the load in each layer; other steps sum the load of all layers at once, with the loss.
         """
@@ -274,7 +289,7 @@ class _Builder:
             region, array = node.region, work.array
             if work.name == IMBALANCE and not self.is_spmd_pipeline:
                 if self.sums_load:
-                    continue  # One sum for the layers of all stacks.
+                    continue  # The first stack's sum is for the layers of all stacks.
                 self.sums_load = True
                 phases = ("forward",)
                 region = Region("logits")
@@ -285,10 +300,10 @@ class _Builder:
                 )
 
     def ends(self, nodes: tuple[Node, ...], *, is_recomputed: bool) -> Iterator[Op]:
-        """Yield the ops before or after the layers."""
+        """Yield the ops of nodes before or after the layers. is_recomputed: whether backward recomputes the nodes."""
         for node in nodes:
             yield from forward_ops(node)
-            # A lookup's input is integers: only its own table can need its output's gradient.
+            # A lookup's input is integers, so that its output needs a gradient only if its own table is trained.
             is_lookup = any(isinstance(work, Weight) for work in node.work) and not _has_product(node)
             has_input_gradient = node.is_trained if is_lookup else self.has_gradient
             self.has_gradient |= node.is_trained
@@ -298,10 +313,10 @@ class _Builder:
             yield from self._of_weights(node, is_recomputed=is_recomputed and self.has_gradient)
 
     def _of_weights(self, node: Node, *, is_recomputed: bool) -> Iterator[Op]:
-        """Yield the collectives of a layer's weights: gathers before use and gradient reductions, by ZeRO stage.
+        """Yield the collectives of a node's weights, gathers before use and gradient reductions, by ZeRO stage.
 
-        Below ZeRO-3, updated parameters are gathered once at the start of a step; below ZeRO-2, gradients are scattered
-        once at its end. A tied table is gathered once for both uses, except in an SPMD pipeline.
+        Below ZeRO-3, updated parameters are gathered once at the start of a step. Below ZeRO-2, gradients are
+        reduce-scattered once at its end. A tied table is gathered once for both uses, except in an SPMD pipeline.
         """
         stage, region = self.strategy.zero_stage, node.region
         once = region._replace(is_once=True)
@@ -340,7 +355,10 @@ def _has_product(node: Node) -> bool:
 def _update(
     model: Model, frozen: frozenset[str], layout: Layout, is_one_program: bool, optimizer: Optimizer, copies: int
 ) -> tuple[Communicate, ...]:
-    """Return the collectives of the optimizer's update, including the sums over copies of kv heads."""
+    """Return the collectives of the optimizer's update, including the sums over copies of kv heads.
+
+    is_one_program: whether all pipeline stages are one program. copies: the number of copies of each kv head.
+    """
     found: list[Communicate] = []
     for path, parameter in leaves(parameters(model)):
         if path in frozen:

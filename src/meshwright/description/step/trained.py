@@ -1,9 +1,9 @@
 """Which parameters of a workload train: all, except those frozen by a pattern or because of adapters.
 
-The frozen weights of layers under adapters can be held in fewer bits (QLoRA, arXiv:2305.14314). int8: each column of a
-matmul has a scale. nf4: four bits an element and a scale for each block of 64, along a dim that no axis splits only for
-storage, so that blocks are never cut and values do not depend on the mesh. Both are split over devices like the weight
-itself.
+The frozen weights of layers under adapters can be stored in fewer bits (QLoRA, arXiv:2305.14314). int8: each column of
+a matmul has a scale. nf4: an element has four bits, and each block of 64 elements has a scale. Blocks are along a dim
+with the same sharding in storage and in use, so that they are never cut and values do not depend on the mesh. Values
+and scales are split over devices like the weight itself.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from meshwright.errors import MeshwrightError
 BaseFormat = Literal["int8", "nf4"]
 
 BLOCK = 64
-"""Elements of a block of nf4, as in bitsandbytes; fewer if 64 does not divide the dim."""
+"""Elements in a block of nf4, as in bitsandbytes; fewer if 64 does not divide the dim."""
 
 LEAST_BLOCK = 8
-"""The smallest block: below, the scales take as much as an element of int8."""
+"""The smallest block: in smaller ones, values and scales take as much memory as int8."""
 
 WHOLE = "norm"
-"""A logical axis that is never split, for the dims inside blocks and those of size 1."""
+"""A logical axis that is never split; dims inside blocks and dims of size 1 have it."""
 
 
 @cache
@@ -52,30 +52,30 @@ def frozen_paths(model: Model, patterns: tuple[str, ...]) -> frozenset[str]:
 
 
 class StoredArray(NamedTuple):
-    """One array of a weight in a format: its declaration and its dtype."""
+    """One array of a quantised weight: its declaration and its dtype."""
 
     parameter: Parameter
     dtype: Literal["int8", "uint8", "bf16", "f32"]
 
 
 class StoredWeight(NamedTuple):
-    """The arrays of a weight in a format."""
+    """The arrays of a quantised weight."""
 
     values: StoredArray
     scale: StoredArray
 
 
 def can_be_quantised(parameter: Parameter) -> bool:
-    """Whether a parameter is the weight of a matmul of layers, experts' too; routers are not, and neither are ends."""
+    """Whether a parameter can be stored in a `BaseFormat`: weights of matmuls in layers can, except routers."""
     return parameter.is_stacked and parameter.num_inputs > 0 and "router" not in parameter.axes
 
 
 def stored_weight(parameter: Parameter, base: BaseFormat) -> StoredWeight:
-    """Return the arrays of a weight in a format.
+    """Return the arrays in which a weight is stored in a format.
 
-    int8: values of the weight's shape, and scales of size 1 along the dims that matmuls sum over. nf4: the blocked dim
-    becomes [blocks, block / 2] bytes, of which each holds an element of a block's first half in its low bits and one of
-    the second half in its high bits; and scales [blocks, 1].
+    int8: values have the weight's shape, and scales have size 1 along the dims that the matmul sums over. nf4: in the
+    values, the blocked dim becomes [blocks, block / 2] bytes; each byte holds an element of the block's first half in
+    its low bits and one of the second half in its high bits. In the scales it becomes [blocks, 1].
     """
     if base == "int8":
         summed = summed_dims(parameter)
@@ -98,13 +98,16 @@ def stored_weight(parameter: Parameter, base: BaseFormat) -> StoredWeight:
 
 
 def summed_dims(parameter: Parameter) -> tuple[int, ...]:
-    """Return the dims of a weight that its matmul sums over: they follow those of layers and experts."""
+    """Return the indices of the dims that a weight's matmul sums over; they follow the dims of layers and experts."""
     first = sum(name in (*STACKED, "expert") for name in parameter.axes)
     return tuple(range(first, first + parameter.num_inputs))
 
 
 def blocked_dim(parameter: Parameter) -> tuple[int, int]:
-    """Return the dim along which nf4 has blocks, the last that is not split only in storage, and their size."""
+    """Return the index of the dim that nf4 cuts into blocks, and the elements of a block.
+
+    It is the last dim with the same sharding in storage and in use (not in `IN_USE`).
+    """
     first = summed_dims(parameter)[0]
     dims = range(first, len(parameter.shape))
     dim = max(dim for dim in dims if parameter.axes[dim] not in IN_USE)

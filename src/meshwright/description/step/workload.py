@@ -52,12 +52,12 @@ class Workload:
     # `next-token`: mean loss of all tokens. `dpo`: loss of `batch` pairs of a chosen and a rejected answer, so of
     # twice as many sequences, from log-probabilities under the model and a frozen reference (arXiv:2305.18290).
     objective: Objective = "next-token"
-    # Run the reference in each step (`live`), or compute its results on all pairs before the first step.
+    # `live`: run the reference in each step. `precomputed`: compute its results on all pairs before the first step.
     reference: Reference = "live"
     # Whether rows hold several documents, or padding. Batches then include each token's position in its document, the
     # document's id and the target's loss weight.
     packed: bool = False
-    # Coefficient of the loss that keeps the logits' normalizer near 1 (PaLM, arXiv:2204.02311, section 5: 1e-4).
+    # Coefficient of the z-loss, which keeps the softmax normalizer near 1 (PaLM, arXiv:2204.02311, section 5: 1e-4).
     z_loss: float = 0.0
 
     def __hash__(self) -> int:
@@ -106,10 +106,10 @@ class Workload:
         return frozen_paths(self.model, self.frozen)
 
     def stored_dtype(self, path: str, parameter: Parameter) -> Dtype:
-        """Return the format in which a parameter is stored.
+        """Return the dtype in which a parameter is stored.
 
-        Frozen weights are stored in `compute_dtype`, in which they are used anyway; vectors, which are used in float32,
-        and trained parameters in `param_dtype`.
+        Frozen weights are stored in `compute_dtype`, in which matmuls use them. Trained parameters, and vectors, which
+        are used in float32, are stored in `param_dtype`.
         """
         is_frozen = path in self.frozen_paths and parameter.role != "vector"
         return self.compute_dtype if is_frozen else self.param_dtype
@@ -139,7 +139,7 @@ class Workload:
 
     @property
     def task(self) -> str:
-        """The task, as printed after the model's name: `train`, `train LoRA 16`."""
+        """The task, as screens show it after the model's name: `train`, `train LoRA 16`."""
         lora = self.model.lora if isinstance(self.model, ModelConfig) else None
         words = f"train {'DoRA' if lora.dora else 'LoRA'} {lora.rank}" if lora else "train"
         words += f" on {self.quantize_base} weights" if self.quantize_base else ""
@@ -147,7 +147,7 @@ class Workload:
 
     @property
     def in_pairs(self) -> str:
-        """The text about pairs after the number of sequences; '' without pairs."""
+        """Text for screens, after the number of sequences: ` in 512 pairs` with dpo; else ''."""
         return f" in {self.batch:,} pairs" if self.objective == "dpo" else ""
 
     @property
@@ -169,15 +169,15 @@ def num_query_chunks(seq_len: int) -> int:
 
 
 def can_halve_queries(seq_len: int) -> bool:
-    """Whether attention that materializes scores can skip those of queries in the first half with keys in the second.
+    """Whether attention with scores in memory can skip the scores of first-half queries with second-half keys.
 
-    The causal mask hides this quarter of the scores. A loop over chunks of queries cannot skip them: all iterations
-    have the same shape, with all keys. Callers check that a device has the whole sequence.
+    The causal mask hides this quarter of the scores. A loop over chunks of queries cannot skip it, because all
+    iterations have the same shape, with all keys. Callers check that a device has the whole sequence.
     """
     return seq_len % 2 == 0 and num_query_chunks(seq_len) == 1
 
 
 @lru_cache(maxsize=1 << 8)
 def with_remat(workload: Workload, remat: Remat) -> Workload:
-    """Return the workload with a remat policy, the same object for the same arguments (cached)."""
+    """Return the workload with another remat policy; the result is cached."""
     return replace(workload, remat=remat)

@@ -1,7 +1,7 @@
-"""Kinds of bad records, the rule for each, and their counts.
+"""Kinds of bad records, what is done with them, and their counts.
 
-Records of kinds in `SKIPPED` are left out and counted. Others raise an error with file and line, unless the rule is
-`skip`.
+Records of a kind in `SKIPPED` are always left out and counted. A record of another kind raises an error with file and
+line, or with the rule `skip` is left out and counted too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 from meshwright.errors import MeshwrightError
 
 Rule = Literal["error", "skip"]
-"""Rule for unusable records: `error` stops and names the record, `skip` leaves it out and counts it."""
+"""Rule for bad records: `error` stops and names the record, `skip` leaves it out and counts it."""
 
 Kind = Literal["broken", "invalid_utf8", "missing_field", "chat", "over_vocab", "too_long", "empty", "no_loss"]
 
@@ -26,14 +26,14 @@ KINDS: dict[Kind, str] = {
     "empty": "empty documents",
     "no_loss": "documents in which no token has loss",
 }
-"""The kinds of bad records, each described for messages."""
+"""{kind of bad records: its description in messages, after a count}."""
 
 SKIPPED: frozenset[Kind] = frozenset({"empty", "no_loss"})
-"""Kinds with nothing to learn from: always left out and counted, as in other training tools."""
+"""Kinds that are always left out and counted, because such records have nothing to learn, as in other tools."""
 
 
 class BadRecordError(MeshwrightError):
-    """A record that cannot be used. kind: one of `KINDS`; the message is the reason, without the record's location."""
+    """A record cannot be used. kind: one of `KINDS`; the message is the reason, without the record's location."""
 
     def __init__(self, kind: Kind, reason: str) -> None:
         super().__init__(reason)
@@ -41,7 +41,7 @@ class BadRecordError(MeshwrightError):
 
 
 class BadData:
-    """Applies the rule to each bad record and counts bad records by kind."""
+    """Applies a rule to bad records. counts: number of records that were left out, by kind."""
 
     def __init__(self, rule: Rule) -> None:
         self._rule: Rule = rule
@@ -52,7 +52,7 @@ class BadData:
 
         Args:
             error: what is wrong.
-            place: where the record is, such as `wiki.jsonl, line 70,001`.
+            place: where the record is, for example `wiki.jsonl, line 70,001`.
         """
         if error.kind not in SKIPPED and self._rule == "error":
             raise MeshwrightError(f"{place}: {error}; --bad-data skip leaves such records out and counts them")
@@ -60,5 +60,5 @@ class BadData:
 
 
 def describe_bad(counts: dict[str, int]) -> str:
-    """Return the counts of bad records as a note; empty if there are none."""
+    """Return the counts of bad records by kind as text for the user; empty if there are none."""
     return ", ".join(f"{count:,} {KINDS[kind]}" for kind, count in counts.items() if kind in KINDS and count)

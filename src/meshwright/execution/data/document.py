@@ -1,4 +1,4 @@
-"""Documents: token ids with loss masks; and the two answers of a preference record."""
+"""Documents (token ids with loss masks), preference pairs of documents, and the interface of data sets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 Form = Literal["file", "text", "tokens", "chat", "pairs"]
-"""Form of a record: a text file, text fields of a template, token ids, chat messages, or a preference."""
+"""How records become documents.
+
+`file`: the text of a file. `text`: text fields, by a template. `tokens`: a field of token ids. `chat`: a field of
+messages. `pairs`: a prompt with a chosen and a rejected answer.
+"""
 
 
 @dataclass(frozen=True)
@@ -23,14 +27,14 @@ class Document:
 
     @property
     def loss_tokens(self) -> int:
-        """The number of predicted tokens with loss; the first token is never predicted."""
+        """The number of tokens with loss, without the first token, which is never predicted."""
         return max(len(self.tokens) - 1, 0) if self.loss is None else int(self.loss[1:].sum())
 
 
 class Pair(NamedTuple):
     """A preference record: a prompt with the chosen answer, and the same prompt with the rejected answer.
 
-    Each is a whole document, the prompt's tokens first; `loss` marks the tokens of the answer.
+    Both are whole documents that begin with the prompt; their `loss` marks the tokens of the answer.
     """
 
     chosen: Document
@@ -42,14 +46,14 @@ class Dataset(Protocol):
 
     @property
     def offsets(self) -> np.ndarray:
-        """Return the cumulative token counts [documents + 1]."""
+        """The index of each document's first token in all documents concatenated, and the total [documents + 1]."""
         ...
 
     @property
     def loss_counts(self) -> np.ndarray | None:
-        """Return the predicted tokens of each document that have loss [documents]; None if all but the first do."""
+        """The `Document.loss_tokens` of each document [documents]; None if all tokens have loss."""
         ...
 
     def read(self, document: int, start: int = 0, stop: int | None = None) -> Document:
-        """Read tokens `start` to `stop` of a document, or to its end."""
+        """Return tokens `start` (included) to `stop` (excluded; default: the end) of document number `document`."""
         ...

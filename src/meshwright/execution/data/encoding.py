@@ -1,4 +1,4 @@
-"""Encode records of files as documents of tokens: plain text, templates of fields, chats, token ids, preferences."""
+"""Encode records as documents of tokens: plain text, templates of fields, chats, token ids, and preferences."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from meshwright.execution.text.chat import chat_examples, chat_template
 from meshwright.execution.text.tokenizer import Tokenizer, byte_tokenizer
 
 Message = dict[str, Any]
-"""A message of a chat, or a tool, in the form that chat templates read."""
+"""A message of a chat, or a tool, as the object that chat templates read."""
 
 IGNORED = -100
-"""Label of a token without loss in Hugging Face datasets and PyTorch's cross-entropy."""
+"""Label of a token without loss in Hugging Face datasets and in PyTorch's cross-entropy."""
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-"""Roles that messages may have, besides those that a chat template itself mentions."""
+"""Roles that messages may have, besides those that the chat template contains in quotes."""
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """How the records of a source become documents.
+    """Converts the records of a source to documents.
 
-    form: see `Form`. fields: the template of `text`, else the name of the field with token ids or messages; unused for
-    `pairs`. tokenizer: None for bytes. vocab: token ids must be below it.
+    form: see `Form`. fields: for `text` the template, for `tokens` and `chat` the name of the field; unused for `file`
+    and `pairs`. tokenizer: None for bytes. vocab: token ids must be below it.
     """
 
     form: Form
@@ -44,10 +44,10 @@ class Encoder:
     vocab: int = 256
 
     def __call__(self, record: Mapping[str, Any]) -> list[Document]:
-        """Return the documents of a record.
+        """Return the documents of a record: one, or for `pairs` two (chosen, rejected), or for `chat` one or several.
 
         Raises:
-            BadRecordError: if the record cannot be used.
+            BadRecordError: the record cannot be used.
         """
         documents = getattr(self, f"_{self.form}")(record)
         for document in documents:
@@ -68,7 +68,7 @@ class Encoder:
 
     @cached_property
     def begin(self) -> np.ndarray:
-        """The tokens with which the tokenizer begins every text."""
+        """The special tokens with which the tokenizer begins every text [n], possibly none."""
         bare = self._codec.encode("a", add_special_tokens=False)
         marked = self._codec.encode("a")
         at = next((at for at in range(len(marked)) if marked[at : at + len(bare)] == bare), 0)
@@ -76,11 +76,11 @@ class Encoder:
 
     @cached_property
     def end(self) -> np.ndarray:
-        """The token that ends a text: the tokenizer's first stop token, or a newline."""
+        """The token that ends a text [1]: the tokenizer's first stop token, or without one a newline."""
         return np.array(self._codec.stop_tokens[:1] or self._codec.encode("\n", add_special_tokens=False), np.int32)
 
     def _file(self, record: Mapping[str, Any]) -> list[Document]:
-        """Encode a text file, or a piece of one; only the last piece gets the end token."""
+        """Return the document of a text file, or of a range of one; only the last range gets the end token."""
         tokens = self._encode(record["text"])
         if not len(tokens):
             raise BadRecordError("empty", "the document is empty")
@@ -91,7 +91,7 @@ class Encoder:
         return parse_fields(self.fields)
 
     def _text(self, record: Mapping[str, Any]) -> list[Document]:
-        """Encode the fields of the template, each part tokenised separately."""
+        """Return the document of a template's fields, with each part tokenised separately."""
         pieces: list[tuple[np.ndarray, bool]] = []
         is_empty = True
         for part in self._parts:
@@ -110,7 +110,7 @@ class Encoder:
         return [_join(pieces)]
 
     def _tokens(self, record: Mapping[str, Any]) -> list[Document]:
-        """Return token ids unchanged; `labels` of -100 have no loss."""
+        """Return the document of token ids. If the record has `labels`, tokens whose label is -100 have no loss."""
         tokens = self._ids(record, self.fields)
         if not len(tokens):
             raise BadRecordError("empty", "the document is empty")
@@ -119,7 +119,7 @@ class Encoder:
             raise BadRecordError("over_vocab", f"token id {wrong} is outside the vocabulary of {self.vocab:,}")
         if (
             record.get("attention_mask") is not None
-            and not self._of_tokens(record, "attention_mask", len(tokens)).all()
+            and not self._numbers_of_tokens(record, "attention_mask", len(tokens)).all()
         ):
             raise BadRecordError(
                 "missing_field",
@@ -127,7 +127,7 @@ class Encoder:
             )
         if "labels" not in record or record["labels"] is None:
             return [Document(tokens.astype(np.int32))]
-        labels = self._of_tokens(record, "labels", len(tokens))
+        labels = self._numbers_of_tokens(record, "labels", len(tokens))
         if wrong := np.flatnonzero((labels != IGNORED) & (labels != tokens)).tolist():
             at = wrong[0]
             raise BadRecordError(
@@ -137,19 +137,19 @@ class Encoder:
             )
         return [Document(tokens.astype(np.int32), labels != IGNORED)]
 
-    def _of_tokens(self, record: Mapping[str, Any], name: str, count: int) -> np.ndarray:
-        """Return a field with a whole number for each token."""
+    def _numbers_of_tokens(self, record: Mapping[str, Any], name: str, count: int) -> np.ndarray:
+        """Return a field of `count` whole numbers, one for each token, as int64 [count]."""
         values = self._ids(record, name)
         if len(values) != count:
             raise BadRecordError("missing_field", f"{name} has {len(values)} tokens, {self.fields} {count}")
         return values
 
     def _chat(self, record: Mapping[str, Any]) -> list[Document]:
-        """Encode a chat with loss on the assistant's turns, possibly as several examples."""
+        """Return the documents of a chat, with loss on the assistant's turns (see `chat_examples`)."""
         return self._chat_of(messages_of(record, self.fields), tools_of(record))
 
     def _pairs(self, record: Mapping[str, Any]) -> list[Document]:
-        """Encode the chosen answer after its prompt, and the rejected one."""
+        """Return two documents: the prompt with the chosen answer, and the prompt with the rejected answer."""
         if isinstance(record.get("chosen"), str):
             prompt = self._encode(text_field(record, "prompt"))
             if record["chosen"] == record.get("rejected") != "":
@@ -159,7 +159,7 @@ class Encoder:
         if isinstance(record.get("prompt"), Sequence) and not isinstance(record["prompt"], str):
             prompt_messages = messages_of(record, "prompt")
             chosen, rejected, first = prompt_messages + chosen, prompt_messages + rejected, len(prompt_messages)
-        else:  # Both hold the whole chat; their common beginning is the prompt.
+        else:  # `chosen` and `rejected` are whole chats; the messages that both begin with are the prompt.
             both = zip(chosen, rejected, strict=False)
             first = next((at for at, (a, b) in enumerate(both) if a != b), min(len(chosen), len(rejected)))
         if chosen == rejected:
@@ -189,7 +189,7 @@ class Encoder:
         return [Document(np.array(tokens, np.int32), np.array(loss, bool)) for tokens, loss in examples]
 
     def _answer(self, prompt: np.ndarray, text: str) -> Document:
-        """Encode a prompt and an answer that are both text."""
+        """Return the document of a prompt's tokens and an answer's text, with loss on the answer."""
         if not text:
             raise BadRecordError("empty", "an answer is empty")
         return _join([(self.begin, False), (prompt, False), (self._encode(text), True), (self.end, True)])
@@ -204,7 +204,7 @@ class Encoder:
         return np.array(self.tokenizer.encode(text, add_special_tokens=False), np.int32)
 
     def _ids(self, record: Mapping[str, Any], name: str) -> np.ndarray:
-        """Return a field of whole numbers as int64 [n]."""
+        """Return a field of whole numbers as int64 [n]. Raises if it is anything else."""
         try:
             ids = np.asarray(record.get(name))
         except (ValueError, OverflowError):
@@ -224,20 +224,19 @@ def find_encoder(
     vocab: int | None = None,
     pairs: bool = False,
 ) -> Encoder:
-    """Choose how the records of a source become documents; from the first record unless `fields` is given.
-
-    Fields are tried in this order: `messages` or `conversations` (a chat), `input_ids` (token ids), `text`. `fields`
-    can also name a field with messages or token ids.
+    """Return the encoder of a source's records. The form is chosen by the first record.
 
     Args:
         source: the files.
-        fields: the template; None to choose one.
+        fields: a template of text fields, or the name of a field with messages or token ids. Default: the first field
+          that the first record has of `messages`, `conversations` (chats), `input_ids` (token ids) and `text`.
         tokenizer: None for bytes.
-        vocab: token ids must be below it; default: the tokenizer's.
+        vocab: token ids must be below it; default: the tokenizer's number of tokens.
         pairs: whether records are preferences.
 
     Raises:
-        MeshwrightError: if a record has none of these fields, the template is invalid, or a chat has no template.
+        MeshwrightError: the first record has none of these fields, the template is invalid, or the records are chats
+          and the tokenizer has no chat template.
     """
     if vocab is None:
         vocab = (tokenizer or byte_tokenizer()).num_tokens
@@ -246,11 +245,11 @@ def find_encoder(
             raise MeshwrightError(
                 f"{source.name} is text, which has no fields; leave {'--pairs' if pairs else '--fields'} out"
             )
-        return _of_text(Encoder("file", "", tokenizer, vocab))
+        return _text_encoder(Encoder("file", "", tokenizer, vocab))
     if pairs:
         if fields is not None:
             raise MeshwrightError("the fields of preferences are prompt, chosen and rejected; leave --fields out")
-        return _of_text(Encoder("pairs", "", tokenizer, vocab))
+        return _text_encoder(Encoder("pairs", "", tokenizer, vocab))
     record = source.first_record()
     if fields is None:
         fields = next((name for name in ("messages", "conversations", "input_ids", "text") if name in record), None)
@@ -277,14 +276,14 @@ def find_encoder(
             " content"
         )
     parse_fields(fields)
-    return _of_text(Encoder("text", fields, tokenizer, vocab))
+    return _text_encoder(Encoder("text", fields, tokenizer, vocab))
 
 
-def _of_text(encoder: Encoder) -> Encoder:
-    """Check that the vocabulary of an encoder of text is large enough, and return the encoder.
+def _text_encoder(encoder: Encoder) -> Encoder:
+    """Return an encoder of text.
 
     Raises:
-        MeshwrightError: if text is read as bytes, and the vocabulary has fewer tokens.
+        MeshwrightError: text is read as bytes, and the vocabulary has fewer than 256 tokens.
     """
     if encoder.tokenizer is None and encoder.vocab < (wanted := byte_tokenizer().num_tokens):
         raise MeshwrightError(
@@ -294,10 +293,10 @@ def _of_text(encoder: Encoder) -> Encoder:
 
 
 def messages_of(record: Mapping[str, Any], name: str) -> list[Message]:
-    """Return the messages of a field: {role, content}, or {from, value} as in ShareGPT, with their other keys.
+    """Return the messages in field `name` of a record, as objects with `role`, `content` and their other keys.
 
-    Nulls are removed: Parquet and Arrow store them for keys that a message lacks, and templates test for a key's
-    presence.
+    ShareGPT's keys `from` and `value` become `role` and `content`. Keys whose value is null are removed: Parquet and
+    Arrow store null for keys that a message lacks, and templates test whether a key is there.
 
     Raises:
         BadRecordError: the field is not a list of messages, or is empty.
@@ -311,7 +310,7 @@ def messages_of(record: Mapping[str, Any], name: str) -> list[Message]:
 
 
 def _message(value: Any, place: str) -> Message:
-    """Normalise a message to `role` and `content`, which may be None with `tool_calls`."""
+    """Return a message with `role` and `content` (text, or None if it has `tool_calls`). Raises if it is invalid."""
     message = {key: item for key, item in value.items() if item is not None} if isinstance(value, Mapping) else {}
     role, content = message.pop("from", None), message.pop("value", None)
     role, content = message.get("role", role), message.get("content", content)
@@ -326,10 +325,12 @@ def _message(value: Any, place: str) -> Message:
 
 
 def tools_of(record: Mapping[str, Any]) -> list[Message]:
-    """Return the tools of a chat: a list, or JSON text, used in tables if tools have different parameters.
+    """Return the tools of a chat, from the record's field `tools`; empty if it has none.
+
+    The field is a list of objects, or such a list as JSON text, which tables use if tools have different parameters.
 
     Raises:
-        BadRecordError: the field is not a list of objects.
+        BadRecordError: the field is something else.
     """
     value = record.get("tools")
     if isinstance(value, str):
@@ -343,11 +344,11 @@ def tools_of(record: Mapping[str, Any]) -> list[Message]:
 
 
 _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}
-"""ShareGPT's names of roles, and their usual names."""
+"""{name of a role in ShareGPT: its usual name}."""
 
 
 def _join(pieces: list[tuple[np.ndarray, bool]]) -> Document:
-    """Join pieces, each with or without loss, into one document."""
+    """Return one document of pieces: (tokens, whether all of them have loss) each."""
     tokens = np.concatenate([piece for piece, _ in pieces]).astype(np.int32)
     loss = np.repeat([has_loss for _, has_loss in pieces], [len(piece) for piece, _ in pieces])
-    return Document(tokens, None if loss[1:].all() else loss)  # Nothing predicts the first token.
+    return Document(tokens, None if loss[1:].all() else loss)  # The first token is never predicted.

@@ -1,7 +1,7 @@
-"""Read the records of files: text, JSON lines, Parquet, and Arrow as Hugging Face's `datasets` saves it.
+"""Read the records of files: text, JSON Lines, Parquet, and Arrow as Hugging Face's `datasets` saves it.
 
-No file is read whole: a unit of work is a range of bytes (text, JSON lines), of row groups (Parquet) or of batches
-(Arrow), so that any process can read units in any order.
+Files are divided into ranges of bytes (text, JSON Lines), of row groups (Parquet) or of record batches (Arrow), so that
+several processes can read them in any order. Only a gzip file is one range, because gzip is not seekable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Kind = Literal["text", "jsonl", "parquet", "arrow"]
 """The format of a file."""
 
 FORMATS: tuple[Kind, ...] = ("jsonl", "parquet", "arrow")
-"""The formats of files that consist of records."""
+"""The formats of files that consist of records with fields, unlike text."""
 
 KINDS: Mapping[str, Kind] = {
     ".txt": "text",
@@ -34,19 +34,20 @@ KINDS: Mapping[str, Kind] = {
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
-"""Formats by the end of a file's name."""
+"""{end of a file's name: its format}."""
 
 UNIT_BYTES = 16 << 20
-"""Bytes of a file in one unit of work, about a second of tokenising."""
+"""Approximate bytes of files in one unit of work (`shards.Unit`), about a second of tokenising."""
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Range:
-    """A part of a file: bytes of text and JSON lines, row groups of Parquet, batches of Arrow.
+    """A part of a file.
 
-    A line belongs to the range that it begins in. num_bytes: approximate size of the range in the file.
+    start, stop: bytes of text and JSON Lines, row groups of Parquet, or record batches of Arrow. A line belongs to the
+    range that it begins in. num_bytes: approximate size of the range in the file.
     """
 
     kind: Kind
@@ -56,7 +57,7 @@ class Range:
     num_bytes: int
 
     def place(self, number: int) -> str:
-        """Return where record `number` (from 0) of the range is, for messages."""
+        """Return the location of record `number` (from 0) of the range, for messages: the file, with line or row."""
         if self.kind == "text":
             return self.path
         if self.kind == "jsonl":
@@ -73,7 +74,7 @@ def kind_of(path: Path) -> Kind | None:
 
 
 def ranges(path: Path, kind: Kind) -> list[Range]:
-    """Split a file into ranges of about `UNIT_BYTES`. Raises if the file cannot be read."""
+    """Return the ranges of a file, of about `UNIT_BYTES` each. Raises if the file cannot be read."""
     try:
         size = path.stat().st_size
         if kind in ("text", "jsonl"):
@@ -97,9 +98,9 @@ def ranges(path: Path, kind: Kind) -> list[Range]:
 
 
 def read_records(part: Range) -> Iterator[Record | BadRecordError]:
-    """Read the records of a range in order; an unreadable record is yielded as an error.
+    """Yield the records of a range in order, and a `BadRecordError` in place of each unreadable record.
 
-    Text yields `{"text", "is_end"}`; `is_end` is whether the file ends with this text.
+    A range of a text file is one record {"text": its text, "is_end": whether the file ends with it}.
     """
     reader: Callable[[Range], Iterator[Record | BadRecordError]] = {
         "text": _read_text,
@@ -130,7 +131,7 @@ def _read_text(part: Range) -> Iterator[Record | BadRecordError]:
 
 
 def _next_line(file: IO[bytes], at: int, size: int) -> int:
-    """Return the first position from `at` where a line begins, or the end of the file."""
+    """Return the first byte position from `at` on where a line begins, or the end of the file."""
     if at in (0, size):
         return at
     file.seek(at - 1)
@@ -152,7 +153,7 @@ def _read_lines(part: Range) -> Iterator[Record | BadRecordError]:
 
 
 def _parse_line(line: bytes) -> Record | BadRecordError:
-    """Parse the object of a line; an error is returned, not raised."""
+    """Return the object of a line, or the error if it is bad."""
     if not line.strip():
         return BadRecordError("empty", "the line is empty")
     try:
@@ -169,7 +170,7 @@ def _parse_line(line: bytes) -> Record | BadRecordError:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON object hook that rejects duplicate keys, which libraries treat differently."""
+    """Return pairs as an object, as a hook of `json`. Raises for duplicate keys, which libraries read differently."""
     record = dict(pairs)
     if len(record) < len(pairs):
         key = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
@@ -181,7 +182,7 @@ _JSON = json.JSONDecoder(object_pairs_hook=_unique_keys)
 
 
 def _lines_before(path: str, start: int) -> int:
-    """Count the lines that begin before a byte of a file."""
+    """Return the number of lines before the first line of the range that begins at byte `start`."""
     if path.endswith(".gz") or start == 0:
         return 0
     count, left = 0, start - 1

@@ -1,4 +1,4 @@
-"""Tokenise one unit of work: ranges of files to the arrays of one shard."""
+"""Tokenise one unit of work: convert ranges of files to the arrays of one shard of a token store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from meshwright.support.files import write_error, write_file
 
 @dataclass(frozen=True)
 class Unit:
-    """The ranges of files that become one shard."""
+    """A unit of work: the ranges of files that become shard `number`."""
 
     number: int
     ranges: tuple[Range, ...]
@@ -36,22 +36,26 @@ class Unit:
 
 
 def shard_info_file(number: int) -> str:
-    """Return the name of the file that marks a shard as complete; it is kept until the store is complete."""
+    """Return the name of the file that marks shard `number` as complete; it is deleted once the store is complete."""
     return f"{number:06d}.json"
 
 
 def shard_lengths_file(number: int) -> str:
-    """Return the name of the file with the sizes of a shard's documents [documents, 2]: tokens, loss tokens."""
+    """Return the name of the file with each document's numbers of tokens and of tokens with loss, [documents, 2].
+
+    number: the shard's. The file is deleted once the store is complete.
+    """
     return f"{number:06d}.lengths.npy"
 
 
 def make_shard(unit: Unit, encoder: Encoder, rule: Rule, directory: Path) -> Shard:
-    """Tokenise a unit and write its arrays; `NUMBER.json`, written last, marks the shard as complete.
+    """Tokenise a unit, write the arrays of its shard to `directory`, and return the shard's description.
 
-    Documents are written as they come, so a compressed file or a row group of any size needs little memory.
+    The file `NUMBER.json` is written last and marks the shard as complete. Each document is written once it is
+    tokenised, so that a compressed file or a row group of any size needs little memory.
 
     Raises:
-        MeshwrightError: if a record is bad and the rule does not skip it, or the disk is full.
+        MeshwrightError: a record is bad and the rule does not skip it, or the disk is full.
     """
     bad = BadData(rule)
     sizes = array("q")
@@ -62,7 +66,8 @@ def make_shard(unit: Unit, encoder: Encoder, rule: Rule, directory: Path) -> Sha
         for document in (document for part in unit.ranges for document in _documents(part, encoder, bad)):
             if document.loss is not None and not has_loss:
                 has_loss = True
-                for start in range(0, tokens.count, BLOCK):  # For earlier documents, which have loss everywhere.
+                # All tokens of earlier documents have loss.
+                for start in range(0, tokens.count, BLOCK):
                     loss.append(np.ones(min(BLOCK, tokens.count - start), bool))
             tokens.append(document.tokens)
             if has_loss:
@@ -92,7 +97,10 @@ def make_shard(unit: Unit, encoder: Encoder, rule: Rule, directory: Path) -> Sha
 
 
 class _ArrayFile:
-    """A one-dimensional `.npy` file that is written piece by piece, and renamed to its final name once complete."""
+    """A one-dimensional `.npy` file that is written piece by piece inside a `with` block.
+
+    It has a temporary name until the block ends without an error. count: number of values written so far.
+    """
 
     def __init__(self, path: Path, dtype: type) -> None:
         self._path, self._partial = path, path.with_suffix(".partial")
@@ -107,7 +115,7 @@ class _ArrayFile:
         return self
 
     def append(self, values: np.ndarray) -> None:
-        """Append values."""
+        """Append values [n], converted to the file's dtype."""
         self.count += len(values)
         try:
             self._file.write(values.astype(self._dtype).data)
@@ -125,12 +133,12 @@ class _ArrayFile:
         except OSError as error:
             raise write_error(self._path, error) from None
         finally:
-            with contextlib.suppress(OSError):  # A full disk, which is already reported.
+            with contextlib.suppress(OSError):  # The disk is full, which was reported already.
                 self._file.close()
             self._partial.unlink(missing_ok=True)
 
     def _write_header(self) -> None:
-        # It has space for a larger count: NumPy pads headers for arrays that grow.
+        # NumPy pads the header, so that one with a larger count takes the same space.
         header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.count,)}
         np.lib.format.write_array_header_1_0(self._file, header)
 
@@ -143,7 +151,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 def _documents(part: Range, encoder: Encoder, bad: BadData) -> Iterator[Document]:
-    """Yield the documents of a range; bad records are counted, or raise an error."""
+    """Yield the documents of a range; `bad` counts bad records, or raises."""
     for number, record in enumerate(read_records(part)):
         try:
             if isinstance(record, BadRecordError):

@@ -1,4 +1,4 @@
-"""Find data sources by path: their contents, format and weight."""
+"""Find data sources by path: the files of a source, their format, and the weight of a source in a mixture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TAKES = (
 
 
 class Weighted(NamedTuple):
-    """A path, and its weight in a mixture; None for no weight."""
+    """The path of a source, and its weight in a mixture; None if no weight is given."""
 
     path: str
     weight: float | None
@@ -31,14 +31,14 @@ class Weighted(NamedTuple):
 
 @dataclass(frozen=True)
 class FileSource:
-    """Files of one format. name: as the user gave it."""
+    """Files of one format. name: the path or pattern as the user gave it."""
 
     name: str
     kind: Kind
     files: tuple[Path, ...]
 
     def first_record(self) -> Record:
-        """Return the first readable record; raise if there is none."""
+        """Return the first record that can be read. Raises if there is none."""
         why = ""
         for part in (part for path in self.files for part in ranges(path, self.kind)):
             for number, record in enumerate(read_records(part)):
@@ -50,17 +50,17 @@ class FileSource:
 
 @dataclass(frozen=True)
 class StoreSource:
-    """A directory with a token store."""
+    """A directory with a token store. name: the path as the user gave it."""
 
     name: str
     directory: Path
 
 
 def parse_source(text: str) -> Weighted:
-    """Parse a path with a weight, such as `wiki.jsonl=0.7`, or without one.
+    """Return the path and the weight of a source given as `wiki.jsonl=0.7` or `wiki.jsonl`.
 
     Raises:
-        MeshwrightError: if the weight is not a number above 0.
+        MeshwrightError: the weight is not a number above 0.
     """
     path, equals, weight = text.rpartition("=")
     if not equals or Path(text).exists():
@@ -75,7 +75,7 @@ def parse_source(text: str) -> Weighted:
 
 
 def parse_sources(texts: tuple[str, ...]) -> list[Weighted]:
-    """Parse the sources of a run. Raises if only some have weights, or a source is given twice."""
+    """Return the path and the weight of each source of a run. Raises if only some have weights, or one is repeated."""
     sources = [parse_source(text) for text in texts]
     without = [path for path, weight in sources if weight is None]
     if 0 < len(without) < len(sources):
@@ -86,10 +86,10 @@ def parse_sources(texts: tuple[str, ...]) -> list[Weighted]:
 
 
 def find_files(names: tuple[str, ...]) -> FileSource:
-    """Find files of one format at several paths, as one source.
+    """Return the files at several paths as one source.
 
     Raises:
-        MeshwrightError: if they have several formats, or one is a token store.
+        MeshwrightError: the files have several formats, a file is given twice, or a path is a token store.
     """
     sources = [find_source(name) for name in names]
     files = [one for one in sources if isinstance(one, FileSource)]
@@ -106,13 +106,14 @@ def find_files(names: tuple[str, ...]) -> FileSource:
 
 
 def find_source(name: str) -> FileSource | StoreSource:
-    """Find the source at a path.
+    """Return the source at a path.
 
-    A folder is a token store, a data set saved by Hugging Face's `datasets`, or names all files in it: JSON Lines,
-    Parquet or Arrow if there are any, else text. A pattern (`wiki/*.jsonl`) names all matching files.
+    The path is a file; a pattern (`wiki/*.jsonl`), for all matching files; or a folder. A folder is a token store, a
+    data set saved by Hugging Face's `datasets`, or stands for all files in it: those of JSON Lines, Parquet or Arrow if
+    there are any, else text files.
 
     Raises:
-        MeshwrightError: if nothing is there, or nothing readable.
+        MeshwrightError: there is nothing at the path, or nothing that can be read.
     """
     path = Path(name)
     if is_store(path):
@@ -149,7 +150,7 @@ NOT_DATA = {
     ".bin": "binary",
     ".safetensors": "weights",
 }
-"""Suffixes of files that are not read as text, because a model would learn their format too, with reasons."""
+"""{suffix of files that are not read as text, because a model would learn their format too: what they are}."""
 
 
 def _find_in_folder(name: str, path: Path) -> FileSource:
@@ -178,7 +179,7 @@ def _find_in_folder(name: str, path: Path) -> FileSource:
 
 
 def _json(path: Path) -> Record:
-    """Return the object in a JSON file; empty if it has another type."""
+    """Return the object in a JSON file; an empty one if the file holds something else. Raises if it is not JSON."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,10 +1,10 @@
-"""A store of tokens: a folder of memory-mapped arrays, described by `store.json`.
+"""A token store: a folder of memory-mapped arrays with the tokens of documents, described by `store.json`.
 
-store.json                origin of the tokens; written last, so that a store is complete or absent
-offsets.npy               int64 [documents + 1]: where each document begins in the concatenated tokens
-loss_counts.npy           int64 [documents]: tokens with loss; only if some tokens have none
-000000.tokens.npy …       the tokens of all documents, concatenated
-000000.loss.npy …         bool: which tokens have loss; only in shards with tokens that have none
+store.json                `StoreInfo`; written last, so that a store is complete or absent
+offsets.npy               int64 [documents + 1]: index of each document's first token in all tokens; the total
+loss_counts.npy           int64 [documents]: `Document.loss_tokens`; only if some tokens have no loss
+000000.tokens.npy …       the tokens of the documents of each shard, concatenated
+000000.loss.npy …         bool: whether each token of the shard has loss; only if some of them have none
 """
 
 from __future__ import annotations
@@ -24,33 +24,34 @@ from meshwright.execution.data.document import Document, Form, Pair
 from meshwright.support.field_types import check_fields, from_data
 
 FORMAT = 1
-"""The version of the format."""
+"""The version of this file format."""
 
 STORE = "store.json"
 
 CHECKED_TOKENS = 1 << 30
-"""Stores of more tokens are opened without reading them for their checksums, which took 7 s of one core for so many."""
+"""Checksums of stores with more tokens are not checked: for so many tokens that takes 7 s of one core."""
 
 BLOCK = 1 << 24
-"""Tokens that are read at once for a checksum."""
+"""Number of tokens that are read at once for a checksum."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Some of a store's documents, stored one after another.
+    """The description of a shard, which has some of a store's documents.
 
-    checksum: sha256 of their tokens as uint32, their loss masks if there are any, and, for each document, the number
-    of its tokens and of those with loss, as int64.
+    documents, tokens: numbers of both. has_loss: whether some tokens have no loss, so that there is a loss file.
+    checksum: sha256 of the tokens as uint32, then of the loss masks if there are any, then of the number of tokens and
+    of `loss_tokens` of each document as int64.
     """
 
     documents: int
     tokens: int
     has_loss: bool
     largest: int
-    """Largest token id; -1 if there are no tokens."""
+    """The largest token id; -1 if there are no tokens."""
     checksum: str
     bad: dict[str, int] = field(default_factory=dict)
-    """Bad records by kind (`bad_data.KINDS`)."""
+    """Number of bad records that were left out, by kind (`bad_data.KINDS`)."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -62,7 +63,7 @@ class StoreInfo:
 
     format: int
     form: Form
-    """Form of the records; in `pairs` every second document is a rejected answer."""
+    """Form of the records; in `pairs`, chosen and rejected documents alternate."""
     fields: str
     tokenizer: str
     """The fingerprint of the tokenizer (`Tokenizer.fingerprint`)."""
@@ -79,13 +80,13 @@ class StoreInfo:
 
     @property
     def bad(self) -> dict[str, int]:
-        """Bad records by kind."""
+        """Number of bad records of all shards that were left out, by kind."""
         kinds = sorted({kind for shard in self.shards for kind in shard.bad})
         return {kind: sum(shard.bad.get(kind, 0) for shard in self.shards) for kind in kinds}
 
     @property
     def tokens(self) -> int:
-        """Tokens of all documents."""
+        """The number of tokens of all documents."""
         return sum(shard.tokens for shard in self.shards)
 
     @property
@@ -104,12 +105,12 @@ def tokens_file(number: int) -> str:
 
 
 def loss_file(number: int) -> str:
-    """Return the name of the loss-mask file of shard `number`."""
+    """Return the name of the file with the loss mask of shard `number`."""
     return f"{number:06d}.loss.npy"
 
 
 def is_store(path: Path) -> bool:
-    """Whether a path is a store of tokens."""
+    """Whether a path is a directory with a complete token store."""
     return (path / STORE).is_file()
 
 
@@ -130,11 +131,11 @@ class TokenStore:
 
     @property
     def loss_counts(self) -> np.ndarray | None:
-        """The predicted tokens of each document that have loss [documents]; None if all but the first do."""
+        """The `Document.loss_tokens` of each document [documents]; None if all tokens have loss."""
         return self._counts
 
     def check(self) -> None:
-        """Raise if tokens, loss masks or offsets are not what was written. Nothing is read of a large store."""
+        """Raise if a shard does not have its checksum. Stores of more than `CHECKED_TOKENS` tokens are not checked."""
         if self.info.tokens > CHECKED_TOKENS:
             return
         with ThreadPoolExecutor() as pool:
@@ -146,7 +147,7 @@ class TokenStore:
                     )
 
     def _checksum(self, number: int) -> str:
-        """Return the checksum of a shard as it is on disk."""
+        """Return the checksum of shard `number`, computed from the files."""
         shard, checksum = self.info.shards[number], hashlib.sha256()
         parts = {tokens_file(number): np.uint32} | ({loss_file(number): np.bool_} if shard.has_loss else {})
         for name, dtype in parts.items():
@@ -160,7 +161,7 @@ class TokenStore:
         return checksum.hexdigest()
 
     def read(self, document: int, start: int = 0, stop: int | None = None) -> Document:
-        """Read tokens `start` to `stop` of a document, or to its end."""
+        """Return tokens `start` (included) to `stop` (excluded; default: the end) of document number `document`."""
         first, last = int(self.offsets[document]), int(self.offsets[document + 1])
         stop = last if stop is None else min(first + stop, last)
         number = int(np.searchsorted(self._starts, first, side="right")) - 1
@@ -173,17 +174,17 @@ class TokenStore:
 
 
 def open_store(directory: Path) -> TokenStore:
-    """Open the store in a directory whose checksums are right. Raises if it is damaged."""
+    """Return the store in a directory, with its checksums checked (`TokenStore.check`). Raises if it is damaged."""
     store = TokenStore(directory)
     store.check()
     return store
 
 
 def read_info(directory: Path) -> StoreInfo:
-    """Read the `store.json` of a directory.
+    """Return the contents of the `store.json` of a directory.
 
     Raises:
-        MeshwrightError: if it is missing, edited, or of another version.
+        MeshwrightError: the file is missing, has another version, or is not a valid `StoreInfo`.
     """
     path = directory / STORE
     try:
@@ -203,7 +204,7 @@ def read_info(directory: Path) -> StoreInfo:
 
 
 def _map_shard(path: Path, count: int) -> np.ndarray:
-    """Memory-map the array of a shard. Raises if it does not have `count` elements."""
+    """Return an array of a shard as a memory map. Raises if it does not have `count` elements."""
     found = _map_array(path)
     if found.shape != (count,):
         raise MeshwrightError(f"{path} has {found.size:,} tokens, and store.json {count:,}; tokenise anew")
@@ -211,7 +212,7 @@ def _map_shard(path: Path, count: int) -> np.ndarray:
 
 
 def _map_array(path: Path) -> np.ndarray:
-    """Memory-map the array of integers or booleans [count] in a file."""
+    """Return the array of integers or booleans [count] in a file as a memory map. Raises if it is anything else."""
     try:
         found = np.load(path, mmap_mode="r")
         if found.ndim != 1 or found.dtype.kind not in "biu":
@@ -225,7 +226,7 @@ def _map_array(path: Path) -> np.ndarray:
 
 
 class PreferencePairs:
-    """The preference pairs of a store by number; chosen and rejected documents alternate. Its `form` must be pairs."""
+    """The preference pairs of a store as a sequence of `Pair`. Raises if the store's `form` is not `pairs`."""
 
     def __init__(self, store: TokenStore) -> None:
         if store.info.form != "pairs":

@@ -1,6 +1,6 @@
-"""Read the rows of Parquet and Arrow files, by ranges of row groups or batches.
+"""Read the rows of Parquet and Arrow files, by ranges of row groups or record batches.
 
-`records` imports this module only to read such a file.
+`records` imports this module only to read such a file, because it needs the extra [train].
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from meshwright.execution.data.bad_data import BadRecordError
 Format = Literal["parquet", "arrow"]
 
 ROWS = 256
-"""Rows of a table that are converted to Python objects at once."""
+"""Number of rows of a table that are converted to Python objects at once."""
 
 
 def part_sizes(path: Path, form: Format) -> list[int]:
-    """Return the bytes of each row group of a Parquet file, or of each batch of an Arrow file.
+    """Return the number of bytes of each row group of a Parquet file, or of each record batch of an Arrow file.
 
     Raises:
         MeshwrightError: the file is damaged or of another format.
@@ -39,7 +39,7 @@ def part_sizes(path: Path, form: Format) -> list[int]:
 
 
 def rows_before(path: str, form: Format, part: int) -> int:
-    """Count the rows before a row group or batch."""
+    """Return the number of rows before row group, or record batch, number `part` of a file."""
     if form == "parquet":
         metadata = pq.read_metadata(path)
         return sum(metadata.row_group(number).num_rows for number in range(part))
@@ -48,7 +48,10 @@ def rows_before(path: str, form: Format, part: int) -> int:
 
 
 def read_rows(path: str, form: Format, start: int, stop: int) -> Iterator[dict[str, Any] | BadRecordError]:
-    """Read the rows of some row groups or batches in order; an unreadable row is yielded as an error."""
+    """Yield the rows of row groups, or record batches, `start` to `stop` (excluded) in order.
+
+    A row is {column: value}; in place of an unreadable row, a `BadRecordError` is yielded.
+    """
     try:
         yield from _read_parquet(path, start, stop) if form == "parquet" else _read_arrow(path, start, stop)
     except pa.ArrowException as error:
@@ -72,7 +75,7 @@ def _read_arrow(path: str, start: int, stop: int) -> Iterator[dict[str, Any] | B
 
 
 def _batches(source: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of an Arrow file, in the stream or the file format, from a memory map."""
+    """Yield the record batches of an Arrow file, in Arrow's stream format or file format."""
     is_indexed = source.read(6) == b"ARROW1"
     source.seek(0)
     if not is_indexed:
@@ -83,7 +86,7 @@ def _batches(source: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | BadRecordError]:
-    """Yield the rows of a batch; one by one if any row is not valid UTF-8."""
+    """Yield the rows of a batch, and a `BadRecordError` in place of each row with text that is not UTF-8."""
     try:
         yield from batch.to_pylist()
         return

@@ -1,8 +1,8 @@
-"""Templates of fields: which text of a record is a document, and which parts have loss.
+"""Templates of fields: which fields of a record make up a document, and which parts of it have loss.
 
-The syntax is EasyLM's (`fields` of its TextProcessor): commas separate parts, fields of one part are joined by `+` with
-a space between them, and a part in brackets has no loss: `[question+prompt],answer`. Beyond EasyLM, text in double
-quotes is inserted verbatim, without the space: `["Q: "+question+"\\nA:"],answer`. `<|bos|>` and `<|eos|>` are the
+The syntax is EasyLM's (`fields` of its TextProcessor). Commas separate parts; `+` joins fields of one part, with a
+space between them; a part in brackets has no loss: `[question+prompt],answer`. In addition, text in double quotes is
+inserted as it is, without the space: `["Q: "+question+"\\nA:"],answer`. The parts `<|bos|>` and `<|eos|>` are the
 tokens that begin and end a text.
 """
 
@@ -18,12 +18,13 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.data.bad_data import BadRecordError
 
 BOS, EOS = "<|bos|>", "<|eos|>"
-"""Names of the tokens that begin and end a text."""
+"""The parts of a template that stand for the tokens that begin and end a text."""
 
 _OF_SOURCE = re.compile(r'((?:[^"]|"(?:[^"\\]|\\.)*")+)=((?:[^"=]|"(?:[^"\\]|\\.)*")*)', re.DOTALL)
-"""Matches a source and its template, separated by the last = that is not in quotes."""
+"""Matches `SOURCE=TEMPLATE`, separated by the last = that is not in quotes."""
 
 _WORD = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[][,+]|[^][,+"\s][^][,+"]*)')
+"""Matches a text in quotes, one of the characters `[],+`, or the name of a field."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,19 @@ class Literal:
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a document that is tokenised separately.
+    """A part of a template, whose text is tokenised separately.
 
-    items: names of fields, and literal text. has_loss: whether its tokens are learned.
+    items: names of fields, and literal texts. has_loss: whether the part's tokens have loss.
     """
 
     items: tuple[str | Literal, ...]
     has_loss: bool
 
     def text(self, record: Mapping[str, Any]) -> str:
-        """Return the text of the part in a record.
+        """Return the text of the part for a record.
 
         Raises:
-            BadRecordError: if a field is missing or is not text.
+            BadRecordError: a field is missing or is not text.
         """
         pieces: list[str] = []
         for number, item in enumerate(self.items):
@@ -61,10 +62,10 @@ class Part:
 
 
 def text_field(record: Mapping[str, Any], name: str) -> str:
-    """Return the text of a field.
+    """Return the text of a record's field.
 
     Raises:
-        BadRecordError: if it is missing or is not text.
+        BadRecordError: the field is missing or is not text.
     """
     value = record.get(name)
     if not isinstance(value, str):
@@ -78,10 +79,10 @@ def text_field(record: Mapping[str, Any], name: str) -> str:
 
 
 def parse_fields(text: str) -> tuple[Part, ...]:
-    """Parse the parts of a template, such as `[question+prompt],answer`.
+    """Return the parts of a template, for example of `[question+prompt],answer`.
 
     Raises:
-        MeshwrightError: if the text is not a template; the message has the reason.
+        MeshwrightError: the text is not a template; the message has the reason.
     """
     words, at = [], 0
     while at < len(text.rstrip()):
@@ -110,12 +111,12 @@ def parse_fields(text: str) -> tuple[Part, ...]:
 
 
 def parse_templates(texts: Iterable[str]) -> dict[str, str]:
-    """Parse templates such as `qa.jsonl=[question],answer`; returns each by the path of its source.
+    """Return {path of a source: its template}, given texts like `qa.jsonl=[question],answer`.
 
-    A template without a path is for all other sources, under "".
+    A text without a path is the template of all other sources; its key is "".
 
     Raises:
-        MeshwrightError: if a text is not a template, or two are for the same source.
+        MeshwrightError: a text is not a template, or two are for the same source.
     """
     templates: dict[str, str] = {}
     for text in texts:
@@ -132,7 +133,7 @@ def parse_templates(texts: Iterable[str]) -> dict[str, str]:
 
 
 def _item(text: str, word: str) -> str | Literal:
-    """Parse a field name, or a text in quotes."""
+    """Return a word of the template `text` as an item: a field name, or a literal if it is in quotes."""
     if not word.startswith('"'):
         return word
     try:
@@ -142,7 +143,7 @@ def _item(text: str, word: str) -> str | Literal:
 
 
 def _split(words: list[str], separator: str) -> list[list[str]]:
-    """Split words at a separator."""
+    """Return the lists of words between the separators."""
     parts: list[list[str]] = [[]]
     for word in words:
         if word == separator:

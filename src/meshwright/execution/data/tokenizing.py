@@ -1,4 +1,4 @@
-"""Tokenise files into a token store: in units of work, in several processes, resuming where a killed call stopped."""
+"""Tokenise files into a token store, in several processes; a call that was interrupted can be continued."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ ENCODING = 2
 """Version of the conversion of records to tokens; stores of other versions are rebuilt."""
 
 UNFINISHED = "unfinished.json"
-"""File that describes an incomplete store."""
+"""Name of the file that marks a directory as an incomplete store; it holds the `Tokenizing.signature`."""
 
 
 @dataclass(frozen=True)
 class Tokenizing:
-    """Inputs of a store.
+    """What a token store is made of.
 
-    source: the files. encoder: how their records become documents. rule: how to treat bad records. tokenizer_name:
-    origin of the tokenizer, for messages.
+    source: the files. encoder: converts their records to documents. rule: what to do with bad records. tokenizer_name:
+    where the tokenizer comes from, for messages.
     """
 
     source: FileSource
@@ -46,7 +46,10 @@ class Tokenizing:
     tokenizer_name: str
 
     def signature(self) -> str:
-        """Return all that determines the store, as text: files by path, size and time, tokenizer, template, rule."""
+        """Return what determines the store's contents, as JSON text: equal signatures give equal stores.
+
+        Files are identified by path, size and time of the last change.
+        """
         template = chat_template(self.encoder.tokenizer) if self.encoder.tokenizer else None
         known = {
             "format": FORMAT,
@@ -63,7 +66,7 @@ class Tokenizing:
         return json.dumps(known, sort_keys=True)
 
     def units(self) -> list[Unit]:
-        """Split the work into units of about `UNIT_BYTES`, each of one or more ranges of files."""
+        """Return the work as units of about `UNIT_BYTES`, each with one or more ranges of files."""
         units: list[Unit] = []
         parts: list[Range] = []
         for part in (part for path in self.source.files for part in ranges(path, self.source.kind)):
@@ -75,7 +78,7 @@ class Tokenizing:
 
 
 def _file_signature(path: Path) -> tuple[str, int, int]:
-    """Identify a file by its path, size and time of its last change."""
+    """Return a file's path, size in bytes, and time of the last change in ns."""
     try:
         stat = path.stat()
     except OSError as error:
@@ -90,16 +93,17 @@ def tokenize(
     processes: int = 0,
     on_bytes: Callable[[int], None] = lambda size: None,
 ) -> StoreInfo:
-    """Make a token store in a directory, or continue an interrupted call.
+    """Make a token store in a directory, or complete one that an interrupted call began; return its description.
 
     Args:
         what: files, tokenizer, template.
-        directory: new, empty, with a part of the same store, or the complete store.
-        processes: number of parallel processes, at most one per unit; 0 for one per core.
-        on_bytes: called with the bytes of source files done, including those of earlier calls.
+        directory: it is new or empty, or has an incomplete or complete store with the same signature.
+        processes: number of parallel processes, at most one per unit of work; 0 for one per core.
+        on_bytes: called with the number of bytes of source files newly done; the first call is for earlier `tokenize`s.
 
     Raises:
-        MeshwrightError: if a record is bad, the directory has other contents, or the disk is full.
+        MeshwrightError: a record is bad and the rule does not skip it, the directory has other contents, or the disk is
+          full.
     """
     signature = what.signature()
     if (directory / STORE).is_file():
@@ -115,10 +119,10 @@ def tokenize(
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Lock a directory against other processes that would write to it.
+    """Hold a lock on a directory inside the `with` block, so that no other process tokenises into it.
 
     Raises:
-        MeshwrightError: if another process holds the lock.
+        MeshwrightError: another process holds the lock.
     """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
@@ -135,7 +139,7 @@ def _locked(directory: Path) -> Iterator[None]:
 def _make(
     what: Tokenizing, directory: Path, signature: str, processes: int, on_bytes: Callable[[int], None]
 ) -> StoreInfo:
-    """Make the missing shards of a store, and complete it."""
+    """Make the missing shards of a store, complete the store, and return its description."""
     units = what.units()
     done = {unit.number: shard for unit in units if (shard := _finished_shard(directory, unit.number))}
     on_bytes(sum(unit.num_bytes for unit in units if unit.number in done))
@@ -152,14 +156,15 @@ def _make(
                 on_bytes(unit.num_bytes)
         return _finish(what, directory, [done[unit.number] for unit in units], signature)
     except MeshwrightError:
-        if not done:  # Nothing to resume: cleared, so that the corrected files can be tokenised into the directory.
+        # Without a complete shard there is nothing to continue, so clear the directory for corrected source files.
+        if not done:
             for path in (directory / UNFINISHED, *directory.glob("[0-9]*.*")):
                 path.unlink(missing_ok=True)
         raise
 
 
 def _begin(directory: Path, signature: str) -> None:
-    """Create the directory, or check that it has a part of the same store."""
+    """Create the directory, or check that it has an incomplete store with the same signature. Raises if it has not."""
     check_new_directory(directory)
     path = directory / UNFINISHED
     if not directory.is_dir() or not any(directory.iterdir()):
@@ -168,7 +173,7 @@ def _begin(directory: Path, signature: str) -> None:
     elif not path.is_file():
         raise MeshwrightError(f"{directory} is not empty, and holds no store of tokens; -o names a new directory")
     elif path.read_text() == signature.replace('"rule": "skip"', '"rule": "error"'):
-        write_file(path, signature)  # Complete shards have no bad record, so that they are the same under both rules.
+        write_file(path, signature)  # Shards completed under `error` have no bad record, so `skip` gives the same.
     elif path.read_text() != signature:
         raise MeshwrightError(
             f"{directory} holds a part of another store (other files, tokenizer or options); delete it, or -o names"
@@ -177,7 +182,7 @@ def _begin(directory: Path, signature: str) -> None:
 
 
 def _finished_shard(directory: Path, number: int) -> Shard | None:
-    """Return a shard that an earlier call completed; None if there is none."""
+    """Return the description of shard `number` if an earlier call completed it; else None."""
     path = directory / shard_info_file(number)
     if not path.is_file():
         return None
@@ -190,7 +195,11 @@ def _finished_shard(directory: Path, number: int) -> Shard | None:
 
 
 def _finish(what: Tokenizing, directory: Path, shards: Sequence[Shard], signature: str) -> StoreInfo:
-    """Write the data of all shards, `store.json` last, and remove files of the incomplete store."""
+    """Write the files about all shards, `store.json` last; delete those of the incomplete store; return `store.json`.
+
+    Raises:
+        MeshwrightError: a source file was changed meanwhile, or there are no documents.
+    """
     if what.signature() != signature:
         raise MeshwrightError(
             f"{what.source.name} was changed while it was tokenised; delete {directory}, and tokenise it again"

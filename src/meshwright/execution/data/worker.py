@@ -1,4 +1,4 @@
-"""The program of a process that tokenises: reads units of work on stdin, writes their shards to stdout."""
+"""The program of a process that tokenises: reads units of work from stdin, and writes their `Shard`s to stdout."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from meshwright.execution.data.workers import receive, send
 
 
 def _work() -> None:
-    """Run the process: read a job, then units, until the parent ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one.
+    """Run the process: read (encoder, rule, directory), then units of work, until the parent closes stdin.
+
+    The answer to each unit is its `Shard`, or the error.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this process.
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # Keep prints of libraries out of the answers.
+    os.dup2(2, 1)  # Send prints of libraries to stderr, not between the answers.
     source = sys.stdin.buffer
     if (job := receive(source)) is None:
         return

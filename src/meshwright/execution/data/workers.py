@@ -1,7 +1,7 @@
-"""Processes that tokenise units of work.
+"""Tokenise units of work in several processes.
 
-They are started as programs of their own (`worker.py`), not by `multiprocessing`, which would run the script of a user
-who calls `meshwright.train` again in each of them.
+The processes run their own program (`worker.py`). They are not started by `multiprocessing`, which would run a user's
+script that calls `meshwright.train` again in each process.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from meshwright.execution.data.store import Shard
 def run_units(
     units: Sequence[Unit], encoder: Encoder, rule: Rule, directory: Path, *, processes: int
 ) -> Generator[tuple[Unit, Shard]]:
-    """Make the shard of each unit in `processes` processes; yield each unit with its shard as completed.
+    """Make the shards of units in `processes` processes; yield (unit, shard) once a shard is complete, in any order.
 
-    The processes end with this process, or with the generator.
+    The processes end with this process, or when the generator is closed.
 
     Raises:
-        MeshwrightError: if a process raised it, or ended.
+        MeshwrightError: a process raised it, or ended.
     """
     left: queue.SimpleQueue[Unit] = queue.SimpleQueue()
     for unit in units:
@@ -59,7 +59,7 @@ def run_units(
 
 
 def _start() -> subprocess.Popen[bytes]:
-    # One thread each: tokenizers would start a thread per core in every process.
+    # Otherwise the library `tokenizers` would start a thread per core in every process.
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, "-m", "meshwright.execution.data.worker"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
@@ -71,11 +71,11 @@ def _feed(
     left: queue.SimpleQueue[Unit],
     done: queue.SimpleQueue[tuple[Unit, Any]],
 ) -> None:
-    """Send units to a process, each after the one before is completed."""
+    """Send the job, then one unit of `left` at a time, to a process; add (unit, its `Shard` or error) to `done`."""
     assert worker.stdin
     assert worker.stdout
     with worker.stdin, worker.stdout:
-        with contextlib.suppress(OSError):  # It has ended, which the first answer reports.
+        with contextlib.suppress(OSError):  # The process has ended, which the first unit reports.
             send(worker.stdin, job)
         while True:
             try:
@@ -94,13 +94,13 @@ def _feed(
 
 
 def send(to: IO[bytes], data: bytes) -> None:
-    """Write a message: its size, then its data."""
+    """Write a message: its size in 8 bytes, then its data."""
     to.write(struct.pack("<Q", len(data)) + data)
     to.flush()
 
 
 def receive(source: IO[bytes]) -> bytes | None:
-    """Read a message; None if the other side has ended."""
+    """Return the next message; None if the other side has ended."""
     if len(head := source.read(8)) < 8:
         return None
     (size,) = struct.unpack("<Q", head)

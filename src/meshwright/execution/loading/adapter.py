@@ -1,4 +1,4 @@
-"""Save the adapters of a run as a directory that PEFT loads: complete or absent."""
+"""Save the low-rank adapters of a run as a directory that PEFT loads."""
 
 from __future__ import annotations
 
@@ -27,10 +27,17 @@ def save_adapter(
     dtype: StoredDtype = "f32",
     on_note: Note = warnings.warn,
 ) -> int:
-    """Write the adapters of a run's last complete checkpoint in PEFT's format; returns their number of parameters.
+    """Write the adapters of a run's last complete checkpoint in PEFT's format; return their number of parameters.
+
+    The directory is complete, or on failure absent.
+
+    Args:
+        directory: the directory to write; new or empty.
+        on: the hardware; one device of it is used.
+        dtype: dtype of the written tensors.
 
     Raises:
-        MeshwrightError: if the run has no adapters, or the directory is not empty.
+        MeshwrightError: the run has no adapters, or the directory is not empty.
     """
     config, target = read_config(Path(run)), Path(directory)
     model = config.workload.config

@@ -1,4 +1,4 @@
-"""The mesh that a serving plan advises for a model that was found without one."""
+"""Advise a mesh, from a serving plan, for a model that is loaded without a chosen mesh."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from meshwright.units import show_count, show_seconds
 
 
 def advised_mesh(found: Found, batch: int) -> str | None:
-    """Return a note if `plan --serve decode` advises a faster mesh than the default that was taken; else None.
+    """Return a note for the user if a decode plan predicts a faster mesh than the default mesh of `found`; else None.
 
-    batch: the number of sequences that are decoded at once.
+    batch: number of sequences that are decoded at once.
     """
     if found.run is not None and found.mesh == found.run.mesh:
         return None  # A run stays on the mesh that it was given.

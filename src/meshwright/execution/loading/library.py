@@ -1,4 +1,4 @@
-"""`meshwright.load`: load a Hugging Face directory, or a run, onto a mesh."""
+"""`meshwright.load`: load a model from a Hugging Face directory, or from a run, onto a mesh."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshwright.description.step.legality import check_runnable
 from meshwright.description.step.lora import UNEMBEDDING
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
-from meshwright.description.step.parameter_tree import leaves, map_leaves, parameters
+from meshwright.description.step.parameter_tree import leaves, map_leaves, merge_trees, parameters
 from meshwright.description.step.strategy import DEFAULT
 from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError
@@ -36,7 +36,6 @@ from meshwright.execution.training.run_directory.checkpoint import Note
 from meshwright.execution.training.run_directory.resume import restore_params
 from meshwright.execution.training.run_directory.run import RunConfig, holds_run, read_config
 from meshwright.execution.training.slots import move_to_stage_layout, with_whole_heads
-from meshwright.execution.training.trainable import merge_trees
 from meshwright.execution.weights.directory import Tensor, tensor_dtype
 from meshwright.execution.weights.load import load_weights, read_tensors
 from meshwright.execution.weights.peft import read_adapter, saved_tensors
@@ -61,15 +60,16 @@ def load(
     Args:
         directory: a Hugging Face directory (config.json, safetensors, tokenizer.json), or a run of `meshwright train`,
           from which the last complete checkpoint is read.
-        on: the hardware, such as "cpu:8"; default: the run's.
-        mesh: such as "1,4,2,1" or "fsdp=4,tp=2"; default: the run's, or fsdp over all devices.
-        dtype: dtype of parameters and matmuls; default: the weights', or the run's.
-        adapter: a directory with PEFT's low-rank adapters, which are merged into the weights. A run has its own.
-        on_bytes: called with the bytes of each slice read.
+        on: the hardware, for example "cpu:8"; default: the run's. A Hugging Face directory needs it.
+        mesh: for example "1,4,2,1" or "fsdp=4,tp=2"; default: fsdp over all devices, or on the hardware of a run, the
+          run's mesh if it has no pipeline stages.
+        dtype: dtype of parameters and matmuls; default: the run's, or that of the weights (bf16 or f32).
+        adapter: a directory with PEFT's low-rank adapters, which are merged into the weights; not for a run.
+        on_bytes: called with the number of bytes of each slice that is read.
         on_note: called with notes for the user.
 
     Raises:
-        MeshwrightError: if the directory does not exist, weights do not match config.json, or devices are missing.
+        MeshwrightError: the directory does not exist, weights do not match config.json, or there are too few devices.
     """
     require_extra("load", "train", "serve")
     return find_model(directory, on=on, mesh=mesh, dtype=dtype, adapter=adapter).load(
@@ -79,15 +79,18 @@ def load(
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A model found in a directory, and its target; only the headers of its weights have been read.
+    """A model in a directory, and how to load it; only the headers of its weights have been read.
 
     Args:
+        model: the model, with its adapters merged.
+        system: the hardware to load it onto, in `mesh`.
         dtype: dtype of matmuls.
         params_dtype: dtype of parameters.
-        stored_dtype: dtype that `LoadedModel.save` writes.
-        run: the config of a run; None for a Hugging Face directory, which has `tensors`.
-        adapter: the directory of adapters to merge, and the model with adapters; None for no adapters.
-        notes: lines for the user, shown when the model is loaded.
+        stored_dtype: dtype that `LoadedModel.save` writes by default.
+        run: the config of a run; None for a Hugging Face directory.
+        tensors: the tensors of a Hugging Face directory by name; empty for a run.
+        adapter: the directory of PEFT's adapters to merge, and the model with these adapters; None without them.
+        notes: notes for the user, shown when the model is loaded.
     """
 
     path: Path
@@ -103,7 +106,7 @@ class Found:
     notes: tuple[str, ...] = ()
 
     def load(self, *, on_bytes: Callable[[int], None] = lambda n: None, on_note: Note = warnings.warn) -> LoadedModel:
-        """Load the model onto its devices; see `load`."""
+        """Load the model onto its devices; arguments and errors are those of `load`."""
         for each in self.notes:
             on_note(each)
         claim_devices(self.system)
@@ -134,7 +137,7 @@ class Found:
         )
 
     def _read(self, mesh: Mesh, layout: ShardingContext, on_bytes: Callable[[int], None]) -> Any:
-        """Read the weights onto the mesh, with adapters; then put heads that are copied or padded in place."""
+        """Return the parameters on the mesh, read from `tensors`, with adapters merged and heads copied or padded."""
         model = self.model if self.adapter is None else replace(self.adapter[1], lora=None)
         in_file = with_whole_heads(layout, model)
         read, wanted = (
@@ -155,7 +158,11 @@ def find_model(
     dtype: Dtype | None = None,
     adapter: str | Path | None = None,
 ) -> Found:
-    """Find the model that `load` would load, and its target; raises the same errors, before it claims a device."""
+    """Return the model that `load` would load, with its hardware and mesh. No device is claimed.
+
+    Raises:
+        MeshwrightError: as in `load`, except for too few devices and errors in the weights themselves.
+    """
     if not isinstance(directory, str | Path) or not Path(directory).is_dir():
         raise MeshwrightError(
             f"there is no directory {str(directory)!r}; give one with config.json and weights, or a run's"
@@ -169,7 +176,7 @@ def find_model(
         if adapter is not None:
             raise MeshwrightError(f"{path} is a run, which has its own adapters; leave --adapter {adapter} out")
         run = read_config(path)
-        # Adapters are merged into the weights when these are read.
+        # Adapters are merged into the weights when the checkpoint is read.
         model = merged_model(run.workload.config)
         system = run.system if on is None else read_system(on, run.hardware_file)
         # Pipeline stages are for training: one token would pass through them one after the other.
@@ -221,7 +228,10 @@ def find_model(
 def _with_adapter(
     params: Any, adapter: Path, model: ModelConfig, mesh: Mesh, layout: ShardingContext
 ) -> dict[str, Any]:
-    """Merge the adapters of a directory into parameters. Call under `jax.set_mesh`."""
+    """Return parameters with the adapters of a directory merged into them. Call it under `jax.set_mesh`.
+
+    model: the model with adapters.
+    """
     declared = parameters(padded(model, layout.mesh, layout.rules))
     where = dict(leaves(shardings(declared, mesh, layout)))
     shapes = {path: parameter.shape for path, parameter in leaves(declared)}
@@ -232,15 +242,15 @@ def _with_adapter(
 
 
 def _saved(adapter: Path, model: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of an adapter's `modules_to_save`, each to replace the model's tensor.
+    """Return full weights stored with an adapter (`saved_tensors`), by the names of the tensors that they replace.
 
     Raises:
-        MeshwrightError: if the model lacks one, or ties its embedding to its head.
+        MeshwrightError: the model has no tensor of that name, or ties its embedding to its head.
     """
     saved = adapter_config(adapter).get("modules_to_save")
     found = {name: replace(tensor, name=name) for name, tensor in saved_tensors(adapter).items()}
     if not saved and model.tied_embeddings:
-        # PEFT writes the table beside each of its adapters.
+        # PEFT writes the embedding table beside the adapter of the embedding and beside that of the head.
         found.pop(end_modules(model)[UNEMBEDDING] + ".weight", None)
         return found
     for name in found:
@@ -251,13 +261,13 @@ def _saved(adapter: Path, model: ModelConfig, tensors: Mapping[str, Tensor]) -> 
 
 
 def _most_positions(directory: Path) -> int | None:
-    """Return the longest training sequence according to a Hugging Face directory; None if it gives none."""
+    """Return the maximum number of positions in a Hugging Face directory's config.json; None if it has none."""
     config = text_config(read_json(directory / "config.json"), name=directory.name)
     return config.get("max_position_embeddings") or config.get("n_positions")
 
 
 def _check(model: ModelConfig, mesh: MeshShape) -> None:
-    """Raise if a model cannot run at all, or not on this mesh."""
+    """Raise if a model cannot generate on this mesh, or at all."""
     if mesh.pp > 1:
         raise MeshwrightError(f"mesh {mesh} has pipeline stages, which generation does not use; use pp=1")
     check_runnable(model, mesh)

@@ -21,7 +21,10 @@ FUNCTIONS: Mapping[Activation, Callable[[Array], Array]] = {
 
 
 def activate(op: Gated, *sources: Array) -> Array:
-    """Compute function(gate) * up, or function(source) of a single source; a clamped SwiGLU has its own formula."""
+    """Return function(gate) * up for sources (gate, up), or function(source) for one; `ClampedSwiglu` clamps both.
+
+    A clamped SwiGLU is gate * sigmoid(alpha * gate) * (up + 1).
+    """
     first, *rest = sources
     if isinstance(op.function, ClampedSwiglu):
         limit = op.function.limit

@@ -1,4 +1,4 @@
-"""Merge low-rank adapters into the weights that they adapt, so that a model runs without them; the norms of DoRA."""
+"""Merge low-rank adapters into the weights that they adapt; compute the column norms of DoRA adapters."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from meshwright.execution.models.quantised.weights import dequantised
 
 
 def merged_model(model: ModelConfig) -> ModelConfig:
-    """Return the model whose weights `merge_adapters` returns.
+    """Return the model, without adapters, whose parameters `merge_adapters` returns.
 
-    Embeddings that are tied are no longer, if the lookup or the head has an adapter: the other is without it.
+    If the lookup or the output head has an adapter, tied embeddings are untied, because one weight cannot hold both.
     """
     is_tied = model.tied_embeddings and not _ends(model)
     return replace(model, lora=None, tied_embeddings=is_tied)
 
 
 def merge_adapters(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
-    """Return the parameters of `merged_model`: W + scale * A B in place of each adapted weight W, with its magnitudes.
+    """Return the parameters of `merged_model`: each adapted weight W becomes W + scale * A B.
 
-    The sum is computed in float32 and cast to the dtype of W. Call this under `jax.jit`.
+    With DoRA, each column of the sum is then scaled to the column's magnitude. The sum is computed in float32 and cast
+    to the dtype of W. Call this under `jax.jit`.
     """
     found: dict[str, Any] = {name: array for name, array in params.items() if not is_adapter(name)}
     branches = _ends(model)
@@ -47,9 +48,10 @@ def merge_adapters(params: Mapping[str, Any], model: ModelConfig) -> dict[str, A
 
 
 def first_magnitudes(params: Mapping[str, Any], model: ModelConfig, dtype: Any) -> dict[str, Any]:
-    """Return the magnitudes with which DoRA begins, by stack: the norms of the columns of the adapted weights.
+    """Return the initial magnitudes of DoRA, {stack: {parameter name: array}}: column norms of the adapted weights.
 
-    So PEFT begins: where B is zero, the adapted model is the model. Call this under `jax.jit`.
+    PEFT starts from these too. B is zero at first, so the adapted model then equals the model. Call this under
+    `jax.jit`.
 
     Args:
         params: the parameters, whose weights may be quantised.
@@ -72,44 +74,41 @@ def first_magnitudes(params: Mapping[str, Any], model: ModelConfig, dtype: Any) 
 
 
 def factors(weights: Mapping[str, Any], name: str) -> tuple[Array, Array]:
-    """Return the two weights A and B of a low-rank branch."""
+    """Return the weights A and B of the low-rank branch of the matmul or lookup `name`, given a layer's `weights`."""
     return weights[f"{name}{LORA_A}"], weights[f"{name}{LORA_B}"]
 
 
 def column_norms(weight: Array, a: Array, b: Array, scale: float) -> Array:
-    """Return the norm of each column of W + scale * A B, summed over the inputs, in float32 and without a gradient.
+    """Return the Euclidean norms [*lead, *outputs] of the columns of W + scale * A B, in float32 without a gradient.
 
     Args:
-        weight: W [*lead, *inputs, *outputs], as stored: devices that split the inputs sum squares.
+        weight: W [*lead, *inputs, *outputs], sharded as stored: squares are summed over the devices that split inputs.
         a, b: A [*lead, *inputs, rank] and B [*lead, rank, *outputs].
-        scale: the scale.
-
-    Returns:
-        [*lead, *outputs].
+        scale: the factor of A B.
     """
     lead = a.ndim + b.ndim - 2 - weight.ndim
     return _norms(_sum(_constant(weight), _constant(a), _constant(b), scale), a.ndim - 1 - lead, lead)
 
 
 def _norms(weight: Array, num_inputs: int, lead: int = 0) -> Array:
-    """Return the norm of each column of a weight [*lead, *inputs, *outputs], in float32."""
+    """Return the column norms [*lead, *outputs] of a weight [*lead, *inputs, *outputs], in float32."""
     wide = weight.astype(jnp.float32)
     return jnp.sqrt(jnp.sum(wide * wide, axis=tuple(range(lead, lead + num_inputs))))
 
 
 def _constant(array: Array) -> Array:
-    """Return an array without a gradient, nor the type of one whose gradient is summed later."""
+    """Return an array without a gradient, and with a type that is not `reduced` over any mesh axis."""
     return jax.reshard(jax.lax.stop_gradient(array), P(*jax.typeof(array).sharding.spec.partitions))
 
 
-def share_of_norm(magnitude: Array, norms: Array) -> Array:
-    """Return m / n; 0 for columns of zeros, which pad heads."""
+def magnitude_over_norm(magnitude: Array, norms: Array) -> Array:
+    """Return magnitude / norm of each column in float32; 0 for columns of zeros, which pad heads."""
     is_zero = norms == 0
     return jnp.where(is_zero, 0, magnitude.astype(jnp.float32) / jnp.where(is_zero, 1, norms))
 
 
 def _ends(model: ModelConfig) -> dict[str, LowRank]:
-    """Return the branches outside the layers: of `EMBEDDING`, `UNEMBEDDING`, both or none."""
+    """Return the low-rank branches outside the layers, by parameter name: `EMBEDDING`, `UNEMBEDDING`, both or none."""
     found = program(model)
     ops = {op.name: op for op in found.embedding if isinstance(op, Lookup)}
     ends = ops | {op.branch: op for op in found.logits if isinstance(op, Linear)}
@@ -117,16 +116,16 @@ def _ends(model: ModelConfig) -> dict[str, LowRank]:
 
 
 def _adapted(ops: tuple[Any, ...]) -> Iterator[tuple[Linear, LowRank]]:
-    """Yield the matmuls with a low-rank branch, and the branch."""
+    """Yield (matmul, branch) for each matmul that has a low-rank branch."""
     yield from ((op, op.low_rank) for op in ops if isinstance(op, Linear) and op.low_rank)
 
 
 def _merged(weight: Array, weights: Mapping[str, Any], name: str, branch: LowRank) -> Array:
-    """Return a weight with its branch and its magnitudes."""
+    """Return a weight with its low-rank branch added and, with DoRA, its columns scaled to their magnitudes."""
     a, b = factors(weights, name)
     total = _sum(weight, a, b, branch.scale)
     if branch.has_magnitude:
-        share = share_of_norm(weights[f"{name}{LORA_M}"], column_norms(weight, a, b, branch.scale))
+        share = magnitude_over_norm(weights[f"{name}{LORA_M}"], column_norms(weight, a, b, branch.scale))
         lead = a.ndim + b.ndim - 2 - weight.ndim
         wide = jnp.expand_dims(share, tuple(range(lead, a.ndim - 1)))
         total = total * jnp.broadcast_to(wide, total.shape, out_sharding=jax.typeof(total).sharding)

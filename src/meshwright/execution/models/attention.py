@@ -1,4 +1,7 @@
-"""Causal attention with grouped query heads that materializes its scores in memory."""
+"""Causal attention with grouped query heads that materializes its scores in memory.
+
+Dims: b batch, s queries, t keys, k kv heads, g query heads per kv head, h head dim; n chunks of c queries.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,10 @@ from meshwright.execution.runtime.sharding_context import cotangent_spec
 
 
 class Scoring(NamedTuple):
-    """Scores are query . key / divisor, then softcap * tanh(score / softcap).
+    """How scores are computed: query . key / divisor, then softcap * tanh(score / softcap) if there is a softcap.
 
-    is_chunked: whether a window is a chunk, as in `AttentionConfig`.
+    is_chunked: whether positions are split into chunks of `window`, and a query attends only to keys of its own chunk
+    (as in `AttentionConfig`).
     """
 
     divisor: float
@@ -32,7 +36,7 @@ class Scoring(NamedTuple):
     is_chunked: bool = False
 
     def is_within(self, distance: Array, positions: Array, window: Array | int) -> Array:
-        """Whether keys at a distance before queries at `positions` are within their window, or their chunk."""
+        """Whether a key `distance` positions before a query at `positions` is in the query's window or chunk."""
         return distance <= positions % window if self.is_chunked else distance < window
 
 
@@ -43,15 +47,16 @@ class Documents(NamedTuple):
     keys: Array
 
     def part(self, queries: slice, keys: slice) -> Documents:
-        """Slice the ids of some queries and keys."""
+        """Return the ids of slices of the queries and keys."""
         return Documents(self.queries[:, queries], self.keys[:, keys])
 
 
 class Chunks(NamedTuple):
-    """Chunks of queries [n, b, c, k, g, h] and their positions [n, c]; inside a loop over chunks, one chunk.
+    """Queries [n, b, c, k, g, h] in n chunks, and their positions [n, c]; inside a loop, those of one chunk without n.
 
-    tokens: numbers of the tokens [n, b, c]; None without dropout. sinks: sink logits of each query [n, b, c, k, g];
-    None without sinks. ids: document ids of the queries [n, b, c]; None if each row is one document.
+    tokens: numbers of the tokens in the batch [n, b, c], for dropout; None without dropout. sinks: sink logits of each
+    query [n, b, c, k, g]; None without sinks. ids: document ids of the queries [n, b, c]; None if each row is one
+    document.
     """
 
     query: Array
@@ -72,8 +77,9 @@ class Chunks(NamedTuple):
 class ForwardResults(NamedTuple):
     """Results of forward that backward reads.
 
-    weights: exp(score - max_score) [b, k, g, s, t], not normalized. max_score: only for the gradient of a softcap, else
-    None. sink_weights: exp(sink - max_score) [b, k, g, s, 1].
+    weights: exp(score - max_score) [b, k, g, s, t], not normalized. normalizer: their sums over t [b, k, g, s, 1], with
+    the sink's weight. max_score: largest score of each query [b, k, g, s, 1]; None without a softcap, whose gradient
+    alone reads it. sink_weights: exp(sink - max_score) [b, k, g, s, 1]; None without sinks.
     """
 
     query: Array
@@ -101,20 +107,21 @@ def attend(
     Args:
         query: [b, s, kv_heads, group, head_dim]. If s = t, queries are a whole sequence in order.
         key, value: [b, t, kv_heads, head_dim], at positions from 0; values may have another head_dim.
-        positions: the positions [s] of the queries among the keys; a query attends to keys up to its own position.
+        positions: positions of the queries [s]; a query attends to keys up to its own position.
         rng: dropout of the attention weights; None for no dropout.
         scoring: default: a divisor of sqrt(head_dim), no softcap.
         window: the number of keys a query attends to, including its own; None for all keys up to its own.
-        sinks: logits [kv_heads, group] that take a share of each softmax and add no value.
+        sinks: logits [kv_heads, group], added to the denominator of each softmax without a value.
         documents: document ids of queries and keys if rows hold several documents; attention stays within a document.
 
-    Returns the output [b, s, kv_heads, group, value_dim] in the query's dtype, named `INTERMEDIATE`.
+    Returns:
+        The output [b, s, kv_heads, group, value_dim] in the query's dtype, with the checkpoint name `INTERMEDIATE`.
     """
     scoring = scoring or Scoring(math.sqrt(query.shape[-1]))
     width = None if window is None else jnp.int32(window)
     num_chunks = num_query_chunks(query.shape[1])
     if sinks is not None:
-        # One sink per query: gradients are then summed over all tokens at once, however attention is split.
+        # Broadcast to one sink per query, so that its gradient is summed over all tokens at once, in any split.
         spec = P(*jax.typeof(query).sharding.spec[:-1])
         sinks = lax.broadcast_in_dim(sinks.astype(jnp.float32), query.shape[:-1], (2, 3), out_sharding=spec)
     if num_chunks == 1:
@@ -143,13 +150,14 @@ def _attention_by_halves(
     rng: DropoutRng | None,
     sinks: Array | None,
 ) -> Array:
-    """Run `_attention` on each half of a whole sequence's queries, which skips the masked quarter of the scores.
+    """Run `_attention` on each half of the queries, so that scores of the first half with later keys are not computed.
 
-    More parts would skip more, but with matmuls too small to gain time. Documents are stored in order within a row, so
-    packed rows skip the same quarter.
+    That skips a quarter of the scores, which are all masked; documents are in order within a row, so packed rows skip
+    the same quarter. More parts would skip more, but with matmuls too small to gain time. A sequence that is split over
+    devices, or too short to halve, runs as a whole.
     """
     length = query.shape[1]
-    # Shards of a sequence run one program, so none can skip scores that another needs.
+    # Devices that share a sequence run one program, so no device can skip scores that another one needs.
     is_whole = length == key.shape[1] and jax.typeof(query).sharding.spec[1] is None
 
     def attend_part(start: int, stop: int) -> Array:
@@ -178,11 +186,11 @@ def _attention(
     rng: DropoutRng | None,
     sinks: Array | None,
 ) -> Array:
-    """Attention [b, s, k, g, h], with a backward that reads the scores half as often as JAX's own.
+    """Return the attention output [b, s, k, g, h], with a backward that reads the scores half as often as JAX's own.
 
     Scores [b, k, g, s, t] are the largest arrays. The output is normalized instead of the weights; the softmax's
     gradient uses the inner product of the output and its gradient (FlashAttention, arXiv:2205.14135, appendix B.2); no
-    matmul transposes the scores.
+    matmul transposes the scores. Arguments are as in `attend`, except `sinks`: [b, s, k, g], one for each query.
     """
     return _forward(scoring, query, key, value, positions, documents, window, rng, sinks)[0]
 
@@ -232,7 +240,10 @@ def _attention_by_chunks(
     window: Array | None,
     rng: DropoutRng | None,
 ) -> Array:
-    """`_attention` in a loop over chunks of queries, [n, b, c, k, g, h]; backward recomputes each chunk's scores."""
+    """Return the output [n, b, c, k, g, h] of `_attention`, in a loop over chunks of queries.
+
+    Backward recomputes each chunk's scores. key_ids: document ids of all keys [b, t]; None if each row is one document.
+    """
     return _forward_by_chunk(scoring, chunks, key, value, key_ids, window, rng)[0]
 
 
@@ -291,9 +302,9 @@ def _scores(
 ) -> Array:
     """Return the scores [b, k, g, s, t] in float32, minus infinity where masked.
 
-    The mask depends only on positions and documents, so JAX would compute it for all chunks and heads before the first
-    layer (JAX 0.10.2), as large as all scores. An optimization barrier makes it wait for the query, and it is added as
-    an array without heads.
+    The mask depends only on positions and documents, so without an optimization barrier JAX would compute it before the
+    first layer for all chunks and heads, in an array as large as all scores (JAX 0.10.2). The barrier keeps the mask
+    after the query; the mask is added as an array without head dims.
     """
     query, positions, documents = jax.lax.optimization_barrier((query, positions, documents))
     scores = jnp.einsum("bkgsh,btkh->bkgst", _by_head(query), key, preferred_element_type=jnp.float32) / scoring.divisor
@@ -313,13 +324,16 @@ def _scores(
 
 
 def _largest(scores: Array, sinks: Array | None) -> Array:
-    """Return the largest of each query's scores [b, k, g, s, t] and its sink [b, s, k, g]: [b, k, g, s, 1]."""
+    """Return each query's largest logit [b, k, g, s, 1], of its scores [b, k, g, s, t] and its sink [b, s, k, g]."""
     largest = jnp.max(scores, axis=-1, keepdims=True)
     return largest if sinks is None else jnp.maximum(largest, _by_head(sinks[..., None]))
 
 
 def _sum_of_weights(weights: Array, max_score: Array, sinks: Array | None) -> tuple[Array, Array | None]:
-    """Return the sum of each query's weights, including its sink's, and the sink's weight alone, [b, k, g, s, 1]."""
+    """Return each query's sum of weights with its sink's, and its sink's weight (None without sinks).
+
+    Both are [b, k, g, s, 1]; weights are [b, k, g, s, t].
+    """
     sums = jnp.sum(weights, axis=-1, keepdims=True)
     if sinks is None:
         return sums, None
@@ -329,7 +343,7 @@ def _sum_of_weights(weights: Array, max_score: Array, sinks: Array | None) -> tu
 
 
 def _average(weights: Array, normalizer: Array, value: Array, rng: DropoutRng | None, dtype: Any) -> Array:
-    """Average the values by weights [b, k, g, s, t] / normalizer, after dropout."""
+    """Return the values averaged with weights [b, k, g, s, t] / normalizer, after dropout of the weights."""
     kept = dropout_of_weights(weights, rng).astype(value.dtype)
     output = jnp.einsum("bkgst,btkh->bkgsh", kept, value, preferred_element_type=jnp.float32) / normalizer
     return _by_token(output.astype(dtype))
@@ -338,7 +352,7 @@ def _average(weights: Array, normalizer: Array, value: Array, rng: DropoutRng | 
 def _gradients(
     scoring: Scoring, results: ForwardResults, key: Array, value: Array, rng: DropoutRng | None, gradient: Array
 ) -> tuple[Array, Array, Array, Array | None]:
-    """Return the gradients of queries, keys, values and sinks."""
+    """Return the gradients of queries, keys, values and sinks (None without sinks), given that of the output."""
     query, weights, normalizer, output, max_score, sink_weights = results
     # An einsum: XLA:CPU takes six times as long for a multiply and a sum if the batch is 1 (JAX 0.10.2).
     inner = jnp.einsum("bskgh,bskgh->bskg", gradient, output, preferred_element_type=jnp.float32)
@@ -362,7 +376,7 @@ def _gradients(
 
 
 def _over_queries(x: Array, weights: Array, to: Array) -> Array:
-    """Contract x [b, k, g, s, h] and weights [b, k, g, s, t] over queries: the cotangent of `to` [b, t, k, h].
+    """Contract x [b, k, g, s, h] and weights [b, k, g, s, t] over queries; return the cotangent of `to` [b, t, k, h].
 
     The einsum's output order avoids a transposition of the weights.
     """

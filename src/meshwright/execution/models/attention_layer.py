@@ -30,10 +30,12 @@ from meshwright.execution.runtime.attention.segments import Mask
 def attention_layer(
     query: Array, new: Cache, sinks: Array | None, op: Attention, context: LayerContext
 ) -> tuple[Array, Cache | PagedCache]:
-    """Return the attention output of queries [b, s, k, g, h], and the keys and values of their tokens.
+    """Return the attention output of queries [b, s, k, g, h], and `new`, or in generation the updated cache.
 
-    sinks: logits [k, g] added to each softmax, without a value. With a cache, keys and values are written to it first,
-    and the cache of all layers with this window is returned.
+    Args:
+        new: keys and values [b, s, k, h] of the queries' tokens. With a cache in `context`, they are written to it
+          first, and the cache of all layers with this window is returned.
+        sinks: logits [k, g], added to the denominator of each softmax without a value.
     """
     if context.cache is not None:
         assert isinstance(context.cache, Cache | PagedCache), "a state of linear attention"
@@ -64,7 +66,7 @@ def scoring_of(op: Attention) -> Scoring:
 
 
 def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Array:
-    """Attention by a fused kernel; layers with different windows take different branches."""
+    """Return the attention output of a fused kernel; layers with different windows take branches of a `lax.switch`."""
     segments, strategy = context.positions.segments, context.strategy
     if op.softcap:
         raise MeshwrightError(f"attention={strategy.attention!r} has no cap of scores; use attention='scores'")
@@ -106,16 +108,18 @@ def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Ar
 def chunk_ids(
     positions: Array, ids: Array, key_ids: Array | None, chunk: Array | int, order: np.ndarray | None = None
 ) -> tuple[Array, Array | None]:
-    """Return document ids of queries and of keys in packed rows, a document for each chunk of a document.
+    """Return ids [b, s] and key ids [b, t] that differ for each chunk of each document of a packed row.
 
-    Chunks are counted from a document's first token, wherever it is in its row.
+    Attention within equal ids is then attention within chunks. Chunks are counted from a document's first token,
+    wherever it is in its row.
 
     Args:
         positions: positions of tokens in their documents [b, s].
         ids: document ids of the tokens [b, s].
-        key_ids: as in `PositionInfo`.
+        key_ids: document ids of all keys of a row [b, t] in storage order; None if keys are the same tokens as queries,
+          and then the second result is None.
         chunk: tokens of a chunk.
-        order: as in `sequence.attend`.
+        order: as in `sequence.attend`; None if tokens are in order.
     """
     most = ids.shape[1] // chunk + 1
     own = ids * most + positions // chunk
@@ -130,8 +134,8 @@ def chunk_ids(
     return own, ids if order is None else ids[:, order]
 
 
-def _with_scores(query: Array, seen: Cache, sinks: Array | None, op: Attention, context: LayerContext) -> Array:
-    """Attention with scores in memory, over gathered keys of the whole sequence."""
+def _with_scores(query: Array, new: Cache, sinks: Array | None, op: Attention, context: LayerContext) -> Array:
+    """Return the output of attention that materializes its scores, over gathered keys of the whole sequence."""
     segments, layout = context.positions.segments, context.layout
     window = _window_of_layer(op, query.shape[1], context.layer)
     documents = None
@@ -148,7 +152,7 @@ def _with_scores(query: Array, seen: Cache, sinks: Array | None, op: Attention, 
         documents = Documents(ids, ids if all_ids is None else all_ids)
     whole = ("batch", "activation", "kv_heads", "head_dim")
     key, value = (
-        checkpoint_name(layout.place(array, *whole, reduced=layout.axes("sequence")), INTERMEDIATE) for array in seen
+        checkpoint_name(layout.place(array, *whole, reduced=layout.axes("sequence")), INTERMEDIATE) for array in new
     )
     return attend(
         query,
@@ -164,7 +168,7 @@ def _with_scores(query: Array, seen: Cache, sinks: Array | None, op: Attention, 
 
 
 def _window_of_layer(op: Attention, length: int, layer: Array | int | None) -> Array | int | None:
-    """Return the window of one layer of a stack; None if no layer has a window below `length` keys."""
+    """Return the window of one layer of a stack, in keys; None if no layer of it has a window below `length` keys."""
     windows = [length if window is None else min(window, length) for window in op.windows]
     if min(windows) == length:
         return None

@@ -24,7 +24,7 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 Weights = Mapping[str, Any]
 
 KEY_SEGMENTS = "key_segments"
-"""Key of the batch entry with the document ids of all keys of a row, see `with_key_segments`."""
+"""Name of the batch entry with the document ids of all keys of a row, see `with_key_segments`."""
 
 
 class PositionInfo(NamedTuple):
@@ -34,7 +34,7 @@ class PositionInfo(NamedTuple):
         numbers: positions [s], or [b, s] if rows differ.
         tables: rotary tables of the positions.
         segments: positions and document ids of the tokens; None if each row is one document in order.
-        key_ids: document ids of all keys of a row [b, t], if a device has more keys than queries.
+        key_ids: document ids of all keys of a row [b, t], if a device has more keys than queries; else None.
     """
 
     numbers: Array
@@ -47,9 +47,10 @@ class PositionInfo(NamedTuple):
 class LayerContext:
     """The inputs of one layer besides weights and residual stream.
 
-    layer: its number in its stack, needed if layers of the stack differ. cache: in generation, past keys and values of
-    all layers with this layer's window, or states of all layers with linear attention; cache_layer: the layer's index
-    in it. slots: in a server with adapter slots, the slot of each row [b], from 1; 0 for none.
+    rng: dropout; None for no dropout. layer: the layer's number in its stack, needed if layers of the stack differ.
+    cache: in generation, past keys and values of all layers with this layer's window, or states of all layers with
+    linear attention. cache_layer: the layer's index in the cache. slots: in a server with adapter slots, the slot of
+    each row's adapter [b], from 1; 0 for a row without an adapter.
     """
 
     positions: PositionInfo
@@ -65,9 +66,12 @@ class LayerContext:
 def positions_of(
     batch: Weights, model: ModelConfig, lengths: Array | int | None = None, along: tuple[str, ...] | None = None
 ) -> PositionInfo:
-    """Return the positions of a batch's tokens; rotary tables are sharded like the tokens, or `along` these axes.
+    """Return the positions of a batch's tokens, and the rotary tables of these positions.
 
-    lengths: lengths of the rows [b] without padding; default: no padding.
+    Args:
+        batch: `tokens` [b, s]; `positions` and `segments` [b, s] if rows hold several documents (see `loss_and_load`).
+        lengths: lengths of the rows [b] without padding; default: no padding.
+        along: mesh axes that split the rotary tables along the sequence; default: those that split the tokens.
     """
     tokens = jax.typeof(batch["tokens"])
     own: Array | int = tokens.shape[1] if lengths is None else lengths
@@ -81,9 +85,10 @@ def positions_of(
 
 
 def with_key_segments(batch: Weights, layout: ShardingContext, strategy: Strategy) -> Weights:
-    """Add the document ids of all keys [b, t] to a packed batch, if sp splits tokens but not keys.
+    """Return a packed batch with the document ids of all keys of a row [b, t] added, if sp splits the row's tokens.
 
-    The ids are gathered here, once for all layers. In a ring they are sent with the keys.
+    The ids are gathered here, once for all layers. With ring attention the batch is unchanged, because the ids are
+    sent with the keys.
     """
     if "segments" not in batch or not layout.axes("sequence") or strategy.sp_method == "ring":
         return batch
@@ -91,9 +96,9 @@ def with_key_segments(batch: Weights, layout: ShardingContext, strategy: Strateg
 
 
 def positions_in_cache(positions: Array, model: ModelConfig, lengths: Array | None = None) -> PositionInfo:
-    """Return the positions [b, s] of the tokens that follow a cache.
+    """Return the `PositionInfo` of new tokens at `positions` [b, s], whose earlier tokens are in a cache.
 
-    lengths: the sequence length up to which each token attends [b, s]; default: up to itself.
+    lengths: the sequence length at each token [b, s], on which some rotary frequencies depend; default: position + 1.
     """
     seen = positions + 1 if lengths is None else lengths
     return PositionInfo(positions, rotary_tables(positions, model, seen))

@@ -1,4 +1,4 @@
-"""The forward pass of a decoder from its ops and declared parameters.
+"""The forward pass and the loss of a decoder, run from its ops and declared parameters.
 
 Dims: b batch, s sequence, t keys, d embed, f mlp, k kv heads, g query heads per kv head, h head dim, v vocab.
 """
@@ -29,9 +29,9 @@ from meshwright.execution.runtime.experts.routing import ExpertLoad
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
 STACKS = ("dense_layers", "layers")
-"""The stacks of layers in order; dropout keys depend on their index. Most models have no initial dense layers.
+"""The names of a model's stacks of layers in order; dropout keys depend on a stack's index here.
 
-Stacks whose layers alternate have the index of the first.
+Most models have no initial dense layers. Alternating stacks (`layers_0`, `layers_1`, …) have the index of `layers`.
 """
 
 
@@ -49,10 +49,14 @@ def loss_and_load(
 ) -> tuple[Array, LossParts]:
     """Return the loss of a batch, and its parts with the load of each layer's experts, if any.
 
-    batch: `tokens` and `targets` [b, s]. If tokens are not in order or rows have several documents, also `positions`
-    [b, s], the documents' `segments` [b, s] (from 1; 0 is padding), and the `weights` [b, s] of the targets' losses,
-    whose mean is 1. The loss is the mean cross-entropy in nats plus the load balancing loss of experts and the z-loss.
-    rng: dropout, if any. z_loss: coefficient of the z-loss.
+    The loss is the mean cross-entropy in nats plus the load balancing loss of experts and the z-loss.
+
+    Args:
+        batch: `tokens` and `targets` [b, s]. If tokens are not in order or rows have several documents, also
+          `positions` [b, s], the document ids `segments` [b, s] (from 1; 0 is padding), and `weights` [b, s], which
+          multiply the losses of the targets and have a mean of 1.
+        rng: dropout; None for no dropout.
+        z_loss: coefficient of the z-loss.
     """
     x, table, load = stream_and_load(params, batch, model, layout, dtype=dtype, remat=remat, strategy=strategy, rng=rng)
     with jax.named_scope("loss"):
@@ -74,9 +78,9 @@ def log_probabilities_and_load(
     strategy: Strategy = DEFAULT,
     rng: DropoutRng | None = None,
 ) -> tuple[Array, ExpertLoad | None]:
-    """Return each row's total log-probability of its targets [b] in nats, and the load of each layer's experts, if any.
+    """Return the sum of each row's target log probabilities [b] in nats, and the load of each layer's experts, if any.
 
-    batch: as in `loss_and_load`, with the `weights` [b, s] of the targets, 0 for targets that do not count.
+    batch: as in `loss_and_load`. Its `weights` [b, s] multiply the log probabilities; 0 excludes a target.
     """
     x, table, load = stream_and_load(params, batch, model, layout, dtype=dtype, remat=remat, strategy=strategy, rng=rng)
     with jax.named_scope("loss"):
@@ -123,7 +127,7 @@ def layers(
     def layer_of(stack: Stack, place: int) -> Callable[..., tuple[Array, Array | None]]:
         def layer(x: Array, own: tuple[Weights, Array | None]) -> tuple[Array, Array | None]:
             weights, number = own
-            # Here, so that what is stored is sliced, and each pass through a layer has its own copy to compute with.
+            # Dequantize inside the loop, so that stored weights are sliced and only one layer's copy exists at a time.
             weights = plain(weights, x.dtype)
             here = None
             if rng is not None and number is not None:

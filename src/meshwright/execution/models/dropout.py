@@ -1,7 +1,8 @@
 """Dropout that does not depend on the mesh: each token has its own key.
 
-The key is folded from the step's key, the layer, the place within the layer, and the token's number in the batch. Each
-device samples masks for its own tokens, and samples them again in backward: nothing is communicated or saved.
+The key is folded from the step's key, the layer, the place within the layer (`Place`), and the token's number in the
+batch. Each device samples masks for its own tokens, and samples them again in backward: nothing is communicated or
+saved.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class DropoutRng:
     tokens: Array
 
     def fold_in(self, number: Array | int) -> DropoutRng:
-        """Derive the dropout of one layer, or of one place in a layer."""
+        """Return the dropout of layer `number`, or of place `number` in a layer."""
         return replace(self, key=jax.random.fold_in(self.key, number))
 
     @property
@@ -45,7 +46,7 @@ class DropoutRng:
 
 
 def token_numbers(shape: tuple[int, ...], layout: ShardingContext, strategy: Strategy) -> Array:
-    """Return the number of each token of a batch [b, s] in text order, independent of the storage order."""
+    """Return the number of each token of a batch [b, s]: row * s + position in the text, wherever it is stored."""
     batch, length = shape
     order = token_order(length, layout, strategy)
     places = jnp.asarray(np.arange(length) if order is None else order, jnp.uint32)
@@ -59,7 +60,7 @@ def dropout(x: Array, rng: DropoutRng | None, layout: ShardingContext, place: Pl
         return x
     tokens = layout.place(rng.tokens, "batch", "residual_sequence")
     keys = replace(rng.fold_in(place), tokens=tokens).keys
-    return _drop(x, jax.vmap(jax.vmap(partial(_kept, rate=rng.rate, size=x.shape[-1])))(keys), rng.rate)
+    return _drop(x, jax.vmap(jax.vmap(partial(_keep_mask, rate=rng.rate, size=x.shape[-1])))(keys), rng.rate)
 
 
 def dropout_of_weights(weights: Array, rng: DropoutRng | None) -> Array:
@@ -71,7 +72,7 @@ def dropout_of_weights(weights: Array, rng: DropoutRng | None) -> Array:
     heads = jax.reshard(heads, jax.P(*jax.typeof(weights).sharding.spec.partitions[1:3]))
 
     def of_token(key: Array, head: Array) -> Array:
-        return _kept(jax.random.fold_in(key, head), rate=rng.rate, size=num_keys)
+        return _keep_mask(jax.random.fold_in(key, head), rate=rng.rate, size=num_keys)
 
     # Mapped from the innermost dim out: queries, query heads, kv heads, sequences.
     of_row = jax.vmap(jax.vmap(jax.vmap(of_token, (0, None)), (None, 0)), (None, 0))
@@ -79,10 +80,10 @@ def dropout_of_weights(weights: Array, rng: DropoutRng | None) -> Array:
 
 
 def dropout_of_branch(x: Array, rng: DropoutRng | None, rate: float, name: str) -> Array:
-    """Apply dropout to the input x of the low-rank branch of the matmul `name`.
+    """Apply dropout to the input x [b, s, n] of the low-rank branch of the matmul `name`.
 
-    x is [b, s, n], or [b, s, d] sharded like the residual stream. Columns may be split over devices, and each device
-    samples its own: the bits of a column are a hash of its number and the token's key.
+    Columns of x may be split over devices. Each device samples its own columns: the random bits of an element are a
+    hash of its column number and the token's key.
     """
     if rng is None or not rate:
         return x
@@ -98,7 +99,7 @@ def dropout_of_branch(x: Array, rng: DropoutRng | None, rate: float, name: str) 
     return _drop(x, jax.vmap(jax.vmap(of_token, (0, None)), (0, None))(keys, columns), rate)
 
 
-def _kept(key: Array, *, rate: float, size: int) -> Array:
+def _keep_mask(key: Array, *, rate: float, size: int) -> Array:
     return jax.random.bernoulli(key, 1 - rate, (size,))
 
 

@@ -15,7 +15,7 @@ from meshwright.description.step.parameter_tree import RANK
 from meshwright.execution.models.adapters import factors
 from meshwright.execution.models.context import PositionInfo, Weights
 from meshwright.execution.models.dropout import DropoutRng
-from meshwright.execution.models.generation.stationary import low_rank_of_rows, multiply_stored, of_own_slot
+from meshwright.execution.models.generation.stationary import low_rank_of_rows, multiply_stored, zero_other_slots
 from meshwright.execution.models.linear import GATHERED, RESIDUAL, gathered, low_rank_columns
 from meshwright.execution.models.norm import norm
 from meshwright.execution.models.product import product
@@ -32,9 +32,9 @@ def embed(
     dtype: Any,
     slots: Array | None = None,
 ) -> tuple[Array, Array]:
-    """Return the residual stream of `tokens` [b, s] before the layers, and the gathered embedding table.
+    """Return the residual stream [b, s, d] of `tokens` [b, s] before the layers, and the gathered embedding table.
 
-    slots: in a server, the slot of each row's adapter (`LayerContext`).
+    slots: in a server with adapter slots, the slot of each row's adapter (see `LayerContext`).
     """
     table, x = table_in_use(params, layout, dtype), None
     for op in program(model).embedding:
@@ -65,9 +65,9 @@ def table_in_use(params: Weights, layout: ShardingContext, dtype: Any) -> Array:
 def _lookup(table: Array, tokens: Array, layout: ShardingContext, columns: str = "activation") -> Array:
     """Return the rows of `table` for tokens [b, s], sharded like the residual stream between blocks.
 
-    columns: the logical axis of the rows' elements.
+    If the vocab is sharded, each device looks up the tokens of all devices in its own rows, and the results are summed.
 
-    With a sharded vocab each device looks up the tokens of all devices in its own rows, and the results are summed.
+    columns: logical axis of the table's second dim.
     """
     axes = layout.axes("vocab")
     dims = {
@@ -94,9 +94,9 @@ def _lookup(table: Array, tokens: Array, layout: ShardingContext, columns: str =
 def _low_rank_lookup(
     params: Weights, tokens: Array, name: str, branch: LowRank, layout: ShardingContext, dtype: Any
 ) -> Array:
-    """Return the low-rank branch of a lookup of tokens [b, s], sharded like the residual stream.
+    """Return the low-rank branch [b, s, d] of a lookup of tokens [b, s], sharded like the residual stream.
 
-    Instead of its result, the rows of A [b, s, rank] are summed over the devices that split the vocabulary.
+    The rows of A [b, s, rank] are summed over the devices that split the vocabulary, instead of the larger result.
     """
     a, b = factors(params, name)
     rows = layout.weight(a, "vocab", "rank", dtype=dtype)
@@ -108,18 +108,21 @@ def _low_rank_lookup(
 def _lookup_of_slots(
     params: Weights, tokens: Array, name: str, layout: ShardingContext, dtype: Any, slots: Array
 ) -> Array:
-    """Return the low-rank branch of a lookup, of each row's adapter: the rows of A of all slots, masked before B."""
+    """Return the low-rank branch [b, s, d] of a lookup, with the adapter of each row's slot.
+
+    The lookup reads the rows of A of all slots; those of other slots are set to zero before the matmul with B.
+    """
     a, b = (each.astype(dtype) for each in factors(params, name))
     vocab, count, rank = a.shape
     rows = jax.lax.reshape(a, (vocab, count * rank), out_sharding=layout.spec("vocab", RANK))
     low = _lookup(rows, tokens, layout, RANK).reshape(*tokens.shape, count, rank)
-    return jnp.einsum("bsnr,nrd->bsd", of_own_slot(low, slots), b, out_sharding=layout.spec(*RESIDUAL))
+    return jnp.einsum("bsnr,nrd->bsd", zero_other_slots(low, slots), b, out_sharding=layout.spec(*RESIDUAL))
 
 
 def _positions(stored: Array, tokens: Array, numbers: Array, layout: ShardingContext, dtype: Any) -> Array:
-    """Return the rows of the position table [p, d] for tokens [b, s]; each device looks up its own tokens.
+    """Return the rows of a table of learned positions [p, d] for tokens [b, s]; each device looks up its own tokens.
 
-    The table's gradient is summed over devices like that of a weight applied to the residual stream between blocks.
+    numbers: positions of the tokens, [s] or [b, s].
     """
     table = layout.weight(stored, "positions", "embed", dtype=dtype, along="residual_sequence")
     rows = layout.place(jnp.broadcast_to(numbers, tokens.shape), "batch", "residual_sequence")
@@ -135,10 +138,14 @@ def logits(
     rng: DropoutRng | None = None,
     slots: Array | None = None,
 ) -> Array:
-    """Return the float32 logits [b, s, v] of the residual stream x, sharded over vocab. `table` comes from `embed`.
+    """Return the float32 logits [b, s, v] of the residual stream x [b, s, d], sharded over vocab.
 
-    Those of rows that pad the vocabulary (`step.padding`) are minus infinity. rng: dropout of the adapter's input.
-    slots: in a server, the slot of each row's adapter.
+    Logits of rows that pad the vocabulary (`step.padding`) are minus infinity.
+
+    Args:
+        table: the gathered embedding table, as `embed` returns it.
+        rng: dropout of the input of the output head's adapter.
+        slots: in a server with adapter slots, the slot of each row's adapter (see `LayerContext`).
     """
     final, unembedding, loss = program(model).logits
     assert isinstance(final, Norm)
@@ -147,7 +154,7 @@ def logits(
     residual = norm(x, final, params[final.name], params.get(f"{final.name}_bias"))
     h = gathered(residual, layout, "vocab")
     if layout.cache_split is not None:
-        # A server: weights are not gathered; logits are partial sums over the axes that split the stream.
+        # In generation weights are not gathered; logits are partial sums over the axes that split the stream.
         stored = table if unembedding.is_tied else params[unembedding.name].astype(h.dtype).T
         weight = jax.reshard(stored, layout.spec("vocab", "embed"))
         sums = layout.spec("batch", "sequence", "vocab", unreduced=layout.axes("activation"))
@@ -178,8 +185,8 @@ def logits(
 class LossParts(NamedTuple):
     """The parts of a loss, without gradients.
 
-    means: [1 or 2], the mean cross-entropy in nats, then the z-loss times its coefficient if there is one. load: load
-    of each layer's experts; None without experts.
+    means: [1 or 2], the mean cross-entropy in nats, then the z-loss times its coefficient, if the z-loss is used.
+    load: load of each layer's experts; None without experts.
     """
 
     means: Array
@@ -187,7 +194,7 @@ class LossParts(NamedTuple):
 
     @property
     def metrics(self) -> dict[str, Array]:
-        """The metrics of a step, by name."""
+        """The metrics of a step, {name: scalar}."""
         found = {"loss": self.means[0]}
         if self.means.shape[0] > 1:
             found["z_loss"] = self.means[1]
@@ -195,16 +202,16 @@ class LossParts(NamedTuple):
 
 
 def mean_losses(scores: Array, batch: Weights, z_loss: float = 0.0) -> Array:
-    """Return the parts of the loss of logits [b, s, v] for a batch, as in `LossParts.means`; their sum is the loss.
+    """Return `LossParts.means` of logits [b, s, v] for a batch; the sum of this array is the loss.
 
-    batch: `targets` [b, s], and optional `weights` [b, s] of the targets. Weights have a mean of 1 over the whole
-    batch, so that the mean over microbatches is the loss of the whole batch.
+    batch: `targets` [b, s], and optionally `weights` [b, s], which multiply their losses. Weights have a mean of 1 over
+    the whole batch, so that the mean over microbatches is the loss of the whole batch.
     """
     losses, normalizers = _losses_and_normalizers(scores, batch["targets"])
     parts = [losses] if z_loss == 0 else [losses, z_loss * normalizers**2]
     if "weights" in batch:
         parts = [part * batch["weights"] for part in parts]
-    # One sum over devices for all parts.
+    # Stacked, so that all parts are summed over devices in one all-reduce.
     return jnp.mean(jnp.stack(parts), axis=(1, 2))
 
 

@@ -28,7 +28,8 @@ def all_logits(
 ) -> Array:
     """Return float32 logits [b, s, v] of tokens [b, s]; row i has `lengths[i]` tokens. Call it under `jax.set_mesh`.
 
-    Rows and tokens are padded to sizes that the mesh divides; padding after a text changes none of its logits.
+    Both dims are padded to sizes that the mesh divides, and the result is cut to [b, s] again; padding after a text
+    changes none of its logits.
     """
     rows, length = tokens.shape
     return _logits(model, mesh, rows, length, dtype)(params, *_placed(mesh, lengths, tokens))
@@ -43,9 +44,9 @@ def all_losses(
     mesh: MeshShape,
     dtype: Any,
 ) -> np.ndarray:
-    """Return the loss in nats [b, s] of each target, given the tokens up to it. Other arguments as in `all_logits`.
+    """Return the losses in nats [b, s] of targets [b, s], each predicted from its row's tokens up to the same position.
 
-    If the vocab is split, logits are never gathered.
+    Other arguments are as in `all_logits`. If the vocab is split, logits are never gathered.
     """
     rows, length = tokens.shape
     found = _losses(model, mesh, dtype)(params, *_placed(mesh, lengths, tokens, targets))
@@ -53,7 +54,7 @@ def all_losses(
 
 
 def _placed(mesh: MeshShape, lengths: np.ndarray, *tokens: np.ndarray) -> Iterator[Array]:
-    """Yield lengths [b], then each array of tokens [b, s], padded and on the mesh."""
+    """Yield lengths [b], then each array of tokens [b, s], all padded and sharded on the mesh."""
     rows, length = tokens[0].shape
     more = -rows % mesh.degree(RULES["batch"]), -length % mesh.degree(RULES["residual_sequence"])
     layout = ShardingContext(mesh)
@@ -89,7 +90,7 @@ def _losses(model: ModelConfig, mesh: MeshShape, dtype: Any) -> Any:
 def _scores(
     params: Weights, tokens: Array, lengths: Array, model: ModelConfig, layout: ShardingContext, dtype: Any
 ) -> Array:
-    """Return the logits of tokens that are on the mesh, sharded over it."""
+    """Return the logits [b, s, v] of tokens [b, s], both sharded on the mesh."""
     positions = positions_of({"tokens": tokens}, model, lengths)
     x, table = embed(params, tokens, positions, model, layout, dtype)
     for stacks in alternating(stacks_of(model)):

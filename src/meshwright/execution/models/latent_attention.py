@@ -24,11 +24,11 @@ from meshwright.execution.models.generation.paged_cache import PagedCache
 def latent_attention(
     query: Array, new: Cache, key_weight: Array, value_weight: Array, op: Attention, context: LayerContext
 ) -> tuple[Array, Cache | PagedCache]:
-    """Return the attention output [b, s, heads, 1, value_dim] of queries [b, s, heads, qk_dim], and the new cache.
+    """Return the attention output [b, s, heads, 1, value_dim] of queries [b, s, heads, qk_dim], and the updated cache.
 
     Args:
-        new: the latents of the queries' tokens.
-        key_weight, value_weight: [rank, heads, dims].
+        new: latents and rotary keys of the queries' tokens, see `Cache`; they are written to the cache first.
+        key_weight, value_weight: the weights [rank, heads, head_dim] that would compute keys and values from latents.
     """
     layout = context.layout
     assert isinstance(context.cache, Cache | PagedCache)
@@ -49,7 +49,10 @@ def latent_attention(
 
 @lru_cache(maxsize=256)
 def with_absorbed_latents(block: Block) -> Block:
-    """Return a block as decoding runs it: without the matmuls that compute keys and values from latents."""
+    """Return a block as decoding runs it, without the matmuls and concatenations that compute keys and values.
+
+    A block without latent attention is returned unchanged.
+    """
     latent = latent_of(block)
     if latent is None:
         return block

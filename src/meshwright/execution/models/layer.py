@@ -1,8 +1,9 @@
-"""A layer run op by op: one lowering for each kind of op of `step.layer`.
+"""Run a layer op by op, with one function for each type of op in `step.layer`.
 
-Ops that share communication run as a group: consecutive matmuls of one value gather it once, or share a ring
-(`models.linear`), and expert ops from dispatch to combine run in one `shard_map` (`models.moe`). A matmul whose result
-is added to the residual stream is reduce-scattered; several results that are added at once are summed first.
+Ops that share communication run as a group: consecutive matmuls with the same input gather it once, or share a ring
+(`models.linear`), and expert ops from dispatch to combine run in one `shard_map` (`models.moe`). A matmul result that
+is added to the residual stream is reduce-scattered; if one `Add` has several such results, they are summed before one
+reduce-scatter.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from meshwright.description.step.layer import (
 )
 from meshwright.description.step.parameter_tree import LORA_M, SINKS
 from meshwright.execution.models.activation import activate
-from meshwright.execution.models.adapters import column_norms, factors, share_of_norm
+from meshwright.execution.models.adapters import column_norms, factors, magnitude_over_norm
 from meshwright.execution.models.attention_layer import attention_layer
 from meshwright.execution.models.context import LayerContext, Weights
 from meshwright.execution.models.dropout import ATTENTION, MLP, dropout
@@ -73,9 +74,10 @@ from meshwright.execution.models.rotary import is_of_kind, rotate
 
 
 class LayerResult(NamedTuple):
-    """The results of a layer: the residual stream, its keys and values, the load of its experts.
+    """The results of a layer.
 
-    In generation `cache` is the cache of all layers, with this layer's tokens written.
+    stream: the residual stream [b, s, d]. cache: this layer's keys and values [b, s, k, h]; in generation, the cache of
+    all layers with this layer's tokens written. load: the load of its experts [devices, 3, e] (see `moe_layer`).
     """
 
     stream: Array
@@ -85,11 +87,11 @@ class LayerResult(NamedTuple):
 
 @dataclass
 class _Run:
-    """The state of a layer while its ops run: its values by name.
+    """The state of a layer while its ops run.
 
-    partial: the values that are partial sums over tp, each with the bias to add after the sum, if any. branches: for
-    these values, the output of the low-rank branch, which is also added after the sum. whole: inputs of the block's
-    matmuls, gathered (`column_parallel_linear`).
+    values: inputs and results of ops by name. partial: for each value that is a partial sum over tp, by name, the bias
+    to add after the sum, or None. branches: for these values, by name, the output of the low-rank branch, which is also
+    added after the sum. whole: gathered inputs of the block's matmuls (see `column_parallel_linear`).
     """
 
     weights: Weights
@@ -122,7 +124,7 @@ def _run_norm(run: _Run, _: Block, op: Norm) -> None:
 
 
 def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
-    """Run matmuls of one value: column-parallel, row-parallel, or of a router."""
+    """Run matmuls that read the same value: column-parallel, row-parallel, a router's, or weight-stationary."""
     op, layout, strategy = ops[0], run.context.layout, run.context.strategy
     source = run.values[op.source]
     if layout.cache_split is not None:
@@ -139,7 +141,7 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
             added = low_rank_columns(source, *factors(run.weights, each.name), each, layout, run.context.rng)
             run.values[each.target] = _with_branch(run, each, product, added)
     else:
-        # A collective matmul includes the sum.
+        # A collective matmul sums over tp itself, and DoRA scales the whole sum.
         is_partial = op.target in _summed_together(block) and not (strategy.collective_matmul or _has_magnitude(op))
         weight = run.weights[op.name]
         added, bias = row_parallel_linear(source, weight, op, layout, strategy, is_partial=is_partial), _bias(run, op)
@@ -161,9 +163,9 @@ def _has_magnitude(op: Linear) -> bool:
 
 
 def _with_branch(run: _Run, op: Linear, product: Array, branch: Array) -> Array:
-    """Return a matmul's result with its low-rank branch and bias.
+    """Return a matmul's result plus its low-rank branch plus its bias; product and branch are [b, s, *outputs].
 
-    With DoRA it is multiplied by each output's magnitude over its norm. product, branch: [b, s, *outputs].
+    With DoRA, the sum of the first two is multiplied by magnitude / norm of each weight column.
     """
     assert op.low_rank
     if not op.low_rank.has_magnitude:
@@ -171,14 +173,14 @@ def _with_branch(run: _Run, op: Linear, product: Array, branch: Array) -> Array:
     layout, weights = run.context.layout, run.weights
     norms = column_norms(weights[op.name], *factors(weights, op.name), op.low_rank.scale)
     norms = checkpoint_name(layout.place(norms, *dict(vector_dims(op.outputs))), PRODUCT)
-    share = share_of_norm(weights[f"{op.name}{LORA_M}"], norms)
+    share = magnitude_over_norm(weights[f"{op.name}{LORA_M}"], norms)
     total = checkpoint_name(product + branch, PRODUCT)
     scaled = total.astype(jnp.float32) * lax.broadcast_to_rank(share, total.ndim)
     return _with_bias(scaled.astype(total.dtype), _bias(run, op))
 
 
 def _run_stationary(run: _Run, block: Block, *ops: Linear) -> None:
-    """Run matmuls with stationary weights."""
+    """Run matmuls whose weights are not gathered (see `generation.stationary`)."""
     layout = run.context.layout
     source = run.values[ops[0].source]
     if ops[0].inputs[0][0] == "embed" and not ops[0].is_on_residual:
@@ -199,7 +201,7 @@ def _run_stationary(run: _Run, block: Block, *ops: Linear) -> None:
         elif op.outputs[0][0] == "mlp":
             run.values[op.target] = _with_bias(scatter_hidden(made, layout), bias, is_split=True)
         elif op.target not in _attention_inputs(block):
-            # Each device has all rows and tokens of its heads.
+            # Inputs of linear attention and of gates: a device has all rows and tokens of its heads.
             run.values[op.target] = _with_bias(layout.place(made, "batch", "sequence", *dict(op.outputs)), bias)
         else:
             is_latent, is_prompt = latent_of(block) is not None, run.context.cache is None
@@ -311,12 +313,12 @@ LOWERINGS: Mapping[type, Callable[..., None]] = {
     SigmoidGate: _run_sigmoid_gate,
     Add: _run_add,
 }
-"""The function that runs a group of ops, by the type of the first."""
+"""The function that runs a group of ops, by the type of the group's first op."""
 
 
 @lru_cache(maxsize=256)
 def _groups(block: Block) -> tuple[tuple[LayerOp, ...], ...]:
-    """Return the ops of a block in groups that run together."""
+    """Return the ops of a block in order, divided into the groups that run together."""
     ops, groups, start = block.ops, [], 0
     while start < len(ops):
         first, stop = ops[start], start + 1
@@ -331,7 +333,7 @@ def _groups(block: Block) -> tuple[tuple[LayerOp, ...], ...]:
 
 
 def _can_share_gather(first: Linear, other: LayerOp) -> bool:
-    """Whether two matmuls read the same value, gathered over the same axes."""
+    """Whether `other` is a matmul with the same input as `first`, gathered over the same mesh axes."""
     return (
         isinstance(other, Linear)
         and not first.is_on_residual
@@ -341,7 +343,10 @@ def _can_share_gather(first: Linear, other: LayerOp) -> bool:
 
 @lru_cache(maxsize=256)
 def _summed_together(block: Block) -> frozenset[str]:
-    """Return the operands of each `Add` of several matmul results only; they are summed over tp together."""
+    """Return the names of values that are summed before their reduce-scatter.
+
+    They are the operands of each `Add` that has several operands, all of them matmul results.
+    """
     products = {op.target for op in block.ops if isinstance(op, Linear)}
     adds = (op.sources for op in block.ops if isinstance(op, Add))
     return frozenset(name for names in adds if len(names) > 1 and products.issuperset(names) for name in names)
@@ -349,7 +354,7 @@ def _summed_together(block: Block) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def _attention_inputs(block: Block) -> frozenset[str]:
-    """Return the matmul results that attention or its latents read."""
+    """Return the names of the matmul results that attention, or a latent of it, reads; none for linear attention."""
     gates = {op.by for op in block.ops if isinstance(op, SigmoidGate)}
     if any(isinstance(op, GatedDelta) for op in block.ops):
         return frozenset()
@@ -364,7 +369,7 @@ def _with_bias(x: Array, bias: Array | None, *, is_split: bool = False) -> Array
     if bias is None:
         return x
     spec: Any = jax.typeof(x).sharding.spec
-    # If the last dims are split further (a server's hidden values), each device adds its slice of the bias.
+    # If the last dims are split further than the stored bias (in generation), each device adds its slice of the bias.
     own = jax.reshard(bias.astype(x.dtype), P(*spec[x.ndim - bias.ndim :])) if is_split else bias.astype(x.dtype)
     return x + lax.broadcast_to_rank(own, x.ndim)
 

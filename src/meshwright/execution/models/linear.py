@@ -2,7 +2,7 @@
 
 Between blocks the residual stream's sequence is also sharded over tp (Megatron's sequence parallelism,
 arXiv:2205.05198). A block gathers it, multiplies it by shards of weights, and reduce-scatters the result; with the
-strategy's collective matmuls both collectives overlap with the matmuls (`runtime.collective_matmul`).
+strategy's `collective_matmul` both collectives overlap with the matmuls (`runtime.collective_matmul`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.runtime.shards import on_shards
 
 RESIDUAL = ("batch", "residual_sequence", "activation")
+"""Logical axes of the residual stream [b, s, d] between blocks."""
 GATHERED = ("batch", "sequence", "activation")
+"""Logical axes of the residual stream [b, s, d] inside a block, gathered over tp."""
 
 RANK_OF_STREAM = ("embed", "rank")
-"""The dims of a low-rank branch's weight that reads the residual stream; reversed for a weight that writes to it."""
+"""Logical axes of a low-rank weight that reads the residual stream; reversed for one whose result is added to it."""
 
 
 def column_parallel_linear(
@@ -44,8 +46,14 @@ def column_parallel_linear(
 ) -> list[Array]:
     """Multiply h [b, s, d], the residual stream or a latent, by weights whose columns may be sharded over tp.
 
-    h is gathered once for all weights. `whole` keeps it, by the name of the axis and of the value, for other matmuls of
-    the block that read it too. Returns an array [b, s, *outputs] for each op, without its bias.
+    Args:
+        weights: the weight [d, *outputs] of each op.
+        ops: the matmuls, which have the same input and the same first logical axis of outputs.
+        whole: gathered inputs by mesh axes and name of the value. The gathered h is taken from it or added to it, so
+          that all matmuls of the block with this input gather it once.
+
+    Returns:
+        An array [b, s, *outputs] for each op, without its bias.
     """
     rows, splits = ops[0].inputs[0][0], ops[0].outputs[0][0]
     subscripts = ("bsd,dn->bsn",) * len(ops)
@@ -78,10 +86,10 @@ def column_parallel_linear(
 def row_parallel_linear(
     x: Array, weight: Array, op: Linear, layout: ShardingContext, strategy: Strategy, *, is_partial: bool = False
 ) -> Array:
-    """Multiply x [b, s, *inputs] by a weight whose rows are sharded over tp, without its bias.
+    """Multiply x [b, s, *inputs] by a weight [*inputs, d] whose rows are sharded over tp; the bias is not added.
 
-    The result is reduce-scattered to the sharding of the residual stream. is_partial: return it unreduced over tp (a
-    collective matmul reduces it regardless).
+    The result [b, s, d] is reduce-scattered to the sharding of the residual stream. is_partial: return it unreduced
+    over tp (a collective matmul reduces it regardless).
     """
     splits = op.inputs[0][0]
     # Transposed, so that gathered shards are contiguous; otherwise XLA:CPU interleaves them in another copy.
@@ -104,10 +112,14 @@ def row_parallel_linear(
 def low_rank_columns(
     h: Array, a: Array, b: Array, op: Linear, layout: ShardingContext, rng: DropoutRng | None, *, dtype: Any = None
 ) -> Array:
-    """Return the low-rank branch [b, s, *outputs] of a column-parallel matmul of the residual stream h [b, s, d].
+    """Return the low-rank branch (h A) B [b, s, *outputs] of a column-parallel matmul; h [b, s, d] is the stream.
 
-    Its inner value [b, s, rank] is computed from the stream's shards and gathered, instead of the stream. dtype: of the
-    result; default: of h.
+    h A [b, s, rank] is computed from the shards of h and then gathered; h itself is not.
+
+    Args:
+        a, b: the weights A [d, rank] and B [rank, *outputs].
+        rng: dropout of the branch's input; None for no dropout.
+        dtype: dtype of the result; default: that of h.
     """
     assert op.low_rank
     splits = op.outputs[0][0]
@@ -120,9 +132,10 @@ def low_rank_columns(
 
 
 def low_rank_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingContext, rng: DropoutRng | None) -> Array:
-    """Return the low-rank branch [b, s, d], sharded like the stream, of a row-parallel matmul of x [b, s, *inputs].
+    """Return the low-rank branch (x A) B [b, s, d] of a row-parallel matmul of x [b, s, *inputs].
 
-    Its inner value [b, s, rank] is reduce-scattered, instead of its result.
+    x A [b, s, rank] is reduce-scattered instead of the result, which is sharded like the residual stream. Arguments are
+    as in `low_rank_columns`, with A [*inputs, rank] and B [rank, d].
     """
     assert op.low_rank
     splits = op.inputs[0][0]
@@ -142,10 +155,10 @@ def router_logits(h: Array, weight: Array, layout: ShardingContext) -> Array:
 
 
 def gathered(h: Array, layout: ShardingContext, splits: str) -> Array:
-    """Gather the residual stream along the sequence, for matmuls whose logical axis `splits` is sharded over tp.
+    """Gather the residual stream along the sequence, for matmuls with weights whose logical axis `splits` is sharded.
 
-    If the stream is replicated over some of these axes, it takes two reshards, so that backward reduce-scatters before
-    it all-reduces over the replicated axes; with one, XLA would all-reduce over all axes and slice.
+    If the stream is replicated over some of that axis's mesh axes, this is two reshards, so that backward
+    reduce-scatters before it all-reduces over the replicated axes; with one, XLA would all-reduce over all and slice.
     """
     over = layout.axes(splits)
     copied = tuple(axis for axis in over if axis not in layout.axes("residual_sequence"))
@@ -155,7 +168,7 @@ def gathered(h: Array, layout: ShardingContext, splits: str) -> Array:
 
 
 def _ring(layout: ShardingContext, splits: str, strategy: Strategy) -> tuple[str, ...]:
-    """Return the mesh axes of the ring for matmuls that shard a logical axis; () without collective matmuls."""
+    """Return the mesh axes of the ring of collective matmuls whose weights split the logical axis `splits`; or ()."""
     along = layout.axes("residual_sequence")
     return tuple(axis for axis in layout.axes(splits) if axis in along) if strategy.collective_matmul else ()
 

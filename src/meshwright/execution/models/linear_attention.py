@@ -1,4 +1,4 @@
-"""Linear attention of one layer: the gated delta rule after causal convolutions, of whole rows or after a state."""
+"""Linear attention of one layer: causal convolutions, then the gated delta rule, from an empty or a cached state."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from meshwright.execution.runtime.shards import match_varying, on_shards
 def linear_attention(
     values: Mapping[str, Array], weights: Mapping[str, Any], op: GatedDelta, context: LayerContext
 ) -> tuple[Array, DeltaCache | None]:
-    """Return the output of linear attention [b, s, heads, group, value_dim], and the cache with its state, if any.
+    """Return the output of linear attention [b, s, heads, group, value_dim], and the updated cache; None without one.
 
     Each device has whole sequences of its rows and heads, so nothing is communicated.
 
     Args:
-        values: the op's inputs by name.
-        weights: the layer's parameters.
+        values: the layer's values by name, which include the op's inputs.
+        weights: the layer's parameters by name.
     """
     layout, cache = context.layout, context.cache
     assert cache is None or isinstance(cache, DeltaCache)
@@ -64,7 +64,10 @@ def linear_attention(
 def _whole_rows(
     inputs: list[Array], weights: dict[str, Array], ids: Array | None, *, op: GatedDelta, axes: tuple[str, ...]
 ) -> Array:
-    """Run whole sequences on one device; axes: those that split the rows, over which weights' gradients are summed."""
+    """Return the output for whole sequences on one device.
+
+    axes: the mesh axes that split the rows, over which the gradients of `weights` are summed.
+    """
     weights = {name: _per_token(weight, axes) for name, weight in weights.items()}
     rows, taps = inputs[0].shape[0], op.taps
     before = [jnp.zeros((rows, taps - 1, *x.shape[2:]), jnp.float32) for x in inputs[:3]]
@@ -85,14 +88,15 @@ def _after_state(
     op: GatedDelta,
     axes: tuple[str, ...],
 ) -> tuple[Array, DeltaState]:
-    """Run the next tokens of rows on one device, and write the states after them.
+    """Return the output for the next tokens of rows on one device, and `stored` with the states after these tokens.
 
     Args:
-        stored: states of all layers and rows; `layer` is this layer's index.
-        row: number of each row in the states, over all devices; other rows' states are unchanged, and a number past
-            the last row writes none.
-        start: position of each row's first token; at 0 a row starts from an empty state, whatever is stored.
-        count: number of each row's tokens; tokens after these are padding, and change no state.
+        inputs: query, key, value, rate and decay of the tokens.
+        stored: states of all layers and of this device's rows; `layer` is this layer's index.
+        row: index of each row in the states of all devices [rows]. States of other rows are unchanged; an index past
+            the last row writes no state.
+        start: position of each row's first token [rows]; at 0 a row starts from an empty state, whatever is stored.
+        count: number of tokens of each row [rows]; later tokens are padding, and change no state.
         op, axes: as in `_whole_rows`.
     """
     length, num_rows = inputs[0].shape[1], stored.memory.shape[1]
@@ -113,7 +117,7 @@ def _after_state(
         out, after = chunked_delta_rule(*given, memory)
         assert after is not None
         memory = after
-    # The last values before the tokens' end: of the row's tokens, or of those before them.
+    # The last taps - 1 inputs of the convolutions up to each row's last token, some possibly from earlier calls.
     places = count[:, None] + jnp.arange(op.taps - 1)[None]
     ends = []
     for tail, x in zip(tails, inputs[:3], strict=True):
@@ -129,7 +133,10 @@ def _after_state(
 def _inputs(
     inputs: list[Array], weights: Mapping[str, Array], before: list[Array], ids: Array | None, op: GatedDelta
 ) -> DeltaInputs:
-    """Return the inputs of the delta rule in float32, from those of an op."""
+    """Return the inputs of the delta rule in float32: convolve query, key and value, and compute rate and decay.
+
+    before: the last taps - 1 inputs of each convolution before these tokens. ids: document ids [b, s], or None.
+    """
     wide = [x.astype(jnp.float32) for x in inputs]
     query, key, value = (
         jax.nn.silu(causal_convolution(x, weights[name].astype(jnp.float32), tail, ids))
@@ -141,6 +148,6 @@ def _inputs(
 
 
 def _per_token(weight: Array, axes: tuple[str, ...]) -> Array:
-    """Return a parameter that every token multiplies; its gradient is summed once, over the axes that split tokens."""
+    """Return a parameter in float32 that varies over `axes`, so that its gradient is summed over them only once."""
     (own,) = match_varying(weight.astype(jnp.float32), axes=axes)
     return own

@@ -1,6 +1,6 @@
-"""A mixture of experts instead of a layer's MLP, or added to a shared MLP.
+"""A mixture of experts that replaces a layer's MLP, or is added to a shared MLP.
 
-Dims: t tokens of a device, e experts, d embed, f width of an expert.
+Dims: b batch, s sequence, d embed, e experts, f width of an expert.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ STREAM = ("batch", "residual_sequence", "activation")
 
 
 class MoeOps(NamedTuple):
-    """The ops of a mixture of experts between dispatch and combine."""
+    """The ops of a mixture of experts from dispatch to the last matmul.
+
+    opened: the first matmuls (gate and up, or up). hidden: the activation of their results. down: the last matmul.
+    """
 
     dispatch: Dispatch
     opened: tuple[Linear, ...]
     hidden: Gated
     down: Linear
 
-    @property
-    def experts(self) -> Experts:
-        """The parameters of routing and dispatch."""
+    def experts(self, num_stored: int) -> Experts:
+        """Return the parameters of routing and dispatch, for weights of `num_stored` experts."""
         op = self.dispatch
         return Experts(
             count=op.num_experts,
@@ -50,6 +52,7 @@ class MoeOps(NamedTuple):
             mlp=self.hidden.width,
             capacity_factor=op.capacity_factor,
             routing=op.routing,
+            padding=num_stored - op.num_experts,
         )
 
 
@@ -62,19 +65,16 @@ def moe_layer(
     matmul_dtype: MatmulDtype | None = None,
     segments: Array | None = None,
 ) -> tuple[Array, Array]:
-    """Apply a MoE block to the residual stream h [b, s, d]; returns the experts' output and their load.
+    """Return the summed output of the experts [b, s, d] for the residual stream h [b, s, d], and their load.
 
-    The load [devices, 3, e] has the fields of `ExpertLoad`, one row for each device with different tokens;
-    `load_of_layers` sums it for all layers at once.
+    The load [devices, 3, e] has an entry for each device with different tokens, and for each of the three fields of
+    `ExpertLoad`; `load_of_layers` sums it over devices for all layers at once.
 
     Args:
-        h: the residual stream.
         logits: router logits [b, s, e].
         weights: the layer's parameters by name.
-        ops: the ops of the block.
-        layout: sharding context.
-        matmul_dtype: dtype to which operands of matmuls are rounded.
-        segments: document ids of packed rows [b, s]; 0 is padding, which has no load and takes no capacity slot.
+        matmul_dtype: dtype to which operands of matmuls are quantized; None for no quantization.
+        segments: document ids of packed rows [b, s]; 0 is padding, which is not counted and takes no capacity slot.
     """
     linears = (*ops.opened, ops.down)
     used = [
@@ -99,6 +99,7 @@ def moe_layer(
         partial(
             _moe_on_device,
             ops=ops,
+            experts=ops.experts(jnp.shape(used[-1])[0]),
             split=_expert_axes(layout, tokens),
             sums=layout.axes("activation"),
             matmul_dtype=matmul_dtype,
@@ -116,7 +117,7 @@ def moe_layer(
 
 
 def _expert_axes(layout: ShardingContext, tokens: tuple[str, ...]) -> ExpertAxes:
-    """Return the mesh axes of experts and tokens. Raises if experts are sharded over ep and tokens are not."""
+    """Return the mesh axes of experts, given the axes that split tokens. Raises if ep splits experts but not tokens."""
     ep, tp = layout.axes("expert"), layout.axes("mlp")
     if not set(ep) <= set(tokens):
         batch = RULES["batch"]
@@ -128,9 +129,9 @@ def _expert_axes(layout: ShardingContext, tokens: tuple[str, ...]) -> ExpertAxes
 
 
 def load_of_layers(loads: Sequence[Array]) -> ExpertLoad:
-    """Return the load of every layer [layers, e] over all devices from `moe_layer`'s [layers, devices, 3, e].
+    """Return the load of every layer, summed over all devices; each field is [layers, e].
 
-    loads: one array for each layer of a cycle, stacked over the cycles.
+    loads: for each layer of a cycle of layers, its loads from `moe_layer` in all cycles, [cycles, devices, 3, e].
     """
     if len(loads) == 1:
         sums = jnp.sum(loads[0], axis=1)
@@ -147,31 +148,32 @@ def _moe_on_device(
     biases: Mapping[str, Array],
     *weights: Array,
     ops: MoeOps,
+    experts: Experts,
     split: ExpertAxes,
     sums: tuple[str, ...],
     matmul_dtype: MatmulDtype | None,
 ) -> tuple[Array, Array]:
-    """Run `moe_layer` on one device. sums: axes that split the stream's width, over which first matmuls are summed."""
-    times, experts, (*openers, down) = partial(expert_product, matmul_dtype=matmul_dtype), ops.experts, weights
+    """Run `moe_layer` on one device. sums: mesh axes that split the stream's dim d; the first matmuls sum over them."""
+    times, (*openers, down) = partial(expert_product, matmul_dtype=matmul_dtype), weights
     if split.width and not split.tokens:
         # Each device has all tokens and a shard of each expert: sum gradients once here, not once per matmul.
         h = jax.lax.pcast(h, split.width, to="varying")
     choice = route(logits, experts.num_active, experts.routing, choice_bias)
-    is_token = None if segments is None else _of_stream(segments, h, split) > 0
+    is_token = None if segments is None else _local_segments(segments, h, split) > 0
     if is_token is not None and experts.capacity_factor is not None:
         # Padding gets an expert number beyond the last, which has no slot.
-        choice = choice._replace(chosen=jnp.where(is_token[..., None], choice.chosen, experts.count))
+        choice = choice._replace(chosen=jnp.where(is_token[..., None], choice.chosen, experts.num_stored))
     here = dispatch_combine(h, choice, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
     rows, shares = here.rows, here.shares
     if split.width and not split.tokens:
         shares = jax.lax.pcast(shares, split.width, to="varying")
     if experts.routing.scales_input:
-        rows = (_of_tokens(rows, here.sizes).astype(shares.dtype) * shares).astype(h.dtype)
+        rows = (_with_zero_padding(rows, here.sizes).astype(shares.dtype) * shares).astype(h.dtype)
     opened = [checkpoint_name(times(rows, weight, here.sizes), PRODUCT) for weight in openers]
     if biases:
         # Only one of the devices with partial sums adds the bias.
         opened = [
-            array + _of_one(_bias_of_rows(array, biases[op.name], here.sizes), sums)
+            array + _on_first_device(_bias_of_rows(array, biases[op.name], here.sizes), sums)
             for op, array in zip(ops.opened, opened, strict=True)
         ]
     hidden = _summed_hidden(ops.hidden, opened, sums)
@@ -180,21 +182,22 @@ def _moe_on_device(
         hidden = (hidden.astype(shares.dtype) * shares).astype(h.dtype)
     rows = times(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes)
     if biases:
-        own = _of_one(jnp.ones_like(shares) if experts.routing.scales_input else shares, split.width)
+        own = _on_first_device(jnp.ones_like(shares) if experts.routing.scales_input else shares, split.width)
         rows += _bias_of_rows(rows, biases[ops.down.name], here.sizes) * own.astype(rows.dtype)
     added = here.combine(rows)
     is_chosen = choice.chosen[..., None] == jnp.arange(experts.count)[None, None, None, :]
     if is_token is not None:
         is_chosen &= is_token[..., None, None]
     copies = jnp.sum(is_chosen, axis=(0, 1, 2), dtype=jnp.float32)
-    return added, jnp.stack([copies, here.dropped, probabilities(logits, experts.routing, is_token)])[None]
+    load = ExpertLoad(copies, here.dropped[: experts.count], probabilities(logits, experts.routing, is_token))
+    return added, jnp.stack(load)[None]
 
 
-def _of_stream(segments: Array, h: Array, split: ExpertAxes) -> Array:
-    """Slice the segments of a device's part of the stream h [b, s, d] from those of the whole sequence.
+def _local_segments(segments: Array, h: Array, split: ExpertAxes) -> Array:
+    """Return the segments of a device's part of the stream h [b, s, d], a slice of those of the whole sequence.
 
-    Not a reshard: in pipeline stages XLA would keep only the slices, and gather them in each layer for attention (JAX
-    0.10.2).
+    They are sliced, not resharded: in pipeline stages XLA would keep only resharded segments, and gather them in each
+    layer for attention (JAX 0.10.2).
     """
     if not split.tokens:
         return segments
@@ -202,9 +205,10 @@ def _of_stream(segments: Array, h: Array, split: ExpertAxes) -> Array:
 
 
 def _bias_of_rows(rows: Array, biases: Array, sizes: Array | None) -> Array:
-    """Return the bias of each row's expert from [e, f], shaped like `rows`; 0 for rows beyond those of experts.
+    """Return the bias of each row's expert, shaped like `rows`, from the `biases` [e, f] of all experts.
 
-    `rows` is [m, f] sorted by expert, or [e, slots, f].
+    `rows` is [m, f] sorted by expert, of which expert i has `sizes[i]`, or [e, slots, f] if `sizes` is None. Rows after
+    those of the last expert get 0.
     """
     rows, biases = match_varying(rows, biases.astype(rows.dtype))
     if sizes is None:
@@ -213,8 +217,8 @@ def _bias_of_rows(rows: Array, biases: Array, sizes: Array | None) -> Array:
     return biases.at[expert].get(mode="fill", fill_value=0)
 
 
-def _of_tokens(rows: Array, sizes: Array | None) -> Array:
-    """Return experts' rows with zeros beyond those of tokens: rows there are undefined, and gradients read them."""
+def _with_zero_padding(rows: Array, sizes: Array | None) -> Array:
+    """Return experts' rows [m, d] with zeros after the first sum(sizes), which are undefined but read by gradients."""
     if sizes is None:
         return rows
     places, count = match_varying(jnp.arange(rows.shape[0])[:, None], jnp.sum(sizes))
@@ -222,13 +226,16 @@ def _of_tokens(rows: Array, sizes: Array | None) -> Array:
     return jnp.where(is_token, rows, jnp.zeros_like(rows))
 
 
-def _of_one(x: Array, axes: tuple[str, ...]) -> Array:
-    """Return a value on the first device along some mesh axes, and zeros on the others."""
+def _on_first_device(x: Array, axes: tuple[str, ...]) -> Array:
+    """Return x on the first device along mesh axes, and zeros on the others."""
     return jnp.where(jax.lax.axis_index(axes) == 0, x, jnp.zeros_like(x)) if axes else x
 
 
 def _summed_hidden(op: Gated, opened: list[Array], sums: tuple[str, ...]) -> Array:
-    """Activate first matmuls that are partial sums: reduce-scatter, activate on each device, gather."""
+    """Return the activation of the first matmuls' results, which are partial sums over the mesh axes `sums`.
+
+    They are reduce-scattered over f, activated on each device, and gathered; or all-reduced if f does not divide.
+    """
     if not sums:
         return activate(op, *opened)
     if opened[0].shape[-1] % jax.lax.axis_size(sums):

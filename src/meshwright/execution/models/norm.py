@@ -21,7 +21,7 @@ from meshwright.execution.models.remat import INTERMEDIATE
 
 
 def norm(x: Array, op: Norm, scale: Array | None, bias: Array | None = None) -> Array:
-    """Normalize x [..., d] over its last dim, or over `op.dims`: in float32, returned in the dtype of x."""
+    """Normalize x [..., d] over its last dim, or over several last dims (`op.dims`), in float32; return x's dtype."""
     if scale is None:
         scale = jnp.ones(op.size, x.dtype)
     if op.offset:
@@ -42,7 +42,7 @@ def norm(x: Array, op: Norm, scale: Array | None, bias: Array | None = None) -> 
 
 
 def _over_split_dims(x: Array, op: Norm, scale: Array, bias: Array | None) -> Array:
-    """Normalize over several dims that cannot be merged, because a dim after the first is sharded."""
+    """Normalize over several last dims that cannot be merged, because one after the first is sharded."""
     axes, wide = tuple(range(-len(op.dims), 0)), x.astype(jnp.float32)
     if op.kind == "layer":
         wide -= jnp.mean(wide, axis=axes, keepdims=True)
@@ -109,7 +109,7 @@ _layer_norm.defvjp(_layer_forward, _layer_backward)
 
 
 def _float32_per_token(vector: Array, x: Array) -> Array:
-    """Broadcast a vector [d], or an array with the normalized dims, in float32 to the rank of x [..., d]."""
+    """Cast a scale or bias, with the shape of the normalized dims, to float32 and broadcast it to the rank of x."""
     return lax.broadcast_to_rank(vector.astype(jnp.float32), x.ndim)
 
 
@@ -121,5 +121,5 @@ def _mean_product(left: Array, right: Array) -> Array:
 
 
 def _sum_of_tokens(x: Array) -> Array:
-    """Sum over all dims but the last."""
+    """Sum x [..., d] over all dims but the last."""
     return jnp.sum(x, axis=tuple(range(x.ndim - 1)))

@@ -1,4 +1,4 @@
-"""The decoder as a pipeline: layers in stages over pp, the batch in microbatches."""
+"""The loss of a decoder in pipeline parallelism: layers in stages over pp, the batch in microbatches."""
 
 from __future__ import annotations
 
@@ -47,10 +47,12 @@ def staged_loss_and_load(
 ) -> tuple[Array, LossParts]:
     """Return the loss of a batch and its parts, pipelined over pp by the strategy's schedule.
 
-    The loss equals that of `loss_and_load`, except that the load balancing loss is computed for each microbatch, not
-    for the batch. Layers are stacked over slots, sharded over pp. If the rules shard `vocab` over pp too, each stage
-    computes a share of the output head. Raises if the batch does not divide into microbatches, or the schedule does not
-    support `remat`. rng: dropout, if any. z_loss: coefficient of the z-loss.
+    Arguments and result are those of `loss_and_load`, except that the load balancing loss is computed for each
+    microbatch, not for the batch. Parameters of layers are stacked over pipeline slots, which are sharded over pp. If
+    the rules shard `vocab` over pp too, each stage computes a share of the output head.
+
+    Raises:
+        MeshwrightError: the batch does not divide into microbatches, or the schedule does not support `remat`.
     """
     check_stage_remat(remat, layout.mesh, strategy)
     batch = with_key_segments(batch, layout, strategy)
@@ -70,7 +72,7 @@ def staged_loss_and_load(
 
 
 def layout_before_stages(layout: ShardingContext, batch: int, strategy: Strategy) -> ShardingContext:
-    """Return the layout of the dense layers before the stages, for a batch of this size."""
+    """Return the layout of the dense layers before the stages, for a batch of so many sequences."""
     return replace(layout, rules={**layout.rules, "batch": batch_before_stages(batch, layout.mesh, strategy)})
 
 
@@ -84,9 +86,9 @@ def _pipeline(
     remat: Remat,
     z_loss: float,
 ) -> Pipeline:
-    """Build the decoder as a pipeline on replicas of its parameters (`runtime.replicas`).
+    """Return the decoder as a `Pipeline`, whose functions take parameters as `stack_replicas` returns them.
 
-    specs: specs of the parameters. before: the layout of the embedding and of dense layers before the stages.
+    specs: specs of the parameters by path. before: the layout of the embedding and of dense layers before the stages.
     """
     schedule = Schedule(
         stages=layout.mesh.pp,
@@ -98,7 +100,7 @@ def _pipeline(
     stack = layers(model)[-1]
 
     def whole(ends: Weights, given: Any) -> tuple[Weights, Any]:
-        # Without a barrier some compilers gather the tables before the first tick and keep them whole.
+        # Without a barrier some compilers gather the embeddings before the first tick and keep them in memory.
         ends, given = lax.optimization_barrier((ends, given))
         of_ends = {name: specs[name] for name in ends}
         return jax.tree.map(lambda rows, spec: unstack_replicas(rows, spec, layout), ends, of_ends), given
@@ -145,7 +147,7 @@ def _pipeline(
 def _dense_layers(
     weights: Weights, x: Array, part: Weights, model: ModelConfig, layout: ShardingContext, strategy: Strategy
 ) -> Array:
-    """Return the residual stream after the dense layers before the stages, for a stage's share of the sequences."""
+    """Return the residual stream after the dense layers before the stages, for one microbatch `part`."""
     others = {name: array for name, array in part.items() if name != KEY_SEGMENTS}
     placed = jax.tree.map(lambda array: layout.place(array, "batch", "sequence") if array.ndim == 2 else array, others)
     if KEY_SEGMENTS in part:
@@ -167,7 +169,7 @@ def _without(weights: Weights, stack: str) -> Weights:
 
 
 def _rng(part: Weights, stack: int, number: Array) -> DropoutRng | None:
-    """Return the dropout of a microbatch in a layer of a stack; None without dropout."""
+    """Return the dropout of a microbatch `part` in layer `number` of a stack; None without dropout."""
     return part["rng"].fold_in(stack).fold_in(number) if "rng" in part else None
 
 
@@ -177,7 +179,7 @@ def _of_layer(spec: P) -> P:
 
 
 def _balance(load: Array, model: ModelConfig) -> tuple[Array | None, Array]:
-    """Return a layer's term of the load balancing loss, and its load [3, e] summed over devices."""
+    """Return a layer's share of the load balancing loss (None without experts), and its load [3, e] of all devices."""
     load = jnp.sum(load, axis=0)
     if model.experts is None:
         return None, load
@@ -186,7 +188,7 @@ def _balance(load: Array, model: ModelConfig) -> tuple[Array | None, Array]:
 
 
 def _load_by_layer(loads: Array, pipeline: Pipeline) -> ExpertLoad:
-    """Return the load of each layer, given the load of each slot [slots, 3, e]."""
+    """Return the load of each layer, given that of each pipeline slot [slots, 3, e], in the order of layers."""
     schedule = pipeline.schedule
     layers = slot_layers(pipeline.num_layers, schedule.stages, schedule.virtual_stages)
     slots = sorted((slot for slot, layer in enumerate(layers) if layer is not None), key=lambda slot: layers[slot] or 0)
@@ -194,12 +196,12 @@ def _load_by_layer(loads: Array, pipeline: Pipeline) -> ExpertLoad:
 
 
 def microbatches(batch: Array, count: int, layout: ShardingContext, *, group_size: int = 1) -> Array:
-    """Split an array [b, s], or [b], into microbatches [m, b / m, s] without communication.
+    """Split an array [b, s], or [b], into `count` microbatches [count, b / count, s] without communication.
 
     group_size: number of successive rows that stay in one microbatch.
 
     Raises:
-        MeshwrightError: microbatches on all shards do not divide the batch.
+        MeshwrightError: the shards of the batch do not divide into `count` microbatches.
     """
     size, rest = batch.shape[0], batch.shape[1:]
     shards = layout.mesh.degree(layout.axes("batch"))

@@ -1,8 +1,8 @@
 """A matmul with a weight, with an explicit backward of two matmuls.
 
-JAX's own rule puts the cotangent first and transposes the result. For that XLA:CPU copies the cotangent, the larger
-operand, and uses the slower of its two kernels (JAX 0.10.2). Also, for a float32 result of narrower operands, such as
-logits, both matmuls of JAX's backward are in float32.
+JAX's own backward puts the cotangent first and transposes the result, so that XLA:CPU copies the cotangent, the larger
+operand, and uses the slower of its two kernels (JAX 0.10.2). For a float32 result of narrower operands, such as logits,
+both matmuls of JAX's backward are in float32; here they are in the dtype of the operands.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ def product(
     matmul_dtype: MatmulDtype | None = None,
     layout: ShardingContext | None = None,
 ) -> Array:
-    """`jnp.einsum` of x and a weight without shared batch dims. dtype: dtype of the result; default: the operands'.
+    """Return `jnp.einsum(subscripts, x, weight)`; x and the weight share no batch dim.
 
-    Backward casts the cotangent to the dtype of the operands. matmul_dtype: format to which operands are rounded (see
-    `quantised`). layout: sharding context of the layer, for rounded matmuls.
+    Args:
+        dtype: dtype of the result; default: that of the operands, to which backward casts the cotangent.
+        out_sharding: as in `jnp.einsum`.
+        matmul_dtype: dtype to which operands are quantized (see `quantised`); None for no quantization.
+        layout: sharding context of the layer, for quantized matmuls.
     """
     formats = FORMATS[matmul_dtype] if matmul_dtype else UNROUNDED
     einsum = _Einsum(subscripts, dtype or jnp.result_type(x, weight), out_sharding, formats, layout)
@@ -80,7 +83,7 @@ _product.defvjp(_forward, _backward)
 
 
 def _multiply(einsum: _Einsum, formats: Pair | None, left: Array, right: Array) -> Array:
-    """Compute the einsum, with operands rounded to their formats, if any."""
+    """Compute the einsum, with operands quantized to the two dtypes in `formats`, if any."""
     letters, dtype, out = einsum.subscripts, einsum.dtype, einsum.out_sharding
     if formats is None:
         return jnp.einsum(letters, left, right, preferred_element_type=dtype, out_sharding=out)

@@ -29,13 +29,13 @@ KEPT: Mapping[Remat, tuple[str, ...]] = {
     "matmuls": (PRODUCT,),
     "block": (),
 }
-"""The names that each remat policy saves in the device's memory."""
+"""The checkpoint names that each remat policy saves in device memory."""
 
 
 def rematerialized(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
-    """Apply a remat policy to the function of a layer.
+    """Return the function of a layer with a remat policy applied.
 
-    Only named values are saved, never gathered weights, which would undo their sharding. Even the policy `none`
+    Only named values are saved, so gathered weights never are: that would undo their sharding. Even the policy `none`
     recomputes norms and activation functions.
     """
     policies = jax.checkpoint_policies
@@ -54,8 +54,8 @@ def rematerialized(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any
 
 
 def _is_cudnn_attention(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Whether values are the results of cuDNN's attention, which JAX 0.10.2 and 0.12.0.1 leave without names.
+    """Whether a primitive is cuDNN's attention, whose results have no checkpoint name in JAX 0.10.2 to 0.12.0.1.
 
-    One is the sum of each row's scores, without which backward would run the whole kernel again.
+    One result is each query's softmax statistics; without it, backward would run the whole kernel again.
     """
     return primitive.name == "dot_product_attention_fwd_wrapper"

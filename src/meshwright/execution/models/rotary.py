@@ -24,24 +24,24 @@ from meshwright.description.step.model import ModelConfig
 
 
 class RotaryTables(NamedTuple):
-    """Cosines and sines of the angles of pairs of dims, [b, s, size / 2]; b is 1 if rows have the same positions."""
+    """Cosines and sines of each dim pair's rotation angle [b, s, size / 2]; b is 1 if rows have the same positions."""
 
     cos: Array
     sin: Array
 
 
 AllTables = Mapping[tuple[Frequencies, int], RotaryTables]
-"""The tables of each kind of layer, by frequencies and number of rotated dims."""
+"""The tables of all layers, by (frequencies, number of rotated dims)."""
 
 
 def rotary_tables(positions: Array, model: ModelConfig, length: Array | int) -> AllTables:
-    """Return a model's tables at positions [s], or [b, s] if rows differ.
+    """Return a model's rotary tables at positions [s], or [b, s] if rows differ.
 
-    Computed once before the layers, because sines are expensive.
+    Call this once before the layers, because sines are expensive.
 
     Args:
-        length: length of the sequence, of each row [b], or up to each token [b, s]; the frequencies of some models
-          depend on it.
+        length: number of tokens of the sequence, of each row [b], or up to each token [b, s]; the frequencies of some
+          models depend on it.
     """
     ops = [op for stack in layers(model) for op in stack.ops if isinstance(op, Rotary)]
     tables = {}
@@ -55,9 +55,9 @@ def rotary_tables(positions: Array, model: ModelConfig, length: Array | int) -> 
 
 
 def _query_scale(frequencies: Frequencies, positions: Array) -> Array | float:
-    """Return the factor of queries at each position, [b, s, 1]; 1 if the model does not scale queries.
+    """Return the factor of queries at each position, [b, s, 1]; 1 if the model does not scale queries by position.
 
-    A rotation is linear, so the factor is included in cosines and sines.
+    A rotation is linear, so the caller multiplies cosines and sines by the factor.
     """
     if (scaling := frequencies.query_scaling) is None:
         return 1.0
@@ -68,8 +68,8 @@ def _query_scale(frequencies: Frequencies, positions: Array) -> Array | float:
 def rotate(x: Array, op: Rotary, tables: AllTables, layer: Array | int | None) -> Array:
     """Apply the rotary embedding to x [b, s, ..., head_dim] in one layer of a stack.
 
-    Dim i of the first half is paired with dim i of the second, as in Llama's weights from Hugging Face. Interleaved
-    pairs are separated: all their first elements come before all their second elements, for queries and keys alike.
+    Dim i of the first half is paired with dim i of the second, as in Llama's weights from Hugging Face. If the model
+    interleaves pairs, they are first reordered to this layout and stay so, for queries and keys alike.
     """
     by = _table_of_layer(op, tables, layer)
     stop = op.start + op.size + op.size % 2
@@ -97,9 +97,9 @@ def _table_of_layer(op: Rotary, tables: AllTables, layer: Array | int | None) ->
 
 
 def is_of_kind(kind: Hashable, cycle: Sequence[Hashable], layer: Array | int | None) -> Array:
-    """Whether a layer is of one kind, in a stack whose kinds repeat in a cycle: a scalar.
+    """Return a boolean scalar: whether cycle[layer % len(cycle)] is `kind`; layers of a stack repeat in a cycle.
 
-    By comparison, not by lookup, because in pipeline stages the layer's number is an array sharded over stages.
+    It compares numbers instead of indexing, because in pipeline stages `layer` is an array sharded over stages.
     """
     assert layer is not None, "layers that differ need their number"
     here = jnp.int32(layer) % len(cycle)
@@ -108,7 +108,10 @@ def is_of_kind(kind: Hashable, cycle: Sequence[Hashable], layer: Array | int | N
 
 
 def _angles(frequencies: Frequencies, size: int, length: Array) -> Array:
-    """Return the angle per position of each pair of rotated dims [b, s, size / 2], for `length` tokens [b, s, 1]."""
+    """Return the angle per position, in radians, of each pair of rotated dims [b, s, size / 2].
+
+    length: number of tokens [b, s, 1], on which some frequencies depend.
+    """
     if frequencies.is_identity:
         return jnp.zeros((1, 1, -(-size // 2)), jnp.float32)
     theta, exponents = frequencies.theta, -jnp.arange(0, size, 2, dtype=jnp.float32)[None, None] / size

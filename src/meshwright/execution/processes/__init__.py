@@ -1,1 +1,1 @@
-"""The processes of one run: rendezvous, comparison of their settings, and detection of lost ones."""
+"""The processes of one run: they find each other, compare their settings, and detect processes that are lost."""

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def flatten(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of nested mappings by their paths, such as `workload.batch`."""
+    """Return {path: value} of the leaves of nested mappings, with paths such as `workload.batch`."""
     found: dict[str, Any] = {}
     for name, value in facts.items():
         found |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
@@ -16,7 +16,10 @@ def flatten(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def find_difference(facts: Mapping[int, Mapping[str, Any]]) -> str:
-    """Describe the first setting that differs between processes; empty if none does. facts: flat, by process number."""
+    """Return a line on the first setting that differs between processes; empty if all are equal.
+
+    facts: {process number: its settings by path, from `flatten`}.
+    """
     first = min(facts)
     for number in sorted(facts):
         here, there = facts[first], facts[number]

@@ -1,12 +1,12 @@
 """Rendezvous of a run's processes: they join, their settings are compared, then each sends a heartbeat every second.
 
 The host is a thread of process 0, or of `meshwright launch` for the processes it started. Only the host decides that a
-run must end, and which process reports the reason, in one line. The others just end.
+run must end, and which process reports the reason, in one line. The others end without a message.
 
-`jax.distributed` (JAX 0.10.2) is not enough: if a process dies, it aborts the others with a page of C++ output, if
-process 0 dies even with `jax_enable_recoverability`, and a Python callback for lost processes
-(`missed_heartbeat_callback`) ends in std::bad_cast. It does not name a process that never joins, nor one that is alive
-but takes no steps.
+`jax.distributed` (JAX 0.10.2) is not enough. If a process dies, it aborts the others with a page of C++ output; if this
+is process 0, even with `jax_enable_recoverability`. A Python callback for lost processes (`missed_heartbeat_callback`)
+ends in std::bad_cast. `jax.distributed` does not name a process that never joins, nor one that is alive but takes no
+steps.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from meshwright.execution.processes.compare import find_difference
 from meshwright.execution.processes.messages import BEAT_SECONDS, PAUSE_SECONDS, SILENT_SECONDS, Inbox, send
 
 BEHIND_SECONDS = 20.0
-"""Seconds without a step of any process after which processes behind the others are named.
+"""If no process takes a step for this many seconds, those that took fewer steps than others are named.
 
 A server ends then: its processes only dispatch steps, which takes milliseconds whatever the steps' duration, so a
-process that is behind hangs. In training it may still be running the step, or writing a file.
+process with fewer steps hangs. In training, a process may still be running the step, or writing a file.
 """
 
 FAILURE_SECONDS = 2.0
@@ -44,15 +44,17 @@ REFUSED, FAILED = 2, 1
 class End:
     """Why a run must end.
 
-    kind: refused (before the start), failed (a process reported why it cannot continue), lost (a process died or is
-    silent), stuck (no process takes a step).
+    Args:
+        line: the reason, for the user.
+        kind: refused (before the start), failed (a process reported why it cannot continue), lost (a process died or is
+            silent), stuck (no process takes a step).
     """
 
     line: str
     code: int
     kind: Literal["refused", "failed", "lost", "stuck"]
     numbers: tuple[int, ...] = ()
-    """The processes to blame; empty if unknown."""
+    """The numbers of the processes that caused it; empty if unknown."""
 
 
 @dataclass
@@ -60,18 +62,20 @@ class _Peer:
     """A process that has joined."""
 
     connection: socket.socket
-    where: str
-    facts: dict[str, Any]
+    where: str  # Its machine and process id, for the user.
+    facts: dict[str, Any]  # Its settings, by path.
     inbox: Inbox
-    heard: float
+    heard: float  # When its last message arrived, on the clock `time.monotonic`.
     step: int | None = None
-    """Steps taken; None before the first."""
+    """Steps taken; None while there are no steps to take, for example before the first."""
     at: str = ""
     """The line of meshwright's sources that its main thread is in."""
     is_idle: bool | None = None
     """See `Member.is_idle`."""
     is_done: bool = False
+    """Whether it reported its normal end."""
     failure: tuple[str, int] | None = None
+    """The error message and exit code that it reported; None for no failure."""
 
 
 @dataclass
@@ -81,12 +85,12 @@ class Host:
     Args:
         listener: socket that the processes connect to.
         count: number of processes.
-        start_seconds: how long to wait for all of them.
-        stuck_seconds: the longest time without a step of any process, after the first; None for no limit.
+        start_seconds: how long to wait until all processes have joined.
         on_end: called once, in the host's thread, with the reason why the run must end, after the processes were told
-          to.
+          to end.
         on_note: called with lines for the user.
-        on_joined: called when all have joined with equal settings.
+        on_joined: called when all processes have joined with equal settings.
+        stuck_seconds: the longest time without a step of any process, after the first step; None for no limit.
     """
 
     listener: socket.socket
@@ -103,11 +107,12 @@ class Host:
     _have_joined: bool = False
     _is_over: bool = False
     _last_step_at: float = 0.0
-    """Time of the last step of any process, by `time.monotonic`."""
+    """When any process took its last step, on the clock `time.monotonic`."""
     _named: tuple[int, ...] = ()
+    """The processes that the last note named because they took fewer steps than others."""
 
     def start(self) -> None:
-        """Open the rendezvous."""
+        """Open the rendezvous: accept connections in a thread."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self.listener, selectors.EVENT_READ)
         self._opened = time.monotonic()
@@ -115,7 +120,7 @@ class Host:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until all processes have left. If one is lost meanwhile, `on_end` is called."""
+        """Wait until all processes have reported their normal end. If one is lost meanwhile, `on_end` is called."""
         self._thread.join()
 
     @property
@@ -124,11 +129,11 @@ class Host:
         return self._have_joined
 
     def step_of(self, number: int) -> int | None:
-        """Return the number of steps that a process has taken; None before the first."""
+        """Return the number of steps that a process has taken; None if it has not joined, or takes no steps."""
         return self._peers[number].step if number in self._peers else None
 
     def stop(self) -> None:
-        """End the rendezvous and all processes in it, without a reason."""
+        """End the rendezvous, and tell all processes in it to end. `on_end` is not called."""
         self._is_over = True
         for peer in self._peers.values():
             with contextlib.suppress(OSError):
@@ -186,7 +191,7 @@ class Host:
                 self._mark_lost(number, "has died")
 
     def _join(self, connection: socket.socket, message: dict[str, Any], now: float) -> int | None:
-        """Read the hello of a process; return its number. Connections that send no valid hello are ignored."""
+        """Add a process from the first message of its connection. Return its number; None for an invalid message."""
         try:
             number, count, where, facts = (message[name] for name in ("process", "of", "where", "facts"))
             taken = _Peer(connection, str(where), dict(facts), self._pending[connection], now)
@@ -206,7 +211,7 @@ class Host:
         return number
 
     def _gather(self, now: float) -> None:
-        """Before the start: check whether all have joined with equal settings."""
+        """Before the start: start the processes if all have joined with equal settings; end if they are late."""
         if len(self._peers) == self.count:
             if difference := find_difference({number: peer.facts for number, peer in self._peers.items()}):
                 self._end(End(difference, REFUSED, "refused"))
@@ -243,7 +248,7 @@ class Host:
             peer.failure = (str(message["failed"]), int(message["code"]))
 
     def _watch(self, now: float) -> None:
-        """After the start: check whether any process is silent, has failed, or takes no step."""
+        """After the start: end the run if a process is silent, has failed, or takes no step."""
         for number, peer in self._peers.items():
             if not peer.is_done and peer.failure is None and now - peer.heard > SILENT_SECONDS:
                 self._mark_lost(number, f"has not answered for {now - peer.heard:.0f} s")
@@ -251,7 +256,8 @@ class Host:
         if self._check_failures(now):
             return
         steps = {number: peer.step for number, peer in self._peers.items() if not peer.is_done}
-        if len(steps) < self.count or None in steps.values():  # Some compile, which has no known limit, or end.
+        # Some processes are at their normal end, or have not taken the first step: compiling has no time limit.
+        if len(steps) < self.count or None in steps.values():
             return
         behind = tuple(number for number in steps if steps[number] != max(steps.values()))  # pyright: ignore
         is_idle = self._peers[0].is_idle
@@ -266,14 +272,14 @@ class Host:
                 return
             self.on_note(line)
         if self.stuck_seconds is not None and waited > self.stuck_seconds:
-            # If no process is behind, a process at another line of code than most others is suspect.
+            # If all took the same number of steps, suspect the processes at another line of code than most.
             places = [peer.at for peer in self._peers.values()]
             suspects = behind or tuple(n for n, peer in self._peers.items() if places.count(peer.at) * 2 < len(places))
             what = self._describe(suspects or tuple(steps))
             self._end(End(f"no step was taken for {waited:.0f} s: {what}", FAILED, "stuck", suspects))
 
     def _describe(self, numbers: tuple[int, ...]) -> str:
-        """Describe the step and source line of some processes."""
+        """Return a text with the step and source line of some processes."""
         return ", ".join(
             f"process {number} ({self._peers[number].where}) is at step {self._peers[number].step}"
             + (f", in {self._peers[number].at}" if self._peers[number].at else "")
@@ -281,7 +287,10 @@ class Host:
         )
 
     def _check_failures(self, now: float) -> bool:
-        """End the run if a process reported a failure. A failure of all is reported once, by process 0."""
+        """End the run if a process reported a failure; return whether it ended.
+
+        If all processes fail, only the failure of process 0 is reported.
+        """
         failed = {number: peer for number, peer in self._peers.items() if peer.failure is not None}
         if not failed:
             return False
@@ -293,14 +302,14 @@ class Host:
         return True
 
     def _mark_lost(self, number: int, how: str) -> None:
-        """End the run because a process is gone."""
+        """End the run because a process is gone. how: what happened to it, to print after its number."""
         peer = self._peers[number]
         step = "" if peer.step is None else f" after step {peer.step}"
         kind = "lost" if self._have_joined else "refused"
         self._end(End(f"process {number} ({peer.where}) {how}{step}", FAILED, kind, (number,)))
 
     def _end(self, end: End) -> None:
-        """Tell all processes to end, and one of them to report why."""
+        """Tell all processes to end, and call `on_end`; once only."""
         if self._is_over:
             return
         self._is_over = True
@@ -314,9 +323,9 @@ class Host:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a socket that listens on a port of this machine, on loopback alone if `host` is localhost.
+    """Return a socket that listens on a port of this machine, on loopback alone if `host` is localhost.
 
-    JAX's service uses the next port, so that one must be free too.
+    JAX's service uses the next port, so the next port must be free too.
 
     Raises:
         MeshwrightError: the port or the next one is in use.

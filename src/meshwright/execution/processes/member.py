@@ -1,7 +1,7 @@
-"""This process in the rendezvous: it reports every second that it is alive and the steps taken.
+"""This process in the rendezvous (`host`): it reports every second that it is alive, and the number of steps taken.
 
-It ends, with one line or silently, when the host tells it to or is gone, rather than wait for the devices of a lost
-process until a runtime's timeout, or forever.
+It ends, with one line or silently, when the host of the rendezvous tells it to end or is gone. Without this it would
+wait for the devices of a lost process until a runtime's timeout, or forever.
 """
 
 from __future__ import annotations
@@ -30,16 +30,20 @@ from meshwright.execution.processes.options import HOSTED, Processes, split_addr
 SOURCES = str(Path(meshwright.__file__).parent)
 
 of_script: Member | None = None
-"""This process among those of a script that `meshwright launch` started, which is set before the script runs."""
+"""The connection of this process if `meshwright launch` started a script in it; set before the script runs."""
 
 
 class Member:
-    """Connection of this process to the rendezvous, made by `join`.
+    """The connection of this process to the rendezvous, made by `join`.
 
-    number: number of this process. host: address of process 0. before_end: called, in a thread, before the process is
-    ended from outside; it restores the terminal. step: steps taken so far; None while there are none to take. is_idle:
-    for process 0 of a server, whether there is no step to take now; None for a run, which always has a next one.
-    directory: the run directory, which only a script has to report.
+    Attributes:
+        number: number of this process.
+        host: host name of process 0.
+        before_end: called, in a thread, before the host ends this process; it restores the terminal.
+        step: number of steps taken so far; None while there are no steps to take, for example before the first.
+        is_idle: for process 0 of a server, returns whether there is no step to take now; None for a training run, which
+            always has a next step.
+        directory: the run directory, to be reported to the host; only a script has to set it.
     """
 
     def __init__(
@@ -78,16 +82,16 @@ class Member:
                 raise TemporaryError(f"process 0 at {self._address} has not answered for {SILENT_SECONDS:.0f} s")
 
     def leave(self) -> None:
-        """Report that this process has done its part. The one with the host waits for the others, which need it."""
+        """Report the normal end of this process. If the host is in this process, wait for the other processes."""
         self._has_left = True
         self._say({"done": True})
         if self._host is not None:
             self._host.wait()
 
     def fail(self, line: str, code: int) -> NoReturn:
-        """End this process, and the run, because of its own failure; the host reports it once for all.
+        """End this process and the run because this process failed. The host reports one failure for all processes.
 
-        Skips the normal exit, in which JAX would wait for the others.
+        Skips the normal exit, in which JAX would wait for the other processes.
         """
         self._say({"failed": line, "code": code})
         time.sleep(10.0)  # The host answers, and `_listen` ends the process.
@@ -98,16 +102,17 @@ class Member:
         leave_at_once(code)
 
     def crash(self) -> NoReturn:
-        """End this process because of the current, unexpected exception.
+        """End this process because of the unexpected exception that is being handled.
 
-        A collective fails like this when another process is lost; the host reports that within its detection time.
+        If another process is lost, a collective may raise such an exception. So this first waits until the host would
+        have detected and reported the lost process, and ended this one.
         """
         time.sleep(SILENT_SECONDS + 5.0)
         traceback.print_exc()
         self.fail(traceback.format_exc().splitlines()[-1], FAILED)
 
     def _received(self) -> list[dict[str, Any]]:
-        """Return messages received within a second. Raises `TemporaryError` if the host is gone."""
+        """Wait up to a second for messages, and return them. Raises a `TemporaryError` if the host is gone."""
         try:
             received = self._connection.recv(1 << 16)
         except TimeoutError:
@@ -120,7 +125,7 @@ class Member:
         return list(self._inbox.add(received))
 
     def _listen(self) -> None:
-        """End this process when the host tells it to, is silent or is gone."""
+        """Until this process leaves: end it when the host tells it to end, is silent or is gone."""
         heard = last = time.monotonic()
         while not self._has_left:
             line, code = "", FAILED
@@ -139,7 +144,11 @@ class Member:
                 self._end(line, code if end is None else end)
 
     def _end(self, line: str, code: int) -> None:
-        """End this process from outside its main thread, which may hang in a collective."""
+        """End this process. Called outside its main thread, which may hang in a collective.
+
+        Args:
+            line: an error to print; empty for none.
+        """
         if not self._ending.acquire(blocking=False):
             return
         if self._host is not None:
@@ -154,7 +163,7 @@ class Member:
             more: dict[str, Any] = {} if self.is_idle is None else {"idle": self.is_idle()}
             if self.directory is not None:
                 more["directory"] = str(self.directory.absolute())
-            self._say({"beat": self.step, "at": _place()} | more)
+            self._say({"beat": self.step, "at": _source_line()} | more)
             time.sleep(BEAT_SECONDS)
 
     def _say(self, message: dict[str, Any]) -> None:
@@ -171,15 +180,17 @@ def leave_at_once(code: int) -> NoReturn:
 
 
 def join(processes: Processes, facts: Mapping[str, Any]) -> Member:
-    """Join the other processes of a run. Process 0 hosts the rendezvous, unless `meshwright launch` does.
+    """Join the other processes of a run. Return when all have joined with equal settings.
+
+    Process 0 hosts the rendezvous, unless `meshwright launch` does. Errors that the host finds end this process, with
+    exit code 2 if they are in the arguments, after process 0 or `launch` has reported them.
 
     Args:
-        processes: must have an address as coordinator.
-        facts: settings that must be equal everywhere, such as the config of a run; versions are added here.
+        processes: this process and the others, with an address as coordinator.
+        facts: settings that must be equal in all processes, such as the config of a run; versions are added here.
 
     Raises:
-        TemporaryError: if the others cannot be reached. Errors found by the host end this process, with exit code 2 if
-          they are in the arguments, after process 0 or `launch` has reported them.
+        TemporaryError: the host cannot be reached.
     """
     assert processes.coordinator is not None
     assert processes.num_processes is not None
@@ -193,7 +204,7 @@ def join(processes: Processes, facts: Mapping[str, Any]) -> Member:
         if member is not None:
             member.before_end()
         print(f"error: {why.line}", file=sys.stderr, flush=True)
-        time.sleep(0.2)  # Time for the others to read that they must end, before this process is gone.
+        time.sleep(0.2)  # The other processes read in this time that they must end.
         leave_at_once(why.code)
 
     hosted_here = None
@@ -215,7 +226,7 @@ def join(processes: Processes, facts: Mapping[str, Any]) -> Member:
 
 
 def _connect(host: str, port: int, processes: Processes) -> socket.socket:
-    """Connect to the host of the rendezvous, retrying until the time to start is over."""
+    """Connect to the host of the rendezvous; retry for the `start_seconds` of `processes`."""
     until = time.monotonic() + processes.start_seconds
     while True:
         try:
@@ -234,7 +245,7 @@ def _connect(host: str, port: int, processes: Processes) -> socket.socket:
         return connection
 
 
-def _place() -> str:
+def _source_line() -> str:
     """Return the line of meshwright's sources that the main thread is in, such as `execution/training/loop.py:120`."""
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
@@ -246,11 +257,14 @@ def _place() -> str:
 
 @contextlib.contextmanager
 def report_end_to_others(member: Member | None, *failures: type[MeshwrightError]) -> Iterator[None]:
-    """Report to the other processes how this one ends, except by Ctrl-C, which all of them get.
+    """On exit from the context, report to the other processes how this one ends: normally, or by an exception.
+
+    After an exception this process ends at once, without running later code. A KeyboardInterrupt is not reported:
+    all processes get Ctrl-C.
 
     Args:
-        member: this process among the others; None for a single process.
-        failures: errors that count as failures of a started run; any other is wrong input.
+        member: the connection of this process; None for a single process.
+        failures: errors that count as failures of a started run; other `MeshwrightError`s count as wrong input.
     """
     if member is None:
         yield

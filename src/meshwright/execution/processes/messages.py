@@ -1,4 +1,4 @@
-"""Messages between processes: a JSON object a line, over TCP."""
+"""Messages between the processes of a run: one JSON object per line, over TCP."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ BEAT_SECONDS = 1.0
 """Seconds between heartbeats."""
 
 SILENT_SECONDS = 20.0
-"""A process that is silent for this long is lost. A compiler that holds Python's lock may cause some silence."""
+"""A process that sends nothing for this long counts as lost. A compiler that holds Python's lock delays heartbeats."""
 
 PAUSE_SECONDS = 5.0
-"""A process that itself slept this long (SIGSTOP, a suspended machine) counts the silence of others anew."""
+"""A process that was itself paused this long (SIGSTOP, a suspended machine) restarts its clocks of others' silence."""
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
-    """Send a message; raises OSError if the other side is gone."""
+    """Send a message. Raises OSError if the other process is gone."""
     connection.sendall(json.dumps(message).encode() + b"\n")
 
 
@@ -32,7 +32,7 @@ class Inbox:
         self._bytes = b""
 
     def add(self, received: bytes) -> Iterator[dict[str, Any]]:
-        """Yield each complete message. Raises ValueError for invalid ones."""
+        """Add received bytes; yield each message that is complete now. Raises ValueError for an invalid message."""
         *lines, self._bytes = (self._bytes + received).split(b"\n")
         if len(self._bytes) > LONGEST:
             raise ValueError("a message without an end")

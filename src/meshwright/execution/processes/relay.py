@@ -1,8 +1,8 @@
-"""A TCP relay on this machine that outlives the service behind it.
+"""A TCP relay on this machine that keeps connections open when the service behind it is gone.
 
 JAX's client aborts its process with a page of C++ output as soon as its connection to the service closes, which happens
-when process 0 dies. Through a relay it only notices after its own timeout of 100 s, and before that the processes
-report in one line what happened (`member.py`). Only startup messages pass through it, no step data.
+when process 0 dies. Through a relay, the client only notices after its own timeout of 100 s; before that the processes
+report in one line what happened (`member`). Only JAX's coordination messages pass through the relay, no step data.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from collections.abc import Callable
 
 
 class Relay:
-    """Listens on `port` of this machine, and forwards each connection to HOST:PORT.
+    """Listens on a free port of this machine (the attribute `port`), and forwards each connection to a service.
 
     Args:
-        host, port: address of the service.
-        seconds: how long to try to connect to it.
+        seconds: how long to try to connect to the service.
         on_failure: called, in a thread, with the reason if no connection succeeded in that time.
     """
 
@@ -53,14 +52,14 @@ class Relay:
             back = threading.Thread(target=_pass_on, args=(far, near), daemon=True)
             back.start()
             _pass_on(near, far)
-            # If the service closes, the near side stays open, which is the relay's purpose.
+            # `_pass_on` waits for the client: until then its connection is open, even if the service is gone.
             with contextlib.suppress(OSError):
                 far.shutdown(socket.SHUT_RDWR)
             back.join()
 
 
 def _pass_on(source: socket.socket, target: socket.socket) -> None:
-    """Forward bytes until the source closes."""
+    """Forward bytes from `source` to `target` until `source` closes."""
     with contextlib.suppress(OSError):
         while received := source.recv(1 << 16):
             target.sendall(received)

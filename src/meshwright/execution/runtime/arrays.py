@@ -26,11 +26,13 @@ def widest(*dtypes: Any) -> Any:
 
 
 def fit(array: Any, shape: tuple[int, ...]) -> Any:
-    """Convert a parameter, or its moment, between the shapes that a mesh and a file have (`step.padding`).
+    """Return a parameter, or an optimizer moment of it, with the padded shape of a mesh or the shape of a file.
 
-    A dim that becomes a multiple of its size is filled with copies; one that becomes a fraction loses them. Other dims
-    get rows of zeros, or lose their last rows. The number of query heads does not change when kv heads are copied, only
-    their grouping. Dims that change must not be sharded. Accepts NumPy arrays, and JAX arrays under `jax.jit`.
+    A dim that grows to a multiple of its size repeats each element; one that shrinks to a divisor drops the copies.
+    Other dims are padded with zeros at the end, or cut there (`step.padding`). When kv heads are copied, query heads
+    are only grouped anew, which is a reshape. Dims that change must not be sharded.
+
+    array: a NumPy array, or under `jax.jit` a JAX array.
     """
     if array.shape == shape:
         return array
@@ -62,7 +64,7 @@ def shardings(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: Shar
 
 
 def abstract(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: ShardingContext, dtype: Dtype) -> Tree[Any]:
-    """Return every parameter as a sharded `jax.ShapeDtypeStruct`, for lowering."""
+    """Return every parameter as a `jax.ShapeDtypeStruct` with its sharding, for lowering."""
     return jax.tree.map(
         lambda parameter, sharding: jax.ShapeDtypeStruct(parameter.shape, DTYPES[dtype], sharding=sharding),
         declared,
@@ -92,7 +94,7 @@ def initialise(declared: Tree[Parameter], key: Array, mesh: Mesh, layout: Shardi
 def _draw(path: str, parameter: Parameter, key: Array, dtype: Any) -> Array:
     if parameter.init == "ones":
         return jnp.ones(parameter.shape, dtype)
-    # A checksum: Python's hash of a text differs between runs.
+    # A checksum, because Python's hash of a string differs between processes.
     own = jax.random.fold_in(key, zlib.crc32(path.encode()))
     if parameter.init == "uniform":
         return jax.random.uniform(own, parameter.shape, dtype, -parameter.scale, parameter.scale)

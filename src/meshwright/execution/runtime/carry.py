@@ -1,4 +1,4 @@
-"""Convert a plan to JAX: its mesh, and the sharding of each leaf of a tree, found by the leaf's path.
+"""Convert a plan to JAX: its mesh, and the sharding of each leaf of a tree, determined by the leaf's path.
 
 `Plan` and `MeshShape` import this module on first use, so that planning works without JAX.
 """
@@ -25,7 +25,7 @@ from meshwright.planning.plan import Plan
 
 
 def mesh_of(shape: MeshShape, devices: Sequence[Any] | None, types: Literal["explicit", "auto"]) -> Mesh:
-    """Return the `jax.sharding.Mesh` of a shape, all axes of the given type. Raises if the type is unknown."""
+    """Return the `jax.sharding.Mesh` of a shape, with all axes of type `types`. Raises if that type is unknown."""
     if types not in ("explicit", "auto"):
         raise MeshwrightError(f"types is {types!r}; it is one of explicit, auto")
     mesh = build_mesh(shape, devices)
@@ -33,17 +33,22 @@ def mesh_of(shape: MeshShape, devices: Sequence[Any] | None, types: Literal["exp
 
 
 Axes = Mapping[str, Sequence[str | None] | Literal["replicated"]]
-"""Maps regular expressions over leaf paths to the logical axis of each dim."""
+"""{regular expression of leaf paths: logical axis of each dim, None for a dim that is not sharded; or "replicated"}."""
 
 _ELSE = "*"
-"""Key of `Axes` for all paths that no expression matches."""
+"""Key of `Axes` for all paths that no regular expression matches."""
 
 
 def plan_shardings(plan: Plan, tree: Any, axes: Axes | None, mesh: Mesh | None) -> Any:
-    """Return the sharding of every leaf of a tree (implements `Plan.shardings`).
+    """Return the tree with the sharding of each leaf in its place (implements `Plan.shardings`).
+
+    Args:
+        tree: a tree of parameters, with the paths of the plan's model unless `axes` is given.
+        axes: logical axes by path; default: those that the plan's model declares.
+        mesh: default: the plan's mesh with explicit axes.
 
     Raises:
-        MeshwrightError: the mesh is another one than the plan's.
+        MeshwrightError: the mesh is not the plan's, a path is unknown, or a degree does not divide a dim.
     """
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
     paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in found]
@@ -57,9 +62,9 @@ def plan_shardings(plan: Plan, tree: Any, axes: Axes | None, mesh: Mesh | None) 
 
 
 def _declared(plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list[PartitionSpec]:
-    """Return the PartitionSpecs of the parameters of a model that meshwright knows (a `ModelConfig`).
+    """Return the PartitionSpec of each leaf, as the plan's model declares its parameters.
 
-    Layers may be stacked in the model's order, or in that of pipeline stages.
+    Layers may be stacked in the model's order or in the order of pipeline slots. Raises for unknown paths and shapes.
     """
     model, context = plan.workload.model, ShardingContext(plan.mesh, rules_of(plan.strategy))
     stored = padded(model, plan.mesh, context.rules)
@@ -83,7 +88,10 @@ def _declared(plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]
 
 
 def _matched(plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]], axes: Axes) -> list[PartitionSpec]:
-    """Return the spec of each leaf, by regular expressions over paths."""
+    """Return the PartitionSpec of each leaf, from the first regular expression that matches its path.
+
+    Raises if no expression matches a path, or an expression matches none.
+    """
     rules = {**logical_rules(plan.strategy), "": ()}
     specs, used = [], set()
     for path, shape in zip(paths, shapes, strict=True):
@@ -114,7 +122,7 @@ def _matched(plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]]
 
 
 def _matches(pattern: str, path: str) -> bool:
-    """Whether an expression matches a whole path, with or without the `.value` that NNX appends to it."""
+    """Whether a regular expression matches a whole path, with or without the `.value` that NNX appends to paths."""
     try:
         return any(re.fullmatch(pattern, one) for one in (path, path.removesuffix(".value")))
     except re.error as error:
@@ -122,7 +130,7 @@ def _matches(pattern: str, path: str) -> bool:
 
 
 def _spec(path: str, shape: tuple[int, ...], names: tuple[str, ...], mesh: MeshShape, rules: Rules) -> PartitionSpec:
-    """Return the spec of one leaf. Raises for unknown logical axes and for degrees that do not divide its dims."""
+    """Return the PartitionSpec of one leaf. Raises for unknown logical axes and degrees that do not divide its dims."""
     for name in names:
         if name not in rules:
             known = [known for known in rules if known]

@@ -1,8 +1,8 @@
 """Collective matmul: a matmul overlapped with its collective, as a ring of permutes under `shard_map`.
 
-`all_gather_matmul` is an all-gather followed by a matmul: while one shard is multiplied, the next is in transit.
-`matmul_reduce_scatter` is a matmul followed by a reduce-scatter: while the partial sum of one shard is in transit, the
-next term is computed. Each is the transpose of the other, so backward overlaps as well.
+`all_gather_matmul` is an all-gather followed by a matmul: while a device multiplies one shard, it receives the next.
+`matmul_reduce_scatter` is a matmul followed by a reduce-scatter: while a device receives the partial sum of one shard,
+it computes the next term of it. Each function is the transpose of the other, so backward overlaps as well.
 
 Source: S. Wang et al., Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning
 Models, ASPLOS 2023 (doi.org/10.1145/3567955.3567959).
@@ -26,7 +26,7 @@ from meshwright.execution.runtime.arrays import widest
 from meshwright.execution.runtime.shards import match_varying
 
 GATHERED_BY_RING = "brought by a ring"
-"""Checkpoint name of gathered arrays; a remat policy that saves it avoids a second gather in backward."""
+"""Checkpoint name of gathered arrays; a remat policy that saves them avoids a second gather in backward."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class DeviceRing:
 
 @dataclass(frozen=True)
 class Einsum:
-    """The letters of each array's dims in an einsum of two arrays."""
+    """An einsum of two arrays: the letters of the dims of both operands and of the result."""
 
     left: str
     right: str
@@ -57,7 +57,10 @@ class Einsum:
 
 @dataclass(frozen=True)
 class _Lane:
-    """A part of each shard, from `start` on, and its direction: to the next device (+1) or the previous one (-1)."""
+    """A part of each shard that is sent in one direction round the ring.
+
+    start, size: the part's elements of the shard's ring dim. step: +1 to send to the next device, -1 to the previous.
+    """
 
     start: int
     size: int
@@ -65,7 +68,7 @@ class _Lane:
 
 
 class _Part(NamedTuple):
-    """A part of a gathered dim, or its matmul's result: the value, its offset, and the size of the whole dim."""
+    """A part of an array along the gathered dim: its value, its offset in the dim, and the size of the whole dim."""
 
     value: Array
     offset: Array
@@ -73,6 +76,8 @@ class _Part(NamedTuple):
 
 
 class _Product(NamedTuple):
+    """An einsum with its operands."""
+
     einsum: Einsum
     left: Array
     right: Array
@@ -81,18 +86,19 @@ class _Product(NamedTuple):
 def all_gather_matmul(
     formula: str, shard: Array, other: Array, *, axes: str | tuple[str, ...], dim: str, is_two_way: bool = True
 ) -> Array:
-    """`einsum(formula, all_gather(shard), other)` as a ring; `dim` of the first operand is sharded over the mesh axes.
+    """Return einsum(formula, all_gather(shard), other), computed as a ring. Call it under `shard_map`.
 
-    Called under `shard_map`. The matmul accumulates in float32; the result has the operands' dtype. Backward reads the
-    gathered array (`GATHERED_BY_RING`).
+    The matmul accumulates in float32; the result has the operands' dtype. Backward reads the gathered array, which has
+    the checkpoint name `GATHERED_BY_RING`.
 
     Args:
       formula: einsum of two arrays; each letter is in at least two of the three arrays.
       shard: this device's shard of the first operand.
       other: the second operand.
       axes: mesh axes of the ring.
-      dim: the sharded letter of the first operand.
-      is_two_way: send halves in both directions, for the two links of a torus axis. On a switch use one direction.
+      dim: the letter of the first operand's dim that is sharded over `axes`.
+      is_two_way: send halves of each shard in both directions, for the two links of a torus axis; on a switch, use one
+        direction.
     """
     (result,) = all_gather_matmuls((formula,), shard, (other,), axes=axes, dim=dim, is_two_way=is_two_way)
     return result
@@ -107,9 +113,9 @@ def all_gather_matmuls(
     dim: str,
     is_two_way: bool = True,
 ) -> tuple[Array, ...]:
-    """`all_gather_matmul` of one shard with several arrays. The shard circulates once, and so does its gradient.
+    """Return `all_gather_matmul` of one shard with each of several arrays; shard and gradient go round the ring once.
 
-    The shard has the same letters in all formulas.
+    The shard must have the same letters in all formulas.
     """
     ring = DeviceRing(_as_tuple(axes), dim, is_two_way)
     einsums = tuple(_parse_einsum(formula, dim, of="left") for formula in formulas)
@@ -120,13 +126,13 @@ def all_gather_matmuls(
 def matmul_reduce_scatter(
     formula: str, left: Array, right: Array, *, axes: str | tuple[str, ...], dim: str, is_two_way: bool = True
 ) -> Array:
-    """`psum_scatter(einsum(formula, left, right))` as a ring: each device keeps its shard of `dim`.
+    """Return this device's shard of psum_scatter(einsum(formula, left, right)), computed as a ring.
 
-    Arguments are as in `all_gather_matmul`. Partial sums are sent in the operands' dtype, as in an ordinary
-    reduce-scatter.
+    `dim` is the letter of the result's dim that is scattered; other arguments are as in `all_gather_matmul`. Partial
+    sums are sent in the operands' dtype, as in an ordinary reduce-scatter.
 
     Raises:
-        MeshwrightError: the devices of the ring do not divide the dim.
+        MeshwrightError: the number of devices of the ring does not divide the dim.
     """
     ring = DeviceRing(_as_tuple(axes), dim, is_two_way)
     einsum = _parse_einsum(formula, dim, of="out")
@@ -163,12 +169,12 @@ def _all_gather_matmuls_forward(
 def _all_gather_matmuls_backward(
     einsums: tuple[Einsum, ...], ring: DeviceRing, kept: tuple[Array, tuple[Array, ...]], gradients: tuple[Array, ...]
 ) -> tuple[Array, tuple[Array, ...]]:
-    """The gradient of the shard is a `matmul_reduce_scatter` of a sum of matmuls.
+    """Return the gradients of the shard and of the other operands. kept: the gathered array, and the other operands.
 
-    The other gradients need no communication.
+    The gradient of the shard is a `matmul_reduce_scatter` of a sum of matmuls; the others need no communication.
     """
     whole, others = kept
-    # Without it, XLA recomputes a gradient for each of its slices.
+    # Without the barrier, XLA recomputes a gradient for each of its slices.
     gradients = lax.optimization_barrier(gradients)
     found = list(zip(einsums, gradients, others, strict=True))
     of_shard = _scatter(
@@ -195,7 +201,7 @@ def _matmul_reduce_scatter_forward(
 def _matmul_reduce_scatter_backward(
     einsum: Einsum, ring: DeviceRing, kept: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array]:
-    """The gradient of `left` is an `all_gather_matmul`; the gradient of `right` reuses the gathered array."""
+    """Return the gradients of `left`, an `all_gather_matmul`, and of `right`, which reuses the gathered array."""
     left, right = kept
     (of_left,), whole = _gather((Einsum(einsum.out, einsum.right, einsum.left),), ring, gradient, (right,))
     of_right = _multiply(Einsum(einsum.left, einsum.out, einsum.right), left, whole)
@@ -208,10 +214,10 @@ _matmul_reduce_scatter.defvjp(_matmul_reduce_scatter_forward, _matmul_reduce_sca
 def _gather(
     einsums: tuple[Einsum, ...], ring: DeviceRing, shard: Array, others: tuple[Array, ...]
 ) -> tuple[tuple[Array, ...], Array]:
-    """Gather a shard round a ring while multiplying it, as first operand of each einsum, with the other operands.
+    """Gather a shard round a ring while multiplying it, as first operand of each einsum, by the other operands.
 
-    Returns the matmuls' results and the gathered array. A lane is a part of the shard that is sent in one direction:
-    after `hop` hops a forward lane holds the shard of the device `hop` positions before.
+    Returns the results of the einsums, and the gathered array. After n hops, a lane with step +1 holds a part of the
+    shard of the device n positions before this one (see `_Lane`).
     """
     degree, place = lax.axis_size(ring.axes), lax.axis_index(ring.axes)
     dim = einsums[0].left.index(ring.dim)
@@ -237,9 +243,10 @@ def _gather(
 
 
 def _add_part(einsum: Einsum, ring: DeviceRing, before: Array | None, part: _Part, other: Array) -> Array:
-    """Add one gathered part's matmul to the result: written at its offset if the result has that dim, else summed.
+    """Return a result with one gathered part's matmul added to it.
 
-    Sums are float32. A part is written before the next ring step, so that compilers write it in place.
+    The matmul is written at the part's offset if the result has the ring's dim, else summed in float32. before: the
+    result so far; None before the first part.
     """
     size = part.value.shape[einsum.left.index(ring.dim)]
     value = _multiply(einsum, part.value, _slice_dim(other, einsum.right, ring.dim, part.offset, size))
@@ -259,10 +266,10 @@ def _empty(like: Array, dim: int, size: int) -> Array:
 
 
 def _scatter(products: Sequence[_Product], ring: DeviceRing) -> Array:
-    """Return this device's shard of the sum of several matmuls, summed over the ring.
+    """Return this device's shard of a sum of matmuls, which is also summed over the devices of the ring.
 
-    The partial sum of a device's shard starts at the device after it, circulates, and gets its last term on the device
-    itself.
+    The partial sum of a device's shard starts on the next device, goes round the ring, and gets its last term on the
+    device itself.
     """
     degree, place = lax.axis_size(ring.axes), lax.axis_index(ring.axes)
     size, dtype = _dim_size(products[0], ring) // degree, jnp.result_type(*products[0][1:])
@@ -290,7 +297,7 @@ def _partial_product(product: _Product, ring: DeviceRing, offset: Array, size: i
 
 
 def _multiply(einsum: Einsum, left: Array, right: Array) -> Array:
-    """Multiply, in float32 at least."""
+    """Return the einsum in float32, or in the operands' dtype if that is wider."""
     dtype = widest(jnp.result_type(left, right), jnp.float32)
     return jnp.einsum(einsum.formula, left, right, preferred_element_type=dtype)
 
@@ -301,16 +308,16 @@ def _slice_dim(value: Array, dims: str, dim: str, offset: Array, size: int) -> A
 
 
 def _barrier(left: Any, right: Any) -> tuple[Any, Any]:
-    """Keep either value from being used before the other is ready (optimization barrier).
+    """Return both values, with an optimization barrier that keeps either from being used before the other is ready.
 
-    Otherwise XLA:GPU sends several shards in sequence before it multiplies the first, and XLA:TPU fuses the received
+    Without it, XLA:GPU sends several shards in sequence before it multiplies the first, and XLA:TPU fuses the received
     sum into the matmul of the next term, which then waits for the transfer (JAX 0.10.2).
     """
     return lax.optimization_barrier((left, right))
 
 
 def _permute(value: Array, lane: _Lane, ring: DeviceRing) -> Array:
-    """Send each device's value to its neighbour; returns the value received."""
+    """Send each device's value to its neighbour in the lane's direction; return the value received."""
     # `lax.ppermute` numbers the devices in the order of the mesh, whatever the order of `axes` (JAX 0.10.2).
     axes = tuple(axis for axis in jax.sharding.get_abstract_mesh().axis_names if axis in ring.axes)
     numbers = np.arange(lax.axis_size(axes)).reshape([lax.axis_size(axis) for axis in axes])
@@ -319,7 +326,7 @@ def _permute(value: Array, lane: _Lane, ring: DeviceRing) -> Array:
 
 
 def _lanes(size: int, ring: DeviceRing) -> tuple[_Lane, ...]:
-    """Return the lanes of a shard: all of the shard forward, or half in each direction."""
+    """Return the lanes of a shard with `size` elements of the ring's dim: one, or a half in each direction."""
     forward = (size + 1) // 2 if ring.is_two_way else size
     lanes = (_Lane(0, forward, 1), _Lane(forward, size - forward, -1))
     return tuple(lane for lane in lanes if lane.size)

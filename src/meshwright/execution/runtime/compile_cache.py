@@ -1,4 +1,4 @@
-"""JAX's persistent compilation cache: a command's second start loads the programs that the first compiled."""
+"""JAX's persistent compilation cache: a command that runs again loads the programs that its first run compiled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def use_compile_cache(where: str | None = None) -> Path | None:
         The directory; None if nothing is cached.
 
     Raises:
-        MeshwrightError: if the directory cannot be written.
+        MeshwrightError: `where` is a directory that cannot be written.
     """
     if where == "off":
         jax.config.update("jax_enable_compilation_cache", False)
@@ -65,13 +65,16 @@ def use_compile_cache(where: str | None = None) -> Path | None:
     }.items():
         jax.config.update(name, value)
     _delete_unused(directory, MAX_BYTES)
-    # On a full disk, only the next start is slower.
+    # If the disk is full, programs are not cached: the next run is slower, but nothing fails.
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
     return directory
 
 
 def _delete_unused(directory: Path, max_bytes: int) -> None:
-    """Delete the least recently used programs (by access time, if the file system records it) beyond a total size."""
+    """Delete the least recently used programs until the rest has at most `max_bytes`.
+
+    The time of use is the access time if the file system records it, else the time of the last write.
+    """
     found: list[tuple[float, int, str]] = []
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -90,7 +93,10 @@ def _delete_unused(directory: Path, max_bytes: int) -> None:
 
 
 def _machine() -> str:
-    """Return a name shared by machines that run the same compiled code: XLA compiles for the CPU's own instructions."""
+    """Return a folder name that is equal on machines that can run the same compiled code.
+
+    It is the platform; for CPUs also a hash of the CPU's features, because XLA compiles for its instruction set.
+    """
     if jax.default_backend() != "cpu":
         return jax.default_backend()
     try:

@@ -19,16 +19,16 @@ from meshwright.execution.processes.member import Member, join
 from meshwright.execution.processes.options import ALONE, Processes, split_address
 from meshwright.execution.processes.relay import Relay
 
-# Simulated devices share a few cores, so one may reach a collective long after the others (XLA's default is 40 s).
+# Simulated devices share a few cores, so one may reach a collective long after the others. XLA's default is 40 s.
 CPU_COLLECTIVE_TIMEOUT_FLAG = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
 
-# Options of mallopt(3), with values that switch them off. A thread's heap of at most 64 MiB (glibc's HEAP_MAX_SIZE) is
-# freed unless that would leave less than the pad at its end.
+# Options of mallopt(3), with values that keep glibc from freeing memory. glibc frees the heap of a thread, at most 64
+# MiB (HEAP_MAX_SIZE), unless less than M_TOP_PAD would then be left at its end.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 NO_TRIMMING, WHOLE_HEAP, NO_MAPPING = -1, 64 << 20, 0
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
-"""`jax_platforms` for each kind of chip; the CPU is always included, so that JAX finds a platform in any case."""
+"""Value of `jax_platforms` for each kind of chip; it includes the CPU, so that JAX finds a platform in any case."""
 
 
 def claim_devices(
@@ -36,9 +36,9 @@ def claim_devices(
 ) -> Member | None:
     """Make JAX use the devices of `system`. Call it before JAX uses any device. Raises if there are too few.
 
-    With several processes, wait for all of them and return this process's connection to the others. JAX's distributed
-    client starts only after all have joined with equal `facts`: on a mismatch it would abort the process with a page of
-    C++ output.
+    With several processes, wait for all of them, and return this process's connection to the others; else return None.
+    JAX's distributed client starts only after all processes have joined with equal `facts`: on a mismatch it would
+    abort the process with a page of C++ output.
 
     Args:
         system: the devices of all processes together.
@@ -65,11 +65,11 @@ def claim_devices(
     if system.chip.kind == "cpu" and "JAX_NUM_CPU_DEVICES" in os.environ:
         with contextlib.suppress(RuntimeError):  # JAX has already started: its devices are counted below.
             jax.config.update("jax_num_cpu_devices", -1)
-    # Otherwise another platform's plugin, installed for compiling, looks for its devices and fails.
+    # Otherwise the plugin of another platform, installed only to compile for it, looks for its devices and fails.
     jax.config.update("jax_platforms", PLATFORMS[system.chip.kind])
     logging.getLogger("jax").setLevel(logging.CRITICAL)
-    # Runtimes that find no accelerator write pages to stderr; the error shows one line of them. For an unknown XLA
-    # flag, XLA writes a line there and ends the process, which must not be lost.
+    # Runtimes that find no accelerator write pages to stderr; the error shows one line of these. If the user sets
+    # XLA_FLAGS, stderr is not caught: for an unknown flag XLA writes a line there and ends the process.
     with tempfile.TemporaryFile() as said:
         saved = os.dup(2)
         if system.chip.kind != "cpu" and not users_flags:
@@ -105,7 +105,7 @@ def _keep_freed_memory() -> None:
     """Keep glibc from returning freed memory to the system.
 
     XLA:CPU allocates a program's temporaries in each run, and glibc returns allocations over 32 MiB and empty heaps of
-    threads to the system: 80,000 page faults, 5% of the time of a train step (`benchmarks/train_step.py`).
+    threads to the system. That causes 80,000 page faults a train step, 5% of its time (`benchmarks/train_step.py`).
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
@@ -115,7 +115,7 @@ def _keep_freed_memory() -> None:
 
 
 def _keep_stdout_from_gloo() -> None:
-    """Let only Python write to stdout: Gloo, XLA:CPU's network library, prints a greeting for each process group."""
+    """Discard what C++ code writes to stdout: Gloo, XLA:CPU's network library, prints a line for each process group."""
     sys.stdout.flush()
     old, kept = sys.stdout, os.dup(1)
     sys.stdout = open(  # noqa: SIM115
@@ -127,7 +127,7 @@ def _keep_stdout_from_gloo() -> None:
 
 
 def _start_distributed(processes: Processes, several: Member | None) -> None:
-    """Start JAX's service for several processes, and this process's client."""
+    """Start JAX's distributed service on process 0, and the client of this process; nothing for a single process."""
     import jax
 
     if processes.coordinator is None:
@@ -162,7 +162,7 @@ def _start_distributed(processes: Processes, several: Member | None) -> None:
 
 
 def _devices_here(system: System, processes: Processes) -> int:
-    """Return the number of devices of each process."""
+    """Return the number of devices of each process. Raises if the devices do not divide equally."""
     count = processes.num_processes or 1
     if system.num_devices % count:
         raise MeshwrightError(f"{system.num_devices} devices cannot be divided equally among {count} processes")

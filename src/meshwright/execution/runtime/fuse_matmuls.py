@@ -1,4 +1,4 @@
-"""Fuse each matmul of an implementation with a collective before or after it into a collective matmul."""
+"""Fuse the matmuls of a sharded computation with collectives before or after them, into collective matmuls."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from meshwright.record import Collective, wire_bytes
 
 @dataclass(frozen=True)
 class CollectiveMatmul:
-    """A matmul with the all-gather of one of its operands, or with the reduce-scatter of its result."""
+    """A matmul fused with the all-gather of one of its operands, or with the reduce-scatter of its result."""
 
     product: Multiply
     collective: Communicate
 
     @property
     def is_gather(self) -> bool:
-        """Whether an operand is gathered."""
+        """Whether the collective is the all-gather of an operand."""
         return self.collective.kind == "all-gather"
 
     @property
     def operands(self) -> tuple[ShardedArray, ...]:
-        """The operands as they are before the all-gather."""
+        """The operands of the matmul; the gathered one as it is before the all-gather."""
         gathered = self.collective.result
         return tuple(self.collective.operand if o == gathered else o for o in self.product.operands)
 
     @property
     def result(self) -> ShardedArray:
-        """The result after the reduce-scatter."""
+        """The result; if it is reduce-scattered, after the reduce-scatter."""
         return self.product.result if self.is_gather else self.collective.result
 
     @property
@@ -57,7 +57,7 @@ FusedStep = Step | CollectiveMatmul
 
 
 def fuse_collective_matmuls(steps: Sequence[Step]) -> tuple[FusedStep, ...]:
-    """Fuse each matmul with the largest collective that it can overlap with, if there is one."""
+    """Return the steps with each matmul fused with the collective of most bytes that it can overlap with, if any."""
     fused: list[FusedStep | None] = list(steps)
     for index, product in enumerate(steps):
         if isinstance(product, Multiply) and (partner := _collective_to_fuse(steps, index, product)) is not None:
@@ -68,7 +68,7 @@ def fuse_collective_matmuls(steps: Sequence[Step]) -> tuple[FusedStep, ...]:
 
 
 def overlapped_collectives(implementation: Implementation, sizes: Sizes) -> tuple[Collective, ...]:
-    """Return the collectives after fusing: each fused ring collective is a permute of the bytes that it sends."""
+    """Return an implementation's collectives after fusing; a fused one is a permute of the bytes a device sends."""
     rest = list(implementation.collectives)
     permutes = []
     for fused in fuse_collective_matmuls(implementation.steps):
@@ -85,7 +85,8 @@ def overlapped_collectives(implementation: Implementation, sizes: Sizes) -> tupl
 def _collective_to_fuse(steps: Sequence[Step], place: int, product: Multiply) -> int | None:
     """Return the index of the largest collective that can be fused with the matmul at `place`; None if there is none.
 
-    A collective over axes on which the matmul is repeated is not fused: it could as well follow the matmul.
+    A collective over axes along which devices repeat the same matmul is not fused, because a collective after the
+    matmul would do as well.
     """
     last_writers = {step.result.label: index for index, step in enumerate(steps[:place])}
     readers = (

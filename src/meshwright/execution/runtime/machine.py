@@ -23,7 +23,7 @@ def this_machine(num_devices: int | None = None) -> System:
     memory, nor start JAX with fewer simulated devices than a later call needs.
 
     Args:
-        num_devices: number of devices to simulate; by default JAX's number, or `SIMULATED` if that is one.
+        num_devices: number of devices to simulate; default: as many as JAX has, or `SIMULATED` if it has only one.
 
     Raises:
         MeshwrightError: the accelerator is not among the known chips.
@@ -39,7 +39,7 @@ def this_machine(num_devices: int | None = None) -> System:
 
 
 def _devices() -> tuple[str, int, str]:
-    """Return the platform, the number and the kind of the devices that JAX finds."""
+    """Return the platform, the number and the device kind (for example `TPU v5e`) of the devices that JAX finds."""
     if "jax" not in sys.modules or not _has_started():
         return _asked_devices()
     import jax
@@ -49,9 +49,9 @@ def _devices() -> tuple[str, int, str]:
 
 
 def _has_started() -> bool:
-    """Whether JAX has started in this process: it then rejects another number of CPU devices.
+    """Whether JAX's backend has started in this process.
 
-    JAX has no public function for this.
+    JAX has no public function for this, but rejects another number of CPU devices once the backend has started.
     """
     import jax
 
@@ -66,7 +66,7 @@ def _has_started() -> bool:
 
 @cache
 def _asked_devices() -> tuple[str, int, str]:
-    """Return the devices that JAX finds in a child process."""
+    """Like `_devices`, but of the devices that JAX finds in a child process."""
     asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, check=False)
     if asked.returncode:
         last = (asked.stderr.strip().splitlines() or ["no message"])[-1]

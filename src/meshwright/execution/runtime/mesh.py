@@ -1,4 +1,4 @@
-"""A mesh shape as a `jax.sharding.Mesh`."""
+"""Build the `jax.sharding.Mesh` of a mesh shape, and read the platform of the current mesh."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from meshwright.mesh import MeshShape
 
 
 def build_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
-    """Build the mesh of `shape` over `devices`, every axis explicit.
+    """Return the mesh of `shape` over `devices` (default: all), with every axis explicit.
 
-    By default it uses all devices; a single process that has more than the mesh needs uses the first ones, with a
-    warning. `jax.make_mesh` orders devices by their topology. Axes are outermost first, so that those that communicate
-    most are on neighbours.
+    If a single process has more devices than the mesh needs, the mesh uses the first ones, with a warning.
+    `jax.make_mesh` orders devices by their topology. Axes are outermost first, so that the axes that communicate most
+    are on neighbouring devices.
 
     Raises:
         MeshwrightError: the number of devices differs from the mesh's.
@@ -51,9 +51,9 @@ def mesh_platform() -> str:
 
 
 def mesh_over_slices(degrees: Mapping[str, int], devices: Sequence[Any], num_slices: int) -> Mesh:
-    """Build a mesh over several slices: the outermost axes cross slices, every axis is explicit.
+    """Return a mesh over several TPU slices, with every axis explicit; the outermost axes cross slices.
 
-    `jax.make_mesh` accepts one slice only (JAX 0.10.2).
+    degrees: degree of each axis, outermost first. `jax.make_mesh` accepts only one slice (JAX 0.10.2).
     """
     within, across = (tuple(f(degrees, num_slices).values()) for f in (within_slice, across_slices))
     array = mesh_utils.create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)

@@ -1,8 +1,11 @@
-"""JAX's modes of parallelism, each as a function that runs the steps of a sharded matmul.
+"""JAX's modes of parallelism: for each mode, a function that returns a sharded matmul in this mode.
 
-auto: einsums with a sharding constraint on each result; the partitioner chooses collectives. explicit: shardings are in
-types; each step reshards. manual: a per-device program that calls every collective by name. overlapped: manual, with
-collective matmuls where possible.
+- auto: each result has a sharding constraint, and XLA's partitioner chooses the collectives.
+- explicit: shardings are part of types, and each communication step is a reshard.
+- manual: a per-device program under `jax.shard_map`, which calls each collective.
+- overlapped: like manual, with collective matmuls where possible.
+
+The matmul is given as an `Implementation`, a sequence of steps: matmuls, collectives and local slices.
 """
 
 from __future__ import annotations
@@ -26,16 +29,16 @@ from meshwright.execution.runtime.terms import Shape, product_of_terms, spec, sp
 Mode = Literal["auto", "explicit", "manual", "overlapped"]
 Operands = tuple[ShardedArray, ...]
 Body = Callable[..., Array]
-"""A function of the operands. Partial sums are stored as terms along leading dims, see `terms`."""
+"""A function from the operands to the result. Unreduced operands are stored as partial sums, see `terms`."""
 
 MODES: tuple[Mode, ...] = ("auto", "explicit", "manual", "overlapped")
 
 
 def automatic(operands: Operands, implementation: Implementation, mesh: Mesh) -> Body:
-    """Return the matmul in auto mode; an unreduced result is returned as stacked terms.
+    """Return the matmul in auto mode; an unreduced result is returned as partial sums along leading dims (`terms`).
 
-    Constraints cannot express an unreduced result. Without terms, the partitioner may choose another einsum: for a
-    reduce-scatter it may split the result first and permute (JAX 0.10.2).
+    Sharding constraints cannot express an unreduced result. Without these leading dims, the partitioner may choose
+    another einsum: for a reduce-scatter it may split the result first and permute (JAX 0.10.2).
     """
 
     def reshape_to(value: Array, shape: Shape, target: P) -> Array:
@@ -92,7 +95,7 @@ def overlapped(operands: Operands, implementation: Implementation, mesh: Mesh) -
 
 
 def _per_device(steps: Sequence[FusedStep], operands: Operands, result: ShardedArray, mesh: Mesh) -> Body:
-    """Return the steps as a per-device program under `jax.shard_map`."""
+    """Return a function that runs the steps as a per-device program under `jax.shard_map`."""
 
     def body(*shards: Array) -> Array:
         held = [shard.squeeze(term_dims(array)) for shard, array in zip(shards, operands, strict=True)]
@@ -106,7 +109,7 @@ def _per_device(steps: Sequence[FusedStep], operands: Operands, result: ShardedA
 def _run_steps(
     steps: Sequence[FusedStep], operands: Operands, values: Sequence[Array], do: Callable[..., Array]
 ) -> Array:
-    """Run the steps on labelled values; each step takes its operands by label."""
+    """Run the steps in order and return the last result. do: runs one step on the values of its operands."""
     held = {array.label: value for array, value in zip(operands, values, strict=True)}
     for step in steps:
         read = step.operands if isinstance(step, Multiply | CollectiveMatmul) else (step.operand,)
@@ -116,15 +119,15 @@ def _run_steps(
 
 
 def _prevent_slice_fusion(value: Array) -> Array:
-    """Keep XLA from fusing a slice with the reduce-scatter before it.
+    """Return the value, with a barrier that keeps XLA from fusing a slice of it with the reduce-scatter before it.
 
-    The result would be an all-reduce (JAX 0.10.2).
+    XLA would make both one all-reduce (JAX 0.10.2).
     """
     return lax.optimization_barrier(value)
 
 
 def _sums_unshared_dim(step: Multiply) -> bool:
-    """Whether mesh axes shard a summed dim that only one operand has.
+    """Whether a mesh axis shards a summed dim that only one operand has.
 
     `jnp.einsum` sums such a dim before it multiplies, and cannot leave the sum unreduced (JAX 0.10.2).
     """

@@ -25,7 +25,7 @@ from meshwright.units import show_mesh
 
 @dataclass(frozen=True)
 class CompiledProduct:
-    """An implementation of a sharded matmul, compiled for a mesh."""
+    """A sharded matmul, compiled for a mesh in one of the modes of `modes`."""
 
     inference: Inference
     mesh: Mesh
@@ -38,7 +38,7 @@ class CompiledProduct:
         return self.program.as_text() or ""
 
     def run(self, *arrays: Any) -> Array:
-        """Return the global result, sharded as the notation derives. Unreduced results are summed after the program.
+        """Return the global result, sharded as inferred. An unreduced result is summed after the program.
 
         arrays: global operands in the order of the notation. Raises if their number or their shapes are wrong.
         """
@@ -64,13 +64,13 @@ def compile_product(
     implementation: Implementation | None = None,
     dtype: Any = np.float32,
 ) -> CompiledProduct:
-    """Compile an implementation of a sharded matmul in one of the modes.
+    """Compile a sharded matmul in one of the modes.
 
     Args:
       inference: the matmul with its derived shardings.
       mesh: must have the axes and degrees that the shardings were derived for; axis types do not matter.
       mode: auto, explicit, manual or overlapped.
-      implementation: one of the implementations in `inference`; default `inference.implementation`.
+      implementation: the steps to run, one of the implementations in `inference`; default: `inference.implementation`.
       dtype: dtype of the operands.
 
     Raises:
@@ -79,7 +79,7 @@ def compile_product(
     degrees = inference.sizes.degrees
     if dict(mesh.shape) != dict(degrees):
         raise MeshwrightError(
-            f"the ways were inferred for mesh {show_mesh(degrees)}; this one is {show_mesh(mesh.shape)}"
+            f"the implementations were inferred for mesh {show_mesh(degrees)}; this one is {show_mesh(mesh.shape)}"
         )
     axis_type = AxisType.Auto if mode == "auto" else AxisType.Explicit
     mesh = mesh.update(axis_types=(axis_type,) * len(mesh.axis_names))
@@ -96,7 +96,7 @@ def compile_product(
 
 
 def make_product_mesh(degrees: Mapping[str, int]) -> Mesh:
-    """Build the mesh of named degrees, outermost first, over the first devices. Raises if there are too few."""
+    """Return a mesh over the first devices; degrees: {axis: degree}, outermost first. Raises if there are too few."""
     found, wanted = jax.devices(), math.prod(degrees.values())
     if len(found) < wanted:
         raise MeshwrightError(f"mesh {show_mesh(degrees)} needs {wanted} devices; there are {len(found)}")

@@ -8,9 +8,10 @@ import jax
 
 
 def program_memory(compiled: jax.stages.Compiled, *, on_tpu: bool) -> dict[str, int]:
-    """Return bytes per device by kind; `peak` is the maximum at any time.
+    """Return a program's bytes per device, by name.
 
-    `alias` counts the bytes of `outputs` that are shared with arguments.
+    Names are `arguments`, `outputs`, `temporaries`, `alias` (bytes of outputs that share memory with donated
+    arguments), `code`, and `peak` (the maximum, at any time, of all arguments, outputs and temporaries together).
     """
     stats: Any = compiled.memory_analysis()
     names = {"arguments": "argument", "outputs": "output", "temporaries": "temp", "alias": "alias"}

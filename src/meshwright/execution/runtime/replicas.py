@@ -1,9 +1,9 @@
-"""Unreduced gradients, one per replica, where JAX's types cannot express them.
+"""Unreduced gradients of replicated parameters as rows, one for each replica, where JAX's types cannot express them.
 
-The gradient of an array typed reduced over some axes is unreduced over them. JAX 0.10.2 cannot `vmap` over, slice or
-branch on such arrays. Instead, the replicas become rows of an extra dim, sharded over their devices. Each row gets the
-gradient of its replica, and microbatches accumulate into rows. The transpose of `stack_replicas` converts the rows back
-into an unreduced gradient, which is summed over devices once per step.
+The gradient of an array typed `reduced` over mesh axes is unreduced over these axes. JAX 0.10.2 cannot `vmap` over,
+slice or branch on such arrays. Instead, the replicas of a parameter become rows of an extra dim, sharded over their
+devices. Each row gets the gradient of its replica, summed over microbatches. The transpose of `stack_replicas` converts
+the rows into an unreduced gradient, which is summed over devices once per step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from meshwright.execution.runtime.shards import on_shards
 
 
 def stack_replicas(array: Array, dim: int) -> Array:
-    """Add a dim at `dim` with one row per replica; an array whose type has no `reduced` axes is returned unchanged."""
+    """Return an array with a new dim `dim` that has one row per replica; unchanged if no axis is `reduced`."""
     spec = jax.typeof(array).sharding.spec
     axes = tuple(sorted(spec.reduced))
     if not axes:
@@ -33,13 +33,13 @@ def stack_replicas(array: Array, dim: int) -> Array:
 
 
 def unstack_replicas(rows: Array, spec: P, layout: ShardingContext) -> Array:
-    """The inverse of `stack_replicas`: the array of this spec, typed reduced, from replicas along the first dim."""
+    """Return the array of this spec from its replicas along the first dim: the inverse of `stack_replicas`."""
     return _unstack(spec, layout, rows) if spec.reduced else rows
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _unstack(spec: P, layout: ShardingContext, rows: Array) -> Array:
-    """Take the first row for `unstack_replicas`: all rows are equal, which no type expresses."""
+    """Return each device's row for `unstack_replicas`; all rows are equal, which no type expresses."""
     plain = P(*spec.partitions)
     split = P(tuple(sorted(spec.reduced)), *spec.partitions)
     array = on_shards(lambda rows: rows[0], layout, in_specs=(split,), out_specs=plain, check_vma=False)(rows)

@@ -1,4 +1,4 @@
-"""PartitionSpecs derived from logical axes by the sharding rules, and resharding to them."""
+"""Derive PartitionSpecs from logical axes by the sharding rules, and reshard arrays to them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ class ShardingContext:
     """A mesh shape with its sharding rules, from which a model's values get their shardings.
 
     Attributes:
+        mesh: the degrees of the mesh axes.
+        rules: the mesh axes that shard each logical axis.
         gradient_dtype: dtype in which gradients of weights are summed over devices; None for the dtype of the matmuls.
         is_stage: whether values are mapped over pipeline stages (`vmap`) and therefore have no stage dim.
-        cache_split: in a server, whose weights are stationary (`models.generation.stationary`), the dim of its cache
-            that is split in addition to the heads; None in training.
+        cache_split: None in training. In generation, where weights are stationary (`models.generation.stationary`), the
+            dim of the cache that is split besides heads.
     """
 
     mesh: MeshShape
@@ -38,7 +40,7 @@ class ShardingContext:
         check_rules(self.rules)
 
     def axes(self, name: str) -> tuple[str, ...]:
-        """The mesh axes with more than one device that shard a dim of this logical axis."""
+        """Return the mesh axes of degree above 1 that shard a logical axis."""
         return spec((name,), mesh=self.mesh, rules=self.rules)[0]
 
     def spec(self, *names: str, unreduced: tuple[str, ...] = (), reduced: tuple[str, ...] = ()) -> P:
@@ -50,7 +52,7 @@ class ShardingContext:
         return self._partition(spec(names, mesh=self.mesh, rules=self.rules), unreduced, reduced)
 
     def place(self, x: Array, *names: str, reduced: tuple[str, ...] = ()) -> Array:
-        """Reshard `x` to these logical axes.
+        """Return `x` resharded to the spec of these logical axes.
 
         The collective follows from the change: from sharded to replicated an all-gather, from unreduced to sharded a
         reduce-scatter, from unreduced to replicated an all-reduce, from one dim to another an all-to-all. `reduced` is
@@ -59,15 +61,20 @@ class ShardingContext:
         return jax.reshard(x, self.spec(*names, reduced=reduced))
 
     def weight(self, stored: Array, *names: str, dtype: Any = None, along: str = "sequence") -> Array:
-        """Return a parameter as matmuls use it: cast to `dtype`, gathered over the axes that only store it (ZeRO-3).
+        """Return a parameter as matmuls use it: in `dtype`, gathered over the axes that split only storage (ZeRO-3).
 
-        Its gradient is summed over every axis that shards tokens, except those that shard experts, since tokens are
-        sent along them. In backward the gather becomes a reduce-scatter onto the shards, followed by an all-reduce of
-        each shard over replicas. along: logical axis of the sequence dim in the activations that the parameter
-        multiplies.
+        Its gradient is summed over every mesh axis that shards tokens, except those that shard experts, since tokens
+        are sent along them. In backward the gather becomes a reduce-scatter onto the shards, followed by an all-reduce
+        of each shard over replicas.
+
+        Args:
+            names: logical axes of the parameter's dims.
+            dtype: default: the parameter's.
+            along: logical axis of the sequence dim in the activations that the parameter multiplies.
         """
 
         def gather(x: Array) -> Array:
+            # The all-gather of FSDP (ZeRO-3); its transpose is the reduce-scatter of the gradient.
             in_use = (IN_USE.get(name, name) for name in names)
             return self._resharded(self.shard(x, *names, along=along), *in_use, along=along)
 
@@ -81,18 +88,21 @@ class ShardingContext:
 
     @property
     def gathered(self) -> ShardingContext:
-        """The same context without the axes that only store parameters; it gives the specs of gathered weights."""
+        """The same context without the mesh axes that split only storage; it gives the specs of gathered weights."""
         return replace(self, rules={**self.rules, **dict.fromkeys(IN_USE, ())})
 
     def _resharded(self, x: Array, *names: str, along: str) -> Array:
-        """Reshard `x` to `names`, typed so that its gradient is summed over the token axes that do not shard it."""
+        """Return `x` resharded to logical axes, typed `reduced` over the mesh axes that shard tokens and not x.
+
+        Its gradient is then summed over these mesh axes.
+        """
         tokens = (*self.rules["batch"], *self.rules[along])
         dims = spec(names, mesh=self.mesh, rules=self.rules)
         whole = tuple(axis for axis in tokens if not any(axis in dim for dim in dims))
         return jax.reshard(x, self._partition(dims, (), whole))
 
     def _partition(self, dims: Spec, unreduced: tuple[str, ...], reduced: tuple[str, ...]) -> P:
-        """Build a PartitionSpec without axes of degree 1, so that equal shardings have equal types."""
+        """Return a PartitionSpec without axes of degree 1, so that equal shardings have equal types."""
         return P(*(dim or None for dim in dims), unreduced=self._live(unreduced), reduced=self._live(reduced))
 
     def _live(self, axes: tuple[str, ...]) -> frozenset[str]:
@@ -100,7 +110,10 @@ class ShardingContext:
 
 
 def _transposed_in(wide: Any, move: Callable[[Array], Array], dtype: Any) -> Callable[[Array], Array]:
-    """Apply `move`, a linear reshard, and its transpose to the cotangent in a wider dtype."""
+    """Return a function that casts x to `dtype` and applies `move`, a linear reshard.
+
+    In backward, the transpose of `move` is applied to the cotangent in the dtype `wide`.
+    """
 
     @jax.custom_vjp
     def moved(x: Array) -> Array:

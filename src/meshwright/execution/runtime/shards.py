@@ -1,4 +1,4 @@
-"""`shard_map` in layers that may also be mapped over pipeline stages."""
+"""`shard_map` for layers that may also be mapped over pipeline stages by `vmap`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ STAGES = "pp"
 def on_shards(
     local: Callable[..., Any], layout: ShardingContext, *, in_specs: Any, out_specs: Any, check_vma: bool = True
 ) -> Callable[..., Any]:
-    """`jax.shard_map` of `local` that also works under `vmap` over pipeline stages: each device runs its own stage.
+    """Return `jax.shard_map` of `local` in a form that also works under `vmap` over pipeline stages.
 
-    JAX 0.10.2 maps a `shard_map` over a dim sharded by an explicit axis by gathering that dim first, and rejects
-    reduced specs. Arrays mapped over stages must not be unreduced.
+    Under `vmap` each device runs its own stage, and no mapped array may be unreduced. JAX 0.10.2 would gather the stage
+    dim, sharded by an explicit axis, before the `shard_map`, and rejects `reduced` specs.
     """
     if not layout.is_stage:
         return jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
 
     @custom_vmap
     def mapped(*args: Any) -> Any:
-        """Only evaluated for the result types of one stage; it never runs."""
+        """Return arrays with the result types of one stage; this is only traced, and never runs."""
         named = jax.sharding.get_abstract_mesh()
         # Under `vmap` over the axis `pp` JAX would drop it from a `shard_map`, so it gets another name here.
         mesh = named.update(axis_names=tuple("stages" if name == STAGES else name for name in named.axis_names))
@@ -43,7 +43,7 @@ def on_shards(
 
     @mapped.def_vmap
     def _(stages: int, are_staged: list[Any], *args: Any) -> tuple[Any, Any]:
-        """Run all stages at once: an extra dim, sharded over stages, of size 1 on each device."""
+        """Run all stages in one `shard_map`, with a leading dim sharded over stages, of size 1 on each device."""
         is_staged = tuple(are_staged)
 
         def of_stage(*args: Any) -> Any:
@@ -60,16 +60,16 @@ def on_shards(
 
 
 def match_varying(*values: Array, axes: Iterable[str] = ()) -> list[Array]:
-    """Cast values inside a `shard_map` to vary over the same mesh axes: the union of theirs and `axes`.
+    """Return values inside a `shard_map` cast to vary over the same mesh axes: the union of theirs and `axes`.
 
-    Then each gradient is summed over the added axes and has the type of its operand.
+    The gradient of each value is then summed over the mesh axes that were added for it.
     """
     every = {*axes}.union(*(jax.typeof(value).manual_axis_type.varying for value in values))
     return [_varying_over(value, every) for value in values]
 
 
 def _varying_over(value: Array, axes: set[str]) -> Array:
-    """Cast a value to vary over more mesh axes: one cast for axes it is reduced over, one for other axes."""
+    """Return a value cast to vary over all `axes`, by separate casts for axes that it is `reduced` over and others."""
     found = jax.typeof(value).manual_axis_type
     missing = axes - found.varying
     for over in (missing & found.reduced, missing - found.reduced):

@@ -18,15 +18,16 @@ from meshwright.record import Kind
 def build_collective(
     kind: Kind, degrees: Mapping[str, int], axes: tuple[str, ...], nbytes: int
 ) -> tuple[Callable[[Array], Array], Array]:
-    """Build a jitted collective over `axes` of a mesh of all devices, and the float32 array to pass to it.
+    """Return a jitted collective over `axes` of a mesh, and the float32 array to pass to it.
 
     Args:
       kind: the collective.
-      degrees: the mesh, axis to degree, outermost first.
+      degrees: the mesh as {axis: degree}, outermost first; it uses the first devices.
       axes: the mesh axes that the collective communicates over.
-      nbytes: size as in `record.Collective.bytes`, rounded down to a multiple of the degree.
+      nbytes: size as in `record.Collective.bytes`, rounded down to whole float32 elements on each device.
 
-    Raises if the mesh needs more devices than exist, or a device would have no element.
+    Raises:
+      MeshwrightError: the mesh needs more devices than exist, or a device would have no element.
     """
     degree, total = math.prod(degrees[axis] for axis in axes), math.prod(degrees.values())
     if total > len(jax.devices()):

@@ -1,7 +1,8 @@
-"""Arrays of the notation on a JAX mesh; an unreduced array may be stored as partial sums ("terms") along leading dims.
+"""Arrays of the notation on a JAX mesh, with unreduced arrays stored as partial sums ("terms") where types lack them.
 
-`C[I, K]{U_X}` is a type in explicit and manual mode. Where no such type exists (auto mode, program arguments), the
-array has one leading dim for each unreduced axis, sharded over that axis: [X, I, K].
+An array that is unreduced over axis X, `C[I, K]{U_X}`, is a JAX type in explicit and manual mode. In auto mode and for
+arguments of a program there is no such type, so the array has one leading dim of terms for each unreduced axis, sharded
+over that axis: [X, I, K]. The array is the sum of its terms.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from meshwright.description.notation.steps import Communicate, LocalSlice, Multi
 Shape = tuple[int, ...]
 Move = Communicate | LocalSlice
 ReshapeTo = Callable[[Array, Shape, P], Array]
-"""Reshapes a value and sets the spec of the result."""
+"""A function (value, shape, spec) that reshapes a value and sets the spec of the result."""
 
 
 def spec(array: ShardedArray) -> P:
@@ -36,22 +37,22 @@ def spec_of_terms(array: ShardedArray) -> P:
 
 
 def shape_of_terms(array: ShardedArray, sizes: Sizes) -> Shape:
-    """Return the global shape of an unreduced array, stored as stacked partial sums."""
+    """Return the global shape of an array with its leading dims of terms."""
     return tuple([sizes.degrees[axis] for axis in term_axes(array)] + [sizes.dims[dim] for dim in array.dims])
 
 
 def term_axes(array: ShardedArray) -> tuple[str, ...]:
-    """Return the axes of the leading term dims, in alphabetical order."""
+    """Return the mesh axes of an array's leading dims of terms, in alphabetical order."""
     return tuple(sorted(array.unreduced))
 
 
 def term_dims(array: ShardedArray) -> tuple[int, ...]:
-    """Return the indices of the leading term dims."""
+    """Return the indices of an array's leading dims of terms."""
     return tuple(range(len(array.unreduced)))
 
 
 def as_terms(value: Any, array: ShardedArray, sizes: Sizes) -> np.ndarray:
-    """Return terms that sum to a value: the first is the value, the others are zero."""
+    """Return `value` stored as terms along leading dims: the first term is the value, the others are zero."""
     value = np.asarray(value)
     terms = np.zeros(shape_of_terms(array, sizes), value.dtype)
     terms[(0,) * len(array.unreduced)] = value
@@ -61,10 +62,12 @@ def as_terms(value: Any, array: ShardedArray, sizes: Sizes) -> np.ndarray:
 def product_of_terms(
     step: Multiply, left: Array, right: Array, *, degrees: Mapping[str, int], reshape_to: ReshapeTo
 ) -> Array:
-    """Multiply two arrays, leaving an unreduced sum as terms along leading dims.
+    """Return the result of a matmul, with one leading dim of terms for each mesh axis that it is unreduced over.
 
-    A dim summed over mesh axes is reshaped into those axes and the rest, without communication. The axes are then batch
-    dims of the einsum. reshape_to: reshapes a value and sets its spec to the same sharding as before.
+    A summed dim that is split over mesh axes is reshaped to these axes and the rest, without communication; the axes
+    are then batch dims of the einsum.
+
+    degrees: degree of each mesh axis.
     """
     axes = term_axes(step.result)
     letters = dict(zip(axes, reversed(ascii_uppercase), strict=False))
@@ -85,10 +88,10 @@ def product_of_terms(
 
 
 def sum_of_terms(step: Move, value: Array, *, reshape_to: ReshapeTo) -> Array:
-    """Sum the terms that a step reduces.
+    """Return a value with the terms summed over the mesh axes that a step reduces.
 
-    They are merged into one dim first: for a sum over several dims the partitioner emits one all-reduce per dim (JAX
-    0.10.2).
+    These leading dims are merged into one first: for a sum over several dims, the partitioner emits one all-reduce per
+    dim (JAX 0.10.2).
     """
     axes = term_axes(step.operand)
     taken = tuple(axis for axis in axes if axis not in step.result.unreduced)

@@ -1,1 +1,1 @@
-"""Text and tokens: tokenizers of Hugging Face directories, chat templates, incremental decoding."""
+"""Text and tokens: tokenizers of Hugging Face directories, chat templates, and incremental decoding."""

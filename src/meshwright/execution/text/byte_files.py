@@ -1,15 +1,18 @@
-"""The tokenizer of bytes as files that Hugging Face's libraries load: token n is the byte n of UTF-8."""
+"""Write the byte tokenizer, whose token n is the UTF-8 byte n, as files that Hugging Face's libraries load."""
 
 from __future__ import annotations
 
 import json
 
 _PRINTABLE = (*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1))
-"""The bytes that byte-level tokenizers write as the Latin-1 character of that number; the others follow from 256."""
+"""Bytes that byte-level tokenizers write as the Latin-1 character of that number; others become characters from 256."""
 
 
 def byte_tokenizer_files(max_length: int | None) -> dict[str, bytes]:
-    """Return `tokenizer.json` and `tokenizer_config.json` by name. max_length: most tokens of a text, if limited."""
+    """Return the contents of `tokenizer.json` and `tokenizer_config.json`, by name.
+
+    max_length: the model's maximum number of tokens of a text; None for no limit.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # Of [train] and [serve].
 
     others = [byte for byte in range(256) if byte not in _PRINTABLE]

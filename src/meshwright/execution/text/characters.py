@@ -1,4 +1,4 @@
-"""Bound the characters of one token, so that a text is known to have too many tokens before it is tokenised."""
+"""Bound the number of characters of a token, so that a text with too many tokens is rejected before it is tokenised."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 KEEPING = {"Sequence", "Prepend", "Replace", "NFC", "ByteLevel"}
-"""Normalizers that never shorten a text; NFC joins at most four characters."""
+"""Normalizers that do not shorten a text, except that NFC joins up to four characters into one."""
 
 SPLITTING = {"Sequence", "ByteLevel", "Split", "Metaspace", "Digits", "Punctuation", "UnicodeScripts"}
 """Pre-tokenizers that drop no character, unless their behavior is `Removed`."""
 
 
 def most_characters(tokenizer: Mapping[str, Any]) -> int | None:
-    """Return the maximum number of characters that one token of a tokenizer.json represents; None if unbounded."""
+    """Return the maximum number of characters of a text that one token stands for; None if no bound is known.
+
+    tokenizer: contents of a tokenizer.json.
+    """
     model = tokenizer["model"]
     normalizers, splits = [*_parts(tokenizer["normalizer"])], [*_parts(tokenizer["pre_tokenizer"])]
     kinds = {part["type"] for part in normalizers}
@@ -34,7 +37,7 @@ def most_characters(tokenizer: Mapping[str, Any]) -> int | None:
 
 
 def _parts(of: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """Yield a normalizer or pre-tokenizer, and those it consists of."""
+    """Yield a normalizer or pre-tokenizer and all that it is composed of; nothing for None."""
     if of is not None:
         yield of
         for part in of.get("normalizers") or of.get("pretokenizers") or ():
@@ -42,7 +45,7 @@ def _parts(of: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
 
 
 def _shortens(part: Mapping[str, Any]) -> bool:
-    """Whether a normalizer replaces characters by fewer characters."""
+    """Whether a normalizer may replace characters by fewer characters."""
     if part["type"] != "Replace":
         return False
     pattern = part["pattern"].get("String")

@@ -1,4 +1,4 @@
-"""Chat templates of `tokenizer_config.json`: Jinja, run in its sandbox."""
+"""Apply chat templates: Jinja programs from `tokenizer_config.json`, run in Jinja's sandbox."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ def apply_chat_template(
         tools: tools that the assistant may call, in OpenAI's format: each with `type` and `function`.
         add_generation_prompt: append the text that begins the assistant's answer.
         continue_final_message: end with the text of the last message, which the model then continues.
-        variables: the template's own variables, such as Qwen3's `enable_thinking`.
-        cut: called with the text of the chat; returns the part to tokenise, or raises.
+        variables: values of the template's own variables, for example Qwen3's `enable_thinking`.
+        cut: called with the text of the chat; returns the part of it to tokenise, or raises.
 
     Raises:
-        MeshwrightError: if there is no template, or it rejects these messages.
+        MeshwrightError: there is no template, or it rejects these messages.
     """
     text = _render(tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
     text = _GENERATED.sub(r"\1", text)
     if continue_final_message:
         text = _until_final_content(text, str(messages[-1].get("content") or ""))
-    # The template has written the special tokens that begin a text.
+    # The template itself writes the special tokens that begin a text.
     return tokenizer.encode(cut(text), add_special_tokens=False)
 
 
 def _until_final_content(text: str, content: str) -> str:
-    """Cut the text of a chat after the content of its last message, without the template's suffix."""
+    """Return the text of a chat up to the end of its last message's content. Raises if the content is not in it."""
     at = text.rfind(content.strip())
     if at < 0 or not content.strip():
         raise MeshwrightError("the text of the last message is not in the chat as the template writes it")
@@ -61,7 +61,7 @@ def _until_final_content(text: str, content: str) -> str:
 
 
 class ChatExample(NamedTuple):
-    """The tokens of a chat, and whether each has loss."""
+    """The tokens of a chat, and for each token whether it has loss."""
 
     tokens: list[int]
     loss: list[bool]
@@ -76,21 +76,23 @@ def chat_examples(
 ) -> list[ChatExample]:
     """Return training examples of a chat: its tokens, with loss on the assistant's turns and their end tokens.
 
-    If the template marks the assistant's text (`{% generation %}`), the marked text has loss. Without marks, a turn
-    begins where the preceding chat with the generation prompt ends, and ends where the chat with the turn does. A
-    template may render earlier turns differently once more follow: Qwen3's drops their thoughts. Then the chat becomes
-    several examples: each turn has loss in one example, whose text before the turn is what a model reads when it writes
-    that turn.
+    A turn is one message of the assistant. If the template marks the assistant's text (`{% generation %}`), the marked
+    text has loss. Without marks, a turn's text is what rendering the chat up to its end adds to the chat before the
+    turn, rendered with the generation prompt. So the generation prompt has no loss.
+
+    A template may render a turn differently when later messages follow: Qwen3's drops its thoughts. Then the chat
+    becomes several examples. Each turn has loss in one of them, in which the text before the turn is what the model
+    reads when it generates that turn.
 
     Args:
-        messages: each with `role` (system, user, assistant) and `content`, and anything else the template reads. A turn
-          with a `weight` of 0 has no loss, as in OpenAI's fine-tuning files.
+        messages: each with `role` (system, user, assistant) and `content`, and other keys that the template reads. A
+          turn with a `weight` of 0 has no loss, as in OpenAI's fine-tuning files.
         tools: tools that the assistant can call.
         first: index of the first message whose tokens can have loss.
 
     Raises:
-        MeshwrightError: if there is no template, it rejects these messages, or its turns do not begin with its
-          generation prompt, so that their tokens cannot be found.
+        MeshwrightError: there is no template, it rejects these messages, or its turns do not begin with its generation
+          prompt, so that their tokens cannot be found.
     """
     whole = _render(tokenizer, messages, tools=tools, add_generation_prompt=False)
     learned = [
@@ -112,13 +114,14 @@ def chat_examples(
 
 
 Span = tuple[int, int]
+"""(start, stop) of characters in a text."""
 
 
 def _with_loss(tokenizer: Tokenizer, text: str, spans: Sequence[Span]) -> ChatExample:
-    """Tokenise a text, with loss on tokens that begin in one of the spans."""
+    """Return the tokens of a text, with loss on tokens that begin in one of the spans, which are in order."""
     tokens, places = tokenizer.encode_with_places(text)
     has_loss, number = [], 0
-    for start, _ in places:  # Both go through the text in order.
+    for start, _ in places:  # Tokens and spans are both in the order of the text.
         while number < len(spans) and start >= spans[number][1]:
             number += 1
         has_loss.append(number < len(spans) and start >= spans[number][0])
@@ -126,7 +129,7 @@ def _with_loss(tokenizer: Tokenizer, text: str, spans: Sequence[Span]) -> ChatEx
 
 
 def _marked_spans(text: str) -> tuple[list[Span], str]:
-    """Return the spans between marks, and the text without marks."""
+    """Return the spans that were between `_MARKS`, as spans of the text without marks, and this text."""
     spans, plain = [], ""
     for number, piece in enumerate(re.split("|".join(_MARKS), text)):
         if number % 2:
@@ -136,7 +139,7 @@ def _marked_spans(text: str) -> tuple[list[Span], str]:
 
 
 class _Turn(NamedTuple):
-    """A turn of the assistant: the text of the chat that ends with it, and where the turn begins in that text."""
+    """A turn of the assistant: the text of the chat up to its end, and the index in it where the turn begins."""
 
     start: int
     text: str
@@ -145,7 +148,7 @@ class _Turn(NamedTuple):
 def _turn(
     tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], number: int, tools: Sequence[Mapping[str, Any]]
 ) -> _Turn:
-    """Find a turn of the assistant by rendering the chat up to it."""
+    """Return the turn that is message `number`, by rendering the chat up to it and before it. Raises if not found."""
     before = _render(tokenizer, messages[:number], tools=tools, add_generation_prompt=True)
     until = _render(tokenizer, messages[: number + 1], tools=tools, add_generation_prompt=False)
     if not until.startswith(before):
@@ -158,7 +161,11 @@ def _turn(
 
 
 def _texts_with_spans(whole: str, turns: list[_Turn]) -> list[tuple[str, list[Span]]]:
-    """Return texts that together contain every turn once as it was written, in order, with the turns' spans."""
+    """Return texts, each with the spans of some turns. Each turn has its span in a text that begins with its `text`.
+
+    whole: the text of the whole chat, which is one of the texts if it begins with the text of a turn, or if there are
+    no turns.
+    """
     texts: list[tuple[str, list[Span]]] = []
     text, left = whole, turns
     while left:
@@ -177,7 +184,7 @@ def _render(
     add_generation_prompt: bool,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """Render a chat as text, with marks around the text that the template attributes to the assistant."""
+    """Return the text of a chat, with `_MARKS` around the text that the template marks as the assistant's."""
     template = chat_template(tokenizer, has_tools=bool(tools))
     if not template:
         raise MeshwrightError("this tokenizer has no chat template; give the prompt as the model was trained on it")
@@ -198,7 +205,10 @@ def _render(
 
 
 def chat_template(tokenizer: Tokenizer, *, has_tools: bool = False) -> str | None:
-    """Return the chat template of a tokenizer, with tools the one for tools if it exists; None without a template."""
+    """Return the chat template of a tokenizer; None if it has none.
+
+    has_tools: return the tokenizer's template for chats with tools, if it has a separate one.
+    """
     template = tokenizer.config.get("chat_template")
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
@@ -208,7 +218,7 @@ def chat_template(tokenizer: Tokenizer, *, has_tools: bool = False) -> str | Non
 
 @cache
 def _compiled(template: str) -> Template:
-    """Compile a template; it is cached, because many chats share one."""
+    """Return a compiled template; cached, because many chats share one template."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # Of [train] and [serve], as all of Jinja.
 
     environment = ImmutableSandboxedEnvironment(
@@ -230,7 +240,7 @@ _GENERATED = re.compile(f"{_MARKS[0]}(.*?){_MARKS[1]}", re.DOTALL)
 
 @cache
 def _generation_tag() -> type[Extension]:
-    """Return the Jinja extension for `{% generation %}`, which puts the assistant's words between `_MARKS`."""
+    """Return the Jinja extension for `{% generation %}`, which puts the enclosed text between `_MARKS`."""
     from jinja2.ext import Extension
     from jinja2.nodes import CallBlock
 
@@ -249,7 +259,7 @@ def _generation_tag() -> type[Extension]:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **how: Any) -> str:
-    """Format JSON as templates of Hugging Face expect: Jinja's own filter escapes HTML."""
+    """Return JSON as Hugging Face's templates expect it, unlike Jinja's own filter, which escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **how)
 
 

@@ -1,4 +1,4 @@
-"""Read text files and JSON Lines; errors name the line."""
+"""Read text files and JSON Lines; error messages name the line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ def read_text(path: Path) -> str:
 
 
 def json_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return the objects of a file, one a line, each with its location for error messages."""
+    """Return (location for error messages, object) for each line of a JSON Lines file that is not blank.
+
+    Raises:
+        MeshwrightError: the file cannot be read, or a line is not a JSON object.
+    """
     objects = []
     # Split only at newlines: `splitlines` would also split at U+2028, which JSON strings may contain.
     for number, line in enumerate(read_text(path).removeprefix("\ufeff").split("\n"), start=1):

@@ -1,4 +1,4 @@
-"""SentencePiece models as tokenizers: `tokenizer.model`, if a directory has no `tokenizer.json`.
+"""Read SentencePiece models (`tokenizer.model`) as tokenizers, for directories without a `tokenizer.json`.
 
 The file is a protocol buffer (https://github.com/google/sentencepiece, src/sentencepiece_model.proto); only the fields
 that determine how text is split are read.
@@ -17,15 +17,16 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.text.tokenizer_config import SPACE
 
 UNIGRAM, BPE = 1, 2
+"""Values of the file's `TrainerSpec.model_type` that are read."""
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
-"""Values of `TrainerSpec.model_type`, and of `SentencePiece.type` except 1, an ordinary piece."""
+"""Values of the file's `SentencePiece.type`; 1 is an ordinary piece."""
 
 NEVER = -1e4
-"""The score of a piece that never wins over others."""
+"""A score so low that the piece is never chosen."""
 
 
 class Piece(NamedTuple):
-    """A piece of text with its score and kind; its token id is its index."""
+    """A piece of text with its score and kind (`SentencePiece.type` in the file); its index is its token id."""
 
     text: str
     score: float
@@ -33,7 +34,13 @@ class Piece(NamedTuple):
 
 
 class SentencePiece(NamedTuple):
-    """Contents of a model file: pieces, segmentation algorithm, and normalization."""
+    """Contents of a model file.
+
+    algorithm: `UNIGRAM`, `BPE` or another number. bos, eos: ids of the begin and end tokens; -1 if there is none.
+    rules: name of the normalization. charsmap: the compiled normalization. has_prefix: put a space before a text.
+    squeezes_spaces: remove repeated spaces, and spaces at both ends. keeps_spaces: do not replace spaces by `SPACE`.
+    has_suffix: put spaces after words instead of before them.
+    """
 
     pieces: list[Piece]
     algorithm: int
@@ -66,13 +73,12 @@ class SentencePiece(NamedTuple):
 def read_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
     """Return the tokenizer of a SentencePiece model.
 
-    `add_bos_token` (true by default) and `add_eos_token` (false) of the config add the begin and end tokens.
-
     Args:
-        config: contents of `tokenizer_config.json`.
+        config: contents of `tokenizer_config.json`. `add_bos_token` (default: true) and `add_eos_token` (default:
+          false) say whether every text gets the begin and the end token.
 
     Raises:
-        MeshwrightError: if the file is not such a model, or has features that `SentencePiece.unread` describes.
+        MeshwrightError: the file is not such a model, or has features that `SentencePiece.unread` describes.
     """
     try:
         model = _read(path.read_bytes())
@@ -90,15 +96,15 @@ def read_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
     tokenizer = Tokenizer(_unigram(model) if model.algorithm == UNIGRAM else _bpe(model))
     steps: list[Any] = []
     if model.charsmap:
-        # The library looks up the longest run of characters; `Precompiled` looks up a letter with its marks by the
-        # letter alone, so they are composed first.
+        # SentencePiece looks up the longest run of characters. `Precompiled` of `tokenizers` looks up a letter with
+        # combining marks by the letter alone, so letters and marks are composed first.
         steps += [normalizers.NFKC()] if "nfkc" in model.rules else []
         steps.append(normalizers.Precompiled(model.charsmap))
     if model.squeezes_spaces:
-        # Only spaces: newlines and tabs are text. At the end also SPACE, which spaces become.
+        # Remove only spaces, not newlines and tabs; at the end also SPACE, which spaces are replaced by.
         steps += [normalizers.Replace(Regex(pattern), "") for pattern in (r"\A +", rf"[ {SPACE}]+\z")]
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
-    # As in the tokenizer.json of Llama 2: text after a special token begins with a space too.
+    # As in the tokenizer.json of Llama 2, text after a special token begins with a space too.
     steps += [normalizers.Prepend(SPACE)] if model.has_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     joined = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -120,15 +126,15 @@ def read_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
 
 
 def _unigram(model: SentencePiece) -> models.Unigram:
-    """Build a Unigram model, which splits text into the pieces whose scores sum highest."""
+    """Return a Unigram model, which splits text into the pieces with the highest sum of scores."""
     unknown = next((number for number, piece in enumerate(model.pieces) if piece.kind == UNKNOWN), None)
-    # Byte pieces encode characters that are in no piece, and not text that reads like their names.
+    # Byte pieces encode characters that are in no piece; text that equals their names (`<0x41>`) must not match them.
     vocab = [(piece.text, NEVER if piece.kind == BYTE else piece.score) for piece in model.pieces]
     return models.Unigram(vocab, unk_id=unknown, byte_fallback=model.byte_fallback)
 
 
 def _bpe(model: SentencePiece) -> models.BPE:
-    """Build a BPE model: every split of a piece into two pieces is a merge; pieces with higher scores merge first."""
+    """Return a BPE model: every split of a piece into two pieces is a merge; pieces with higher scores merge first."""
     vocab = {piece.text: number for number, piece in enumerate(model.pieces)}
     merges: list[tuple[str, str]] = []
     for piece in sorted((piece for piece in model.pieces if piece.kind == 1), key=lambda piece: -piece.score):
@@ -140,7 +146,11 @@ def _bpe(model: SentencePiece) -> models.BPE:
 
 
 def _read(data: bytes) -> SentencePiece:
-    """Parse a model file; missing fields have the format's defaults."""
+    """Return the contents of a model file; missing fields get the format's defaults.
+
+    Raises:
+        ValueError, IndexError, struct.error: the data is not a SentencePiece model.
+    """
     pieces: list[Piece] = []
     trainer: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
@@ -172,7 +182,7 @@ def _read(data: bytes) -> SentencePiece:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the fields of a protocol buffer by number: whole numbers, or the bytes of any other type."""
+    """Yield (field number, value) of each field of a protocol buffer; a value is an int, or bytes for other types."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -194,7 +204,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Read a varint; also return the position after it."""
+    """Return the varint at position `at`, and the position after it."""
     value = shift = 0
     while True:
         byte = data[at]

@@ -1,4 +1,4 @@
-"""Tokenizers: the `tokenizer.json` of a Hugging Face directory, or bytes if a model was trained on bytes."""
+"""Tokenizers: that of a Hugging Face directory, or the byte tokenizer if a model was trained on bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 PIECES = ("tokenizer.model", "spiece.model")
-"""Names of a SentencePiece model, which is used if there is no tokenizer.json."""
+"""Names of a file with a SentencePiece model, which is used if there is no tokenizer.json."""
 
 FILES = (
     "tokenizer.json",
@@ -28,13 +28,15 @@ FILES = (
     "merges.txt",
     "chat_template.jinja",
 )
-"""The files of a directory that hold its tokenizer and its chat template."""
+"""Names of the files of a directory that may hold its tokenizer and its chat template."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""Replacement for the bytes of an incomplete character."""
+"""The character to which the bytes of an incomplete character are decoded."""
 
 
 class _Codec(Protocol):
+    """The functions of a tokenizer; see the methods of `Tokenizer`. `vocabulary` returns {token text: token id}."""
+
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]: ...
     def decode(self, tokens: list[int], skip_special_tokens: bool) -> str: ...
@@ -76,7 +78,7 @@ class _FromFile:
     of: HuggingFaceTokenizer
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        # Even for one text: `encode_batch` lets other threads run meanwhile, and `encode` does not.
+        # `encode_batch` even for one text, because it releases the interpreter's lock and `encode` does not.
         return self.of.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -101,7 +103,8 @@ class Tokenizer:
     """Converts text to tokens and back.
 
     Args:
-        num_tokens: token ids are below it.
+        codec: the tokenizer itself.
+        num_tokens: the highest token id plus 1.
         stop_tokens: token ids that end a text.
         config: contents of `tokenizer_config.json`, including the chat template and the names of special tokens.
     """
@@ -112,15 +115,15 @@ class Tokenizer:
     config: dict[str, Any] = field(default_factory=dict)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Tokenise a text; add_special_tokens: with the tokens that begin or end every text of this model."""
+        """Return the tokens of a text. add_special_tokens: with those that begin or end every text of this model."""
         return self.codec.encode(text, add_special_tokens)
 
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the tokens of a text without special tokens, and each token's span of characters in the text."""
+        """Return the tokens of a text, and each token's (start, stop) in characters of the text; no special tokens."""
         return self.codec.encode_with_places(text)
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool = True) -> str:
-        """Decode tokens to text, by default without special tokens."""
+        """Return the text of tokens, by default without special tokens."""
         return self.codec.decode(tokens, skip_special_tokens)
 
     def to_json(self) -> str | None:
@@ -129,14 +132,14 @@ class Tokenizer:
 
     @cached_property
     def most_characters(self) -> int | None:
-        """Maximum number of characters of one token; None if there is no bound."""
+        """The maximum number of characters of a text that one token stands for; None if no bound is known."""
         return self.codec.most_characters()
 
     @property
     def fingerprint(self) -> str:
-        """A checksum of the vocabulary, the tokens of a sample text and the stop tokens.
+        """A checksum of the vocabulary, the tokens of a sample text, and the stop tokens.
 
-        It is not a checksum of the file, because libraries write one tokenizer in several forms.
+        It is not a checksum of the file, because libraries write the same tokenizer in several forms.
         """
         sample = self.encode(_SAMPLE, add_special_tokens=True)
         known = json.dumps([sorted(self.codec.vocabulary().items()), sample, self.stop_tokens])
@@ -148,21 +151,21 @@ _SAMPLE = (
     "\u4e2d\u6587\u8a00\u8a9e \u0440\u0443\u0441\u0441\u043a\u0438\u0439 \u0639\u0631\u0628\u064a \ud55c\uad6d\uc5b4"
     " \U0001f680\U0001f469\u200d\U0001f4bb  supercalifragilistic https://example.org/?q=a&b=c_d-E"
 )
-"""Words, numbers, spaces, code, scripts: text that pre-tokenizers and merges treat differently."""
+"""Words, numbers, spaces, code and scripts: text that pre-tokenizers and merges of tokenizers treat differently."""
 
 
 class TokenStream:
-    """Incremental decoding: text pieces that end at character boundaries.
+    """Incremental decoding: returns text in pieces that end at character boundaries.
 
-    A tokenizer may join tokens (a leading space, a character of several tokens), so a piece is the text that the last
-    tokens add to the text of the tokens before.
+    Tokens may not decode to the same text separately as together (a leading space, a character of several tokens), so a
+    piece is the text that the newest tokens add to the text of the tokens before them.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
         self._tokens: list[int] = []
         self._shown = 0
-        """Number of tokens already in pieces; those from `_start` on are context for later ones."""
+        """Number of tokens whose text was returned; those from `_start` on are decoded again before newer tokens."""
         self._start = 0
 
     def add(self, token: int) -> str:
@@ -193,11 +196,13 @@ def byte_tokenizer_for(vocab: int) -> Tokenizer | None:
 
 
 def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
-    """Read the tokenizer of a Hugging Face directory; None if it has none.
+    """Return the tokenizer of a Hugging Face directory; None if it has none.
+
+    vocab: number of rows of the model's embedding table.
 
     Raises:
-        MeshwrightError: if a file cannot be read, the tokenizer has another format than `tokenizer.json` or
-          SentencePiece, or it has tokens beyond `vocab`, the rows of the embedding table.
+        MeshwrightError: a file cannot be read, the tokenizer has another format than `tokenizer.json` or SentencePiece,
+          or it has token ids from `vocab` on.
     """
     # These import `tokenizers`, part of the extras [train] and [serve]; bytes as tokens do not need it.
     from meshwright.execution.text.sentencepiece import read_sentencepiece
@@ -225,7 +230,7 @@ def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
     if num_tokens > vocab:
         raise MeshwrightError(
             f"the tokenizer of {directory} has tokens up to {num_tokens - 1}; config.json has a vocab_size of {vocab}:"
-            f" they are of different models"
+            f" they belong to different models"
         )
     template = directory / "chat_template.jinja"
     if template.is_file():
@@ -239,7 +244,7 @@ def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
 
 
 def _read_file(path: Path) -> HuggingFaceTokenizer:
-    """Read the tokenizer of a `tokenizer.json`."""
+    """Return the tokenizer of a `tokenizer.json`. Raises if the file cannot be read as one."""
     from tokenizers import Tokenizer as HuggingFaceTokenizer
 
     try:
@@ -251,7 +256,11 @@ def _read_file(path: Path) -> HuggingFaceTokenizer:
 
 
 def _stop_tokens(directory: Path, of: HuggingFaceTokenizer, config: dict[str, Any], vocab: int) -> tuple[int, ...]:
-    """Return the tokens that end a text: from generation_config.json, else config.json, else the tokenizer."""
+    """Return the token ids that end a text, from generation_config.json, else config.json, else the tokenizer's config.
+
+    Raises:
+        MeshwrightError: an id is not below `vocab`.
+    """
     for name in ("generation_config.json", "config.json"):
         stop = read_json(directory / name).get("eos_token_id")
         if stop is not None:
@@ -268,14 +277,17 @@ def _stop_tokens(directory: Path, of: HuggingFaceTokenizer, config: dict[str, An
 
 
 def special_token(config: dict[str, Any], name: str) -> str | None:
-    """Return the text of a special token, given as text or as an object with `content`; None if there is none."""
+    """Return the text of the special token that `config` has as field `name`; None if there is none.
+
+    The field's value is the text, or an object with the text as `content`.
+    """
     value = config.get(name)
     text = value.get("content") if isinstance(value, dict) else value
-    return text if isinstance(text, str) else None  # `add_bos_token` has such a name too, and is true or false.
+    return text if isinstance(text, str) else None  # The name of `add_bos_token` ends like these; it is a boolean.
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; return an empty one if there is no file.
+    """Return the JSON object in a file; an empty one if there is no file.
 
     Raises:
         MeshwrightError: the file cannot be read, or is not a JSON object.

@@ -13,10 +13,10 @@ SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """The space character of SentencePiece tokens."""
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The fields of tokenizer_config.json that hold a special token."""
+"""The fields of tokenizer_config.json that hold one special token each."""
 
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-"""The fields of an added token beyond its text."""
+"""The fields of an added token besides its text."""
 
 WITH_THEIR_FILE = frozenset(
     (
@@ -24,29 +24,31 @@ WITH_THEIR_FILE = frozenset(
         *("ernie4_5", "glm4", "glm4_moe", "granite", "granitemoe", "nemotron", "olmo3"),
     )
 )
-"""The model_types whose tokenizer.json transformers uses unchanged although the config names `LlamaTokenizer`."""
+"""The model types whose tokenizer.json transformers uses unchanged, although the config names `LlamaTokenizer`."""
 
 
 def apply_tokenizer_config(
     tokenizer: Tokenizer, config: Mapping[str, Any], *, model_type: str, has_file: bool, vocab: int
 ) -> None:
-    """Change a tokenizer by its tokenizer_config.json, as transformers does.
+    """Change `tokenizer` in place as transformers does, by its tokenizer_config.json.
 
     Args:
-        model_type: from config.json.
+        config: contents of tokenizer_config.json.
+        model_type: the field of config.json.
         has_file: whether the tokenizer comes from a tokenizer.json, and not from a SentencePiece model.
-        vocab: the rows of the model's embedding table; named tokens whose id would be beyond it are left out.
+        vocab: number of rows of the model's embedding table. A special token that the tokenizer lacks is added only if
+          its id is below it.
 
     Raises:
-        MeshwrightError: if a token has another id than tokenizer_config.json gives it.
+        MeshwrightError: a token has another id than tokenizer_config.json gives it.
     """
     if (has_file or config.get("legacy") is False) and _is_rebuilt(tokenizer, config, model_type):
         _rebuild_spaces(tokenizer, config)
     for number, token in _numbered(config):
-        # The kind of a piece comes from the SentencePiece model.
+        # The flags of a SentencePiece model's own pieces come from the model.
         if not has_file and number < tokenizer.get_vocab_size():
             continue
-        # A token that exists already gets the flags of this one.
+        # A token that exists already gets these flags.
         if repr(token) not in map(repr, tokenizer.get_added_tokens_decoder().values()):
             tokenizer.add_tokens([token])
         if tokenizer.token_to_id(token.content) != number:
@@ -60,7 +62,7 @@ def apply_tokenizer_config(
 
 
 def _is_rebuilt(tokenizer: Tokenizer, config: Mapping[str, Any], model_type: str) -> bool:
-    """Whether transformers uses only tokens and merges of a tokenizer.json, and prepares text by its class."""
+    """Whether transformers takes only tokens and merges from the file, and prepares text as `LlamaTokenizer` does."""
     is_llama = str(config.get("tokenizer_class")).removesuffix("Fast") == "LlamaTokenizer"
     is_of_bytes = "ByteLevel" in str(tokenizer.pre_tokenizer)
     return (
@@ -69,10 +71,9 @@ def _is_rebuilt(tokenizer: Tokenizer, config: Mapping[str, Any], model_type: str
 
 
 def _rebuild_spaces(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
-    """Prepare text as `LlamaTokenizer` of transformers 5 does.
+    """Change `tokenizer` to prepare text as `LlamaTokenizer` of transformers 5 does.
 
-    By default (`add_prefix_space`) a space is put before a text; with `legacy`, default false, also after special
-    tokens.
+    Unless `add_prefix_space` is false, a space is put before a text; if `legacy` is true, also after special tokens.
     """
     has_prefix = config.get("add_prefix_space") is not False
     scheme = "never" if not has_prefix else "always" if config.get("legacy") else "first"
@@ -83,7 +84,7 @@ def _rebuild_spaces(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
 
 
 def _numbered(config: Mapping[str, Any]) -> Iterator[tuple[int, AddedToken]]:
-    """Yield the tokens of `added_tokens_decoder`, lowest number first."""
+    """Yield (id, token) for each token of `added_tokens_decoder`, by increasing id. Raises if the field is invalid."""
     entries = config.get("added_tokens_decoder") or {}
     if not isinstance(entries, Mapping) or not all(str(number).isdecimal() for number in entries):
         raise MeshwrightError("tokenizer_config.json has added_tokens_decoder; it takes an object of tokens by number")
@@ -92,7 +93,7 @@ def _numbered(config: Mapping[str, Any]) -> Iterator[tuple[int, AddedToken]]:
 
 
 def _named(config: Mapping[str, Any]) -> Iterator[AddedToken]:
-    """Yield the special tokens that have their own fields, and those in lists."""
+    """Yield the special tokens of the fields `NAMED`, then those listed as extra or additional special tokens."""
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     listed = list(extra.values()) if isinstance(extra, Mapping) else extra if isinstance(extra, list) else []
     for entry in (*(config.get(name) for name in NAMED), *listed):
@@ -103,7 +104,7 @@ def _named(config: Mapping[str, Any]) -> Iterator[AddedToken]:
 
 
 def _token(entry: Any) -> AddedToken:
-    """Parse a token given as text or as an object."""
+    """Return a token that is given as text or as an object. Raises if it is neither."""
     if isinstance(entry, str):
         return AddedToken(entry, special=True)
     if isinstance(entry, Mapping) and isinstance(entry.get("content"), str):

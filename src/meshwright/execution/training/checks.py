@@ -12,11 +12,14 @@ ANYWAY = "--anyway (anyway=True) trains it all the same"
 
 
 class PlanDoesNotFitError(MeshwrightError):
-    """The plan does not fit the memory of its devices; a failed check, not wrong usage."""
+    """The plan does not fit the memory of its devices. Counts as a failed check, not as wrong usage."""
 
 
 def check_vocab(config: RunConfig, *, more: str = "") -> None:
-    """Raise if text is read as bytes and the model's vocabulary is larger; `more` continues the message."""
+    """Raise a `MeshwrightError` if a run reads text as bytes and the model has more tokens than there are bytes.
+
+    more: continues the message.
+    """
     vocab = config.workload.config.vocab
     if vocab > BYTES and config.tokenizer is None:
         raise MeshwrightError(
@@ -26,7 +29,7 @@ def check_vocab(config: RunConfig, *, more: str = "") -> None:
 
 
 def check_start(config: RunConfig, *, anyway: bool = False) -> Record:
-    """Return the prediction of a run's plan.
+    """Return the prediction of a run's plan, after checking its memory and vocabulary.
 
     Args:
         anyway: skip both checks.

@@ -1,4 +1,4 @@
-"""Sum the gradients of kv heads that are copied to several devices (`step.padding`), so that the copies stay equal."""
+"""Sum the gradients of kv heads that tp copies to several devices (`step.padding`), so that the copies stay equal."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sum_over_copies(gradients: Any, workload: Workload, layout: ShardingContext)
 
 
 def each_once(gradients: Any, workload: Workload, layout: ShardingContext) -> Any:
-    """Return gradients whose norm counts each kv head once: gradients of heads with c copies are divided by sqrt(c)."""
+    """Return gradients whose global norm counts each kv head once: with c copies per head, divided by sqrt(c)."""
     share = 1 / math.sqrt(kv_copies(workload.model, layout.mesh, layout.rules))
     return _on_copied(lambda array, dim: array * jnp.asarray(share, array.dtype), gradients, workload, layout)
 
@@ -49,7 +49,7 @@ def each_once(gradients: Any, workload: Workload, layout: ShardingContext) -> An
 def _on_copied(
     change: Callable[[Array, int], Array], gradients: Any, workload: Workload, layout: ShardingContext
 ) -> Any:
-    """Apply a function (array, dim of kv heads) -> array to the gradients of copied heads."""
+    """Return gradients with `change`, an (array, dim of kv heads) -> array, applied to those of copied kv heads."""
     if kv_copies(workload.model, layout.mesh, layout.rules) == 1:
         return gradients
     dims = {

@@ -1,11 +1,12 @@
 """Loss and gradients of a batch, accumulated over microbatches; gradient sums over devices are deferred to the end.
 
 With several microbatches, or with weights that ZeRO-1 and ZeRO-2 gather once per step, gradients are taken with respect
-to weights that all microbatches share: shards that each microbatch gathers and scatters (ZeRO-3), or gathered weights.
-These gradients are typed unreduced over replicas, so microbatches accumulate locally, in the wider of the parameter
-dtype and the accumulation dtype, and the step ends with one sum over devices. Gradients of gathered weights are
-scattered once at the end (ZeRO-1), or after each microbatch, so that full gradients are never stored (ZeRO-2). Norm
-scales and biases do not support unreduced types; their gradients are summed after each microbatch.
+to weights that all microbatches share: the stored shards (ZeRO-3, where each microbatch gathers them), or the gathered
+weights (ZeRO-1, ZeRO-2). These gradients are typed unreduced over replicas, so each device accumulates its own over
+microbatches, in the wider of the parameter dtype and the accumulation dtype, and the step ends with one sum over
+devices. Gradients of gathered weights are reduce-scattered once at the end (ZeRO-1), or after each microbatch, so that
+full gradients are never stored (ZeRO-2). Norm scales and biases do not support unreduced types; their gradients are
+summed over devices in each microbatch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from meshwright.description.step.parameter_tree import RANK, Parameter, leaves, map_leaves, parameters
+from meshwright.description.step.parameter_tree import (
+    RANK,
+    Parameter,
+    drop_paths,
+    leaves,
+    map_leaves,
+    merge_trees,
+    parameters,
+)
 from meshwright.description.step.strategy import Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.execution.models.decoder import loss_and_load
@@ -30,11 +39,10 @@ from meshwright.execution.models.quantised.weights import is_quantised
 from meshwright.execution.runtime.arrays import DTYPES, widest
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.preference.loss import DPO, PairParts, Preference, pair_loss
-from meshwright.execution.training.trainable import drop_paths, merge_trees
 
 Batch = Mapping[str, Array]
 Parts = LossParts | PairParts
-"""Measurements returned with a loss: of text, or of preference pairs."""
+"""Measurements returned with a loss, of a batch of text or of preference pairs."""
 
 
 def loss_and_gradients(
@@ -50,8 +58,10 @@ def loss_and_gradients(
     Only trained parameters have gradients.
 
     Args:
-        batch: with dropout it also has `draws`, the step's PRNG key as raw data [2]. Pairs have `weights` [b, s] and
-            `reference` [b], the log-probability of each row under the reference model.
+        batch: the arrays of `training.step.abstract_batch`: `tokens` and `targets` [b, s]; with dropout also `draws`,
+            the step's PRNG key as raw data [2]; for preference pairs also `weights` [b, s] and `reference` [b], the
+            log-probability of each row under the reference model.
+        workload: the model, its objective and dtypes.
         preference: the loss of preference pairs, for the objective `dpo`.
     """
     if strategy.gradient_dtype:
@@ -91,10 +101,11 @@ def evaluated_means(
     strategy: Strategy,
     preference: Preference = DPO,
 ) -> Array:
-    """Return the means of a batch from a forward pass without dropout, z-loss and the auxiliary loss of experts.
+    """Evaluate a batch by a forward pass, without dropout, z-loss or the MoE auxiliary loss.
 
-    The first is the cross-entropy in nats. For preference pairs the means are `training.preference.loss.MEANS`,
-    computed with the loss `preference`.
+    Returns:
+        For text [1]: the mean cross-entropy of the batch's tokens in nats. For preference pairs [7]: the means over the
+        batch's pairs that `training.preference.loss.MEANS` names, computed with the loss `preference`.
     """
     dtype = DTYPES[workload.compute_dtype]
     run: Callable[..., tuple[Array, Parts]] = staged_loss_and_load if layout.mesh.pp > 1 else loss_and_load
@@ -111,7 +122,7 @@ def evaluated_means(
 
     if count == 1:
         return part(batch)
-    # In microbatches, as in the train step: the logits of a whole batch would not fit in memory.
+    # Evaluate in microbatches, as in the train step: the logits of a whole batch may not fit in memory.
     batches = {name: microbatches(array, count, layout, group_size=group_size) for name, array in batch.items()}
     return jax.lax.map(part, batches).mean(axis=0)
 
@@ -124,11 +135,13 @@ def _accumulated(
     layout: ShardingContext,
     strategy: Strategy,
 ) -> tuple[tuple[Array, Parts], Any]:
-    """Return ((loss, parts), gradients), accumulated over microbatches.
+    """Return ((loss, parts), gradients) of a batch, accumulated over microbatches.
 
-    The loss and the means of the parts are averaged over microbatches; expert loads are summed.
+    The loss and the means in `parts` are averaged over microbatches; the expert load in `parts` is summed.
+
+    loss_of: returns (loss, parts) of parameters and a microbatch.
     """
-    # A pipeline splits the batch into microbatches itself, and accumulates gradients on each device separately.
+    # A pipeline splits the batch into microbatches itself; each device accumulates the gradients of its own stages.
     count = strategy.num_microbatches if layout.mesh.pp == 1 else 1
     stage, dtype, frozen = strategy.zero_stage, DTYPES[workload.compute_dtype], workload.frozen_paths
     trained = drop_paths(params, frozen)
@@ -158,7 +171,7 @@ def _accumulated(
     _, to_stored = jax.vjp(
         lambda arrays: _shards(_in_dtype(arrays, workload, sums), layout, workload, strategy), trained
     )
-    # Label the phase of collectives to which differentiation gives no name.
+    # Name the phase of collectives to which differentiation gives no name.
     with jax.named_scope("gradients"):
         group_size = 2 if workload.objective == "dpo" else 1
         value, gradients = _sum(microbatch_gradients, batch, count, layout, wide, group_size=group_size)
@@ -170,9 +183,12 @@ def _accumulated(
 def _sum(
     part: Callable[[Batch], Any], batch: Batch, count: int, layout: ShardingContext, dtype: Any, *, group_size: int
 ) -> Any:
-    """Return the sum of `part` over the microbatches, in sequence, accumulated in `dtype` or its own dtype if wider.
+    """Return the sum of the results of `part` over microbatches, which run one after the other.
 
-    group_size: consecutive rows that stay in one microbatch.
+    Args:
+        part: computes a tree of arrays from a microbatch.
+        dtype: dtype of the sums; an array of a wider dtype is summed in its own.
+        group_size: number of consecutive rows that stay in one microbatch.
     """
     if count == 1:
         return part(batch)
@@ -189,7 +205,7 @@ def _sum(
 
 
 def _shards(params: Any, layout: ShardingContext, workload: Workload, strategy: Strategy) -> Any:
-    """Give the stored parameters types that defer the sum of their gradients over replicas."""
+    """Return the stored parameters with types whose gradients are unreduced: the sum over replicas is deferred."""
 
     def stored(array: Array, parameter: Parameter) -> Array:
         return _layout_of(parameter, layout, workload, strategy).shard(array, *parameter.axes, along=_along(parameter))
@@ -200,19 +216,19 @@ def _shards(params: Any, layout: ShardingContext, workload: Workload, strategy: 
 def _layout_of(
     parameter: Parameter, layout: ShardingContext, workload: Workload, strategy: Strategy
 ) -> ShardingContext:
-    """Return the layout of the activations that a parameter multiplies.
+    """Return the sharding context of the activations that a parameter multiplies.
 
-    Activations of dense layers before MoE layers may be split over pipeline stages too.
+    In a pipeline, activations of the dense layers before the MoE layers may be split over pipeline stages too.
     """
     is_before = layout.mesh.pp > 1 and "dense_layers" in parameter.axes
     return layout_before_stages(layout, workload.batch, strategy) if is_before else layout
 
 
 def _along(parameter: Parameter) -> str:
-    """Return the logical sequence axis of a parameter's input.
+    """Return the logical axis of the sequence dim of the activations that a parameter multiplies.
 
-    It is `residual_sequence` for parameters that read the residual stream between blocks: routers, position tables and
-    the down projection of a low-rank branch.
+    It is `residual_sequence` for parameters that multiply the residual stream itself (routers, position tables, the
+    down projection of a low-rank branch), else `sequence`.
     """
     axes = {*parameter.axes}
     is_of_stream = {"router", "positions"} & axes or {"embed", RANK} <= axes
@@ -220,7 +236,7 @@ def _along(parameter: Parameter) -> str:
 
 
 def _gathered(shards: Any, layout: ShardingContext, workload: Workload, strategy: Strategy, dtype: Any) -> Any:
-    """Return the weights as matmuls use them: gathered, and cast to `dtype`."""
+    """Return the weights gathered over the axes that split only their storage, and cast to `dtype`."""
 
     def whole(array: Array, parameter: Parameter) -> Array:
         own = _layout_of(parameter, layout, workload, strategy)
@@ -232,19 +248,22 @@ def _gathered(shards: Any, layout: ShardingContext, workload: Workload, strategy
 def _scatter(
     shards: Any, layout: ShardingContext, workload: Workload, strategy: Strategy, dtype: Any
 ) -> Callable[[Any], Any]:
-    """Return a function that scatters whole gradients to shards: the transpose of the weights' gather, in `dtype`."""
+    """Return a function that reduce-scatters gradients of gathered weights to shards, in `dtype` (ZeRO-1, ZeRO-2)."""
     alone = replace(layout, gradient_dtype=None)
     _, back = jax.vjp(lambda shards: _gathered(shards, alone, workload, strategy, dtype), shards)
     return lambda gradients: back(_in_dtype(gradients, workload, dtype))[0]
 
 
 def _in_dtype(arrays: Any, workload: Workload, dtype: Any) -> Any:
-    """Cast gradients, except those of norm scales and biases, to the dtype in which they are summed."""
+    """Return arrays cast to `dtype`, except those of norm scales, biases and quantised weights."""
     return _map(lambda array, _: array.astype(dtype), arrays, workload)
 
 
 def _map(change: Callable[[Array, Parameter], Array], arrays: Any, workload: Workload) -> Any:
-    """Map a function over a tree of parameters, except norm scales, biases and quantised weights."""
+    """Return a tree with `change`, an (array, declaration) -> array, applied to all but some parameters.
+
+    Arrays of norm scales, biases and quantised weights stay as they are.
+    """
     declared = dict(leaves(parameters(workload.model)))
 
     def changed(path: str, array: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Inputs of the training steps: text, or pairs with their reference log-probabilities."""
+"""Inputs of the training steps: batches of text, or of preference pairs with their reference log-probabilities."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class StepInputs(NamedTuple):
     """Inputs of the training steps.
 
     Args:
-        batches: the batch of any step.
-        held_out: batches to evaluate on.
-        prepare: computes the step's input from a state and a batch.
-        keep: writes the files needed for resuming; all processes call it.
+        batches: the batch of any step, by its number.
+        held_out: batches to evaluate on; None for no such data.
+        prepare: (state, batch) -> the batch that the step takes; it adds the log-probabilities of a live reference.
+        keep: writes the files of the reference that resuming needs; all processes call it after the first step.
         counts: sizes of the data, for the first row of metrics: `data` as in `Batches.sizes`, or the number of pairs.
     """
 

@@ -1,4 +1,4 @@
-"""Stop a run on SIGINT, SIGTERM or SIGHUP: finish its step and save, or end at once if it is still compiling.
+"""Stop a run on SIGINT, SIGTERM or SIGHUP: finish the current step and save, or end at once before the first step.
 
 A supervisor (Slurm, Kubernetes, systemd) stops a run with SIGTERM and kills the process some seconds later, so
 everything must be saved within that grace period. SIGHUP, sent when a terminal is closed, is treated like SIGTERM.
@@ -33,7 +33,7 @@ class Interruption:
     """Whether and why a run was asked to stop.
 
     Args:
-        signal: the signal that asked this process to stop; None if none did.
+        signal: the signal that this process received; None if it received none.
         has_begun: whether the first step was taken.
     """
 
@@ -42,7 +42,9 @@ class Interruption:
     start_grace: Callable[[], None] = field(default=lambda: None, repr=False)
     """Starts the grace period; further calls do nothing."""
     _agreed: int | None = None
+    """The signal that any process received, as of the last answer of `agree`; None for none."""
     _asked: Array | None = None
+    """Array of the last call of `agree`, which the devices may still compute: (largest signal, largest flag)."""
 
     @property
     def stop(self) -> int | None:
@@ -50,14 +52,15 @@ class Interruption:
         return self.signal if jax.process_count() == 1 else self._agreed
 
     def agree(self, flag: bool, *, waits: bool) -> bool:
-        """Return whether a flag is true on any process of a run; also share a signal that one of them received.
+        """Return whether a flag is true on any process of a run, and set `stop` if any process received a signal.
 
         All processes call this after the same step. Signals and clocks differ between processes, and a process that
         stopped alone would leave the others waiting.
 
         Args:
-            waits: wait for the devices, which answer after their current step. If False, return the previous call's
-                answer.
+            flag: this process's value of the flag.
+            waits: wait for the devices, which answer after their current step. If False, use the answer to the previous
+                call, False at the first one.
         """
         if jax.process_count() == 1:
             return flag
@@ -72,7 +75,7 @@ class Interruption:
 
 
 def _largest_of_processes(*numbers: int) -> Array:
-    """Return the maximum of each number over all processes, without waiting for the devices."""
+    """Return the maximum of each number over all processes, as an array [n]. Does not wait for the devices."""
     mesh = _all_devices()
     with jax.set_mesh(mesh):
         spread, row = NamedSharding(mesh, PartitionSpec("device")), np.array([numbers], np.int32)
@@ -92,17 +95,17 @@ def _largest(rows: Array) -> Array:
 
 @contextmanager
 def interruptions(on_note: Note, leave: Leave | None, *, grace_seconds: float) -> Iterator[Interruption]:
-    """Record signals instead of ending on the first one; a second one ends the process as usual.
+    """Inside the context, record the first signal in the yielded `Interruption`; a second one ends the process.
 
-    If `leave` is None, signals that the program handles itself are left to it; it can stop a run by raising in
-    `on_step`. An ignored SIGHUP stays ignored, as nohup expects.
+    If `leave` is None, signals for which the calling program has its own handler are left to it; it can stop a run by
+    raising in `on_step`. An ignored SIGHUP stays ignored, as nohup expects.
 
     Args:
-        on_note: called with a line that describes what happens.
+        on_note: called with a line for the user when a signal arrives.
         leave: ends the process if a signal arrives before the first step, or when the grace period of a SIGTERM is
             over. It is called from other threads, because the main thread may be in a compiler or wait for a disk,
             where Python's own handlers cannot run. None: the process is never ended.
-        grace_seconds: the grace period.
+        grace_seconds: the grace period: the time from a SIGTERM until `leave` is called.
     """
     if threading.current_thread() is not threading.main_thread():
         yield Interruption()  # Handlers can only be set in the main thread; this thread's owner handles signals.

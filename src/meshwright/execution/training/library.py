@@ -26,9 +26,10 @@ from meshwright.execution.training.run_directory.resume import resumed_run
 from meshwright.execution.training.run_directory.run import Row, RunConfig, RunStoppedError, find_config_copy, holds_run
 from meshwright.execution.training.settings import with_settings
 from meshwright.execution.training.update.optimizer import Optimizer, check_optimizer_options, default_warmup
+from meshwright.options.given import given
 from meshwright.options.keywords import TrainOptions
 from meshwright.options.training import SETTINGS
-from meshwright.options.values import Count, given, read_count
+from meshwright.options.values import Count, read_count
 from meshwright.planning.library import PlanLike, plan_to_run
 from meshwright.planning.plan import Plan
 from meshwright.record import Record
@@ -36,7 +37,7 @@ from meshwright.support.extras import require_extra
 from meshwright.support.files import check_new_directory
 
 STEPS, LEARNING_RATE = 200, 3e-3
-"""Default number of steps, and default learning rate of a run that starts from random parameters."""
+"""Default number of steps of a run, and default learning rate if it starts from random parameters."""
 
 FINE_TUNING_RATE = 2e-5
 """Default learning rate when starting from trained weights: Llama 2's for fine-tuning (arXiv:2307.09288, 3.1)."""
@@ -45,7 +46,7 @@ PREFERENCE_RATE = 1e-6
 """Default learning rate of a run on preference pairs (arXiv:2305.18290, appendix B)."""
 
 LORA_RATE = 2e-4
-"""Default learning rate of adapters: QLoRA's up to 13B parameters (arXiv:2305.14314, table 9)."""
+"""Default learning rate of adapters, as in QLoRA for models of up to 13B parameters (arXiv:2305.14314, table 9)."""
 
 
 def train(
@@ -76,7 +77,7 @@ def train(
         change: with resume, replace the run's settings by the options given here.
         allow: with resume, kinds of differences from the checkpoint to accept: data, dtype, optimizer, tokenizer.
             Moments of a different optimizer start anew.
-        anyway: train even if the plan does not fit the memory, or the vocabulary has tokens that no text has.
+        anyway: train even if the plan does not fit the memory, or the vocabulary has tokens that never occur in bytes.
         from_scratch: initialise new parameters although the directory has trained weights, and use only its config.json
             and tokenizer.
         on_step: called with the metrics of every step.
@@ -119,7 +120,7 @@ def train(
 
 
 def _record(outcome: Outcome, config: RunConfig, directory: Path) -> Record:
-    """Return the measurements of a run; raise if a signal ended it early."""
+    """Return the measurements of a run; raise a `RunStoppedError` if a signal ended it early."""
     if outcome.stopped_by is not None and outcome.taken < config.steps:
         line = f"stopped by {signal.Signals(outcome.stopped_by).name} after {outcome.taken} of {config.steps} steps"
         raise RunStoppedError(f"{line}; {what_is_left(config, directory)}", outcome.stopped_by)
@@ -132,8 +133,9 @@ def allowed_differences(
     """Return the kinds of checkpoint differences to accept: `allow`, and `data` if an option replaces the run's data.
 
     Args:
-        said: options by name; None if not given.
-        change: whether they replace settings of the run.
+        allow: kinds of differences, as in `train`.
+        said: options by name; None for an option that was not given.
+        change: whether the options replace settings of the run.
     """
     names = [name for name, value in said.items() if value is not None and name in SETTINGS]
     has_data = change and any(SETTINGS[name].path.startswith("data.") for name in names)
@@ -143,11 +145,11 @@ def allowed_differences(
 def run_to_resume(what: Any, directory: str | Path | None) -> Path | None:
     """Return the directory of the run to resume; None if a new run starts.
 
-    With a `directory` (-o), a new run starts unless the directory has one, so the same command starts and resumes.
+    With a `directory` (-o), its run is resumed, or a new run starts if it has none, so that one command does both.
     Otherwise `what` is the directory of the run.
 
     Raises:
-        MeshwrightError: `what` is not a directory, or `directory` is given too.
+        MeshwrightError: `what` is not a path, or it is the directory of a run and `directory` is given too.
     """
     if directory is None:
         if not isinstance(what, (str, Path)):
@@ -162,8 +164,10 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
     """Return the config of a new run for a plan.
 
     Args:
-        what: the model, as in `train`; pretrained weights and the tokenizer are looked for there.
-        settings: options of `SETTINGS`, and from_scratch, as in `train`.
+        what: the model, as in `train`; if it is a directory, pretrained weights and a tokenizer are searched there.
+        directory: the directory of the run, which must not have one yet.
+        steps: number of steps; None for the default.
+        settings: options of `SETTINGS`, and from_scratch, as in `train`, by name.
 
     Raises:
         MeshwrightError: a setting is not valid, or the directory already has a run.
@@ -224,7 +228,7 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
 
 
 def _source(what: Any) -> str | None:
-    """Return a name of the model that is valid in any folder: a preset, or an absolute path; None for an object."""
+    """Return the name of a preset, or the absolute path of a model; None if the model is an object."""
     if not isinstance(what, (str, Path)):
         return None
     return str(Path(what).resolve()) if Path(what).exists() else str(what)

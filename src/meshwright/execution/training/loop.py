@@ -60,11 +60,11 @@ from meshwright.record import Record
 
 
 class Outcome(NamedTuple):
-    """The result of a run: its measurements, the total number of steps, and the signal that stopped it, or None."""
+    """The result of a run."""
 
-    record: Record
-    taken: int
-    stopped_by: int | None
+    record: Record  # Its measurements.
+    taken: int  # Steps taken so far, including those before a resume.
+    stopped_by: int | None  # The signal that stopped it; None for none.
 
 
 def run_steps(
@@ -78,26 +78,26 @@ def run_steps(
     leave: Leave | None = None,
     allow: Collection[str] = (),
 ) -> Outcome:
-    """Train to `config.steps` steps, starting from the last complete checkpoint.
+    """Train to `config.steps` steps, starting from the last complete checkpoint of the directory, if it has any.
 
-    SIGINT and SIGTERM finish the current step and save; calling again resumes, also on another mesh. If the run is
-    already finished, no step is taken. With several processes, all call this with one directory; the first process
-    writes everything but checkpoints and returns the record, and an interruption of one process interrupts all.
+    After a SIGINT or SIGTERM the current step is finished and saved; another call resumes the run, also on another
+    mesh. If the run is already finished, no step is taken. With several processes, all call this with one directory:
+    the first writes everything but checkpoints, and an interruption of one process interrupts all.
 
     Args:
         config: everything that the run depends on.
         directory: directory of the run; only a lock is written before the first step.
         on_step: called with the metrics of each step.
         on_note: called with each line for the user.
-        on_bytes: called with the bytes of each part of pretrained weights read.
-        on_evaluation: called with the metrics of an evaluated step.
+        on_bytes: called with the number of bytes of each part of pretrained weights that is read.
+        on_evaluation: called with the metrics of a step, including those of its evaluation.
         leave: ends the process if it is interrupted before the first step, which can take a minute to compile, or when
             the grace period of a SIGTERM is over. None: the process is never ended.
         allow: kinds of checkpoint differences to accept (`compatible.ALLOWED`).
 
     Raises:
         MeshwrightError: the run cannot be started or resumed.
-        RunStoppedError: the run started and must end early: the loss is NaN, a disk is full, or memory runs out.
+        RunStoppedError: the run started and must end early, because the loss is NaN, a disk is full or memory runs out.
     """
     _check(config)
     lock = RunLock(directory, on_note) if is_first_process() else None
@@ -118,7 +118,7 @@ def run_steps(
 
 
 def _load_data(config: RunConfig, tokenizer: Tokenizer | None, on_note: Note) -> RunData | RunPairs:
-    """Open the data of a run: text or records, or preference pairs."""
+    """Open the data of a run. on_note: called with a line if data is held out and nothing evaluates on it."""
     if config.workload.objective == "dpo":
         return open_pairs(config.data, config.evaluating.data, tokenizer, config.workload)
     check_templates(config.data, config.evaluating.data)
@@ -131,7 +131,7 @@ def _load_data(config: RunConfig, tokenizer: Tokenizer | None, on_note: Note) ->
 
 
 def _check(config: RunConfig) -> None:
-    """Raise if a config cannot be run."""
+    """Raise a `MeshwrightError` if a config cannot be run."""
     workload = config.workload
     check_runnable(workload.config, config.mesh, config.strategy)
     check_mesh(workload, config.mesh, stream_rules(config.strategy.tp_stream))
@@ -145,7 +145,7 @@ def _check(config: RunConfig) -> None:
     reads_bytes = config.tokenizer is None and any(
         isinstance(source, FileSource) and source.kind == "text" for source in run_sources(config.data)
     )
-    # Records are checked when they are opened: token ids work with any vocabulary.
+    # Records are checked later, when they are opened, because they may have token ids.
     if workload.config.vocab < BYTES and reads_bytes:
         raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which needs {BYTES}")
 
@@ -160,7 +160,7 @@ def _run(
     on_evaluation: Callable[[Row], None],
     allow: Collection[str],
 ) -> Outcome:
-    """Take the steps of a run whose directory is locked."""
+    """Take the steps of a run whose directory this process has locked; arguments are as in `run_steps`."""
     began = time.perf_counter()
     checkpoints = Checkpoints(directory, config.saving)
     if (start := last_step(config, directory, checkpoints, on_note, allow=allow)) >= config.steps:
@@ -184,7 +184,7 @@ def _run(
         exits.enter_context(checkpoints)
         abstract = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
         check_free(directory, abstract_parts(config, abstract, mesh), what=f"train in {directory}")
-        # Before the state, so that the memory for precomputing a reference is freed first.
+        # Make the inputs before the state, so that the memory for precomputing a reference is free again.
         if isinstance(data, RunPairs):
             inputs = pair_inputs(config, directory, data, mesh, start, on_note, on_bytes)
         else:
@@ -212,7 +212,7 @@ def _run(
 
 
 def _measured(config: RunConfig, directory: Path, on_note: Note) -> Record:
-    """Return the measured record of a run from its directory, with a note for each unreadable part."""
+    """Return the measured record of a run from the files in its directory. on_note: called for an unreadable part."""
     record = measured(config, read_metrics(directory), find_profile(directory, config))
     for line in record.notes:
         on_note(line)
@@ -220,7 +220,7 @@ def _measured(config: RunConfig, directory: Path, on_note: Note) -> Record:
 
 
 def _take_all(program: StepProgram, state: State, hooks: StepHooks, mesh: Mesh, began: float) -> int:
-    """Take the steps of a run until its end or an interruption; return the number of all steps taken so far.
+    """Take the steps of a run until its end or an interruption. Return the number of steps taken, with earlier ones.
 
     began: value of `time.perf_counter` at the start of the run.
     """
@@ -244,7 +244,10 @@ def _take_all(program: StepProgram, state: State, hooks: StepHooks, mesh: Mesh, 
 def _rows(
     program: StepProgram, batches: BatchSource, state: State, hooks: StepHooks
 ) -> Iterator[tuple[Row, State | None]]:
-    """Yield the complete row of each step (with mesh, learning rate and MFU), and the state as in `take_steps`."""
+    """Yield the row of each step, with mesh, learning rate, tokens per second and MFU added, and the state.
+
+    Rows and states are those of `take_steps`.
+    """
     config, steps = hooks.config, range(hooks.start, hooks.config.steps)
     tokens, at_peak = config.workload.tokens, seconds_at_peak(config)
     for measured_row, state_after in take_steps(

@@ -24,21 +24,26 @@ PRETRAINED = "pretrained"
 """Folder of a run directory with copies of the pretrained directory's files."""
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.gguf")
+"""Patterns of the files of weights in a directory."""
+
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")
-"""Files that show that a directory has weights (`WEIGHTS`) or a tokenizer."""
+"""Files of a tokenizer in a directory."""
 
 
 class Pretrained(NamedTuple):
-    """Directories of the initial parameters (None: initialised randomly) and of the tokenizer (None: text is bytes)."""
+    """Where a new run takes its initial parameters and its tokenizer from."""
 
-    weights: Path | None = None
-    tokenizer: Path | None = None
+    weights: Path | None = None  # Directory; None to initialise parameters randomly.
+    tokenizer: Path | None = None  # Directory; None to read text as bytes.
 
 
 def find_pretrained(what: Any, weights: str | Path | None, *, from_scratch: bool) -> Pretrained:
     """Find the pretrained model of a new run: `weights`, or `what` if it is the directory of a trained model.
 
-    from_scratch: initialise new parameters and use only the tokenizer.
+    Args:
+        what: the model, as in `train`.
+        weights: a Hugging Face directory; None for none.
+        from_scratch: initialise new parameters, and use only the tokenizer.
 
     Raises:
         MeshwrightError: the directory `weights` does not exist or is given with from_scratch, or `what` has a tokenizer
@@ -71,7 +76,7 @@ def find_pretrained(what: Any, weights: str | Path | None, *, from_scratch: bool
 
 
 def check_same_model(model: Model, weights: Path) -> None:
-    """Raise if a directory's config.json describes another model; the error names the first field that differs.
+    """Raise a `MeshwrightError` if a directory's config.json describes another model, with the first different field.
 
     Names and adapters are not compared.
     """
@@ -102,7 +107,7 @@ def run_tokenizer(config: RunConfig, directory: Path | None = None) -> Tokenizer
 
 
 def tokenizer_checksum(config: RunConfig, directory: Path | None = None) -> str:
-    """Return the SHA-256 of the files of a run's tokenizer, or `bytes` if text is read as bytes."""
+    """Return the SHA-256 of the files of a run's tokenizer, or the text `bytes` if the run reads text as bytes."""
     if config.tokenizer is None:
         return "bytes"
     source, found = pretrained_directory(config, directory), hashlib.sha256()
@@ -113,14 +118,14 @@ def tokenizer_checksum(config: RunConfig, directory: Path | None = None) -> str:
 
 
 def pretrained_directory(config: RunConfig, directory: Path | None) -> Path:
-    """Return the directory of a run's pretrained files: the run's own copy once a step was taken, else the original."""
+    """Return the directory of a run's pretrained files: their copy in the run directory, else the original."""
     if directory is not None and (directory / PRETRAINED).is_dir():
         return directory / PRETRAINED
     return Path(config.tokenizer or config.weights or "")
 
 
 def copy_pretrained_files(config: RunConfig, directory: Path) -> None:
-    """Copy the files needed to load and export a run from its pretrained directory into its own."""
+    """Copy to the run directory those files of the pretrained model that loading and exporting the run needs."""
     source, target = pretrained_directory(config, directory), directory / PRETRAINED
     if (config.weights or config.tokenizer) and source != target:
         partial = directory / f".{PRETRAINED}.partial"
@@ -133,7 +138,7 @@ def copy_pretrained_files(config: RunConfig, directory: Path) -> None:
 
 
 def _directory(what: Any) -> Path | None:
-    """Return the directory of a model, given it or its config.json; None for anything else."""
+    """Return the directory of a model if `what` is this directory or the config.json in it; else None."""
     if not isinstance(what, (str, Path)) or str(what) in PRESETS:
         return None
     path = Path(what)

@@ -13,7 +13,7 @@ from meshwright.execution.training.run_directory.checkpoint import Note
 from meshwright.units import show_seconds
 
 MOST_SAID = 3
-"""Maximum number of changed arrays that a note names; the rest are counted."""
+"""Maximum number of changed arrays that a note describes; it has only the number of the others."""
 
 
 class StepProgram:
@@ -23,9 +23,14 @@ class StepProgram:
     note names the changes, because recompiling takes minutes on a large model and is nearly always a mistake.
 
     Args:
-        step: the function from `train_step`.
+        step: the jitted function from `train_step`.
         on_note: called with the note.
-        prepare: computes the step's batch from the state and the call's batch, in another program.
+        prepare: (state, batch of the call) -> the batch that `step` takes.
+
+    Attributes:
+        compiled: the compiled step; None before the first call.
+        compilations: number of times the step was compiled.
+        compile_seconds: time spent compiling in the last call; nearly always 0.
     """
 
     def __init__(
@@ -43,7 +48,7 @@ class StepProgram:
         self.compile_seconds = 0.0
 
     def __call__(self, state: Any, batch: Any) -> tuple[Any, dict[str, Array]]:
-        """Take a step, and set `compile_seconds` to the time spent compiling for it, nearly always 0."""
+        """Take a step: return the state after it and its metrics. Donates `state`."""
         self.compile_seconds, batch = 0.0, self._prepare(state, batch)
         if self.compiled is None:
             self._compile(state, batch)
@@ -70,7 +75,7 @@ class StepProgram:
 
 
 def _signature(state: Any, batch: Any) -> dict[str, str]:
-    """Return the shape, dtype and sharding of every array that a step reads, by its path."""
+    """Return {path of an array: its dtype, shape and sharding as text} for every array that a step reads."""
     leaves = jax.tree_util.tree_leaves_with_path({"state": state, "batch": batch})
     return {jax.tree_util.keystr(path, simple=True, separator="."): _description(leaf) for path, leaf in leaves}
 
@@ -82,7 +87,7 @@ def _description(leaf: Array) -> str:
 
 
 def signature_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Return the differences between two signatures, a line for each array."""
+    """Return a line for each array that differs between two signatures (see `_signature`)."""
     return [
         f"{path} is {after.get(path, 'gone')}, and was {before.get(path, 'not there')}"
         for path in {**before, **after}

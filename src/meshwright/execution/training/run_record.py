@@ -16,14 +16,19 @@ from meshwright.record import Record
 
 
 def seconds_at_peak(config: RunConfig) -> float:
-    """Return the seconds of a step at peak flops, without recompute; MFU is this over the measured time."""
+    """Return the time of a step's model flops (without recompute) at peak, for all devices together.
+
+    The MFU of a step is this time divided by the measured one.
+    """
     return model_flops(config.workload) / (config.system.peak(config.workload.compute_dtype) * config.mesh.num_devices)
 
 
 def measured(config: RunConfig, rows: Sequence[Row], profile: tuple[Profile | None, str] = (None, "")) -> Record:
     """Return the measured record of a run since it last started or resumed.
 
-    profile: the result of `find_profile`, whose collectives the record takes.
+    Args:
+        rows: all rows of its metrics.
+        profile: the result of `find_profile`, from which the record has its collectives.
     """
     here = [row for row in rows if (row["mesh"], row["hardware"]) == (str(config.mesh), config.hardware)]
     record = measured_steps(here, config.mesh.degrees, config.hardware)
@@ -38,9 +43,9 @@ def measured(config: RunConfig, rows: Sequence[Row], profile: tuple[Profile | No
 
 
 def measured_steps(rows: Sequence[Row], mesh: Mapping[str, int], hardware: str) -> Record:
-    """Return the record of a run on one mesh: the step time and memory since it last started or resumed there.
+    """Return the step time and peak memory of a run on one mesh, since it last started or resumed, as a record.
 
-    The step time is the median over steps, without the first, which includes compilation.
+    The step time is the median over steps without the first one. The peak memory is that of one device.
     """
     here = [row for row in rows if row.get("began_at") == rows[-1].get("began_at")]
     times = [row["step_seconds"] for row in here[1:] or here]
@@ -55,6 +60,6 @@ def measured_steps(rows: Sequence[Row], mesh: Mapping[str, int], hardware: str) 
 
 
 def compiled_record(compiled: jax.stages.Compiled, mesh: Mapping[str, int], hardware: str, *, on_tpu: bool) -> Record:
-    """Return the record of a compiled step: memory per device; collectives are read only when profiling."""
+    """Return the memory of a compiled step, per device, as a record. Collectives are read only for a profile."""
     memory = program_memory(compiled, on_tpu=on_tpu)
     return Record(origin="compiled", mesh=mesh, hardware=hardware, memory_bytes=memory)

@@ -19,7 +19,7 @@ def get_setting(config: RunConfig, name: str) -> Any:
 
 
 def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
-    """Return a config with some settings replaced.
+    """Return a config with some settings replaced. values: {option name: new value}.
 
     Raises:
         MeshwrightError: a value is not valid for its field.
@@ -48,16 +48,16 @@ def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
 
 
 _LISTS = ("data", "no_decay", "rate", "eval_data", "eval_tasks")
-"""Settings that hold several texts and are given as a list, a tuple or one text."""
+"""Settings with several texts. A user can give one text, a list or a tuple."""
 
 
 def as_texts(value: Any) -> Any:
-    """Return one text or a list of texts as a tuple."""
+    """Return a text or a list of texts as a tuple; any other value as it is."""
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
 def _templates(value: Any) -> Any:
-    """Return record templates for `DataConfig`: one for all sources, or `PATH=TEMPLATE` for each source."""
+    """Return record templates for `DataConfig.fields`, from one text, a list, or a mapping {path: template}."""
     if isinstance(value, Mapping):
         return tuple(f"{path}={template}" for path, template in value.items())
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value

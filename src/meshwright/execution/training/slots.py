@@ -1,14 +1,17 @@
 """Convert a state between the layout of checkpoints (layers in model order, no padding) and that of a mesh.
 
-On a mesh, layers may be in pipeline slots, some of them empty, and the vocabulary padded. Checkpoints have neither, so
-that any mesh can read them. During conversion, pp shards parameters along embed instead of layers, so that no device
-holds more than before. A vocabulary that a mesh pads is replicated during conversion, because its axes do not divide
-the unpadded one; padded heads are split along head_dim.
+With pipeline stages, the stacked layers are in slots, in the order of the stages; some slots may be empty. A mesh may
+also pad the vocabulary, heads or experts. Checkpoints have no slots and no padding, so that any mesh can read them.
+During conversion, pp shards parameters along embed instead of layers, so that no device stores more than before. The
+axes of a padded dim do not divide the unpadded one: during conversion such a vocabulary is replicated, heads are split
+along head_dim, and experts along embed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -25,17 +28,17 @@ from meshwright.execution.runtime.arrays import fit
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
 Tree = Any
-"""A pytree of arrays or abstract arrays, with layers under the name `layers`."""
+"""A pytree of arrays or abstract arrays, with the stacked layers under the key `layers`."""
 
 
 def layer_of_slots(model: ModelConfig, layout: ShardingContext, strategy: Strategy) -> tuple[int | None, ...]:
-    """Return the layer in each slot of the stacked layers, None if empty; model order without pipeline stages."""
+    """Return, for each slot, the number of its layer, or None if it is empty; without stages, layers in model order."""
     stages = layout.mesh.degree(layout.axes("layers"))
     return slot_layers(num_staged_layers(model), stages, strategy.virtual_stages if stages > 1 else 1)
 
 
 def in_order(layout: ShardingContext, model: ModelConfig, strategy: Strategy) -> ShardingContext:
-    """Return the layout for a state in checkpoint order; the same layout if it has no slots and no padding."""
+    """Return the sharding context of a state in the layout of checkpoints; `layout` itself if it is already that."""
     rules = layout.rules
     if layer_of_slots(model, layout, strategy) != tuple(range(num_staged_layers(model))):
         stages, rules = layout.axes("layers"), {**rules, "layers": ()}
@@ -43,15 +46,19 @@ def in_order(layout: ShardingContext, model: ModelConfig, strategy: Strategy) ->
         if model.embed % layout.mesh.degree(stored) == 0:
             free = tuple(axis for axis in rules["vocab"] if axis not in stages)
             rules |= {"embed": stored, "vocab": free}
-    if padded(model, layout.mesh, rules).vocab != model.vocab:
+    stored = padded(model, layout.mesh, rules)
+    if stored.vocab != model.vocab:
         rules = {**rules, "vocab": ()}
+    if stored.experts != model.experts:
+        wide = (*rules["embed"], *rules["expert"])
+        rules = {**rules, "expert": (), "embed": rules["embed"] if model.embed % layout.mesh.degree(wide) else wide}
     return with_whole_heads(layout if rules is layout.rules else replace(layout, rules=rules), model)
 
 
 def with_whole_heads(layout: ShardingContext, model: ModelConfig) -> ShardingContext:
-    """Return a layout without padded or copied kv heads, which splits head_dim instead, if the axes divide it.
+    """Return a sharding context without padded or copied kv heads: it splits head_dim instead, if the axes divide it.
 
-    Returns the same layout if the axes divide the heads.
+    Returns `layout` itself if its axes divide the kv heads.
     """
     axes = layout.rules["kv_heads"]
     if padded(model, layout.mesh, layout.rules).num_kv_heads == model.num_kv_heads:
@@ -61,9 +68,14 @@ def with_whole_heads(layout: ShardingContext, model: ModelConfig) -> ShardingCon
 
 
 def to_stage_layout(state: Tree, wanted: Tree, model: ModelConfig, layout: ShardingContext, strategy: Strategy) -> Tree:
-    """Move layers from model order, sharded as `in_order`, into pipeline slots, padded and sharded as `wanted`.
+    """Return a state with layers moved from model order into pipeline slots. Call under `jax.jit`.
 
-    Empty slots and padding are zeros. Call under `jax.jit`.
+    Empty slots and padding are zeros.
+
+    Args:
+        state: the state in the layout of checkpoints, sharded as `in_order`.
+        wanted: the abstract state to return, with its shapes and shardings.
+        layout: the sharding context of `wanted`.
     """
     layers, count = layer_of_slots(model, layout, strategy), num_staged_layers(model)
     # An index past the end gives zeros.
@@ -77,14 +89,17 @@ def move_to_stage_layout(
 ) -> Tree:
     """Do what `to_stage_layout` does, outside of `jax.jit`, and delete the arrays of `state`.
 
-    Arrays are moved one at a time, because moving all at once would hold the state twice in memory, more than training
-    does.
+    Arrays are moved one at a time: moving all at once would need memory for two states, which is more than training
+    needs.
     """
+
+    @cache  # A parameter and its moments are moved by one program.
+    def to_stages(name: str, to: jax.ShapeDtypeStruct) -> Callable[[Tree], Tree]:
+        return jax.jit(lambda tree: to_stage_layout(tree, {name: to}, model, layout, strategy))
 
     def move(path: tuple[Any, ...], array: Array, to: jax.ShapeDtypeStruct) -> Array:
         name = "layers" if any(getattr(key, "key", None) == "layers" for key in path) else "other"
-        to_stages = jax.jit(lambda tree: to_stage_layout(tree, {name: to}, model, layout, strategy))
-        moved = jax.block_until_ready(to_stages({name: array})[name])
+        moved = jax.block_until_ready(to_stages(name, to)({name: array})[name])
         array.delete()
         return moved
 
@@ -92,10 +107,10 @@ def move_to_stage_layout(
 
 
 def to_order(state: Tree, wanted: Tree, model: ModelConfig, layout: ShardingContext, strategy: Strategy) -> Tree:
-    """Move layers from pipeline slots into model order without padding, sharded as `wanted`.
+    """Return a state with layers moved from pipeline slots into model order, without padding. Call under `jax.jit`.
 
-    `wanted` must not shard dims in which layers move or padding is removed; `in_order` gives such a layout. Call under
-    `jax.jit`.
+    `wanted` is the abstract state to return. It must not shard dims along which layers move or padding is removed;
+    `in_order` returns such a sharding context. `layout` is the sharding context of `state`.
     """
     layers, count = layer_of_slots(model, layout, strategy), num_staged_layers(model)
     state = _reshard_as(state, wanted)
@@ -105,17 +120,20 @@ def to_order(state: Tree, wanted: Tree, model: ModelConfig, layout: ShardingCont
 
 
 def _fit(state: Tree, wanted: Tree) -> Tree:
-    """Cut or pad each array of a state to the shape of the same array of `wanted`."""
+    """Return a state with each array cut or zero-padded to the shape of the same array of `wanted`."""
     return jax.tree.map(lambda array, to: fit(array, to.shape), state, wanted)
 
 
 def _reshard_as(state: Tree, wanted: Tree) -> Tree:
-    """Reshard each array of a state like the same array of `wanted`."""
+    """Return a state with each array resharded like the same array of `wanted`."""
     return jax.tree.map(lambda array, to: jax.reshard(array, to.sharding.spec), state, wanted)
 
 
 def _rows(state: Tree, rows: np.ndarray) -> Tree:
-    """Take rows of the stacked layer arrays, whose layer axis must not be sharded. Rows past the end are zeros."""
+    """Return a state with `rows` of the layer dim of its stacked arrays; rows past the end are zeros.
+
+    The layer dim must not be sharded.
+    """
 
     def take(path: tuple[Any, ...], array: Array) -> Array:
         if not any(getattr(key, "key", None) == "layers" for key in path) or array.ndim == 0:

@@ -1,11 +1,11 @@
-"""The train step: loss and gradients, the update, and the state it carries from step to step."""
+"""The train step: loss, gradients and update; and the state that it updates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,16 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from meshwright.description.families.registry import workload_from_data
 from meshwright.description.step.legality import check_mesh, check_runnable
 from meshwright.description.step.padding import padded
-from meshwright.description.step.parameter_tree import Parameter, Tree, is_adapter, leaves, map_leaves, parameters
+from meshwright.description.step.parameter_tree import (
+    Parameter,
+    Tree,
+    drop_paths,
+    is_adapter,
+    leaves,
+    map_leaves,
+    merge_trees,
+    parameters,
+)
 from meshwright.description.step.rules import rules_of, stream_rules
 from meshwright.description.step.sequence import is_zigzag
 from meshwright.description.step.stages import staged_parameters
@@ -32,7 +41,6 @@ from meshwright.execution.training.copies import each_once, sum_over_copies
 from meshwright.execution.training.gradients import loss_and_gradients
 from meshwright.execution.training.preference.loss import DPO, Preference
 from meshwright.execution.training.slots import in_order, to_stage_layout
-from meshwright.execution.training.trainable import drop_paths, merge_trees
 from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.execution.training.update.skipping import NORM_LIMIT, is_bad, unless
 from meshwright.execution.training.update.transformation import transformation
@@ -41,7 +49,7 @@ from meshwright.execution.weights.peft import read_adapter
 from meshwright.mesh import MeshShape
 
 State = dict[str, Any]
-"""Trees of arrays: `params`, `optimizer` and, if parameters are stored in a narrower dtype, float32 copies `master`."""
+"""Trees of arrays: `params`, `optimizer`, and `master`, float32 copies of parameters if these have a narrower dtype."""
 
 
 def train_step(
@@ -51,11 +59,12 @@ def train_step(
     strategy: Strategy = DEFAULT,
     preference: Preference = DPO,
 ) -> Callable[..., tuple[State, dict[str, Array]]]:
-    """Return the jitted step (state, batch) -> (state, metrics). It donates the state.
+    """Return the jitted step (state, batch) -> (state, metrics), which donates the state. Call under `jax.set_mesh`.
 
-    If the batch has a limit for the gradient norm (`NORM_LIMIT`), a step with a larger norm or a loss that is not
-    finite leaves the state unchanged. preference: the loss of preference pairs, for the objective `dpo`. Call under
-    `jax.set_mesh`: compiler options depend on the devices.
+    `batch` has the arrays of `abstract_batch`. If it has a limit of the gradient norm (`NORM_LIMIT`), a step with a
+    larger norm or a loss that is not finite leaves the state unchanged. `metrics` has scalars by name.
+
+    preference: the loss of preference pairs, for the objective `dpo`.
     """
 
     def step(state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
@@ -64,7 +73,7 @@ def train_step(
         (_, parts), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy, preference)
         with jax.named_scope("update"):
             gradients = sum_over_copies(gradients, workload, layout)
-            # Optax adds squares of several dtypes, in the widest.
+            # The norm adds squares of several dtypes, which needs standard promotion.
             with jax.numpy_dtype_promotion("standard"):
                 norm = optax.tree.norm(each_once(gradients, workload, layout))
             if optimizer.clip_norm:
@@ -81,16 +90,19 @@ def train_step(
 
 
 def _updated(state: State, gradients: Any, workload: Workload, rule: optax.GradientTransformation) -> State:
-    """Return the state after one update. With float32 copies, these are updated and then cast to the parameters' dtype.
+    """Return the state after one update.
 
-    Frozen parameters have no gradients and stay as they are.
+    If the state has float32 copies of parameters, these are updated and then cast to the parameters' dtype. Frozen
+    parameters have no gradients and stay as they are.
+
+    rule: the optimizer, which takes gradients that are already clipped.
     """
     params, moments = state["params"], state["optimizer"]
     trained = drop_paths(params, workload.frozen_paths)
     stored = state.get("master", trained)
     wide = jax.tree.map(lambda g, to: g.astype(to.dtype), gradients, stored)
     updates, moments = rule.update(wide, moments, stored)
-    stored = optax.apply_updates(stored, updates)
+    stored = cast("Tree[Array]", optax.apply_updates(stored, updates))
     if "master" not in state:
         return {"params": merge_trees(params, stored), "optimizer": moments}
     narrow = jax.tree.map(lambda array, to: array.astype(to.dtype), stored, trained)
@@ -109,14 +121,15 @@ def initial_state(
     adapter: Path | None = None,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> State:
-    """Initialise parameters directly into their shards, with the initial optimizer state, as in `abstract_state`.
+    """Return the initial state, with the shapes and shardings of `abstract_state`. Call under `jax.set_mesh`.
 
-    Random values do not depend on the mesh. Call under `jax.set_mesh`.
+    Parameters are initialised directly into their shards; their random values do not depend on the mesh.
 
     Args:
+        workload: the model and its dtypes.
         weights: a Hugging Face directory to read parameters from instead.
         adapter: a PEFT directory to read the adapters from.
-        on_bytes: called with the bytes of each part read.
+        on_bytes: called with the number of bytes of each part read.
     """
     model, frozen = workload.config, workload.frozen_paths
     first = first_parameters(
@@ -146,14 +159,16 @@ def first_parameters(
     paths: Collection[str] | None = None,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> Any:
-    """Read the initial parameters from `weights`, or initialise them randomly; layers are in model order.
+    """Return the initial parameters, with layers in model order, sharded as `slots.in_order`.
 
     Call under `jax.set_mesh`.
 
     Args:
+        workload: the model and its dtypes.
+        weights: a Hugging Face directory to read parameters from; None to initialise them randomly.
         adapter: a PEFT directory to read the adapters from; by default they are initialised.
-        paths: the parameters to return; all by default.
-        on_bytes: called with the bytes of each part read.
+        paths: paths of the parameters to return; all by default.
+        on_bytes: called with the number of bytes of each part read.
     """
     model, ordered = workload.config, in_order(layout, workload.config, strategy)
     dtype: Dtype = "f32" if strategy.master_weights else workload.param_dtype
@@ -163,7 +178,7 @@ def first_parameters(
     tensors = None if weights is None else read_tensors(weights)
 
     def first(paths: Collection[str]) -> Any:
-        """Return some parameters in their stored dtypes."""
+        """Return some parameters, read or initialised, in the dtypes in which they are stored."""
         own = drop_paths(parameters(model), declared.keys() - paths)
         wanted: Any = _abstract_parameters(own, mesh, ordered, whole, dtype)
         read: Any = {}
@@ -179,7 +194,7 @@ def first_parameters(
     found = first([path for path in used if path not in bases])
     convert = jax.jit(quantised, static_argnums=(1, 2))
     for path, base in bases.items():
-        # One weight at a time is whole, because all of them may not fit.
+        # Only one weight at a time is in its unquantised dtype, because all of them may not fit.
         one = map_leaves(lambda _, array: convert(array, declared[path], base), first([path]))  # noqa: B023
         found = merge_trees(found, jax.block_until_ready(one))
     if adapter is None:
@@ -197,7 +212,7 @@ def abstract_state(
 ) -> State:
     """Return the state as shapes, dtypes and shardings, for lowering and restoring. Call under `jax.set_mesh`.
 
-    If the layout splits layers over pipeline stages, they are stacked in slots.
+    If the layout splits layers over pipeline stages, the stacked layers are in slots (`training.slots`).
     """
     params = abstract_params(workload, layout, mesh, strategy)
     state, trained = {"params": params}, drop_paths(_stored(workload, layout, strategy), workload.frozen_paths)
@@ -218,7 +233,7 @@ def abstract_state(
 def abstract_params(
     workload: Workload, layout: ShardingContext, mesh: Mesh | AbstractMesh, strategy: Strategy = DEFAULT
 ) -> Tree[jax.ShapeDtypeStruct]:
-    """Return the parameters as shapes, dtypes and shardings; with pipeline stages, layers are stacked in slots."""
+    """Return the parameters as shapes, dtypes and shardings; with pipeline stages, the stacked layers are in slots."""
     declared = _stored(workload, layout, strategy)
     return _abstract_parameters(declared, mesh, layout, workload, workload.param_dtype)
 
@@ -239,14 +254,14 @@ def _abstract_parameters(
 
 
 def _stored(workload: Workload, layout: ShardingContext, strategy: Strategy) -> Tree[Parameter]:
-    """Return the declarations of the parameters as a layout stores them: layers stacked, the vocabulary padded."""
+    """Return the declarations of the parameters as a mesh stores them: layers stacked, vocabulary and heads padded."""
     stages = layout.mesh.degree(layout.axes("layers"))
     model = padded(workload.model, layout.mesh, layout.rules)
     return staged_parameters(model, stages=stages, virtual_stages=strategy.virtual_stages)
 
 
 def _on_mesh(leaf: jax.ShapeDtypeStruct, mesh: Mesh) -> jax.ShapeDtypeStruct:
-    """Return the same shape, dtype and spec on the devices of `mesh`."""
+    """Return an abstract array of the same shape, dtype and spec, on the devices of `mesh`."""
     spec = leaf.sharding.spec if leaf.sharding else PartitionSpec()
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
@@ -254,7 +269,12 @@ def _on_mesh(leaf: jax.ShapeDtypeStruct, mesh: Mesh) -> jax.ShapeDtypeStruct:
 def abstract_batch(
     workload: Workload, layout: ShardingContext, mesh: Mesh | AbstractMesh, strategy: Strategy = DEFAULT
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return a training batch as shapes, dtypes and shardings."""
+    """Return the arrays of a training batch, {name: shape, dtype and sharding}.
+
+    `tokens` and `targets` [b, s] always. If needed: `positions` and `segments` [b, s] of packed documents or reordered
+    tokens; `weights` [b, s] of the targets; `reference` [b], the log-probability of each row of pairs under the
+    reference; `draws` [2], the PRNG key of the step; `NORM_LIMIT`, a scalar.
+    """
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
     shape = (workload.sequences, workload.seq_len)
     dtypes = {"tokens": jnp.int32, "targets": jnp.int32}
@@ -280,7 +300,9 @@ def lower_train_step(
 ) -> jax.stages.Lowered:
     """Lower the train step for a mesh whose devices need not be present.
 
-    `workload` and `strategy` have the format of `dataclasses.asdict`; without `strategy`, the default one is used.
+    Args:
+        workload: a `Workload`, as `dataclasses.asdict` writes it.
+        strategy: a `Strategy`, as `dataclasses.asdict` writes it; None for the default one.
     """
     read, way, optimizer = workload_from_data(workload), strategy_from_data(strategy or {}), Optimizer()
     layout = ShardingContext(MeshShape(**mesh.shape), rules_of(way))

@@ -27,7 +27,7 @@ from meshwright.execution.training.watch.shortfall import Shortfall
 
 @dataclass(frozen=True, kw_only=True)
 class StepHooks:
-    """The hooks of the training loop, in the order of their calls: `needs_state`, `handle_row`, `handle_state`.
+    """The hooks of the training loop, which calls `needs_state`, `handle_row` and `handle_state` in each step.
 
     Args:
         start: number of steps taken before the run was started or resumed.
@@ -60,10 +60,7 @@ class StepHooks:
         return self.interruption.stop is not None or self.saver.is_due or is_evaluated or self.profiler.is_due(step + 1)
 
     def begin(self, row: Row, compiled: jax.stages.Compiled) -> None:
-        """Write the files of a run after its first step.
-
-        row: the metrics of this step, to which the sizes of the data are added.
-        """
+        """Write the files of a run after the first step of this process, and add the sizes of the data to its row."""
         begin(self.config, self.directory, self.checkpoints, self.start, row, self.on_note)
         row |= self.inputs.counts
         self.inputs.keep()
@@ -75,10 +72,10 @@ class StepHooks:
             self.log.begin(self.start, compiled_record(compiled, config.mesh.degrees, config.hardware, on_tpu=on_tpu))
 
     def handle_row(self, row: Row) -> None:
-        """Log the row of a step, and check it for a bad step and for a shortfall.
+        """Log the row of a step, check whether the step was bad, and note a run that is slower than its plan.
 
         Raises:
-            NotFiniteError: the step was bad and not skipped, or too many in a row were skipped.
+            NotFiniteError: the step was bad and not skipped, or too many steps in a row were skipped.
         """
         if self.log is not None:
             self.log.add(row)
@@ -90,7 +87,7 @@ class StepHooks:
         self.saver.check()
 
     def handle_state(self, row: Row, state: State) -> bool:
-        """Profile, evaluate and save the state after a step, each if due; return whether the run ends here."""
+        """Profile, evaluate and save after a step, each if it is due. Return whether the run ends with this step."""
         taken = row["step"] + 1
         if self.profiler.is_due(taken):
             # The row's metrics are from one device; others may still run the step, which the trace must contain.
@@ -119,9 +116,11 @@ class StepHooks:
         return self.interruption.stop is not None
 
     def _handle_bad_step(self, row: Row, reason: str) -> None:
-        """Record a bad step with its data rows; raise if it was not skipped, or if too many in a row were.
+        """Record a bad step with its data rows. Raise a `NotFiniteError` if it ends the run.
 
-        A checkpoint that produces NaN is set aside.
+        It ends the run if it was not skipped, or if too many steps in a row were.
+
+        If the step produced NaN, a checkpoint of the state before it is renamed, so that a resume takes an earlier one.
         """
         step = row["step"]
         if is_first_process():

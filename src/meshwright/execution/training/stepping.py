@@ -1,8 +1,8 @@
 """Take training steps and measure each one, without making the devices wait for the host.
 
-In a row, `step_seconds` is the time from when the devices could begin the step until they finished it, without compile
-time (`compile_seconds`). `input_seconds` is the time that the devices waited for the next batch: at most the time to
-produce it, and 0 if it was ready before the devices were done.
+The measurements of a step are its row. `step_seconds` is the time from when the devices could begin the step until they
+finished it, without compile time (`compile_seconds`). `input_seconds` is the time that the devices waited for the next
+batch: at most the time to produce it, and 0 if it was ready before the devices were done.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshwright.execution.training.run_directory.run import Row
 
 
 class BatchSource(Protocol):
-    """Batches by step number."""
+    """Returns the batch of a step by its number, counted from 0."""
 
     def __getitem__(self, step: int) -> Any: ...
 
@@ -32,7 +32,7 @@ class _Pending:
 
     step: int
     metrics: dict[str, Array]
-    began: float
+    began: float  # When it was dispatched, on the clock `time.perf_counter`, plus compile time.
     compile_seconds: float
     input_seconds: float = 0.0
 
@@ -46,10 +46,14 @@ def take_steps(
     needs_state: Callable[[int], bool],
     runs_ahead: bool,
 ) -> Iterator[tuple[Row, Any]]:
-    """Yield the metrics of each step with the state after it, or None if the next step has consumed it.
+    """Yield (row, state) for each step: its measurements, and the state after it.
+
+    The state is None if the next step, which donates it, was already dispatched.
 
     Args:
-        needs_state: whether the state after a step is needed; it always is after the last.
+        state: the state before the first step.
+        steps: the numbers of the steps to take.
+        needs_state: returns whether the state after a step is needed; after the last step it always is.
         runs_ahead: dispatch each step before reading the metrics of the previous one, so that devices are never idle.
             False for simulated devices: they share cores, and collectives of overlapping steps would time out.
     """
@@ -79,9 +83,9 @@ def take_steps(
 
 
 def _row(pending: _Pending, ready: float) -> tuple[Row, float]:
-    """Wait for a step; return its metrics and the time at which the devices finished it.
+    """Wait for a step. Return its row, and when the devices finished it, on the clock `time.perf_counter`.
 
-    ready: the time at which the devices finished the previous step.
+    ready: when the devices finished the previous step.
     """
     metrics: dict[str, Any] = {name: value.item() for name, value in jax.device_get(pending.metrics).items()}
     now = time.perf_counter()
@@ -90,7 +94,7 @@ def _row(pending: _Pending, ready: float) -> tuple[Row, float]:
     row["input_seconds"] = min(pending.input_seconds, row["step_seconds"])
     if pending.compile_seconds:
         row["compile_seconds"] = pending.compile_seconds
-    # Peaks since the start. A runtime may not report device memory; simulated devices use the host's.
+    # Peaks since the process started. Not all runtimes report device memory; simulated devices use the host's.
     row["memory_peak_bytes"] = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     row["host_peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts it in KiB.
     return row | {"time": time.time()}, now

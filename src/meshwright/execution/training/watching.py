@@ -14,7 +14,7 @@ class WatchConfig:
 
     Args:
         wandb: Weights & Biases project, which requires its library; None for no such output.
-        profile: first and last step to trace, counted from 1, as `10:15`; None for no trace.
+        profile: first and last step to trace, counted from 1, such as `10:15`; None for no trace.
     """
 
     wandb: str | None = None
@@ -32,9 +32,9 @@ class EvaluationConfig:
 
     Args:
         every: steps between evaluations; the last step is always evaluated too. 0 for no evaluation.
-        batches: maximum number of batches, each of the run's shape; None for all.
-        data: files to evaluate on, as `DataConfig.sources`; by default the held-out share of the data.
-        tasks: files of multiple-choice questions, as for `models.inference.tasks.read_task`.
+        batches: maximum number of batches of an evaluation, with the shape of the run's batches; None for all.
+        data: files to evaluate on, as in `DataConfig.sources`; by default the held-out share of the run's data.
+        tasks: files of multiple-choice questions, in the format of `models.inference.tasks.read_task`.
     """
 
     every: int = 0
@@ -57,5 +57,5 @@ class EvaluationConfig:
             raise MeshwrightError(f"{idle[0]} has no effect without eval_every; say how often to evaluate")
 
     def is_due(self, taken: int) -> bool:
-        """Whether a periodic evaluation is due after `taken` steps; the one at the end is separate."""
+        """Whether a periodic evaluation is due after `taken` steps. The evaluation at the end does not count."""
         return self.every > 0 and taken % self.every == 0

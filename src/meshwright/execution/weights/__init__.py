@@ -1,1 +1,1 @@
-"""Weights from Hugging Face: safetensors of a directory into sharded parameters, and back."""
+"""Weights of Hugging Face directories: load safetensors as sharded parameters, and save parameters as safetensors."""

@@ -1,7 +1,8 @@
-"""Tensors of Hugging Face checkpoints with other names than transformers writes, and tensors that are not weights.
+"""Checkpoints whose tensors have other names than transformers writes today, or that hold tensors besides weights.
 
-Early checkpoints were saved from the model without its head, so names lack the first part (`h.0.attn.c_attn.weight` of
-GPT-2), with buffers that are recomputed (masks, rotary frequencies), or with a tied table twice.
+Early checkpoints were saved from the model without its head, so that names lack the first part
+(`h.0.attn.c_attn.weight` of GPT-2). Some also hold buffers that are recomputed (masks, rotary frequencies), or a tied
+embedding table twice.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.weights.directory import Tensor
 
 BUFFERS = (r"rotary_emb\.inv_freq$",)
-"""Patterns of tensors in any family that are computed from its config.json."""
+"""Regular expressions for names of tensors, in any family, that are computed from config.json and are no weights."""
 
 HEAD = "lm_head.weight"
-"""Name of the unembedding in families that always tie it."""
+"""Name of the stored unembedding in families that always tie it to the embedding."""
 
 
 def with_known_names(
     tensors: Mapping[str, Tensor], known: frozenset[str], family: PublishedFamily
 ) -> dict[str, Tensor]:
-    """Return a directory's tensors by the names in `known`, without tensors that are not weights.
+    """Return a directory's tensors by their names in `known`, without tensors that are not weights.
+
+    known: the tensor names that transformers writes for the model. A tensor whose name matches none keeps its name.
 
     Raises:
-        MeshwrightError: if a table that config.json ties to another is stored too and differs from it.
+        MeshwrightError: config.json ties the unembedding to the embedding, and both are stored and differ.
     """
     prefixes = sorted({name.partition(".")[0] for name in known})
     ignored = re.compile("|".join((*BUFFERS, *family.buffers)))
@@ -43,7 +46,7 @@ def with_known_names(
 
 
 def _with_one_table(found: dict[str, Tensor], known: frozenset[str], family: PublishedFamily) -> dict[str, Tensor]:
-    """Remove the second copy of a tied table."""
+    """Return the tensors without the second copy of a tied embedding table. Raises if the copies differ."""
     table = family.names["embedding"].name
     head = family.names["unembedding"].name if "unembedding" in family.names else HEAD
     if head in known or head not in found or table not in known:

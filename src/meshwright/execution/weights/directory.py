@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face directory: the file, position, shape and dtype of each.
+"""The tensors of a Hugging Face directory: in which file each is, where in the file, and its shape and dtype.
 
 The files are safetensors (https://huggingface.co/docs/safetensors): 8 bytes with the length of a JSON header, the
 header, and the data of each tensor in C order. Tensors are read through memory maps, so that only the parts that are
@@ -21,9 +21,10 @@ import numpy as np
 from meshwright.errors import MeshwrightError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""Name of the file of weights, if there is only one; else the name of the index of the files."""
 
 LFS_POINTER = b"version https://git-lfs.github.com/"
-"""The beginning of a file that git-lfs has left in place of a large one."""
+"""The first bytes of a pointer file, which git-lfs leaves in place of a large file that it has not fetched."""
 
 DTYPES: Mapping[str, Any] = {
     "F64": np.float64,
@@ -31,15 +32,19 @@ DTYPES: Mapping[str, Any] = {
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
 }
-"""The dtypes in which weights can be read, by their names in a header."""
+"""The dtypes of weights that can be read, by their names in safetensors headers."""
 
 SCALED_DTYPES: Mapping[str, Any] = {"F8_E4M3": ml_dtypes.float8_e4m3fn}
-"""Dtypes of weights that need a `Scale`."""
+"""The dtypes of weights that can be read together with a `Scale`, by their names in safetensors headers."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a file: `start` is where its data begins, in bytes. scale: of a quantised tensor; else None."""
+    """One tensor of a safetensors file.
+
+    dtype: the dtype's name in the header. start: the byte of the file where the data begins. scale: the scales of a
+    quantised tensor, else None.
+    """
 
     name: str
     file: Path
@@ -50,21 +55,21 @@ class Tensor:
 
     @property
     def is_readable(self) -> bool:
-        """Whether its dtype can be read: one of `DTYPES`, or with a scale one of `SCALED_DTYPES`."""
+        """Whether the tensor can be read: its dtype is one of `DTYPES`, or with a scale one of `SCALED_DTYPES`."""
         return self.dtype in (DTYPES if self.scale is None else SCALED_DTYPES)
 
     @property
     def numpy_dtype(self) -> Any:
-        """The dtype of its data; raises KeyError if it cannot be read."""
+        """The dtype of the data; raises KeyError if it cannot be read."""
         return DTYPES[self.dtype] if self.scale is None else SCALED_DTYPES[self.dtype]
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its data."""
+        """The number of bytes of the data."""
         return math.prod(self.shape) * np.dtype(self.numpy_dtype).itemsize
 
     def open(self) -> np.ndarray:
-        """Open the tensor as a read-only memory map, which is closed when nothing refers to it."""
+        """Return the tensor as a read-only memory map, which is closed when nothing refers to it."""
         if not self.nbytes:
             return np.zeros(self.shape, self.numpy_dtype)
         data = np.memmap(self.file, np.uint8, mode="r", offset=self.start, shape=(self.nbytes,))
@@ -72,18 +77,21 @@ class Tensor:
 
 
 class Scale(NamedTuple):
-    """Factors of a quantised tensor: one for each block of rows and columns; `block` is the size of a block."""
+    """The factors by which a quantised matrix is multiplied, one for each block of it.
+
+    tensor: the factors [blocks of rows, blocks of columns]. block: rows and columns of a block.
+    """
 
     tensor: Tensor
     block: tuple[int, int]
 
 
 def tensor_dtype(tensors: Mapping[str, Tensor]) -> str:
-    """Return the dtype of most of the bytes of some tensors: f32, f16, bf16 or f64."""
+    """Return the dtype that most bytes of the tensors have: f32, f16, bf16 or f64; f32 if none has one of these."""
     sizes: dict[str, int] = {}
     for tensor in tensors.values():
         if tensor.dtype not in DTYPES:
-            continue  # A buffer, or an error when it is used.
+            continue  # A buffer, or a weight that cannot be read, which raises when it is used.
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
     return max(sizes, key=lambda name: sizes[name], default="F32").lower()
 
@@ -92,8 +100,8 @@ def read_files(directory: Path) -> dict[str, Tensor]:
     """Return every tensor of a directory by name.
 
     Raises:
-        MeshwrightError: if there are no safetensors; a file is missing, cut short or not safetensors; or an index names
-          a tensor in a file that does not hold it.
+        MeshwrightError: there are no safetensors; a file is missing, cut short or not safetensors; or the index and
+          the files name different tensors.
     """
     if (directory / INDEX).is_file():
         return _read_sharded(directory)
@@ -108,7 +116,7 @@ def read_files(directory: Path) -> dict[str, Tensor]:
 
 
 def _read_sharded(directory: Path) -> dict[str, Tensor]:
-    """Return the tensors of the files that an index names."""
+    """Return the tensors of a directory with an index, by name."""
     path = directory / INDEX
     try:
         files = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
@@ -135,7 +143,7 @@ def _read_sharded(directory: Path) -> dict[str, Tensor]:
 
 
 def read_file(path: Path) -> Iterator[Tensor]:
-    """Yield the tensors of a safetensors file; the library checks that its header is complete and its data fills it.
+    """Yield the tensors of a safetensors file. The safetensors library checks its header and its size.
 
     Raises:
         MeshwrightError: the file is missing, damaged, or only a git-lfs pointer.
@@ -168,11 +176,11 @@ def read_file(path: Path) -> Iterator[Tensor]:
 def write_file(
     path: Path, entries: Iterable[tuple[str, tuple[int, ...], str]], data: Callable[[str], np.ndarray]
 ) -> None:
-    """Write one safetensors file tensor by tensor, so that no more than one is in memory.
+    """Write one safetensors file, tensor by tensor, so that only one is in memory at a time.
 
     Args:
-        entries: the name, shape and dtype of each tensor, as in a header.
-        data: returns the tensor of a name, in its dtype.
+        entries: (name, shape, dtype) of each tensor; dtypes are keys of `DTYPES`.
+        data: returns the tensor of a name; it is called once for each tensor, in order.
     """
     start = 0
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

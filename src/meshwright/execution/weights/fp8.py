@@ -18,10 +18,11 @@ SUFFIX = "_scale_inv"
 
 
 def with_fp8(tensors: dict[str, Tensor], directory: Path) -> dict[str, Tensor]:
-    """Attach each scale in the tensors of a directory to its weight.
+    """Return the tensors of a directory with each `NAME_scale_inv` attached to the tensor NAME as its `scale`.
 
     Raises:
-        MeshwrightError: if a scale has another shape or dtype than its weight's blocks, or no weight.
+        MeshwrightError: a scale has no weight, or another shape or dtype than the blocks of its weight, or config.json
+          gives no block size.
     """
     scales = {name.removesuffix(SUFFIX): tensor for name, tensor in tensors.items() if name.endswith(SUFFIX)}
     if not scales:

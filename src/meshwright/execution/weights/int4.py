@@ -1,9 +1,10 @@
-"""Weights in four bits with a scale and a zero for each group of inputs, as GPTQ and AWQ publish them.
+"""Weights in 4 bits with a scale and a zero point for each group of inputs, as GPTQ and AWQ publish them.
 
-A weight [out, in] is stored as `qweight`, `qzeros` and `scales` [groups, out], eight values in each 32-bit integer; its
-value is scale * (q - zero). GPTQ (arXiv:2210.17323, files of AutoGPTQ and GPTQModel) packs `qweight` [in / 8, out]
-along the inputs, the first in the lowest bits, stores zeros minus 1 unless the file is of `gptq_v2`, and may have the
-group of each input in `g_idx` [in], in any order. AWQ (arXiv:2306.00978, AutoAWQ's `gemm`) packs `qweight`
+A weight [out, in] is stored as three tensors: 4-bit values q (`qweight`), zero points (`qzeros` [groups, out / 8]) and
+`scales` [groups, out]; the weight is scale * (q - zero point). Eight 4-bit values are packed in each 32-bit integer.
+GPTQ (arXiv:2210.17323, files of AutoGPTQ and GPTQModel) packs `qweight` [in / 8, out] along the inputs, the first in
+the lowest bits; it stores zero points minus 1, unless the checkpoint format is `gptq_v2`; and it may have the group of
+each input, in any order, in a fourth tensor `g_idx` [in]. AWQ (arXiv:2306.00978, AutoAWQ's `gemm`) packs `qweight`
 [in, out / 8] along the outputs, in the order of `AWQ_PLACES`.
 """
 
@@ -22,17 +23,21 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.weights.directory import Tensor
 
 PACK = 8
-"""Values in an integer of 32 bits."""
+"""Number of 4-bit values in a 32-bit integer."""
 
 AWQ_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
-"""The place of each of eight outputs in its integer, from the lowest bits."""
+"""The place of each of eight successive outputs in its 32-bit integer; place 0 is the lowest four bits."""
 
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Int4Tensor(Tensor):
-    """A weight [out, in] in four bits. parts: its tensors by the last word of their names."""
+    """A weight [out, in] in 4 bits.
+
+    parts: its tensors by the last word of their names (`PARTS`). method: `gptq` or `awq`. zero_offset: number to add
+    to stored zero points.
+    """
 
     parts: Mapping[str, Tensor]
     method: str
@@ -40,15 +45,15 @@ class Int4Tensor(Tensor):
 
     @property
     def is_readable(self) -> bool:
-        """Always true: `with_int4` checks its parts."""
+        """Always true, because `with_int4` has checked the parts."""
         return True
 
     def values(self, inputs: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the values of some inputs and outputs, by their numbers, in float32 [inputs, outputs]."""
+        """Return a part of the weight in float32 [inputs, outputs], given the indices of the inputs and the outputs."""
         packed, scales = _open(self.parts["qweight"]), _open(self.parts["scales"])
         width = self.shape[1] // len(scales)
         group = _open(self.parts["g_idx"])[inputs] if "g_idx" in self.parts else inputs // width
-        # 32 bits, so that no array of codes takes more than the result.
+        # Codes stay in 32 bits, so that no intermediate array is larger than the result.
         places = AWQ_PLACES[outputs % PACK] if self.method == "awq" else outputs % PACK
         shifts = (4 * places).astype(np.int32)[None]
         if self.method == "awq":
@@ -64,10 +69,11 @@ class Int4Tensor(Tensor):
 
 
 def with_int4(tensors: dict[str, Tensor], directory: Path) -> dict[str, Tensor]:
-    """Combine the parts of each weight in four bits into one tensor.
+    """Return the tensors of a directory with the parts of each 4-bit weight combined into one `Int4Tensor`.
 
     Raises:
-        MeshwrightError: parts are missing, have another shape or dtype than a weight's, or config.json has none.
+        MeshwrightError: parts are missing or do not fit each other, or config.json names no such quantization, or names
+          one and there are no parts.
     """
     modules = {name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")}
     config = quantization(json.loads((directory / "config.json").read_text(encoding="utf-8")))
@@ -127,7 +133,7 @@ _NUMPY: Mapping[str, Any] = {"I32": np.int32}
 
 
 def _open(tensor: Tensor) -> np.ndarray:
-    """Open a part as a read-only memory map."""
+    """Return a part as a read-only memory map."""
     if tensor.dtype not in _NUMPY:
         return tensor.open()
     return np.memmap(tensor.file, _NUMPY[tensor.dtype], mode="r", offset=tensor.start, shape=tensor.shape)

@@ -24,19 +24,19 @@ from meshwright.execution.weights.places import Place, places, published_family
 from meshwright.execution.weights.slices import Bounds, read_slice
 
 NUM_READERS = 8
-"""Threads that read: copying out of a memory map waits for the disk."""
+"""Number of threads that read: copying out of a memory map waits for the disk."""
 
 
 def read_tensors(directory: Path, on_note: Callable[[str], None] = lambda note: None) -> dict[str, Tensor]:
     """Return every tensor of a directory by name; a quantised weight is one tensor with its scales.
 
-    For a model of text and images, these are the text's tensors, by their names in a model of text alone.
+    For a model of text and images, these are the tensors of the text model only, by their names in a text-only model.
 
     Args:
         on_note: called with a sentence about weights that are left out.
 
     Raises:
-        MeshwrightError: as `read_files`, `with_mxfp4`, `with_fp8` and `with_int4`.
+        MeshwrightError: as in `read_files`, `with_mxfp4`, `with_fp8` and `with_int4`.
     """
     found = with_int4(with_fp8(with_mxfp4(read_files(directory)), directory), directory)
     own = text_names(found)
@@ -57,10 +57,10 @@ def load_weights(
 
     Args:
         wanted: shape, dtype and sharding of each parameter; rows that pad the vocabulary become zeros.
-        on_bytes: called with the bytes of each slice read.
+        on_bytes: called with the number of bytes of each slice that is read.
 
     Raises:
-        MeshwrightError: if a tensor is missing, extra, of another shape, or not finite.
+        MeshwrightError: a tensor is missing, extra, of another shape, or not finite.
     """
     where = places(model)
     known = frozenset(name for place in where.values() for _, name in place.names())
@@ -75,7 +75,7 @@ def load_weights(
                 bounds = tuple(part.indices(size)[:2] for part, size in zip(index, leaf.shape, strict=True))
                 holders.setdefault(bounds, []).append(device)
             arrays: list[Array] = []
-            # One slice at a time: it is on its devices before the next but one is read.
+            # At most two slices are in host memory: a slice is on its devices before the next but one is read.
             for bounds, devices in holders.items():
                 part = read_slice(where[path], tensors, bounds, leaf.dtype, readers)
                 jax.block_until_ready(arrays)
@@ -87,7 +87,10 @@ def load_weights(
 
 
 def check_tensors(tensors: Mapping[str, Tensor], where: dict[str, Place], model: ModelConfig) -> None:
-    """Raise unless a directory has exactly the tensors of a model, each of its shape."""
+    """Raise unless the tensors are exactly those of a model, readable and of the right shapes.
+
+    where: the `Place` of each parameter, by the parameter's path.
+    """
     known: set[str] = set()
     for path, place in where.items():
         for _, name in place.names():

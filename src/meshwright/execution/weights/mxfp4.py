@@ -1,8 +1,8 @@
 """Weights of experts in MXFP4, as gpt-oss publishes them (arXiv:2508.10925, section 2.1).
 
-A weight [experts, in, out] is stored as `NAME_blocks` [experts, out, in / 32, 16], two values of four bits in each
-byte, the lower bits first, and `NAME_scales` [experts, out, in / 32], an exponent for 32 values (OCP Microscaling
-Formats, version 1.0).
+A weight NAME [experts, in, out] is stored as two tensors: `NAME_blocks` [experts, out, in / 32, 16], with two 4-bit
+values in each byte, the first in the lower bits; and `NAME_scales` [experts, out, in / 32], with one exponent for 32
+values (OCP Microscaling Formats, version 1.0).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ BLOCK = 32
 
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = np.array([*_POSITIVE, *(-value for value in _POSITIVE)], np.float32)
-"""Values of four bits: a sign, two bits of exponent, one of mantissa."""
+"""The value of each 4-bit code: a sign bit, two bits of exponent, one bit of mantissa."""
 
 _BIAS = 127
-"""Bias of the exponents."""
+"""Number that is subtracted from a stored exponent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mxfp4Tensor(Tensor):
-    """A weight [experts, in, out] in MXFP4; file and start refer to its blocks. scales: tensor of its exponents."""
+    """A weight [experts, in, out] in MXFP4. `file` and `start` are those of its blocks; `scales` has its exponents."""
 
     scales: Tensor
 
     @property
     def is_readable(self) -> bool:
-        """Always true: `with_mxfp4` checks that blocks and scales are 8-bit integers."""
+        """Always true, because `with_mxfp4` has checked that blocks and scales are 8-bit integers."""
         return True
 
     def values(self, experts: slice, inputs: slice, outputs: slice) -> np.ndarray:
@@ -62,10 +62,10 @@ class Mxfp4Tensor(Tensor):
 
 
 def with_mxfp4(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Combine each pair of blocks and scales in the tensors of a directory into one weight.
+    """Return the tensors of a directory with each pair of blocks and scales combined into one `Mxfp4Tensor`.
 
     Raises:
-        MeshwrightError: if blocks have no scales, scales have no blocks, or either has a wrong shape or dtype.
+        MeshwrightError: blocks have no scales, scales have no blocks, or either has a wrong shape or dtype.
     """
     found = {name: tensor for name, tensor in tensors.items() if not name.endswith((BLOCKS, SCALES))}
     for name, tensor in tensors.items():

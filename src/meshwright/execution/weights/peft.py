@@ -1,9 +1,12 @@
 """Read and write low-rank adapters in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
 
-PEFT has an A [rank, in] and a B [out, rank] for each adapted module. A module that contains several of our matmuls
-(c_attn, qkv_proj) has one A for all, while our matmuls have one each: in PEFT's format these become one A of the summed
-rank, with a block-diagonal B, which computes the same. PEFT's adapters are read as matmuls with equal A. A lookup has
-`lora_embedding_A` [rank, rows] and `lora_embedding_B` [columns, rank]; DoRA a `lora_magnitude_vector` [out].
+PEFT has an A [rank, in] and a B [out, rank] for each adapted module. A module of PEFT may contain several matmuls of
+meshwright (c_attn, qkv_proj), and has one A for all, while each of the matmuls has its own A. Written in PEFT's format,
+the matmuls' A become one A with the sum of their ranks, and B is block-diagonal, which computes the same. An A read
+from PEFT becomes the A of each of the matmuls. A lookup has `lora_embedding_A` [rank, rows] and `lora_embedding_B`
+[columns, rank]; DoRA has a `lora_magnitude_vector` [out].
+
+In this module, adapter arrays of a matmul are in dicts with the keys `LORA_A`, `LORA_B` and, with DoRA, `LORA_M`.
 """
 
 from __future__ import annotations
@@ -37,13 +40,13 @@ PREFIX = "base_model.model."
 
 @dataclass(frozen=True)
 class _Module:
-    """A module of a family's layers with some of our matmuls: each one's path, and place in the module's weight."""
+    """A module of PEFT in the layers of a family. parts: (path, place in the module's weight) of each matmul in it."""
 
     parts: tuple[tuple[str, Place], ...]
 
     @property
     def published(self) -> str:
-        """The name of the module's weight, with {layer}."""
+        """The name of the module's weight, with {layer} for the layer's number."""
         return self.parts[0][1].published.name
 
     @property
@@ -66,12 +69,12 @@ def _tensor_names(module: str, is_lookup: bool = False) -> tuple[str, str, str]:
 def write_adapter(
     directory: Path, model: ModelConfig, params: Mapping[str, Any], *, base: str | None, dtype: str = "F32"
 ) -> None:
-    """Write the adapters of a model with PEFT's names into an existing directory.
+    """Write the adapters of a model in PEFT's format into an existing directory.
 
     Args:
         params: the tree with the model's adapters; arrays may be sharded.
-        base: the name of the base model in adapter_config.json.
-        dtype: a key of `DTYPES`.
+        base: the name of the base model for adapter_config.json, if known.
+        dtype: dtype of the written tensors, a key of `DTYPES`.
     """
     lora = _lora(model)
     modules = _modules(model)
@@ -93,12 +96,13 @@ def write_adapter(
 
 
 def read_adapter(directory: Path, model: ModelConfig) -> dict[str, Any]:
-    """Return the float32 adapters of a model with `lora`, a tree with layers stacked, from PEFT's tensors.
+    """Return the float32 adapters in a directory, as a tree of parameters of a model with `lora`, stacked over layers.
 
-    Layers without an adapter (`is_adapted`) have zeros, whose gradients are 0 too: training leaves them as they are.
+    Layers that the directory does not adapt (`is_adapted`) get zeros, whose gradients are 0 too, so that training does
+    not change them.
 
     Raises:
-        MeshwrightError: if a tensor is missing, extra, of another shape, or not finite.
+        MeshwrightError: a tensor is missing, extra, of another shape, or not finite; or only some layers have DoRA.
     """
     lora, config, reader = _lora(model), adapter_config(directory), _Reader(directory, _lora(model))
     found = dict[str, dict[str, list[np.ndarray]]]()
@@ -130,7 +134,7 @@ def read_adapter(directory: Path, model: ModelConfig) -> dict[str, Any]:
 
 
 class _Reader:
-    """Reader of PEFT's tensors by module, with the rank and the scale of the model's adapters."""
+    """Reader of PEFT's tensors by module, converted to the rank and the scale of the model's adapters (`lora`)."""
 
     def __init__(self, directory: Path, lora: LoRA) -> None:
         self.directory, self.lora, self.config = directory, lora, adapter_config(directory)
@@ -140,7 +144,7 @@ class _Reader:
     def module(self, name: str, *, is_lookup: bool = False) -> dict[str, np.ndarray]:
         """Return a module's A [rank, in], B [out, rank] and, with DoRA, magnitudes [out], by `LORA_A` and so on.
 
-        Ranks are padded with zeros, and B is multiplied by the ratio of the scales.
+        A smaller rank is padded with zeros, and B is multiplied by the module's scale / the model's scale.
         """
         names = dict(
             zip((LORA_A, LORA_B, LORA_M)[: 3 if self.lora.dora else 2], _tensor_names(name, is_lookup), strict=False)
@@ -163,26 +167,27 @@ class _Reader:
         return found | {LORA_A: a, LORA_B: b * np.float32(own.scale / self.lora.low_rank.scale)}
 
     def check_all_read(self) -> None:
-        """Raise if a tensor belongs to no target."""
+        """Raise if the file has a tensor that was not read, because it belongs to no target."""
         if extra := sorted(self.tensors.keys() - self.used):
             file = self.tensors[extra[0]].file
             raise MeshwrightError(f"{file} holds {extra[0]}, which no target of {ADAPTER_CONFIG} has")
 
 
 def _append(found: dict[str, dict[str, list[np.ndarray]]], path: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Append a layer's A, B and magnitudes, by `LORA_A` and so on, to those of the matmul at `path`."""
+    """Append a layer's adapter arrays of the matmul at `path` to found[stack][parameter name]."""
     stack, _, name = path.rpartition(".")
     for end, array in arrays.items():
         found.setdefault(stack, {}).setdefault(name + end, []).append(array)
 
 
 def saved_tensors(directory: Path) -> dict[str, Tensor]:
-    """Return full weights stored with an adapter, by the names of the weights they replace.
+    """Return the full weights that are stored with an adapter, by the names of the weights that they replace.
 
-    They are those of `modules_to_save`, and the tables that PEFT writes beside adapters of them (`base_layer`).
+    They are the weights of `modules_to_save`, and embedding tables, which PEFT writes beside adapters of the tables
+    (`base_layer`).
 
     Raises:
-        MeshwrightError: if a module has no tensor.
+        MeshwrightError: a module of `modules_to_save` has no tensor.
     """
     tensors = {
         tensor.name.removeprefix(PREFIX): tensor
@@ -205,7 +210,7 @@ def _lora(model: ModelConfig) -> LoRA:
 
 
 def _modules(model: ModelConfig) -> list[_Module]:
-    """Return the modules with an adapted matmul, each with all matmuls that it holds."""
+    """Return the modules that contain an adapted matmul, each with all matmuls that it contains."""
     found: dict[tuple[str, str], list[tuple[str, Place]]] = {}
     for path, place in places(without_lora(model)).items():  # pyright: ignore[reportArgumentType]
         stack = path.rpartition(".")[0]
@@ -220,17 +225,19 @@ def _modules(model: ModelConfig) -> list[_Module]:
 
 
 def _stack(params: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    """Return the adapters of a matmul, unsharded, for all layers; empty for a matmul without adapters."""
+    """Return the adapter arrays [layers, ...] of the matmul at `path`, unsharded; empty for one without adapters."""
     stack, _, name = path.rpartition(".")
     own = params[stack]
     return {end: np.asarray(own[name + end], np.float32) for end in (LORA_A, LORA_B, LORA_M) if name + end in own}
 
 
 def _joined(blocks: Sequence[tuple[Place, Mapping[str, np.ndarray]]], lora: LoRA, name: str) -> Iterator[np.ndarray]:
-    """Yield a module's A and B in PEFT's format from those of its matmuls, and its magnitudes if there are any.
+    """Yield a module's A, B and, with DoRA, magnitudes in PEFT's format, from the adapter arrays of its matmuls.
+
+    blocks: the place and the adapter arrays of each matmul in one layer. name: the module's name, for messages.
 
     Raises:
-        MeshwrightError: if some of its matmuls have magnitudes and others none.
+        MeshwrightError: some of the matmuls have magnitudes and others have none.
     """
     rank = lora.rank * len(blocks)
     first = blocks[0][0]
@@ -254,7 +261,10 @@ def _joined(blocks: Sequence[tuple[Place, Mapping[str, np.ndarray]]], lora: LoRA
 def _split(
     module: _Module, arrays: Mapping[str, np.ndarray], lora: LoRA, what: str
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Yield the path of each matmul of a module, with its A [*inputs, rank], B [rank, *outputs] and magnitudes."""
+    """Yield the path of each matmul of a module, with its A [*inputs, rank], B [rank, *outputs] and magnitudes.
+
+    arrays: the module's arrays in one layer, as `_Reader.module` returns them. what: the module, for messages.
+    """
     a, b = arrays[LORA_A], arrays[LORA_B]
     rank, count = a.shape[0], len(module.parts)
     if rank not in (lora.rank, lora.rank * count):
@@ -280,7 +290,7 @@ def _split(
 
 
 def _place_of_b(place: Place, rank: int) -> Place:
-    """Return the part of a module's B [out, rank] that is a matmul's B [rank, *outputs]."""
+    """Return the `Place` whose view of a module's B [out, rank] is the B [rank, *outputs] of the matmul at `place`."""
     shape = (place.parameter.shape[0], rank, *place.outputs)
     parameter = Parameter(shape=shape, axes=(place.parameter.axes[0], *(RANK for _ in shape[1:])))
     return replace(place, parameter=parameter, num_inputs=1, published=replace(place.published, is_transposed=True))
@@ -300,7 +310,7 @@ def _array(name: str, tensors: Mapping[str, Tensor], directory: Path) -> np.ndar
 
 
 def _config(model: ModelConfig, modules: list[_Module], base: str | None) -> dict[str, Any]:
-    """Return adapter_config.json; the rank of modules with several matmuls is the sum."""
+    """Return the contents of adapter_config.json; a module with several matmuls has the sum of their ranks."""
     lora = _lora(model)
     several = {module.path: len(module.parts) for module in modules if len(module.parts) > 1}
     whole = int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha

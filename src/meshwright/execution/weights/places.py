@@ -1,8 +1,9 @@
-"""Where each parameter is in the tensors from Hugging Face: one map, used to load and to save.
+"""Where each parameter is in the tensors of a Hugging Face directory, for loading and for saving.
 
-A declared parameter is stacked over layers and experts. Tensors mostly hold one layer and one expert each, and some
-hold several parameters (`qkv_proj`). A `Place` returns the view of a tensor that is one parameter, with the parameter's
-dims. Views of a memory map are read slice by slice; views of an empty array are filled.
+A declared parameter is stacked over layers and experts. A tensor mostly holds one layer and one expert, and may hold
+several parameters (`qkv_proj`). `Place.view` returns the part of a tensor that is one parameter, with the parameter's
+dims, without a copy. To load, views of memory maps are read slice by slice; to save, views of an empty array are
+filled.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ class Place:
     """Where a parameter is: in one tensor for each layer and expert that it is stacked over.
 
     Args:
-        parameter: the declaration, of shape [layers, experts, *inputs, *outputs] without dims it does not have.
+        parameter: the declaration, of shape [layers, experts, *inputs, *outputs], possibly without some of these dims.
         published: the tensor's name with {layer} and {expert}, and how the tensor holds the parameter.
-        num_inputs: number of dims that its matmul sums over; 0 for a vector.
-        first_layer, every: number of the parameter's first layer, and the distance to its next one.
-        before, width: number of outputs of other parameters before it in a tensor, and of all outputs; per head if
-          parameters alternate by head.
+        num_inputs: number of dims that the parameter's matmul sums over; 0 for a vector.
+        first_layer, every: in the model's numbering, the parameter's first layer and the distance to its next layer.
+        before: number of outputs of other parameters that come before this one in a tensor.
+        width: number of outputs of all parameters in a tensor. Both are per head if parameters alternate by head.
     """
 
     parameter: Parameter
@@ -56,17 +57,17 @@ class Place:
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """The sizes of the dims that its matmul sums over."""
+        """The sizes of the dims that the parameter's matmul sums over."""
         return self.parameter.shape[len(self.stacked) + len(self.experts) :][: self.num_inputs]
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """The sizes of its output dims."""
+        """The sizes of the parameter's output dims."""
         return self.parameter.shape[len(self.stacked) + len(self.experts) + self.num_inputs :]
 
     @property
     def heads(self) -> int:
-        """The number of heads by which parameters alternate in a tensor; 1 if they do not."""
+        """The number of heads, if the parameters in a tensor alternate by head; else 1."""
         return math.prod(self.outputs[: self.published.by_head])
 
     @property
@@ -81,12 +82,12 @@ class Place:
         return *self.experts, *((columns, rows) if self.published.is_transposed else (rows, columns))
 
     def name(self, *numbers: int) -> str:
-        """Return the name of the tensor of a layer and expert, numbered as in the parameter."""
+        """Return the tensor's name, given the indices in the parameter of the layer and of the expert (`stacked`)."""
         layer = numbers[0] * self.every + self.first_layer if numbers else 0
         return self.published.name.format(layer=layer, expert=numbers[-1] if numbers else 0)
 
     def names(self) -> Iterator[tuple[tuple[int, ...], str]]:
-        """Yield the numbers of each layer and expert, and the name of their tensor."""
+        """Yield the indices of each layer and expert in the parameter (`stacked`), and the name of their tensor."""
         for numbers in np.ndindex(*self.stacked):
             yield numbers, self.name(*numbers)
 
@@ -107,10 +108,10 @@ class Place:
 
 
 def places(model: ModelConfig) -> dict[str, Place]:
-    """Return where each parameter of a model is, by its path.
+    """Return the `Place` of each parameter of a model, by the parameter's path.
 
     Raises:
-        MeshwrightError: if the tensor names of the model's family are not known.
+        MeshwrightError: the tensor names of the model's family are not known.
     """
     names = published_family(model).names
     ops = program(model)
@@ -132,7 +133,10 @@ def places(model: ModelConfig) -> dict[str, Place]:
 
 
 def _within_tensor(path: str, place: Place, found: Mapping[str, Place]) -> Place:
-    """Complete a place with the sizes of the other parameters in its tensors."""
+    """Return a place with `before` and `width`, from the other parameters that are in the same tensors.
+
+    found: the places of all parameters, by path.
+    """
     stack = path.rpartition(".")[0]
 
     def columns(other: Place) -> int:
@@ -148,10 +152,10 @@ def _within_tensor(path: str, place: Place, found: Mapping[str, Place]) -> Place
 
 
 def published_family(model: ModelConfig) -> PublishedFamily:
-    """Return the family of a model, with its tensor names from Hugging Face.
+    """Return a model's family with the names of its tensors in Hugging Face directories.
 
     Raises:
-        MeshwrightError: if the tensor names of the family are not known.
+        MeshwrightError: the tensor names of the family are not known.
     """
     if (known := published_of(model)) is not None:
         return known

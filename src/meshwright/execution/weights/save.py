@@ -18,7 +18,7 @@ from meshwright.execution.weights.directory import DTYPES, INDEX, SINGLE, write_
 from meshwright.execution.weights.places import Place, places
 
 MAX_FILE_BYTES = 5_000_000_000
-"""A file holds tensors up to this size, as `save_pretrained` of transformers does by default."""
+"""Default for the largest size of a file of weights, as in `save_pretrained` of transformers."""
 
 
 def save_weights(
@@ -30,10 +30,15 @@ def save_weights(
     max_file_bytes: int = MAX_FILE_BYTES,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> None:
-    """Write the parameters of a model as tensors with names from Hugging Face into an existing directory.
+    """Write the parameters of a model into an existing directory, as the tensors of its Hugging Face family.
 
-    One tensor at a time is put together in memory. `dtype` is a key of `DTYPES`; biases that choose experts are always
-    float32, as in transformers. on_bytes: called with the bytes of each tensor that was written.
+    Only one tensor at a time is in host memory.
+
+    Args:
+        dtype: dtype of the tensors, a key of `DTYPES`. Biases that choose experts are always float32, as in
+          transformers.
+        max_file_bytes: largest size of a file; a tensor that is larger gets its own file.
+        on_bytes: called with the number of bytes of each tensor that is written.
     """
     arrays = dict(leaves(params))
     parts: dict[str, list[tuple[str, Place, tuple[int, ...]]]] = {}
@@ -68,7 +73,7 @@ def save_weights(
 
 
 def _files(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """Split tensors into files, in order. sizes: bytes of each tensor. most: bytes of a file."""
+    """Return the names of the tensors of each file. sizes: bytes of each tensor. most: largest bytes of a file."""
     files: list[list[str]] = [[]]
     size = 0
     for name, nbytes in sizes.items():
@@ -81,7 +86,7 @@ def _files(sizes: Mapping[str, int], most: int) -> list[list[str]]:
 
 
 def _copy(array: Array, numbers: tuple[int, ...], target: np.ndarray) -> None:
-    """Copy one layer and expert of a sharded array into `target`, shard by shard."""
+    """Copy one layer and expert of a sharded array, at the indices `numbers`, into `target`, shard by shard."""
     for shard in array.addressable_shards:
         if shard.replica_id:
             continue
@@ -89,4 +94,6 @@ def _copy(array: Array, numbers: tuple[int, ...], target: np.ndarray) -> None:
         local = [number - start for number, (start, _) in zip(numbers, bounds, strict=False)]
         if all(0 <= at < stop - start for at, (start, stop) in zip(local, bounds, strict=False)):
             within: Any = tuple(slice(start, stop) for start, stop in bounds[len(numbers) :])
-            target[within] = np.asarray(shard.data[tuple(local)] if local else shard.data)
+            # NumPy reads the memory of a CPU where it is. JAX compiles a program for every index, but copies no more.
+            data = np.asarray(shard.data) if shard.device.platform == "cpu" else shard.data
+            target[within] = np.asarray(data[tuple(local)] if local else data)

@@ -1,7 +1,7 @@
 """Copy a device's slice of a parameter out of the tensors that contain it.
 
-A slice is allocated once, so that XLA:CPU can use it without a copy. It is filled in blocks that stay in a core's cache
-while they are transposed, cast and checked for values that are not finite.
+The memory of a slice is aligned so that XLA:CPU can use it without a copy. It is filled in blocks that stay in a core's
+cache while they are transposed, cast, and checked for values that are not finite.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from meshwright.execution.weights.mxfp4 import Mxfp4Tensor
 from meshwright.execution.weights.places import Place
 
 Bounds = tuple[tuple[int, int], ...]
-"""Start and stop along each dim of a parameter."""
+"""(start, stop) of a slice along each dim of a parameter."""
 
 BLOCK = (256, 512)
-"""Rows and columns, as in the file, of a block that is transposed at once: 256 KB of 16 bits."""
+"""Rows and columns, in the order of the file, of a block that is transposed at once: 256 KB for 16-bit values."""
 
 TASK_BYTES = 16_000_000
-"""Bytes that a thread copies before it takes the next part."""
+"""Bytes of a slice that a thread copies in one task."""
 
 ALIGNMENT = 64
-"""The start of an array is at a multiple of this many bytes, so that XLA:CPU uses it in place."""
+"""Arrays begin at an address that is a multiple of this many bytes, so that XLA:CPU uses them in place."""
 
 _EXPONENT: Mapping[Any, tuple[Any, int]] = {
     np.dtype(ml_dtypes.bfloat16): (np.uint16, 0x7F80),
@@ -38,26 +38,31 @@ _EXPONENT: Mapping[Any, tuple[Any, int]] = {
     np.dtype(np.float32): (np.uint32, 0x7F800000),
     np.dtype(np.float64): (np.uint64, 0x7FF0000000000000),
 }
-"""By dtype, integers of the same size, and the bits of the exponent: all are set in values that are not finite."""
+"""{dtype: (integer dtype of the same size, mask of the exponent's bits)}; all of these bits are set if not finite."""
 
 
 def read_slice(
     place: Place, tensors: Mapping[str, Tensor], bounds: Bounds, dtype: Any, readers: Executor
 ) -> np.ndarray:
-    """Read the part of a parameter within bounds, in several threads; zeros beyond the parameter's own size.
+    """Return the slice of a parameter within `bounds` in `dtype`, read in several threads.
+
+    Elements beyond the parameter's own size, which pad it, are zeros.
 
     Raises:
-        MeshwrightError: if values are not finite, or overflow `dtype`.
+        MeshwrightError: values are not finite, or overflow `dtype`.
     """
     result = _aligned([stop - start for start, stop in bounds], np.dtype(dtype))
     depth = len(place.stacked)
     within = tuple(slice(start, stop) for start, stop in bounds[depth:])
-    sizes = [len(range(*part.indices(size))) for part, size in zip(within, place.parameter.shape[depth:], strict=True)]
-    held = tuple(map(slice, sizes))
-    if tuple(sizes) != result.shape[depth:]:
+    sizes = [
+        len(range(*slice(start, stop).indices(size)))
+        for (start, stop), size in zip(bounds, place.parameter.shape, strict=True)
+    ]
+    held = tuple(map(slice, sizes[depth:]))
+    if tuple(sizes) != result.shape:
         result[...] = 0
     tasks = []
-    for numbers in np.ndindex(*(stop - start for start, stop in bounds[:depth])):
+    for numbers in np.ndindex(*sizes[:depth]):
         tensor = tensors[place.name(*(number + start for number, (start, _) in zip(numbers, bounds, strict=False)))]
         target = result[numbers][held]
         rows = max(1, TASK_BYTES // max(1, target[:1].nbytes))
@@ -77,7 +82,10 @@ def _aligned(shape: list[int], dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def _copy(place: Place, tensor: Tensor, within: tuple[slice, ...], part: slice, target: np.ndarray) -> None:
-    """Copy a part of a tensor into the same part of `target`, block by block in the order of the file."""
+    """Copy a part of a slice from one tensor into the same part of `target`, block by block in the order of the file.
+
+    within: the slice of the parameter's dims in this tensor. part: rows of the slice to copy.
+    """
     if isinstance(tensor, Mxfp4Tensor):
         _copy_mxfp4(place, tensor, within, part, target)
         return
@@ -115,7 +123,7 @@ def _copy(place: Place, tensor: Tensor, within: tuple[slice, ...], part: slice, 
 
 
 def _copy_mxfp4(place: Place, tensor: Mxfp4Tensor, within: tuple[slice, ...], part: slice, target: np.ndarray) -> None:
-    """Copy a part of an MXFP4 tensor, one expert after the other."""
+    """Like `_copy` for an MXFP4 tensor, one expert after the other."""
     # For each value of the slice, its expert, row and column in the tensor, as views that take no memory.
     numbers = np.ogrid[tuple(slice(size) for size in tensor.shape)]
     views = [place.view(np.broadcast_to(each, tensor.shape))[within][part] for each in numbers]
@@ -132,7 +140,7 @@ def _copy_mxfp4(place: Place, tensor: Mxfp4Tensor, within: tuple[slice, ...], pa
 
 
 def _copy_int4(place: Place, tensor: Int4Tensor, within: tuple[slice, ...], part: slice, target: np.ndarray) -> None:
-    """Copy a part of a tensor in four bits."""
+    """Like `_copy` for a 4-bit tensor of GPTQ or AWQ."""
     # For each value of the slice, its row and column in the tensor, as views that take no memory.
     numbers = np.ogrid[tuple(slice(size) for size in tensor.shape)]
     outputs, inputs = (place.view(np.broadcast_to(each, tensor.shape))[within][part] for each in numbers)
@@ -145,9 +153,9 @@ def _copy_int4(place: Place, tensor: Int4Tensor, within: tuple[slice, ...], part
 
 
 def _cast(block: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """Copy a block to C order, in another dtype."""
+    """Return a copy of a block in C order and another dtype."""
     if block.dtype == ml_dtypes.bfloat16 and dtype == np.float32:
-        # bfloat16 is the upper half of float32; the library's own cast holds the interpreter's lock.
+        # bfloat16 is the upper half of float32; the cast of ml_dtypes would hold the interpreter's lock.
         return (block.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     with np.errstate(over="ignore"):
         return block.astype(dtype, order="C")
@@ -159,4 +167,4 @@ def _not_finite(tensor: Tensor, block: np.ndarray, dtype: np.dtype[Any]) -> Mesh
     if np.isfinite(values).all():
         return MeshwrightError(f"{tensor.name} in {tensor.file} has values that are too large for {dtype.name}")
     kind = "NaN" if np.isnan(values).any() else "infinite values"
-    return MeshwrightError(f"{tensor.name} in {tensor.file} has {kind}; these weights compute nothing")
+    return MeshwrightError(f"{tensor.name} in {tensor.file} has {kind}; these weights cannot be used")

@@ -31,7 +31,7 @@ _THREE = Sizes(degrees={**MESH, "Z": 8}, dims={})
 
 
 def _copies(array: str) -> float:
-    """Return the number of devices that hold each block of an array, on a mesh of three axes."""
+    """Return how many devices hold the same shard of an array, such as `A[I_X, J]`, on the mesh of `_THREE`."""
     return _THREE.degree(_THREE.degrees) / _THREE.degree(parse_array(array).split_axes)
 
 

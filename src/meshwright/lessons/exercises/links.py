@@ -14,7 +14,7 @@ ON, DEGREE, BYTES = "v5e:8x8", 8, 256_000_000
 
 
 def _time(nbytes: int) -> CollectiveTime:
-    """Return the time of an all-gather over a line of 8 chips."""
+    """Return the time of an all-gather over a line of `DEGREE` chips. nbytes: bytes of the gathered array."""
     return collective_seconds("all-gather", nbytes, lay_mesh(parse_system(ON), {"X": DEGREE}).placement(("X",)))
 
 

@@ -24,9 +24,9 @@ def _fewest_chips() -> int:
 
 
 def _cache(heads: int = 0, layers: int = 0, of_each: int = 2 * 2) -> int:
-    """Return the bytes of Llama 3 8B's kv cache for `SEQUENCES` of `LENGTH` tokens; 0 heads or layers: the model's.
+    """Return the bytes of Llama 3 8B's KV cache for `SEQUENCES` sequences of `LENGTH` tokens.
 
-    of_each: bytes of a key's and a value's element together; 4 in bf16.
+    heads, layers: 0 for the model's own numbers. of_each: bytes of one element of a key and one of a value; 4 in bf16.
     """
     model = PRESETS["llama3-8b"]
     each = (heads or model.num_kv_heads) * model.head_dim * of_each

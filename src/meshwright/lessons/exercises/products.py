@@ -29,12 +29,15 @@ _SIZES = Sizes(degrees={"X": 4, "Y": 2}, dims={"I": 64, "J": 64, "K": 64})
 
 
 def cases() -> dict[str, int]:
-    """Return the case (1 to 4) of each matmul."""
+    """Return the case (1 to 4) of each matmul of `PRODUCTS`, by its text."""
     return {product: infer(parse(product, axes=("X", "Y")), _SIZES).case or 1 for product in PRODUCTS}
 
 
 def _confused(mistake: Mapping[int, int]) -> dict[str, int]:
-    """Return the answers of a reader who mistakes one case for another. mistake: right case -> wrong case."""
+    """Return the case of each matmul as a reader answers who mistakes one case for another.
+
+    mistake: the wrong case, by the right one.
+    """
     return {product: mistake.get(case, case) for product, case in cases().items()}
 
 

@@ -13,7 +13,7 @@ _FLOPS = 2 * I * J * K
 
 
 def _of(elements: float, element_bytes: float = 2) -> float:
-    """Return the arithmetic intensity: flops of the matmul divided by the bytes of `elements`."""
+    """Return the matmul's arithmetic intensity, flops per byte, if it moves this number of elements."""
     return intensity(_FLOPS, element_bytes * elements)
 
 

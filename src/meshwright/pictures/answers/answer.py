@@ -1,4 +1,4 @@
-"""Base classes of answers: one screen, as text, in a notebook and as a page, and its picture."""
+"""Base classes of answers, which print the same screen as text, in a notebook and on an HTML page."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from meshwright.support.files import write_file
 
 
 class Answer(ABC):
-    """An answer that prints itself. `str`, a prompt, a notebook and a page show the output of the command."""
+    """An answer to a command, such as `meshwright chips`. `str`, notebooks and HTML show what the command prints."""
 
     @abstractmethod
     def print(self) -> None:
-        """Print the screen, as wide as the terminal."""
+        """Print the output of the command, as wide as the terminal."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
@@ -35,11 +35,11 @@ class Answer(ABC):
         return str(self)
 
     def _repr_html_(self) -> str:
-        """Return the screen as HTML, for notebooks."""
+        """Return the printed output as HTML, for notebooks."""
         return f'<pre style="line-height:1.3">{escape(str(self))}</pre>'
 
     def html(self, file: str | Path | None = None) -> str:
-        """Return the screen as a self-contained page; also write it to `file` if given."""
+        """Return the printed output as a self-contained HTML page; file: also write it to this file."""
         title, _, screen = str(self).partition("\n")
         page = render(
             title, (), [*self._pictures(), Section("", f'<div class="wide"><pre>{escape(screen)}</pre></div>')]
@@ -49,7 +49,7 @@ class Answer(ABC):
         return page
 
     def _pictures(self) -> list[Section]:
-        """Return the sections that a page shows above the screen."""
+        """Return the sections that an HTML page shows above the printed output."""
         return []
 
 
@@ -59,14 +59,14 @@ class DrawnAnswer(Answer):
     @property
     @abstractmethod
     def picture(self) -> Picture:
-        """The picture, as `meshwright.show` returns one."""
+        """The picture. Raises if it would have too many devices."""
 
     def svg(self, file: str | Path | None = None) -> str:
         """Return the picture as a standalone SVG document; also write it to `file` if given."""
         return self.picture.svg(file)
 
     def _repr_html_(self) -> str:
-        """Return the screen, and the picture if it can be drawn, as HTML for notebooks."""
+        """Return the printed output, and the picture if it can be drawn, as HTML for notebooks."""
         drawn = "".join(f'<div style="overflow-x:auto">{found.svg()}</div>' for found in self._drawn())
         return super()._repr_html_() + drawn
 
@@ -82,5 +82,5 @@ class DrawnAnswer(Answer):
 
 
 def write_picture(drawn: Picture | DrawnAnswer, file: Path) -> None:
-    """Write a picture to a file: as a page if its name ends in .html, else as SVG."""
+    """Write a picture to a file: as an HTML page if its name ends in `.html`, else as SVG."""
     (drawn.html if file.suffix.lower() in (".html", ".htm") else drawn.svg)(file)

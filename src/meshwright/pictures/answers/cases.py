@@ -1,4 +1,4 @@
-"""`meshwright.matmul_cases`: the four cases of a sharded matmul side by side."""
+"""`meshwright.matmul_cases`: the scaling book's four cases of a sharded matmul side by side."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ CASES = (
     "A[I, J_{axis}] @ B[J_{axis}, K] -> C[I, K]",
     "A[I_{axis}, J] @ B[J, K_{axis}] -> C[I_{axis}, K]",
 )
-"""A matmul of each case, 1 to 4, over one mesh axis."""
+"""A matmul for each case, 1 to 4, with the name of the mesh axis left open."""
 
 
 @dataclass(frozen=True, repr=False)
 class MatmulCases(DrawnAnswer):
-    """The four cases over one mesh axis, case 1 first."""
+    """A matmul for each of the four cases, over one mesh axis; case 1 is first."""
 
     matmuls: tuple[Matmul, ...]
 
@@ -70,9 +70,9 @@ def matmul_cases(
     device: int | None = None,
     **sizes: Count,
 ) -> MatmulCases:
-    """Return the four cases of A[I, J] @ B[J, K] -> C[I, K] over one mesh axis, the first of the mesh.
+    """Return the four cases of A[I, J] @ B[J, K] -> C[I, K], sharded over the first axis of the mesh.
 
-    Args and errors are those of `meshwright.matmul`.
+    Arguments and errors are as in `meshwright.matmul`.
 
     >>> [found.ways[0].collectives[0].kind for found in matmul_cases(X=4, on="v5e:2x4").matmuls[1:]]
     ['all-reduce', 'all-reduce', 'all-gather']

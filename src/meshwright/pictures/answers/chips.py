@@ -1,4 +1,4 @@
-"""`meshwright.chips`: the known chips with their figures; for one chip, the source of each figure too."""
+"""`meshwright.chips`: the known chips and their figures, such as peak flops; for one chip, also the sources."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Chips(Answer):
 
 
 def chips(name: str | None = None, *, hardware: str | Path | None = None) -> Chips:
-    """Return the chips that plans are made for: peaks, memory, links, slices.
+    """Return the chips for which plans can be made, with their peak rates, memory, links and slices.
 
     Args:
-        name: one chip, by name or alias, as "v5e" or "H100", with the source of each figure; by default all.
-        hardware: a TOML file with your own chip, which is checked and shown instead.
+        name: the name or alias of one chip, such as "v5e" or "H100"; by default all chips.
+        hardware: a TOML file that describes your own chip, which is checked and returned instead.
 
     Raises:
         MeshwrightError: the name is unknown, the file is invalid, or both are given.
@@ -101,7 +101,7 @@ def _print_one(chip: Chip) -> None:
 
 
 def _parts(chip: Chip) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Yield the parts of a chip's file: the name of the source, a title, and the figures."""
+    """Yield (key in `Chip.sources`, title, figures as text by name) for each part of a chip's description."""
     yield (
         "peak_flops",
         "peak of dense matmuls",
@@ -136,7 +136,7 @@ def _parts(chip: Chip) -> Iterator[tuple[str, str, dict[str, str]]]:
 
 
 def _torus_figures(chip: Chip) -> dict[str, str]:
-    """Return the figures of a chip's torus."""
+    """Return the figures of a chip's torus as text, by name."""
     torus = chip.torus
     assert torus
     rings = f"whole cubes of {_shape((torus.cube,) * torus.rank)}" if torus.cube else f"axes of {torus.wrap_size}"

@@ -26,6 +26,7 @@ from meshwright.pictures.text import folded, wrap
 from meshwright.planning.cost.formulas import collective_formula
 from meshwright.planning.cost.rates.collective import CollectiveTime, collective_seconds
 from meshwright.record import Kind, wire_bytes
+from meshwright.support.field_types import check_value
 from meshwright.units import parse_count, show_bytes, show_rate, show_seconds
 
 KINDS: dict[str, Kind] = {
@@ -44,7 +45,7 @@ BYTES = "64M"
 """The default size of the array."""
 
 MOST_SHOWN = 8
-"""The most devices that are drawn with their values."""
+"""The largest number of devices whose values are drawn."""
 
 COUNTED: dict[Kind, str] = {
     "all-gather": "the gathered array",
@@ -53,21 +54,22 @@ COUNTED: dict[Kind, str] = {
     "all-to-all": "what a device holds",
     "collective-permute": "what a device holds",
 }
-"""The array that `bytes` is the size of, by collective."""
+"""The array on one device whose size is `bytes`, by collective."""
 
 _INDENT = " " * 12
 """The indentation of the second column of the screen."""
 
 _RUNS = 7
-"""The number of runs of a measurement; the median is reported."""
+"""How often a measurement runs the collective; it reports the median time."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Collective(DrawnAnswer):
     """One collective with its time on some hardware.
 
-    time: its parts, in seconds. placement: the links that it runs over. measured_seconds: its time on this machine's
-    devices, if it was measured. notes: the defaults that were used, and remarks on the placement.
+    time: the predicted time, for each part of the fabric. placement: the links that it uses. measured_seconds: the time
+    on this machine's devices; None if not measured. notes: the defaults that were applied, and remarks on the
+    placement.
     """
 
     kind: Kind
@@ -80,12 +82,12 @@ class Collective(DrawnAnswer):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The mesh axes that it runs over."""
+        """The mesh axes over which the collective runs."""
         return self.placement.axes
 
     @property
     def degree(self) -> int:
-        """The number of devices in each group."""
+        """The number of devices that communicate with each other."""
         return self.placement.degree
 
     @property
@@ -105,7 +107,7 @@ class Collective(DrawnAnswer):
 
     @property
     def members(self) -> dict[int, str]:
-        """The colour of each device of the first group, by its number on the mesh."""
+        """The colour of each device in the group of device 0, by the device's number on the mesh."""
         found: dict[int, str] = {}
         for number, at in enumerate(itertools.product(*map(range, self.mesh.values()))):
             coordinates = dict(zip(self.mesh, at, strict=True))
@@ -115,7 +117,7 @@ class Collective(DrawnAnswer):
 
     @property
     def picture(self) -> Picture:
-        """The devices of one group before, after each hop of a ring, and after; then the links on the torus.
+        """The values of one group's devices, before the collective and after each hop; then the links on the torus.
 
         Raises:
             MeshwrightError: there are more than `MOST_SHOWN` devices, and the hardware has no torus.
@@ -136,7 +138,7 @@ class Collective(DrawnAnswer):
         return Picture(tuple(sketches))
 
     def measure(self) -> Collective:
-        """Run the collective on this machine's devices, in float32, and return the answer with the median time.
+        """Run the collective on this machine's devices, in float32; return the same answer with the measured time.
 
         Raises:
             MeshwrightError: this machine does not have the devices of the answer.
@@ -195,7 +197,7 @@ class Collective(DrawnAnswer):
             self._print_measured(self.measured_seconds)
 
     def _print_links(self) -> None:
-        """Print for each part of the fabric the bytes, the rate, and the formula with its numbers."""
+        """Print for each part of the fabric the bytes, the rate, and the formula with the values of its variables."""
         for number, term in enumerate(self.time.terms):
             formula, numbers = collective_formula(self.kind, term, self.placement)
             rate = next(value for name, value in numbers.items() if name in ("B", "W"))
@@ -208,7 +210,10 @@ class Collective(DrawnAnswer):
             print("\n".join(wrap(f"{formula}: V the bytes{values}", first=_INDENT, then=_INDENT)))
 
     def _print_measured(self, measured: float) -> None:
-        """Print measured and predicted values: times, and bytes per second that each device sends."""
+        """Print the measured time, and the bytes per second that each device sends, measured and predicted.
+
+        measured: seconds.
+        """
         found = self.time
         ratio = f"{measured / found.seconds:.2f} x predicted" if found.seconds else "predicted: no time on one device"
         print(f"\n measured   {show_seconds(measured)}, {ratio}")
@@ -218,7 +223,10 @@ class Collective(DrawnAnswer):
 
 
 def _links_text(placement: Placement, rate: float) -> str:
-    """Return how a torus's bandwidth is composed, ` (2 links of 45.0 GB/s)`; '' for one link and for switches."""
+    """Return how many links of a torus a bandwidth adds up, ` (2 links of 45.0 GB/s)`; '' for one link or switches.
+
+    rate: the bandwidth of all links of a device together, in bytes per second.
+    """
     link = min((ring.link_bytes_per_second for ring in placement.rings), default=0.0)
     count = round(rate / link) if link else 0
     if count < 2:
@@ -236,23 +244,24 @@ def collective(
     on: SystemLike | None = None,
     **degrees: Count,
 ) -> Collective:
-    """Return the time of one collective on a fabric, and what limits it.
+    """Return the predicted time of one collective on some hardware, and what limits it.
 
     Args:
         kind: all-gather, reduce-scatter, all-reduce, all-to-all or permute.
-        bytes: size of the array on one device, as "64M": the gathered, the summed or the exchanged array (`COUNTED`).
-        axis: the mesh axis it runs over, or several, as "X,Y"; by default all of the mesh.
-        mesh: the degree of every mesh axis, outermost first, as "X=4,Y=2"; by default X over all devices.
-        on: the hardware, as "v5e:4x4"; by default this machine's devices.
-        degrees: degrees of mesh axes by name, instead of mesh.
+        bytes: size of the array on one device, such as "64M": the gathered, summed or exchanged array (`COUNTED`).
+        axis: the mesh axis over which it runs, or several, such as "X,Y"; by default all axes of the mesh.
+        mesh: the degree of every mesh axis, outermost first, such as "X=4,Y=2"; by default X over all devices.
+        on: the hardware, such as "v5e:4x4"; by default this machine's devices.
+        degrees: degrees of mesh axes by name, instead of `mesh`.
 
     Raises:
-        MeshwrightError: the mesh does not fit the hardware, or lacks the axis.
+        MeshwrightError: the mesh does not fit the hardware, or does not have the axis.
 
     >>> answer = collective("all-gather", X=4, on="v5e:4x4", bytes="64M")
     >>> answer.degree, answer.wire_bytes, f"{answer.seconds:.2e}"
     (4, 48000000.0, '1.07e-03')
     """
+    check_value("kind", kind, str)
     named: dict[str, Kind] = {**KINDS, **{found: found for found in KINDS.values()}}
     if kind not in named:
         raise MeshwrightError(f"{kind!r} is not a collective; the collectives are {', '.join(KINDS)}")
@@ -277,7 +286,7 @@ def collective(
 
 
 def _read_bytes(given: Count) -> int:
-    """Return a number of bytes, given as a number or text."""
+    """Return the number of bytes that a number or a text such as `64M` describes."""
     try:
         found = parse_count(str(given))
     except MeshwrightError:

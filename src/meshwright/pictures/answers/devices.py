@@ -1,4 +1,4 @@
-"""`meshwright.devices`: JAX's devices on this machine, and the hardware to plan for them."""
+"""`meshwright.devices`: JAX's devices of this program, and the text that describes them as hardware of a plan."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _MOST_ROWS = 16
 
 @dataclass(frozen=True)
 class Device:
-    """One device, as JAX numbers it.
+    """One device of JAX.
 
-    coordinates: of its chip on the torus; None without one. slice: the number of its slice. memory_bytes: the limit for
-    programs. used_bytes: allocated now. Both are None if the runtime does not report them.
+    kind: the chip, as JAX calls it. coordinates: of the chip on its torus; None without a torus. slice: the number of
+    its TPU slice. memory_bytes: the memory that programs can use. used_bytes: the memory allocated now. Both are None
+    if the runtime does not report them.
     """
 
     id: int
@@ -90,7 +91,7 @@ class Devices(Answer):
 
 
 def devices() -> Devices:
-    """Return JAX's devices: kind, coordinates, process, memory in bytes. Starts JAX.
+    """Return JAX's devices with their chip, coordinates, process and memory. This starts JAX.
 
     Raises:
         MeshwrightError: JAX finds no devices.
@@ -116,7 +117,7 @@ def devices() -> Devices:
 
 
 def _device(found: Any) -> Device:
-    """Return a JAX device as data. The memory of another process's device is unknown."""
+    """Return a `jax.Device` as a `Device`. The memory of another process's device is unknown."""
     import jax
 
     stats = (found.memory_stats() if found.process_index == jax.process_index() else None) or {}

@@ -15,7 +15,7 @@ from meshwright.mesh import MeshShape
 from meshwright.options.values import Count, SystemLike, read_system
 
 Numbers = str | Mapping[str, int]
-"""Numbers by name, as text `X=2,Y=2` or as a mapping."""
+"""Whole numbers by name, such as degrees by mesh axis: as text `X=2,Y=2` or as a mapping."""
 
 DIM_SIZE = 8192
 """The default size of a dim, before it is rounded down to a multiple of the number of devices."""
@@ -23,7 +23,7 @@ DIM_SIZE = 8192
 
 @dataclass(frozen=True)
 class Setting:
-    """A mesh on hardware. notes: the defaults that were applied."""
+    """A mesh on hardware. degrees: by mesh axis. notes: the defaults that were applied, as texts."""
 
     degrees: dict[str, int]
     system: System
@@ -31,7 +31,7 @@ class Setting:
 
 
 def read_numbers(numbers: Numbers | MeshShape) -> dict[str, int]:
-    """Return positive whole numbers by name; raise for anything else."""
+    """Return whole numbers by name. Raises if one is not at least 1."""
     if isinstance(numbers, MeshShape):
         return dict(numbers.degrees)
     if isinstance(numbers, str):
@@ -55,13 +55,13 @@ def read_setting(
     """Return the mesh and the hardware of an answer.
 
     Args:
-        axes: the mesh axes in the question; axes without a degree share the remaining devices.
-        degrees: the given degrees.
+        axes: the mesh axes that are used. Those that are not in `degrees` share the remaining devices.
+        degrees: degrees by mesh axis.
         on: the hardware; None for this machine's devices.
         is_complete: whether `degrees` is the whole mesh, so that no axis is added.
 
     Raises:
-        MeshwrightError: the degrees given do not divide the devices.
+        MeshwrightError: the degrees do not divide the devices.
     """
     missing = [] if is_complete else [axis for axis in axes if axis not in degrees]
     used, notes = math.prod(degrees.values()), []
@@ -104,7 +104,7 @@ def _even_shares(count: int, num_axes: int) -> list[int]:
 
 
 def default_dims(dims: Collection[str], given: Mapping[str, int], num_devices: int) -> tuple[dict[str, int], str]:
-    """Return the sizes of all dims, and a note on those with a default size."""
+    """Return (size of each dim, note on the default size); a dim that is not in `given` has the default size."""
     size = max(DIM_SIZE // num_devices, 1) * num_devices
     missing = [dim for dim in dims if dim not in given]
     note = f"{', '.join(f'{dim}={size:,}' for dim in missing)}: the size of a dim that is left out" if missing else ""
@@ -122,9 +122,9 @@ def arrays_of(expression: Expression) -> tuple[ShardedArray, ...]:
 
 
 def named_dims_and_axes(text: str, known: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the dims and the mesh axes in an expression, each in the order of first use.
+    """Return (dims, mesh axes) of an expression in the notation, in the order of first use.
 
-    known: names of axes, so that `I_dpfsdp` is read as two axes and not as an axis dpfsdp.
+    known: names of axes, so that `I_dpfsdp` is read as the two axes dp and fsdp and not as an axis dpfsdp.
     """
     try:
         expression = parse(text, axes=known)

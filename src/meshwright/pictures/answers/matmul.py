@@ -1,4 +1,7 @@
-"""`meshwright.matmul`: the case of a sharded matmul, its collectives, and the predicted time of each implementation."""
+"""`meshwright.matmul`: the case of a sharded matmul, its collectives, and the predicted time of each implementation.
+
+The case, 1 to 4, is the scaling book's: it says how the operands' shardings determine the communication (`cases`).
+"""
 
 from __future__ import annotations
 
@@ -34,17 +37,18 @@ from meshwright.pictures.text import folded, terms, wrap
 from meshwright.planning.cost.rates.product import PricedImplementation, PricedProduct, price
 from meshwright.planning.cost.threshold import say_threshold
 from meshwright.record import Bound
+from meshwright.support.field_types import check_value
 from meshwright.units import show_bytes, show_flops, show_mesh, show_range, show_seconds
 
 MOST_SHOWN = 6
-"""The most implementations that a screen shows."""
+"""The default number of implementations that are printed."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Matmul(DrawnAnswer):
     """A sharded matmul, or a resharding, with its predicted time on some hardware.
 
-    product: the matmul as it was typed. priced: every implementation with its times. notes: the defaults that were
+    product: the expression as it was typed. priced: its implementations with their times. notes: the defaults that were
     applied. device: the device whose shards are marked and printed, or None.
     """
 
@@ -56,12 +60,12 @@ class Matmul(DrawnAnswer):
 
     @property
     def inference(self) -> Inference:
-        """The operands, the result, the case of each mesh axis, and the implementations without times."""
+        """What follows from the shardings: result, case (1 to 4) of each mesh axis, implementations without times."""
         return self.priced.inference
 
     @property
     def case(self) -> int | None:
-        """The case, 1 to 4; None for a resharding."""
+        """The case of the whole matmul, 1 to 4; None for a resharding."""
         return self.inference.case
 
     @property
@@ -86,12 +90,12 @@ class Matmul(DrawnAnswer):
 
     @property
     def ways(self) -> tuple[PricedImplementation, ...]:
-        """Every implementation: first the one with the typed sharding, or else the fastest; then the others."""
+        """The implementations: first the one that was typed, else the fastest; then the others, fastest first."""
         return (self.priced.chosen, *self.priced.alternatives)
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """The time of the first implementation, with collectives overlapped by matmuls, and without overlap."""
+        """Seconds of the first implementation: (with collectives that overlap with matmuls, without overlap)."""
         return self.priced.chosen.seconds, self.priced.chosen.serial_seconds
 
     @property
@@ -117,7 +121,7 @@ class Matmul(DrawnAnswer):
         return {"product": self.product, **setting, **self.priced.to_json()}
 
     def print(self, top: int = MOST_SHOWN) -> None:
-        """Print the case, then `top` implementations, fastest first, then the reasons."""
+        """Print the case, then the first `top` implementations, then local shapes, flops, intensities and bound."""
         inference, ways = self.inference, self.ways
         mesh = show_mesh(self.mesh)
         show(console(), f"{self.product}   {mesh} on {self.system}")
@@ -167,13 +171,13 @@ def matmul(
 
     Args:
         product: the matmul or the resharding, in the scaling book's notation or MaxText's; the result is optional.
-        mesh: the degree of every mesh axis, outermost first, as "X=4,Y=2".
-        dims: the size of every dim, as "I=8k,J=8k".
-        on: the hardware, as "v5e:2x4"; by default this machine's devices.
-        dtype: of the elements.
+        mesh: the degree of every mesh axis, outermost first, such as "X=4,Y=2".
+        dims: the size of every dim, such as "I=8k,J=8k".
+        on: the hardware, such as "v5e:2x4"; by default this machine's devices.
+        dtype: dtype of the elements.
         device: the number of a device whose shards are marked and printed.
         sizes: degrees of mesh axes and sizes of dims by name, instead of mesh and dims. An axis without a degree takes
-            the remaining devices, and a dim without a size gets `DIM_SIZE`.
+            the remaining devices, and a dim without a size has `DIM_SIZE`.
 
     Raises:
         MeshwrightError: the matmul cannot be parsed, or the mesh cannot shard it.
@@ -182,6 +186,7 @@ def matmul(
     >>> answer.case, answer.result, answer.bound
     (3, 'C[I, K]', 'communication')
     """
+    check_value("product", product, str)
     degrees = read_numbers(mesh) if mesh else {}
     names, axes = named_dims_and_axes(product, [*degrees, *sizes])
     keywords = read_keywords(sizes)
@@ -209,7 +214,10 @@ def matmul(
 
 
 def _rows(place: int, priced: PricedImplementation) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of an implementation, one per step; the first row has the total times."""
+    """Yield a row for each step of an implementation; the first row also has its `place`, total times and bound.
+
+    place: the implementation's number in the ranking, from 1.
+    """
     product = show_seconds(max(priced.flops_seconds, priced.memory_seconds))
     first = (product, show_range(priced.seconds, priced.serial_seconds), priced.bound or "nothing")
     collectives = iter(priced.collectives)

@@ -1,4 +1,4 @@
-"""Run a sharded matmul on simulated devices in every mode of JAX, and compare the inferred collectives."""
+"""Run a sharded matmul on simulated devices in every mode of JAX, and compare inferred and compiled collectives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from meshwright.proof.verification.products import ProductCheck
 
 LARGEST = 256
-"""The largest size of a dim on simulated devices; larger dims are reduced to it."""
+"""The size to which larger dims are reduced on simulated devices."""
 
 MOST_DEVICES = 64
 """The most devices that are simulated: a laptop has too few threads for more."""
@@ -33,13 +33,17 @@ MOST_DEVICES = 64
 
 @dataclass(frozen=True, repr=False)
 class MatmulRun(Answer):
-    """A run of a matmul's first implementation: its dims and mesh, and the result in each mode."""
+    """A run of a matmul's first implementation on simulated devices.
+
+    inference: the matmul with reduced dims, and its inferred collectives. checks: their comparison with the compiled
+    collectives, in each mode of JAX.
+    """
 
     inference: Inference
     checks: Mapping[Mode, ProductCheck]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the run as plain data: the dims it used, and the fields of `ProductCheck` for each mode."""
+        """Return the run as plain data: `dims`, the sizes that were used, and `modes`, the comparison in each mode."""
         modes = {
             mode: {
                 "error": check.error,
@@ -87,13 +91,13 @@ def run_product(priced: PricedProduct) -> MatmulRun:
 
 
 def check_simulated(num_devices: int) -> None:
-    """Raise if there are more devices than can be simulated."""
+    """Raise if there are more than `MOST_DEVICES` devices to simulate."""
     if num_devices > MOST_DEVICES:
         raise MeshwrightError(f"--run simulates up to {MOST_DEVICES} devices; the mesh has {num_devices}, take fewer")
 
 
 def _small(priced: PricedProduct) -> Inference:
-    """Return the cheapest implementation in float32, with dims of about `LARGEST` that its mesh axes still divide."""
+    """Return the first implementation in float32, with dims reduced to about `LARGEST` that its mesh axes divide."""
     inference, way = priced.inference, priced.chosen.implementation
     arrays = [*inference.operands, *(step.result for step in way.steps)]
     dims = {}
@@ -109,7 +113,7 @@ def _small(priced: PricedProduct) -> Inference:
 
 
 def _run_rows(mode: str, check: ProductCheck) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a mode; in overlapped mode a ring of permutes replaces a collective."""
+    """Yield a row of cells for each inferred or compiled collective of a mode; the first row has the result."""
     verdict = "as inferred" if check.is_as_inferred else "NOT AS INFERRED"
     error = f"{check.error:.1e}" if check.error else "0"
     moves = it.zip_longest(*([_kind(move) for move in moves] or ["none"] for moves in (check.inferred, check.compiled)))
@@ -119,7 +123,7 @@ def _run_rows(mode: str, check: ProductCheck) -> Iterator[tuple[str, ...]]:
 
 
 def _kind(move: Collective) -> str:
-    """Return a collective's kind and axes as text."""
+    """Return a collective's kind, axes and bytes as text."""
     return f"{move.kind} {'*'.join(move.axes)} {show_bytes(move.bytes)}"
 
 

@@ -20,24 +20,24 @@ from meshwright.pictures.tables import console
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Pipeline(DrawnAnswer):
-    """A schedule of microbatches through stages. num_layers: of the model, to label stages with their layers."""
+    """A pipeline schedule. num_layers: number of layers of the model, to label each stage with its layers."""
 
     schedule: Schedule
     num_layers: int | None = None
 
     @property
     def efficiency(self) -> float:
-        """The share of total time in which a device works: m / (m + p - 1), or m / (m + (p - 1) / v) with v chunks."""
+        """The fraction of time in which a device works: m / (m + (p - 1) / v); m microbatches, p stages, v chunks."""
         return 1 - self.idle_share
 
     @property
     def idle_share(self) -> float:
-        """The bubble as a share of total time: 1 - efficiency."""
+        """The fraction of time in which a device is idle (the bubble): 1 - efficiency."""
         return idle_share(self.schedule)
 
     @property
     def bubble(self) -> float:
-        """The bubble relative to busy time: (p - 1) / (v m)."""
+        """Idle time divided by working time: (p - 1) / (v m), with m microbatches, p stages, v chunks."""
         return self.schedule.bubble
 
     @property
@@ -61,7 +61,7 @@ class Pipeline(DrawnAnswer):
         return self.picture._repr_html_()
 
     def html(self, file: Any = None) -> str:
-        """Return the picture as a self-contained page; also write it to `file` if given."""
+        """Return the picture as a self-contained HTML page; file: also write it to this file."""
         return self.picture.html(file)
 
 
@@ -73,17 +73,17 @@ def pipeline(
     virtual_stages: int = 1,
     layers: int | None = None,
 ) -> Pipeline:
-    """Return a pipeline schedule over time: the work of each stage in each slot, and its idle slots.
+    """Return a pipeline schedule: the work of each stage over time, and its idle time.
 
     Args:
-        stages: the degree of pp.
-        microbatches: number of parts of a batch, which pass through the stages one after the other.
-        schedule: "gpipe" runs all microbatches forward, then backward; "1f1b" goes backward as soon as it can.
-        virtual_stages: chunks of layers in each stage; several make the schedule interleaved.
-        layers: number of layers of the model, to label stages with their layers.
+        stages: number of pipeline stages, the degree of pp.
+        microbatches: number of microbatches, which pass through the stages one after the other.
+        schedule: "gpipe" runs all microbatches forward, then all backward; "1f1b" runs each backward as soon as it can.
+        virtual_stages: chunks of layers per stage; more than 1 make the schedule interleaved.
+        layers: number of layers of the model, to label each stage with its layers.
 
     Raises:
-        MeshwrightError: a size is below 1, or stages do not divide microbatches with several virtual stages.
+        MeshwrightError: a number is below 1, or virtual_stages is above 1 and stages do not divide microbatches.
 
     >>> found = pipeline(4, 8)
     >>> round(found.efficiency, 3), round(found.idle_share, 3), found.bubble

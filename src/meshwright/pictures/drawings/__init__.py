@@ -1,4 +1,4 @@
-"""Drawings as sketches: arrays, matmuls, meshes on a torus, collectives and rings, pipelines, rooflines, memory.
+"""Sketches of arrays, matmuls, meshes on a torus, collectives and rings, pipelines, rooflines, and memory.
 
-`holdings` computes each device's part of an array, without JAX. `pictures.showing` joins sketches to pictures.
+`holdings` computes each device's part of an array, without JAX. `pictures.picture` makes pictures of sketches.
 """

@@ -15,10 +15,10 @@ from meshwright.pictures.drawings.holdings import Block, Holdings, Span, holding
 from meshwright.pictures.panels import ELLIPSIS, MAX_PANELS, Cell, Panel, Sketch, limit_panels
 from meshwright.units import show_bytes
 
-_WIDE = 9  # characters of a cell where there is room
+_WIDE = 9  # The width of a cell in characters, if there is enough space.
 _MAX_RANK = 2
 MAX_SCALED = 4
-"""The largest number of devices for which all grids of a gallery are drawn in one size."""
+"""The largest number of devices for which grids that are drawn side by side have the same size."""
 
 MAX_SHEETS = 7
 """The most partial sums that are drawn behind the first one."""
@@ -29,8 +29,8 @@ _MAX_AXES = 3
 def array_sketch(holdings: Holdings) -> Sketch:
     """Draw an array of any rank as grids of shards.
 
-    The last two sharded dims are rows and columns; there is a grid for each index of the sharded dims before them.
-    Further dims that are not sharded are mentioned in a note.
+    The last two sharded dims are the rows and columns of a grid; if more dims are sharded, there is a grid for each
+    combination of their shards. Dims that are not drawn are mentioned in a note.
     """
     panels, notes = list(array_panels(holdings)), tuple(_notes(holdings))
     mesh = f"   mesh {mesh_text(holdings.degrees)}" if holdings.degrees else ""
@@ -42,9 +42,9 @@ def array_sketch(holdings: Holdings) -> Sketch:
 
 
 def fills_of(holdings: Holdings) -> Mapping[Block, str]:
-    """Return the colour of each shard, from the mesh coordinates that its devices share.
+    """Return the colour of each shard, determined by the mesh coordinates that all devices with the shard share.
 
-    Without a mesh, a shard's number serves as its coordinate.
+    Without a mesh it is determined by the number of the shard.
     """
     if not holdings.degrees:
         degrees = {"shard": len(holdings.shards)}
@@ -57,7 +57,7 @@ def fills_of(holdings: Holdings) -> Mapping[Block, str]:
 
 
 def drawn_dims(holdings: Holdings) -> tuple[int | None, int | None]:
-    """Return the dims drawn as rows and columns of a grid; None if there are too few dims."""
+    """Return (the dim drawn as rows, the dim drawn as columns), as indices; None if there are too few dims."""
     cuts = holdings.cuts
     split = [dim for dim, spans in enumerate(cuts) if len(spans) > 1]
     whole = [dim for dim in range(len(cuts)) if dim not in split]
@@ -85,9 +85,10 @@ def mesh_text(degrees: Mapping[str, int]) -> str:
 
 
 def array_panels(holdings: Holdings, device: int | None = None) -> Iterator[Panel]:
-    """Yield a grid for every part of the sharded dims that are neither rows nor columns.
+    """Yield a grid for every combination of shards of the dims that are neither rows nor columns.
 
-    Partial sums are drawn as sheets behind each other. device: its shard is marked.
+    If devices hold partial sums, a grid shows the first one, with equal grids behind it (`Panel.sheets`) for the
+    others. device: the number of the device whose shard is marked, or None.
     """
     sheets = list(itertools.product(*(range(holdings.degrees[axis]) for axis in holdings.unreduced)))
     behind = [dict(zip(holdings.unreduced, sheet, strict=True)) for sheet in sheets[1 : MAX_SHEETS + 1]]
@@ -100,7 +101,7 @@ def array_panels(holdings: Holdings, device: int | None = None) -> Iterator[Pane
 
 
 def _grids(holdings: Holdings, device: int | None) -> Iterator[Panel]:
-    """Yield the grids of `array_panels` for the first partial sum."""
+    """Yield the grids of `array_panels`, without `Panel.sheets`; device: the device whose shard is marked, or None."""
     row_dim, column_dim = drawn_dims(holdings)
     fills = fills_of(holdings)
     leading = [dim for dim in range(len(holdings.shape)) if dim not in (row_dim, column_dim)]
@@ -126,7 +127,10 @@ def _spans(holdings: Holdings, dim: int | None) -> tuple[Span, ...]:
 
 
 def _cell(holdings: Holdings, fills: Mapping[Block, str], spans: Mapping[int | None, Span], device: int | None) -> Cell:
-    """Return the cell of a block, which names the devices that hold it."""
+    """Return the cell of one shard, with the devices that hold it.
+
+    fills: the colour of each shard. spans: the shard's span of each dim. device: the device whose shard is marked.
+    """
     block = tuple(spans[dim] for dim in range(len(holdings.shape)))
     devices = holdings.shards.get(block, ())
     noun, verb = ("device", "holds") if len(devices) == 1 else ("devices", "hold")
@@ -136,7 +140,7 @@ def _cell(holdings: Holdings, fills: Mapping[Block, str], spans: Mapping[int | N
 
 
 def _labels(holdings: Holdings, dim: int | None) -> tuple[str, ...]:
-    """Return a label for each part of a dim: mesh coordinates, `X=0,Y=1`, or spans; '' for a dim in one part."""
+    """Return a label for each part of a dim: mesh coordinates (`X=0,Y=1`) or its span (`0:4`); ('',) if not split."""
     if dim is None or len(holdings.cuts[dim]) == 1:
         return ("",)
     if not holdings.axes[dim]:
@@ -146,7 +150,7 @@ def _labels(holdings: Holdings, dim: int | None) -> tuple[str, ...]:
 
 
 def _caption(holdings: Holdings, dim: int, span: Span) -> str:
-    """Return the caption for a part of a dim that is neither row nor column: `L 0:2 (pp=0)`."""
+    """Return the caption of a grid for its span of a dim that is neither row nor column: `L 0:2 (pp=0)`."""
     label = _labels(holdings, dim)[holdings.cuts[dim].index(span)]
     where = f" ({label})" if holdings.axes[dim] else ""
     return f"{holdings.dims[dim]} {span[0]}:{span[1]}{where}"
@@ -186,7 +190,7 @@ def every_sharding(array: ShardedArray, sizes: Sizes) -> tuple[ShardedArray, ...
 def gallery_sketch(array: ShardedArray, sizes: Sizes) -> Sketch:
     """Draw every legal sharding of an array, side by side.
 
-    Raises beyond two dims or three axes with more than one device.
+    Raises for more than two dims or three axes larger than 1.
     """
     live_axes = sum(degree > 1 for degree in sizes.degrees.values())
     if not 1 <= len(array.dims) <= _MAX_RANK or live_axes > _MAX_AXES:
@@ -218,7 +222,8 @@ def _candidates(array: ShardedArray, sizes: Sizes) -> Iterator[ShardedArray]:
 def to_one_size(panels: Sequence[Panel], num_devices: int) -> tuple[Panel, ...]:
     """Stretch the panels to one size, so that they show one array cut in different ways.
 
-    Row and column counts divide the number of devices. A rule is one line high or one character wide.
+    num_devices: a multiple of each panel's number of rows and of columns. A rule between cells is one line high or one
+    character wide.
     """
     widest = max(len(panel.cells[0]) * (panel.column_width + 1) for panel in panels)
     width = num_devices * math.ceil(widest / num_devices)
@@ -230,7 +235,7 @@ def to_one_size(panels: Sequence[Panel], num_devices: int) -> tuple[Panel, ...]:
 
 
 def _thumbnail(holdings: Holdings) -> Panel:
-    """Return a small grid without labels."""
+    """Return a small grid without labels, with a note: shards × copies, bytes per device."""
     panel = next(array_panels(holdings))
     note = f"{len(holdings.shards)} × {holdings.copies}, {show_bytes(holdings.bytes_per_device)}"
     return replace(panel, rows=(), columns=(), caption=holdings.label, notes=(note,))

@@ -1,4 +1,4 @@
-"""Run a collective on real devices with small numbers, and draw it before and after."""
+"""Run a collective on JAX's devices with small numbers, and draw the values before and after."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIGITS: Values = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 1, 2)
 
 
 def small_values(degree: int) -> Values:
-    """Return degree * degree small numbers, so that each device's part can be split again over all devices."""
+    """Return small numbers that can be split over `degree` devices, and each device's part again over all devices."""
     return DIGITS if len(DIGITS) % degree**2 == 0 else tuple(range(degree**2))
 
 
@@ -35,7 +35,7 @@ JAX_NAMES: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class CollectiveRun:
-    """The numbers on each device before and after a collective."""
+    """The values on each device before and after a collective."""
 
     kind: Kind
     before: tuple[Values, ...]
@@ -76,9 +76,9 @@ def run_collective(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 
 def split_values(
     kind: Kind, values: Sequence[int], degree: int, *, cut_again: tuple[Kind, ...] = ("reduce-scatter", "all-to-all")
 ) -> tuple[Values, ...]:
-    """Return the initial values of `degree` devices. For kinds in `cut_again`, each part must be divisible again.
+    """Return the values of each of `degree` devices before a collective. Raises if they cannot be split evenly.
 
-    Raises if the values cannot be split evenly.
+    cut_again: the kinds that split the values of each device again over all devices.
     """
     if kind not in KINDS:
         raise MeshwrightError(f"{kind!r} is not a collective; the collectives are {', '.join(KINDS)}")
@@ -100,9 +100,9 @@ def neighbour_permute(values: Sequence[int] = DIGITS, *, degree: int = 4) -> Col
 
 
 def collective_sketch(exchange: CollectiveRun, members: Mapping[int, str] | None = None) -> Sketch:
-    """Draw a collective before and after: a row for each device, numbers in the colour of the device that had them.
+    """Draw the values before and after a collective: a row for each device, values in the colour of their first device.
 
-    members: the colour of each device by its number, in order; by default the devices are the whole mesh.
+    members: the colour of each device of the group, by its number; by default the group is the whole mesh.
     """
     degree, kind = len(exchange.before), exchange.kind
     members = members or dict(enumerate(ring_fills(degree)))
@@ -133,5 +133,5 @@ def ring_fills(degree: int) -> tuple[str, ...]:
 
 
 def values_text(values: Values) -> str:
-    """Numbers separated by spaces."""
+    """Return values as text, separated by spaces."""
     return " ".join(map(str, values))

@@ -1,4 +1,4 @@
-"""Compute the part of an array on each device: mesh coordinates and the slice of every dim. Does not use JAX."""
+"""Compute each device's shard of an array, and the device's mesh coordinates, without JAX."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from meshwright.description.notation.legality import Sizes, check
 from meshwright.errors import MeshwrightError
 
 Span = tuple[int, int]
-"""The first index of a dim that a device holds, and the one after the last."""
+"""(start, stop) of the indices of one dim that a device holds."""
 
 Block = tuple[Span, ...]
-"""One shard: a span of every dim."""
+"""The position of one shard in an array: its span of every dim."""
 
 MAX_DEVICES = 65_536
 """The most devices of a mesh; a larger mesh is probably a typing mistake and would fill the memory."""
@@ -25,7 +25,7 @@ MAX_DEVICES = 65_536
 
 @dataclass(frozen=True)
 class Holder:
-    """A device: its number, its mesh coordinates, and the block it holds."""
+    """A device: its number, its mesh coordinates by axis, and the position of its shard."""
 
     device: int
     coordinates: Mapping[str, int]
@@ -34,10 +34,10 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True)
 class Holdings:
-    """The part of one array that each device holds."""
+    """The shard of one array that each device holds."""
 
-    label: str  # The array as written.
-    name: str  # Name of its blocks, as in `A[0:4, 0:8]`.
+    label: str  # The array as typed, such as `A[I_X, J]`.
+    name: str  # The array's name in texts on shards, such as `A[0:4, 0:8]`.
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     # Mesh axes that shard each dim, outermost first; empty, like the degrees, for a sharding without a mesh.
@@ -49,7 +49,7 @@ class Holdings:
 
     @cached_property
     def shards(self) -> Mapping[Block, tuple[int, ...]]:
-        """The devices that hold each block, ascending; the blocks in index order."""
+        """The numbers of the devices that hold each shard, in ascending order; shards are in index order."""
         devices: dict[Block, list[int]] = {}
         for holder in self.holders:
             devices.setdefault(holder.block, []).append(holder.device)
@@ -57,22 +57,22 @@ class Holdings:
 
     @cached_property
     def cuts(self) -> tuple[tuple[Span, ...], ...]:
-        """The spans that each dim is split into."""
+        """For each dim, the spans that it is split into."""
         return tuple(tuple(sorted({block[dim] for block in self.shards})) for dim in range(len(self.shape)))
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape of the first block."""
+        """The shape of a device's shard."""
         return tuple(stop - start for start, stop in next(iter(self.shards)))
 
     @property
     def bytes_per_device(self) -> int:
-        """Bytes on a device: the size of the first block."""
+        """Bytes of a device's shard."""
         return math.ceil(math.prod(self.local_shape) * self.element_bytes)
 
     @property
     def copies(self) -> int:
-        """The number of devices with the same values: the same block and, if unreduced, the same partial sum."""
+        """The number of devices that hold the same values: the same shard and, if unreduced, the same partial sum."""
         parts = math.prod(self.degrees[axis] for axis in self.unreduced)
         return len(self.holders) // len(self.shards) // parts
 
@@ -83,12 +83,12 @@ class Holdings:
         return tuple(axis for axis, degree in self.degrees.items() if degree > 1 and axis not in used)
 
     def block_text(self, block: Block) -> str:
-        """Return a block as code: `A[0:4, 0:8]`, or `A` for an array without dims."""
+        """Return a shard as code: `A[0:4, 0:8]`, or `A` for an array without dims."""
         spans = ", ".join(f"{start}:{stop}" for start, stop in block)
         return f"{self.name}[{spans}]" if block else self.name
 
     def to_json(self) -> dict[str, Any]:
-        """The holdings as plain data."""
+        """Return the holdings as plain data."""
         return {
             "array": self.label,
             "shape": list(self.shape),
@@ -110,10 +110,10 @@ class Holdings:
 
 
 def holdings_of(array: ShardedArray, sizes: Sizes) -> Holdings:
-    """Return each device's part of an array, written as `A[I_X, J]`.
+    """Return each device's shard of an array such as `A[I_X, J]`.
 
-    Devices are numbered with the last mesh axis fastest. Raises an error if the sharding is not legal, or the mesh is
-    too large to draw.
+    Devices are numbered with the last mesh axis fastest. Raises if the sharding is not legal, or if the mesh is too
+    large to draw.
     """
     check(array, sizes)
     num_devices = math.prod(sizes.degrees.values())
@@ -136,7 +136,10 @@ def holdings_of(array: ShardedArray, sizes: Sizes) -> Holdings:
 def device_blocks(
     shape: tuple[int, ...], axes: tuple[tuple[str, ...], ...], degrees: Mapping[str, int]
 ) -> Iterator[Holder]:
-    """Yield every device of a mesh, the last axis fastest, with its block of an evenly sharded array."""
+    """Yield every device of a mesh, the last axis fastest, with its shard's position in an evenly sharded array.
+
+    axes: the mesh axes that shard each dim, outermost first.
+    """
     positions = itertools.product(*(range(degree) for degree in degrees.values()))
     for device, position in enumerate(positions):
         coordinates = dict(zip(degrees, position, strict=True))
@@ -145,7 +148,7 @@ def device_blocks(
 
 
 def _span(size: int, axes: tuple[str, ...], coordinates: Mapping[str, int], degrees: Mapping[str, int]) -> Span:
-    """Return the span of a dim at some mesh coordinates: the first axis splits the dim, the next splits the parts."""
+    """Return a device's span of a dim: the first of the dim's axes splits the dim, further ones split its parts."""
     start, length = 0, size
     for axis in axes:
         length //= degrees[axis]

@@ -1,4 +1,4 @@
-"""Draw a pipeline schedule: each stage's forward or backward work in each slot, and its idle slots."""
+"""Draw a pipeline schedule: the forward or backward work of each stage over time, and its idle time."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from meshwright.pictures.panels import Cell, Panel, Sketch
 from meshwright.units import show_percent
 
 MAX_WORK = 200_000
-"""The most units of work (microbatches times stages and chunks) that are listed, to limit memory."""
+"""The largest number of units of work (microbatches times stages and chunks) that are drawn, to limit memory."""
 
 LENGTHS: dict[Pass, int] = {"forward": 1, "backward": 2}
-"""The relative time of a stage's forward and backward: backward has two matmuls for each one of forward."""
+"""The time of each pass of a stage, relative to forward: backward has two matmuls for each one of forward."""
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _NAMES = {"gpipe": "GPipe", "1f1b": "1F1B in lockstep, as meshwright runs it"}
 
 
 def pipeline_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch:
-    """Draw time to the right, stages downwards: `F2` is microbatch 2 forward, `B2b` backward in a stage's second chunk.
+    """Draw a schedule: a row for each stage, time to the right.
 
-    num_layers: of the model, to label stages with their layers; None for no labels.
+    `F2` is the forward of microbatch 2, `B2b` its backward in a stage's second chunk of layers. num_layers: the model's
+    number of layers, to label each stage with its layers.
     """
     _check_size(schedule)
     works = list(schedule.cells())
@@ -98,7 +99,7 @@ def textbook_cells(schedule: Schedule) -> list[Timed]:
 
 
 def _order(warm_up: int, microbatches: int) -> list[tuple[Pass, int]]:
-    """Return the passes of one stage of 1F1B in order."""
+    """Return (pass, microbatch) of one stage of 1F1B in order; warm_up: forwards before the alternation."""
     forward: list[tuple[Pass, int]] = [("forward", microbatch) for microbatch in range(microbatches)]
     backward: list[tuple[Pass, int]] = [("backward", microbatch) for microbatch in range(microbatches)]
     pairs = [one for pair in zip(forward[warm_up:], backward, strict=False) for one in pair]
@@ -106,10 +107,12 @@ def _order(warm_up: int, microbatches: int) -> list[tuple[Pass, int]]:
 
 
 def pipeline_data(schedule: Schedule, num_layers: int | None = None) -> dict[str, Any]:
-    """Return the schedule as data: each unit of work, and the layers of each stage.
+    """Return a schedule as plain data.
 
-    bubble: idle time relative to busy time. idle_share: idle time relative to total time. as_published: 1F1B without
-    lockstep, with the start and the end of each unit; a forward takes 1, a backward 2.
+    `cells` are the units of work, `layers` the model's layers, stage by stage and chunk by chunk (None: no layer).
+    `bubble` is idle time divided by working time, `idle_share` divided by total time. `kept` is the number of inputs
+    that a device keeps for backward. `as_published` is 1F1B without lockstep, with the start and end of each unit; a
+    forward takes 1, a backward 2.
     """
     _check_size(schedule)
     data: dict[str, Any] = {
@@ -133,7 +136,7 @@ def pipeline_data(schedule: Schedule, num_layers: int | None = None) -> dict[str
 
 
 def has_textbook(schedule: Schedule) -> bool:
-    """Whether the schedule is 1F1B without chunks, which is published without lockstep."""
+    """Whether the schedule is 1F1B without virtual stages, which `textbook_sketch` can draw."""
     return schedule.kind == "1f1b" and schedule.virtual_stages == 1
 
 
@@ -143,7 +146,7 @@ def idle_share(schedule: Schedule) -> float:
 
 
 def _bubble_notes(schedule: Schedule) -> tuple[str, ...]:
-    """Return notes on efficiency and bubble, each with its formula and its numbers."""
+    """Return notes on the fraction of time in which a device works and on the bubble, with their formulas."""
     m, p, v = schedule.microbatches, schedule.stages, schedule.virtual_stages
     works, bubble = show_percent(1 - idle_share(schedule)), show_percent(idle_share(schedule))
     formula, numbers, waits = "m / (m + p - 1)", f"{m} / ({m} + {p} - 1)", "(p - 1) / m"
@@ -156,7 +159,7 @@ def _bubble_notes(schedule: Schedule) -> tuple[str, ...]:
 
 
 def _kept_notes(schedule: Schedule) -> Iterator[str]:
-    """Yield notes on the number of inputs that a device keeps, compared with GPipe, which keeps all."""
+    """Yield notes on the number of inputs that a device keeps for backward, compared with GPipe, which keeps all."""
     most, waiting = schedule.most_kept, min(schedule.units, schedule.age(0, 0) + 1)
     kept = f"a device keeps the inputs of at most {most} of {schedule.units} for backward"
     yield kept if schedule.kind == "gpipe" else f"{kept}; GPipe, which takes as long, of all"
@@ -188,26 +191,29 @@ def _rows(schedule: Schedule, num_layers: int | None) -> tuple[str, ...]:
 
 
 def _span(layers: tuple[int | None, ...]) -> str:
-    """Return the layers of a chunk: `4-7`. Empty slots are last."""
+    """Return the layers of a chunk as text: `4-7`. None is an empty slot at the end."""
     first, last = layers[0], max(layer for layer in layers if layer is not None)
     return f"{first}" if first == last else f"{first}-{last}"
 
 
 def _lanes(schedule: Schedule, works: Sequence[Timed], rows: tuple[str, ...]) -> Panel:
-    """Draw work over time: a lane for each stage, a column for each unit of time, labels in the stages' colours."""
+    """Draw work over time: a row for each stage, a column for each unit of time.
+
+    rows: the labels of the stages, which have the stages' colours.
+    """
     num_columns = max(one.start + LENGTHS[one.work.phase] for one in works)
     lanes = [[Cell("·", hint="waits")] * num_columns for _ in range(schedule.stages)]
     for work, start in works:
         first, *more = _cells(work, schedule)
         lanes[work.stage][start : start + 1 + len(more)] = [first, *more]
-    # Units of time are equally wide.
+    # All columns have this width, so that equal times are equally wide.
     width = max(len(cell.text) for lane in lanes for cell in lane if cell.span == 1)
     fills = tuple(device_fill({"pp": stage}, {"pp": schedule.stages}) for stage in range(schedule.stages))
     return Panel(cells=tuple(map(tuple, lanes)), rows=rows, row_fills=fills, frame="table", cell_width=width)
 
 
 def _cells(work: Work, schedule: Schedule) -> list[Cell]:
-    """Return the cells of one unit of work, in the colour of its phase, paler for later chunks."""
+    """Return the cells of one unit of work, one per unit of time, in the colour of its pass; later chunks are paler."""
     chunk, letter = "", ""
     if schedule.virtual_stages > 1:
         chunk, letter = f" in chunk {work.chunk}", _LETTERS[work.chunk % len(_LETTERS)]

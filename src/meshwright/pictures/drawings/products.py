@@ -1,4 +1,4 @@
-"""Draw a sharded matmul: its operands, the result of each step, and the part of one device."""
+"""Draw a sharded matmul: its operands and the result of each step, with the shards of one device marked."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from meshwright.units import show_bytes, show_flops, show_seconds
 
 
 def product_sketch(priced: PricedProduct, *, title: str, device: int | None = None) -> Sketch:
-    """Draw the operands, then the result of each step of the first implementation.
+    """Draw the operands of a matmul, then the result of each step of the chosen implementation.
 
-    Partial sums are drawn as sheets behind each other. device: its shards are marked.
+    Partial sums are drawn as a stack of sheets. device: the number of the device whose shards are marked, or None.
     """
     inference, sizes = priced.inference, priced.inference.sizes
     panels = [panel for array in inference.operands for panel in _panels(array, priced, device, _bytes(array, priced))]
@@ -42,14 +42,14 @@ def device_parts(priced: PricedProduct, device: int) -> Iterator[str]:
     if not 0 <= device < count:
         raise MeshwrightError(f"device={device} is not on the mesh, whose devices are 0 to {count - 1}")
     for array in inference.operands:
-        yield f"holds {_held(array, priced, device)}"
+        yield f"holds {_shard_text(array, priced, device)}"
     for product in way.products:
         yield f"computes {product}: {show_flops(product.flops)}"
-    yield f"ends with {_held(inference.result, priced, device)}"
+    yield f"ends with {_shard_text(inference.result, priced, device)}"
 
 
-def _held(array: ShardedArray, priced: PricedProduct, device: int) -> str:
-    """Return a device's shard of an array as text, with the number of its partial sum."""
+def _shard_text(array: ShardedArray, priced: PricedProduct, device: int) -> str:
+    """Return a device's shard of an array as text: `C[0:4, 0:8]`, or `C[0:4, 0:8], the partial sum of X=1`."""
     holdings = holdings_of(array, priced.inference.sizes)
     holder = holdings.holders[device]
     part = ",".join(f"{axis}={holder.coordinates[axis]}" for axis in holdings.unreduced)
@@ -57,35 +57,35 @@ def _held(array: ShardedArray, priced: PricedProduct, device: int) -> str:
 
 
 def _panels(array: ShardedArray, priced: PricedProduct, device: int | None, said: str) -> Iterator[Panel]:
-    """Yield the grids of an array, with its name above and a text (`said`) below."""
+    """Yield the grids of an array with its name above and `said` below; device: the device whose shard is marked."""
     holdings = holdings_of(array, priced.inference.sizes)
-    marked = None if device is None or not _is_in_front(holdings, device) else device
+    marked = None if device is None or not _has_first_sum(holdings, device) else device
     for panel in array_panels(holdings, marked):
         caption = f"{array} {panel.caption}".rstrip()
         yield replace(panel, caption=caption, notes=(said, *_sum_notes(holdings)))
 
 
-def _is_in_front(holdings: Holdings, device: int) -> bool:
-    """Whether a device holds the partial sum that is drawn in front."""
+def _has_first_sum(holdings: Holdings, device: int) -> bool:
+    """Whether a device holds the first partial sum, the only one whose shards are drawn; True without partial sums."""
     at = holdings.holders[device].coordinates
     return not any(at[axis] for axis in holdings.unreduced)
 
 
 def _sum_notes(holdings: Holdings) -> tuple[str, ...]:
-    """Return a note on the sheets of partial sums."""
+    """Return a note on the sheets of partial sums; () if there are none."""
     if not holdings.unreduced:
         return ()
     return (f"a sheet for each {', '.join(holdings.unreduced)}, to be summed",)
 
 
 def _bytes(array: ShardedArray, priced: PricedProduct) -> str:
-    """Return the shape of a device's shard, and its bytes."""
+    """Return the shape and the bytes of a device's shard as text."""
     sizes = priced.inference.sizes
     return f"{list(sizes.local_shape(array))}, {show_bytes(sizes.local_bytes(array))} a device"
 
 
 def _steps(way: PricedImplementation) -> Iterator[tuple[Step, str]]:
-    """Yield the steps of an implementation, each with its bytes or flops and its time as text."""
+    """Yield (step, text) for each step of an implementation; the text has a collective's time or a matmul's flops."""
     collectives = iter(way.collectives)
     for step in way.implementation.steps:
         if isinstance(step, Communicate):

@@ -17,32 +17,35 @@ from meshwright.pictures.panels import Cell, Panel, Sketch
 from meshwright.record import Kind
 
 Slots = tuple[tuple[Values | None, ...], ...]
-"""The slots of each device: the numbers in each slot, or None for an empty slot."""
+"""For each device, its slots: one for each part of the array, with the part's values, or None if the slot is empty.
+
+In an all-to-all, a device has one slot for each device that sends to it.
+"""
 
 RING_KINDS: tuple[Kind, ...] = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The contents of all devices after a hop."""
+    """The values of all devices after a hop of a ring collective."""
 
-    phase: Kind  # Collective of the last hop.
-    slots: Slots  # By device. A slot is a part of the array; in an all-to-all, the sending device.
-    to_pass_on: tuple[tuple[Values, ...], ...]  # Values that a device holds only to pass them on.
-    arrived: tuple[int | None, ...]  # Slot of each device that the last hop filled or added to.
-    sent: int  # Numbers that each device sent in the last hop.
+    phase: Kind  # The collective that the hop belongs to; an all-reduce consists of two.
+    slots: Slots
+    to_pass_on: tuple[tuple[Values, ...], ...]  # By device: values that it holds only to pass them on.
+    arrived: tuple[int | None, ...]  # By device: the number of the slot that the hop filled or added to.
+    sent: int  # The number of array elements that each device sent in the hop.
 
 
 @dataclass(frozen=True)
 class RingFrames:
-    """A ring collective; the first frame is the initial state."""
+    """A ring collective: the values of all devices before it (the first frame) and after each hop."""
 
     kind: Kind
     frames: tuple[Frame, ...]
 
     @property
     def result(self) -> tuple[Values, ...]:
-        """The numbers on each device at the end."""
+        """The values on each device at the end."""
         return tuple(tuple(n for part in slots if part is not None for n in part) for slots in self.frames[-1].slots)
 
     @property
@@ -71,9 +74,9 @@ def run_ring(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> 
 
 
 def ring_sketch(ring: RingFrames, members: Mapping[int, str] | None = None) -> Sketch:
-    """Draw a ring collective as a table of devices and slots before it and after each hop; new values are marked.
+    """Draw a ring collective: a table of the devices' slots before it and after each hop. New values are marked.
 
-    members: the colour of each device of the ring by its number, in order; by default the devices are the whole mesh.
+    members: the colour of each device of the ring, by its number on the mesh; by default the ring is the whole mesh.
     """
     degree = len(ring.frames[0].slots)
     members = members or dict(enumerate(ring_fills(degree)))
@@ -122,7 +125,7 @@ def _exchange(blocks: tuple[tuple[Values, ...], ...]) -> Iterator[Frame]:
     """Yield the frames of an all-to-all: block j of device i goes to slot i of device j."""
     degree = len(blocks)
     held: Slots = tuple(_replace_slot((None,) * degree, device, blocks[device][device]) for device in range(degree))
-    # Values that a device passes on, nearest destination first; after `hop` hops all come from `hop` devices back.
+    # Values that each device sends, nearest destination first. After `hop` hops they are `hop` devices further.
     ahead = [[blocks[device][(device + far) % degree] for far in range(1, degree)] for device in range(degree)]
     arrived: tuple[int | None, ...] = (None,) * degree
     sent = 0
@@ -148,7 +151,7 @@ def _sum(left: Values | None, right: Values | None) -> Values:
 
 
 def _length(slots: tuple[Values | None, ...]) -> int:
-    """Return how many numbers a slot holds."""
+    """Return the number of array elements in a slot."""
     return next(len(part) for part in slots if part is not None)
 
 
@@ -157,7 +160,7 @@ def _numbers(count: int) -> str:
 
 
 def _panel(ring: RingFrames, hop: int, members: Mapping[int, str]) -> Panel:
-    """Draw one frame as a table."""
+    """Return the table of frame number `hop`: a row for each device, a column for each slot."""
     frame, degree = ring.frames[hop], len(ring.frames[0].slots)
     fills = tuple(members.values())
     is_exchange = ring.kind == "all-to-all"

@@ -1,4 +1,4 @@
-"""Draw a roofline: a chip's flops per second over flops per byte, and the position of a matmul."""
+"""Draw a matmul on the roofline of a chip: flops per second over flops per byte, on logarithmic axes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from meshwright.units import show_rate
 
 _HEIGHT = 13  # lines
 _MOST_WIDE = 96  # characters
-_LEFT = 12  # characters of the labels at the left
-_ROOM = 4  # the factor between the outermost ridge or point and the edge of the picture
+_LEFT = 12  # Characters for the labels at the left.
+_ROOM = 4  # The factor between the outermost ridge or point and the edge of the picture.
 
 
 class _Roof(NamedTuple):
-    """A slope of the roofline: the matmul's flops per byte, and the flops per byte above which it is compute bound."""
+    """The slope of the roofline for one kind of traffic (`name`), `memory` or `network`.
+
+    intensity: the matmul's flops per byte of the traffic. ridge: the flops per byte from which it is compute bound.
+    """
 
     name: str
     intensity: float
@@ -26,9 +29,9 @@ class _Roof(NamedTuple):
 
 
 def roofline_sketch(priced: PricedProduct, *, dtype: str) -> Sketch | None:
-    """Draw a matmul in the rooflines of memory and of its longest collective; None for a resharding.
+    """Draw a matmul on the rooflines of memory and of its longest collective; None for a resharding.
 
-    dtype: of the elements, for the peak.
+    dtype: the elements' dtype, which determines the peak flops.
     """
     way, system = priced.chosen, priced.layout.system
     found: dict[str, Intensity | None] = {"memory": way.memory, "network": way.network}
@@ -52,7 +55,7 @@ def roofline_sketch(priced: PricedProduct, *, dtype: str) -> Sketch | None:
 
 
 def _draw(roofs: list[_Roof], peak: float, rate: float, width: float) -> Scene:
-    """Draw flops per second over flops per byte, on logarithmic axes. width: in characters."""
+    """Return the roofline as a scene; peak, rate: flops per second of chip and matmul; width: in characters."""
     inner = width - _LEFT - 1
     lowest = min(min(roof.intensity, roof.ridge) for roof in roofs) / _ROOM
     highest = max(max(roof.intensity, roof.ridge) for roof in roofs) * _ROOM
@@ -90,4 +93,4 @@ def _draw(roofs: list[_Roof], peak: float, rate: float, width: float) -> Scene:
 
 
 _COLOURS = {"memory": "parameters", "network": "exposed communication"}
-"""The named colours of the slopes."""
+"""The name in `colours.NAMED` of each slope's colour."""

@@ -1,4 +1,4 @@
-"""Draw a mesh on a torus, with the mesh coordinates that `jax.make_mesh` (JAX 0.10.2) gives each device."""
+"""Draw a mesh on a torus, with the mesh coordinates of each device as `jax.make_mesh` (JAX 0.10.2) assigns them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Coordinates = Mapping[str, int]
 
 
 class Place(NamedTuple):
-    """The position of a device on a torus: slice, chip coordinates, number of the device on its chip."""
+    """The position of a device: its slice, its chip's coordinates on the torus, and its number on the chip (`core`)."""
 
     slice: int
     x: int
@@ -30,12 +30,12 @@ class Place(NamedTuple):
 
 
 def device_coordinates(layout: MeshPlacement) -> dict[Place, Coordinates]:
-    """Return the mesh coordinates of every device of a torus; an idle device has none."""
+    """Return the mesh coordinates, by axis, of every device of a torus; {} for an idle device."""
     order = layout.order
     if order is None:
         return {place: _coordinates(layout, place, _DIMS) for place in _devices(layout.system)}
     # The part of each axis's degree that is inside a slice.
-    inside = [piece for piece in layout.pieces if piece.dim != "slice"]
+    inside = [piece for piece in layout.factors if piece.dim != "slice"]
     degrees = {axis: math.prod(piece.size for piece in inside if piece.axis == axis) for axis in layout.degrees}
     positions = list(itertools.product(*map(range, degrees.values())))
     found: dict[Place, Coordinates] = {}
@@ -47,14 +47,14 @@ def device_coordinates(layout: MeshPlacement) -> dict[Place, Coordinates]:
 
 
 _DIMS = ("slice", "x", "y", "z", "core")
-"""The dimensions of a fabric. In a mesh axis over several of them, the later ones vary faster."""
+"""The physical dimensions of a fabric. Along a mesh axis over several of them, the later ones vary faster."""
 
 
 def _coordinates(layout: MeshPlacement, place: Place, dims: tuple[str, ...]) -> Coordinates:
-    """Return the mesh coordinates determined by some fabric dimensions; empty for an idle device."""
+    """Return a device's mesh coordinates as far as some physical dimensions determine them; {} for an idle device."""
     found = dict.fromkeys([*layout.degrees, IDLE], 0)
     for dim in dims:
-        for piece in layout.pieces:
+        for piece in layout.factors:
             if piece.dim == dim:
                 at = getattr(place, dim) // piece.stride % piece.size
                 found[piece.axis] = found[piece.axis] * piece.size + at
@@ -63,7 +63,7 @@ def _coordinates(layout: MeshPlacement, place: Place, dims: tuple[str, ...]) -> 
 
 
 def _devices(system: System) -> list[Place]:
-    """Return the devices in JAX's order: slice by slice, x fastest, the devices of a chip together."""
+    """Return all devices in JAX's order: slice by slice, chips with x fastest, the devices of a chip together."""
     x, y, z = (*system.shape, 1, 1)[:3]
     numbers = itertools.product(range(system.num_slices), range(z), range(y), range(x), range(system.devices_per_chip))
     return [Place(number, i, j, k, core) for number, k, j, i, core in numbers]
@@ -79,16 +79,17 @@ def torus_sketch(
     *,
     axes: Collection[str] | None = None,
 ) -> Sketch:
-    """Draw a mesh on slices of a torus: a panel for each plane of chips, with its links; wraparound links are dotted.
+    """Draw a mesh on slices of a torus: a grid for each plane of chips, with its links; wraparound links are dotted.
 
-    A chip shows the numbers of its devices in the colour of the first. A mesh axis along one edge is named there, the
-    first one vertically if possible; the coordinates of other axes are shown after a device's number.
+    A chip has the numbers of its devices, and the colour of the first. A mesh axis that follows one physical dimension
+    labels rows or columns (rows for the first axis, if possible). The coordinates along other axes are shown after a
+    device's number.
 
     Args:
         system: slices of a chip with a torus.
-        degrees: of the mesh axes, outermost first.
-        numbers: the number of each device by its coordinates; by default the last axis varies fastest.
-        axes: the mesh axes whose links are drawn as used; all by default.
+        degrees: the degree of each mesh axis, outermost first.
+        numbers: the number of each device, by its mesh coordinates; by default the last axis varies fastest.
+        axes: the mesh axes whose links are drawn as used; by default all.
 
     Raises:
         MeshwrightError: the system has no torus, or the mesh cannot be placed on it.
@@ -111,7 +112,11 @@ def torus_sketch(
 
 @dataclass(frozen=True)
 class _Chips:
-    """The chips of a torus, the coordinates and numbers of their devices, and the axes whose links are used."""
+    """The chips of a torus, for drawing.
+
+    places: the mesh coordinates of each device. numbers: each device's number, by its mesh coordinates. axes: the mesh
+    axes whose links are drawn as used.
+    """
 
     layout: MeshPlacement
     places: Mapping[Place, Coordinates]
@@ -125,12 +130,12 @@ class _Chips:
 
     @cached_property
     def edges(self) -> dict[str, str]:
-        """For each mesh axis that follows one physical dimension, that dimension."""
+        """The physical dimension that a mesh axis follows, by axis; axes that follow none are left out."""
         dims = ("slice", "x", "y", "z")
         return {axis: dim for axis in self.shown for dim in dims if self._decides(dim, axis)}
 
     def _decides(self, dim: str, axis: str) -> bool:
-        """Whether chips that are equal in a physical dimension have the same coordinate along a mesh axis."""
+        """Whether the coordinate along a mesh axis depends only on the coordinate in one physical dimension."""
         found: dict[int, set[int]] = {}
         for place, at in self.places.items():
             if at:
@@ -139,19 +144,22 @@ class _Chips:
 
     @cached_property
     def beside(self) -> list[str]:
-        """The axes without an edge, whose coordinates are shown in the chips unless the device number shows them."""
+        """The mesh axes that follow no physical dimension, whose coordinates are shown after a device's number.
+
+        Empty if the number is the coordinate along the only axis.
+        """
         if len(self.shown) == 1 and list(self.numbers.values()) == list(range(len(self.numbers))):
             return []
         return [axis for axis in self.shown if axis not in self.edges]
 
     @cached_property
     def is_turned(self) -> bool:
-        """Whether y is drawn downwards instead of x: true if the first mesh axis along x or y follows y."""
+        """Whether y is drawn downwards instead of x: if the first mesh axis that follows x or y follows y."""
         along = [self.edges.get(axis) for axis in self.shown]
         return next((dim == "y" for dim in along if dim in ("x", "y")), False)
 
     def panel(self, number: int, z: int) -> Panel:
-        """Return the chips of one plane of one slice."""
+        """Return the grid of the chips in one plane (`z`) of one slice (`number`)."""
         system = self.layout.system
         x_size, y_size = (*system.shape, 1)[:2]
         grid = [[Place(number, x, y, z, 0) for y in range(y_size)] for x in range(x_size)]
@@ -184,7 +192,7 @@ class _Chips:
         )
 
     def _edge(self, dim: str, place: Place) -> str:
-        """Return the mesh coordinates at a physical coordinate, `X=1`; the physical one if no mesh axis follows it."""
+        """Return the label of a chip in a physical dimension: `X=1` for a mesh axis that follows it, else `y=1`."""
         at = self.places[place]
         named = [f"{axis}={at[axis]}" for axis, decides in self.edges.items() if decides == dim and axis in at]
         own = f"{dim} {place.slice}" if dim == "slice" else f"{dim}={getattr(place, dim)}"
@@ -193,7 +201,7 @@ class _Chips:
         return ",".join(named) or own
 
     def _chip(self, first: Place, links: tuple[bool, bool]) -> Cell:
-        """Return a chip with the numbers of its devices, in the colour of the first."""
+        """Return the cell of a chip, from its first device: the numbers of its devices, in the first one's colour."""
         system, degrees = self.layout.system, self.layout.degrees
         devices = [self.places[first._replace(core=core)] for core in range(system.devices_per_chip)]
         texts, hints = [], []
@@ -211,7 +219,7 @@ class _Chips:
 
     @cached_property
     def far(self) -> frozenset[str]:
-        """The mesh axes with neighbours that are not neighbouring chips, so that their data passes through others."""
+        """The mesh axes with neighbours that are not on neighbouring chips, so that data passes through other chips."""
         if self.layout.order is None:
             return frozenset()
         chips = {tuple(at.values()): place for place, at in self.places.items() if at}
@@ -226,11 +234,11 @@ class _Chips:
         return frozenset(found)
 
     def _is_used(self, first: Place, second: Place, dim: str) -> bool:
-        """Whether a mesh axis uses the link between two chips that are neighbours in a physical dimension."""
+        """Whether one of `axes` uses the link between two chips, given by their first devices, adjacent along `dim`."""
         at, to = self.places[first], self.places[second]
         if not at or not to or first == second:
             return False
-        pieces = [p for p in self.layout.pieces if p.dim == dim and p.axis in self.axes and p.size > 1]
+        pieces = [p for p in self.layout.factors if p.dim == dim and p.axis in self.axes and p.size > 1]
         if self.far & set(self.axes) or any(piece.stride > 1 for piece in pieces):
             return True  # Chips between neighbours of the axis hand its bytes on.
         differ = [axis for axis in at if at[axis] != to[axis]]
@@ -241,7 +249,10 @@ class _Chips:
         return is_step or axis in [piece.axis for piece in pieces]
 
     def notes(self, asked: Collection[str] | None) -> Iterator[str]:
-        """Yield notes: what cells show, colours, mesh axes, links, and remarks of lay_mesh."""
+        """Yield notes on cells, colours, mesh axes and links, and the notes of the layout.
+
+        asked: the axes whose links are drawn as used; None for all.
+        """
         system, layout = self.layout.system, self.layout
         cores = ", one for each device of the chip" if system.devices_per_chip > 1 else ""
         beside = f" and, behind it, its {','.join(self.beside)}" if self.beside else ""

@@ -1,1 +1,1 @@
-"""Screens of commands as text: `inspection`, `verification` with the rows of `comparison`, `fix`, and `programs`."""
+"""The output of commands as text: `verify`, `inspect`, `fix`, and `plan` of a function (`programs`)."""

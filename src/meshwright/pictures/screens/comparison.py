@@ -1,4 +1,4 @@
-"""The rows of a comparison as text: predicted, compiled and measured figures, differences and their causes."""
+"""The rows of a verification as text: predicted, compiled and measured figures, differences and their causes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def reason(row: Row) -> str:
-    """Return why the figures of a row differ, and how the compiler lowered the quantity."""
+    """Return the causes of a row's differences and its note, as text; '' if there are none."""
     return "; ".join(dict.fromkeys(filter(None, (*map(str, row.causes), row.note))))
 
 
 def row_tables(rows: Sequence[Row]) -> Iterator[tuple[list[str], list[list[str]], list[bool]]]:
-    """Yield the rows as one or two tables: rows with a measurement have their own, since most rows have none.
+    """Yield (column names, rows as text, whether each row differs) of one or two tables.
 
-    For each table: column names, rows as text, and which rows differ.
+    Rows with a measurement have a table of their own, because most rows have none.
     """
     ran = [row for row in rows if row.measured is not None]
     for part in filter(None, ([row for row in rows if row.measured is None], ran)):

@@ -1,4 +1,4 @@
-"""The screen of `meshwright fix`: the mesh, the shardings of arguments, the proof, and last the diff."""
+"""The output of `meshwright fix`: the mesh, the shardings of arguments, the proof, and the diff of the files."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def print_fix(fix: Fix, proof: Sequence[Matmul], compiled: Sequence[Record], changed: Mapping[Path, str]) -> None:
-    """Print a fix.
+    """Print sharding constraints to add to a program, and the proof that they have the planned effect.
 
     Args:
         fix: the constraints.
-        proof: the matmuls of the changed files.
-        compiled: the records of the program without and with the change; () if they were not compiled.
-        changed: the text of each changed file.
+        proof: the matmuls of the changed program, in the order of `fix.planned`.
+        compiled: the program's records without and with the change; () if it was not compiled.
+        changed: the new text of each changed file.
     """
     plan, added = fix.plan, len(fix.constraints)
     print(f"{plan.name} on {plan.system} · {added} constraint{'s' * (added != 1)} to add\n")
@@ -68,7 +68,7 @@ def _print_differences(fix: Fix, proof: Sequence[Matmul]) -> None:
 
 
 def _print_setup(plan: ProgramPlan) -> None:
-    """Print the code that creates the mesh, and the specs of the arguments."""
+    """Print the code that creates the mesh, and a table of the arguments' partition specs."""
     degrees, names = tuple(plan.mesh.values()), tuple(plan.mesh)
     types = f"axis_types=(jax.sharding.AxisType.Auto,) * {len(degrees)}"
     print(f"  mesh = jax.make_mesh({degrees}, {names}, {types})")
@@ -81,9 +81,10 @@ def _print_setup(plan: ProgramPlan) -> None:
 
 
 def _patterns(plan: ProgramPlan) -> dict[str, str]:
-    """Return the specs of all arguments by the shortest unambiguous ends of their paths.
+    """Return the partition specs of the arguments as text, by path pattern, such as `*.query.kernel`.
 
-    Numbers in paths, e.g. of layers, become `*`.
+    A pattern is the shortest suffix of an argument's path such that all arguments with this suffix have the same spec.
+    Numbers in paths, such as those of layers, become `*`.
     """
     specs: dict[str, set[str]] = defaultdict(set)
     leaves: list[tuple[list[str], str]] = []

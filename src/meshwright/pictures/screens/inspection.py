@@ -1,4 +1,4 @@
-"""The screen of `meshwright inspect`: the summary, collectives, memory, flops, and each finding in full."""
+"""The output of `meshwright inspect`: the summary, collectives, memory, flops, and each finding in full."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_ROWS = 30
 
 
 def screen_text(found: Inspection) -> str:
-    """Return the screen as plain text."""
+    """Return what `meshwright inspect` prints for an inspection, as plain text."""
     with redirect_stdout(io.StringIO()) as out:
         print_screen(found)
     return out.getvalue().rstrip()
@@ -44,7 +44,7 @@ def print_screen(found: Inspection, *, memory: bool = False) -> None:
         print_buffers(found.buffers)
     _print_flops(found)
     for number, finding in enumerate(found.findings, start=1):
-        print(f"\n{_told(number, finding)}")
+        print(f"\n{_finding_text(number, finding)}")
     if found.record.notes:
         print()
     for note in found.record.notes:
@@ -52,7 +52,7 @@ def print_screen(found: Inspection, *, memory: bool = False) -> None:
 
 
 def _headline(found: Inspection) -> str:
-    """The inspected program, in a line."""
+    """Return a line on the inspected program: name, mesh, hardware, compiler."""
     mesh = show_degrees(found.record.mesh)
     words = [found.name, mesh + (f" on {found.record.hardware}" if found.record.hardware else "")]
     if found.program:
@@ -62,7 +62,7 @@ def _headline(found: Inspection) -> str:
 
 
 def _collective_table(found: Inspection) -> Lines:
-    """Return the table of collectives, largest first; equal ones from one source line are summed."""
+    """Return the table of collectives, largest first. Equal collectives from one source line are added up."""
     is_timed = any(move.seconds is not None for move in found.collectives)
     has_schedule = found.schedule is not None
     times = (["seconds"] if is_timed else []) + (["exposed"] if has_schedule else [])
@@ -83,7 +83,7 @@ def _collective_table(found: Inspection) -> Lines:
 
 
 def _print_memory(found: Inspection) -> None:
-    """Print the memory by term; nothing if it is unknown."""
+    """Print a device's memory by term; nothing if it is unknown."""
     memory = found.memory
     if not memory:
         return
@@ -114,7 +114,7 @@ def _print_flops(found: Inspection) -> None:
     show(console(), table(["", "", ""], rows))
 
 
-def _told(number: int, finding: Finding) -> str:
+def _finding_text(number: int, finding: Finding) -> str:
     """Return a finding in full, as lines of text."""
     head, price, width = f" finding {number}  {finding.kind} [{finding.id}]", costs(finding), prose_width()
     is_beside = len(head) + 2 + len(price) <= width

@@ -1,4 +1,7 @@
-"""The screen of a plan of any JAX function: its mesh, the split dims, and the compared layouts."""
+"""The text of a plan of a JAX function: its mesh, the sharded dims, and the layouts that were compared.
+
+A class of dims is a set of dims, over all arrays of the function, that a mesh axis splits together or not at all.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,18 @@ if TYPE_CHECKING:
     from meshwright.proof.program_plans.plan import Candidate, ProgramPlan
 
 MOST_SHOWN = 8
-"""The number of layouts, best first, in the table."""
+"""The number of layouts in the table of layouts, unless more were compiled."""
 
 
 def plan_text(plan: ProgramPlan) -> str:
-    """Return the screen as plain text."""
+    """Return what `print_plan` prints, as plain text."""
     with redirect_stdout(io.StringIO()) as out:
         print_plan(plan)
     return out.getvalue().rstrip()
 
 
 def print_plan(plan: ProgramPlan) -> None:
-    """Print the chosen mesh, the classes of dims, the collectives, and the layouts that were compared."""
+    """Print the chosen mesh, the classes of dims that it splits, the collectives, and the compared layouts."""
     count = sum(one.compiled is not None or bool(one.wrong) for one in plan.candidates)
     print(f"{plan.name} on {plan.system} · {plan.num_layouts} layouts predicted, {count} compiled\n")
     best = plan.best
@@ -44,7 +47,7 @@ def print_plan(plan: ProgramPlan) -> None:
 
 
 def _class_table(plan: ProgramPlan) -> Lines:
-    """Return a table of the classes of dims with their mesh axes; split classes come first."""
+    """Return a table of the classes of dims with the mesh axes that split them; split classes are first."""
     rows = []
     for one in sorted(plan.classes, key=lambda one: one.atom not in plan.layout.table):
         axes = "*".join(plan.layout.table.get(one.atom, ())) or "–"
@@ -74,7 +77,10 @@ def _candidate_table(plan: ProgramPlan) -> Lines:
 
 
 def _splits(plan: ProgramPlan, one: Candidate) -> str:
-    """Return the classes that each axis of a layout splits, in the order in which an array takes the axis."""
+    """Return the classes of dims that each mesh axis of a layout splits: `fsdp: batch and the state; tp: mlp`.
+
+    If an array has dims of several classes of one axis, the axis splits only the first of these classes in it.
+    """
     if one.layout is None:
         return "as its arguments are"
     parts = []

@@ -1,4 +1,4 @@
-"""The screen of `meshwright verify`: the rows of a comparison, as tables or data."""
+"""The output of `meshwright verify`: predicted, compiled and measured quantities, as tables or as plain data."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def screen_text(found: Verification | ServingVerification) -> str:
-    """Return the screen as plain text."""
+    """Return what `meshwright verify` prints for a verification, as plain text."""
     with redirect_stdout(io.StringIO()) as out:
         print_verification(found)
     return out.getvalue().rstrip()
 
 
 def title(found: Verification | ServingVerification) -> str:
-    """Return the workload and the hardware of a verification."""
+    """Return the workload and the hardware of a verification, as a line of text."""
     plan = found.plan
     if isinstance(plan, Plan):
         return headline(plan.workload, plan.hardware)
@@ -39,7 +39,10 @@ def title(found: Verification | ServingVerification) -> str:
 
 
 def verification_data(found: Verification | ServingVerification, measured: Record | None = None) -> dict[str, Any]:
-    """Return all of a verification as plain data."""
+    """Return a verification as plain data: its records, its rows, and the rows that differ.
+
+    measured: the record of a run, if there is one.
+    """
     records = {"predicted": found.plan.predicted.to_json(), "compiled": found.compiled.to_json()}
     if measured:
         records["measured"] = measured.to_json()

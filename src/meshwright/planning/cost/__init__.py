@@ -1,4 +1,4 @@
-"""Sums over the ops of a step: flops, collectives, memory and seconds; `rates` has what hardware achieves.
+"""Costs of a step, summed over its ops: flops, collectives, memory and seconds. `rates`: what hardware achieves.
 
 Train steps: `flops`, `comm_volume`, `seconds` (with `elementwise`), `memory` (with `activations`, `model_states`).
 Servers: `serving_seconds`, `serving_bytes`, `kv_cache`. Image models: `images`. `roofline` and `threshold` compute the

@@ -27,9 +27,9 @@ from meshwright.mesh import MeshShape
 
 @dataclass(frozen=True)
 class Activations:
-    """Activation sizes of one layer of a stack: totals in bytes, single arrays in elements.
+    """Sizes of one layer's activations on one device, for one microbatch: totals in bytes, single arrays in elements.
 
-    stack: the name of the stack; by default the model's last one.
+    stack: the name of the layer's stack; by default the model's last one.
     """
 
     workload: Workload
@@ -54,11 +54,11 @@ class Activations:
 
     @property
     def kept(self) -> float:
-        """Bytes that one layer saves for backward in device memory.
+        """Bytes that one layer saves for backward in the memory of one device, per microbatch.
 
-        Without recompute: the residual stream before each block (attention, MLP) and the block's gathered input;
-        queries, keys and values as attention reads them; attention's output; the MLP's gate and up. `matmuls` saves
-        queries, keys and values before rotation, and no gathered inputs.
+        Without recompute a layer saves the residual stream before each block (attention, MLP) and the block's gathered
+        input; queries, keys and values as attention reads them; attention's output; the MLP's gate and up outputs. The
+        policy `matmuls` saves queries, keys and values before the rotary embedding, and no gathered inputs.
         """
         stream, heads = 2 * self.stream, self.queries + self.keys
         match self.workload.remat:
@@ -90,12 +90,12 @@ class Activations:
 
     @property
     def on_host(self) -> float:
-        """Bytes that one layer saves for backward in the host's memory."""
+        """Bytes that one layer of one device saves for backward in the host's memory, per microbatch."""
         return self.narrow * self.stream if self.workload.remat == "offload" else 0.0
 
     @property
     def read(self) -> float:
-        """Bytes of activations, saved or recomputed, that one layer's backward reads."""
+        """Bytes of activations, saved or recomputed, that one layer's backward reads, per device and microbatch."""
         return (
             self.narrow
             * (
@@ -111,15 +111,16 @@ class Activations:
         )
 
     def in_attention(self, *, on_tpu: bool) -> float:
-        """Return the bytes live in the backward pass of attention, besides saved activations.
+        """Return the bytes per device that are live in the backward pass of attention, besides saved activations.
 
-        For one chunk of queries: the float32 gradient of the softmax output, and the gradient of the scores in the
-        narrow (compute) dtype. On TPUs the softmax weights are never written; elsewhere XLA also holds them in float32
-        and in the narrow dtype (PyTorch: one narrow array at a time). Float32 matmuls need no narrow copies. Also live
-        are queries, keys and values with their gradients; the outputs of the MLP's first matmuls and the gradient of
-        its last matmul's input, because their weight gradients are computed later; the residual stream and its
-        gradient. All compilers except the TPU's also hold the gathered inputs of both blocks and their gathered output
-        gradients.
+        For one chunk of queries these are the float32 gradient of the softmax output and, in the compute dtype, the
+        gradient of the scores. Except on TPUs, XLA also holds the softmax weights, in float32 and in the compute dtype;
+        PyTorch holds one array in the compute dtype at a time. Float32 matmuls need no copies in the compute dtype.
+
+        Also live are queries, keys and values with their gradients; the outputs of the MLP's first matmuls and the
+        gradient of its last matmul's input, because their weight gradients are computed later; the residual stream and
+        its gradient. All compilers except the TPU's also hold the gathered inputs of both blocks (attention, MLP) and
+        the gathered gradients of their outputs.
         """
         copies = (1 if self.strategy.profile.recomputes_whole_blocks else 2) * self.narrow if self.narrow < 4 else 0
         scores = self.scores * (4 + self.narrow if on_tpu else 8 + copies) + self._in_blocks(on_tpu=on_tpu)
@@ -130,10 +131,10 @@ class Activations:
 
     @property
     def in_mlp(self) -> float:
-        """Bytes live in the backward pass of the MLP, besides saved activations.
+        """Bytes per device that are live in the backward pass of the MLP, besides saved activations.
 
-        The outputs of the first matmuls and their gradients, the block's input, and the residual stream; for experts
-        also their input rows and the rows' gradients.
+        They are the outputs of its first matmuls and their gradients, the gathered input, and the residual stream; for
+        experts also their input rows and these rows' gradients.
         """
         return self.narrow * (
             2 * self.first_products + self.width + 2 * self.inputs + 2 * self.routed + 4 * self.stream
@@ -141,24 +142,25 @@ class Activations:
 
     @property
     def logits(self) -> float:
-        """Bytes live in the loss, until the gradient of the logits has been used.
+        """Bytes per device that are live in the loss, until the gradient of the logits has been used.
 
-        The float32 logits, over which XLA writes their gradient; the input of the output head, and its gradient. Op by
-        op, as in PyTorch, three float32 arrays: the log-softmax, its gradient, and the gradient of the logits; if tp
-        splits the vocabulary also a fourth, the exponential (torch/distributed/tensor/parallel/loss.py).
+        They are the input of the output head and its gradient, and the float32 logits, over which XLA writes their
+        gradient. In a loss that runs op by op, as in PyTorch, there are three float32 arrays in place of the logits:
+        the log-softmax, its gradient, and the gradient of the logits; if tp splits the vocabulary also a fourth, the
+        exponential (torch/distributed/tensor/parallel/loss.py).
         """
         arrays = 1 if self.strategy.profile.fused_loss else 3 if self.mesh.tp == 1 else 4
         return 4 * arrays * self.logit_elements + 2 * self.narrow * self.inputs
 
     @cached_property
     def logit_elements(self) -> float:
-        """The number of logits on one device."""
+        """The number of logits of one microbatch on one device."""
         local = self.step.extents.local_dims
         return sum(local((*op.rows, *op.columns)) for op in self.step.ops.forward[LOGITS].matmuls)
 
     @cached_property
     def table_elements(self) -> float:
-        """Elements of the embedding tables in use on one device."""
+        """Elements per device of the token embedding tables, gathered over fsdp."""
         ops = program(self.workload.model).embedding
         # A table with two lookups counts once.
         tables = {op.name: op for op in ops if isinstance(op, Lookup) and not op.is_positional}
@@ -174,7 +176,7 @@ class Activations:
 
     @cached_property
     def lookup_elements(self) -> float:
-        """Elements of the embedding tables that are not also the output head."""
+        """`table_elements`; 0 if the embedding table is also the output head (tied embeddings)."""
         return 0.0 if self.workload.model.tied_embeddings else self.table_elements
 
     @cached_property
@@ -183,39 +185,39 @@ class Activations:
         return dtype_bytes(self.workload.compute_dtype)
 
     def _size(self, array: Array) -> float:
-        """Return the elements of an array on one device."""
+        """Return the number of elements of an array on one device."""
         return self.step.extents.local(array)
 
     @cached_property
     def inputs(self) -> float:
-        """Elements of a block's gathered input."""
+        """Elements per device of the input of attention or MLP, gathered over tp."""
         residual = self._residual
         gathered = tuple(axis for axis in residual.dims[1].axes if axis not in RULES["sequence"])
         return self._size(residual) * self.mesh.degree(gathered)
 
     @cached_property
     def stream(self) -> float:
-        """Elements of the residual stream between blocks."""
+        """Elements per device of the residual stream between attention and MLP."""
         return self._size(self._residual)
 
     @cached_property
     def _residual(self) -> Array:
-        """The residual stream, as the array of the ops that add to it."""
+        """The array of the residual stream, found as the array of the first op that adds to it."""
         return next(op.arrays[0] for op in self.ops.elementwise if op.kind == "residual")
 
     @cached_property
     def queries(self) -> float:
-        """Elements of the queries."""
+        """Elements per device of the queries."""
         return sum(self._size(op.query) for op in self.ops.attention)
 
     @cached_property
     def mixed(self) -> float:
-        """Elements of the output of attention, before its projection."""
+        """Elements per device of attention's output, before the output projection."""
         return sum(self._size(op.output) for op in self.ops.attention)
 
     @cached_property
     def gates(self) -> float:
-        """Elements of attention's output gates, and of the queries, keys, values and gates of linear attention."""
+        """Elements per device of attention's output gates; for linear attention also queries, keys and values."""
         return sum(
             self._size(array)
             for op in self.ops.elementwise
@@ -225,35 +227,37 @@ class Activations:
 
     @property
     def _delta(self) -> float:
-        """Bytes live in the backward pass of the gated delta rule: float32 values between its matmuls, and gradients.
+        """Bytes per device that are live in the backward pass of the gated delta rule, between its matmuls.
 
-        Per element of the values: those of its pass over memory (`elementwise.OF_DELTA`), and the states of all chunks.
+        They are 64 bytes for each element of the values: the float32 arrays of the pass over memory
+        (`elementwise.OF_DELTA`), the states of all chunks, and gradients.
         """
         return 64 * sum(self._size(array) for op in self.ops.elementwise if op.kind == "delta" for array in op.arrays)
 
     @property
     def keys(self) -> float:
-        """Elements of the keys and values of the device's own tokens."""
+        """Elements per device of the keys and values, for the device's own tokens only."""
         return self.seen / (self.mesh.degree(RULES["sequence"]) if self._is_gathered else 1)
 
     @cached_property
     def values(self) -> float:
-        """Elements of the values of the device's own tokens."""
+        """Elements per device of the values (of attention), for the device's own tokens only."""
         gathered = self.mesh.degree(RULES["sequence"]) if self._is_gathered else 1
         return sum(self._size(op.value) for op in self.ops.attention) / gathered
 
     @cached_property
     def seen(self) -> float:
-        """Elements of the keys and values that a device saves for backward.
+        """The number of elements of the keys and values that a device saves for backward.
 
-        With gathered keys: the whole sequence's. In a ring: only the device's own, since backward sends the others
-        again. With Ulysses: all tokens', for fewer heads.
+        If sp splits the sequence, the saved keys and values depend on the method: with `gather` they are those of the
+        whole sequence; with `ring` the device's own, because backward sends the others again; with `ulysses` those of
+        the whole sequence, for a part of the heads.
         """
         return sum(self._size(op.key) + self._size(op.value) for op in self.ops.attention)
 
     @property
-    def _room(self) -> float:
-        """Rows that experts allocate, divided by the rows at even load."""
+    def _expert_padding(self) -> float:
+        """Rows that are allocated for experts, divided by the rows that balanced routing fills."""
         return 1.0 if self.strategy.profile.balanced_routing else dropless_padding(self.workload, self.mesh)
 
     @property
@@ -263,17 +267,17 @@ class Activations:
 
     @cached_property
     def width(self) -> float:
-        """Elements of the input of an MLP's last matmul; for experts, padding included."""
+        """Elements per device of the input of an MLP's last matmul; for experts, padding included."""
         return sum(size for size, _ in self._gated)
 
     @cached_property
     def first_products(self) -> float:
-        """Elements of the outputs of an MLP's first matmuls."""
+        """Elements per device of the outputs of an MLP's first matmuls (gate and up)."""
         return sum(size * count for size, count in self._gated)
 
     @cached_property
     def _gated(self) -> list[tuple[float, int]]:
-        """(elements of the result, number of matmul outputs read) of each activation function."""
+        """For each activation function of the MLP: (elements of its result on one device, matmul outputs it reads)."""
         return [
             (self._size(op.arrays[0]) * self._padding(op.arrays[0]), 2 if op.kind == "gated" else 1)
             for op in self.ops.elementwise
@@ -281,20 +285,20 @@ class Activations:
         ]
 
     def _padding(self, array: Array) -> float:
-        """Return allocated expert rows divided by those of balanced routing; 1 for arrays of other ops."""
-        return self._room if "R" in array.symbols else 1.0
+        """Return by how much expert padding enlarges an array, as a factor; 1 for arrays without expert rows."""
+        return self._expert_padding if "R" in array.symbols else 1.0
 
     @cached_property
     def routed(self) -> float:
-        """Elements of the rows that a device's experts process, from all devices."""
+        """Elements per device of the rows that its experts receive from all devices, padding included; 0 if dense."""
         local, first = self.step.extents.local_dims, next((op for op in self.ops.matmuls if op.experts), None)
         if first is None:
             return 0.0
-        return local((*first.experts, *first.rows, *first.inner)) * self._room
+        return local((*first.experts, *first.rows, *first.inner)) * self._expert_padding
 
     @property
     def scores(self) -> float:
-        """Elements of the computed attention scores of one chunk of queries; 0 for fused kernels."""
+        """The number of scores that a device computes for one chunk of queries, over all heads; 0 for fused kernels."""
         if self.strategy.attention != "scores":
             return 0.0
         made = scores_made(self.workload, self.mesh) / num_query_chunks(self.workload.seq_len)
@@ -306,10 +310,11 @@ class Activations:
         return sum(self._size(op.query) / op.qk_dim for op in self.ops.attention)
 
     def _in_blocks(self, *, on_tpu: bool) -> float:
-        """Return the bytes live in block-wise fused attention; TPU kernels keep the blocks on the chip.
+        """Return the bytes per device that are live in block-wise fused attention; 0 unless attention is `flash`.
 
-        For one block of queries and one of keys: float32 scores, exponentials, and the gradients of both. In a ring
-        also the arriving keys and values, and the float32 gradients of the local and the arriving ones.
+        For one block of queries and one of keys they are the float32 scores, their exponentials, and the gradients of
+        both; TPU kernels keep them on the chip. In ring attention also the keys and values that arrive, and the float32
+        gradients of the local and of the arriving ones.
         """
         strategy, is_split = self.strategy, self.mesh.sp > 1 and self.strategy.sp_method != "ulysses"
         if strategy.attention != "flash":
@@ -324,10 +329,10 @@ class Activations:
 
     @property
     def _kept_scores(self) -> float:
-        """Bytes of saved attention scores; 0 if the remat policy or query chunks recompute them.
+        """Bytes per device of the attention scores that a layer saves; 0 if backward recomputes them.
 
-        A fused kernel saves the float32 softmax sum of each query (arXiv:2205.14135); of cuDNN's kernel, JAX saves the
-        result both as returned and as the next matmul reads it.
+        In place of scores, a fused kernel saves the float32 softmax sum of each query (arXiv:2205.14135). With cuDNN's
+        kernel, JAX saves the result twice: as returned, and as the next matmul reads it.
         """
         if not keeps_read(self.workload.remat) and self.workload.remat != "alternate":
             return 0.0

@@ -27,7 +27,7 @@ from meshwright.mesh import MeshShape
 from meshwright.record import Collective
 
 Counted = Literal["useful", "executed", "static"]
-"""Which runs of a region are counted (`step.ir.Repeat`)."""
+"""Which executions of a region are counted: the names of fields of `step.ir.Repeat`."""
 
 
 def step_collectives(
@@ -35,8 +35,9 @@ def step_collectives(
 ) -> tuple[Collective, ...]:
     """Return every collective of a step with more than one device in its group, in bytes per device and step.
 
-    counted: `useful` for the runs on a step's microbatches; `executed` to add the runs of lockstep stages in bubble
-    ticks, whose time is part of the bubble. Both return the same collectives in the same order.
+    counted: `useful` counts the executions on a step's microbatches; `executed` adds those of lockstep stages in bubble
+    ticks, whose time is part of the bubble; `static` counts every branch as taken in every tick, as the HLO text does.
+    The collectives and their order are the same for `useful` and `executed`.
     """
     step = train_step(workload, mesh, strategy)
     return _collectives(step.communication, step, workload, strategy, counted)
@@ -45,14 +46,14 @@ def step_collectives(
 def reference_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
     """Return the collectives of a step's frozen reference model, with phase `reference`, over the axes of its own mesh.
 
-    These are the collectives of a forward pass, without the mean of the loss; empty if the step has no reference.
+    They are those of a forward pass up to the logits, in bytes per device and step. Without a reference: empty.
     """
     own = reference_pass(workload, mesh, strategy)
     return () if own is None else _of_reference(step_collectives(*own))
 
 
 def _of_reference(moves: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Keep the collectives of a forward pass to the logits, without those of the loss."""
+    """Return the collectives of a forward pass up to the logits, without those of the loss, with phase `reference`."""
     forward = (move for move in moves if move.phase == "forward" and move.array not in (LOSS, IMBALANCE))
     return tuple(replace(move, phase="reference") for move in forward)
 
@@ -64,13 +65,13 @@ def weight_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) 
 
 
 def weight_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[tuple[Collective, bool], ...]:
-    """Return `weight_collectives`, each with whether it runs once a step and not for each microbatch."""
+    """Return `weight_collectives` as (collective, whether it runs once per step, not once per microbatch)."""
     step = train_step(workload, mesh, strategy)
     return _moves((op for op in step.communication if op.of_weight), step, workload, strategy)
 
 
 def step_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[tuple[Collective, bool], ...]:
-    """Return `step_collectives`, each with whether it runs once a step and not for each microbatch."""
+    """Return `step_collectives` as (collective, whether it runs once per step, not once per microbatch)."""
     step = train_step(workload, mesh, strategy)
     return _moves(step.communication, step, workload, strategy)
 
@@ -78,13 +79,13 @@ def step_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple
 def _moves(
     ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy
 ) -> tuple[tuple[Collective, bool], ...]:
-    """Return the collectives of some ops, each with whether it runs once a step."""
-    priced = priced_collectives(ops, step, workload, strategy, "useful")
-    return tuple((move, op.region.is_once or op.region.name == UPDATE) for op, move in priced)
+    """Return the collectives of some ops as (collective, whether it runs once per step)."""
+    sized = sized_collectives(ops, step, workload, strategy, "useful")
+    return tuple((move, op.region.is_once or op.region.name == UPDATE) for op, move in sized)
 
 
 def activation_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[tuple[Collective, bool], ...]:
-    """Return the collectives of activations, of a split vocabulary, and of the loss, as in `weight_moves`."""
+    """Return the collectives that `weight_moves` omits, of activations and of the loss, in the same form."""
     step = train_step(workload, mesh, strategy)
     return _moves((op for op in step.communication if not op.of_weight), step, workload, strategy)
 
@@ -92,10 +93,12 @@ def activation_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) ->
 def dropless_padding_collectives(
     workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, is_ragged: bool
 ) -> tuple[Collective, ...]:
-    """Return the collectives that a program runs beyond its plan: dropless experts have capacity for any routing.
+    """Return the collectives that send padding of dropless experts, in bytes of padding per device and step.
+
+    A plan counts balanced routing only, but a program allocates rows for any routing.
 
     is_ragged: whether rows are exchanged over ep by a ragged all-to-all, which sends only actual rows; XLA:CPU has
-    none. Routing weights, one number per row, are always exchanged at full capacity.
+    none. Routing weights, one number per row, are always exchanged with padding.
     """
     own = reference_pass(workload, mesh, strategy)
     beside = () if own is None else _of_reference(_dropless_padding(*own, is_ragged=is_ragged))
@@ -123,9 +126,9 @@ def untaken_branch_collectives(workload: Workload, mesh: MeshShape, strategy: St
     step = train_step(workload, mesh, strategy)
 
     def untaken(op: Communicate, repeat: Repeat) -> int:
-        return _runs(op, repeat, "static") - _runs(op, repeat, "executed")
+        return _num_runs(op, repeat, "static") - _num_runs(op, repeat, "executed")
 
-    return tuple(move for _, move in _priced(step.communication, step, workload, strategy, untaken))
+    return tuple(move for _, move in _sized(step.communication, step, workload, strategy, untaken))
 
 
 def is_of_weights(move: Collective) -> bool:
@@ -136,25 +139,28 @@ def is_of_weights(move: Collective) -> bool:
 def _collectives(
     ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy, counted: Counted = "useful"
 ) -> tuple[Collective, ...]:
-    """Return the collectives of the ops that send bytes; counted: which runs count."""
-    return tuple(move for _, move in priced_collectives(ops, step, workload, strategy, counted))
+    """Return a collective for each op that sends bytes, in bytes per device and step."""
+    return tuple(move for _, move in sized_collectives(ops, step, workload, strategy, counted))
 
 
-def priced_collectives(
+def sized_collectives(
     ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy, counted: Counted
 ) -> Iterator[tuple[Communicate, Collective]]:
-    """Yield (op, collective) for each op that sends bytes; bytes and counted runs are those of a step."""
-    return _priced(ops, step, workload, strategy, lambda op, repeat: _runs(op, repeat, counted))
+    """Yield (op, its collective) for each op that sends bytes, with the bytes and runs per device and step."""
+    return _sized(ops, step, workload, strategy, lambda op, repeat: _num_runs(op, repeat, counted))
 
 
-def _priced(
+def _sized(
     ops: Iterable[Communicate],
     step: Step,
     workload: Workload,
     strategy: Strategy,
     count: Callable[[Communicate, Repeat], int],
 ) -> Iterator[tuple[Communicate, Collective]]:
-    """Yield (op, collective) for each op that sends bytes; `count` returns the runs of an op in a step."""
+    """Yield (op, its collective) as `sized_collectives` does, with the runs that `count` returns.
+
+    count: returns how often a step runs an op, from its region's repeats.
+    """
     compute = dtype_bytes(workload.compute_dtype)
     gradient = dtype_bytes(strategy.gradient_dtype or workload.compute_dtype)
     widths: dict[Width, float] = {"compute": compute, "float32": 4, "gradient": gradient}
@@ -170,12 +176,12 @@ def _priced(
 
 
 def moved_bytes(op: Communicate, extents: Extents, widths: Mapping[Width, float]) -> float:
-    """Return the bytes per device of one run of a collective; widths: bytes per element of each format."""
+    """Return the bytes per device of one run of a collective; widths: bytes per element, by an array's `width`."""
     return sum(widths[array.width] * extents.local(array) for array in (op.array, *op.beside))
 
 
-def _runs(op: Communicate, repeat: Repeat, counted: Counted) -> int:
-    """Return how often a device runs an op in a step."""
+def _num_runs(op: Communicate, repeat: Repeat, counted: Counted) -> int:
+    """Return how often a device runs an op in a step; repeat: the runs of the op's region."""
     if op.region.is_once:
         return repeat.once
     return getattr(repeat, counted) - (op.skipped if counted != "useful" else 0)

@@ -1,8 +1,8 @@
-"""Memory traffic of the elementwise ops between a layer's matmuls: what each op reads and writes.
+"""Memory traffic of the elementwise ops between a layer's matmuls: the bytes that each op reads and writes.
 
-There are two ways to run them. Fused: each chain of elementwise ops is one kernel, as in XLA, torch.compile and the
-fused kernels of Megatron-LM (arXiv:2104.04473, section 4.2). One by one: every op of PyTorch reads its operands and
-writes its result, the norm in float32. Activations have 2 bytes, unless they are float32.
+Ops run in one of two ways. Fused: each chain of elementwise ops is one kernel, as in XLA, torch.compile and the fused
+kernels of Megatron-LM (arXiv:2104.04473, section 4.2). One by one: every op of PyTorch reads its operands and writes
+its result, the norm in float32. Bytes are for activations of 2 bytes; for float32 they are scaled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pass:
-    """The bytes that an op moves per element of its arrays, forward and backward, and its number of kernels."""
+    """An op's memory traffic in bytes per element of its array, for elements of 2 bytes, and its number of kernels."""
 
     forward_bytes: float
     backward_bytes: float
@@ -43,59 +43,59 @@ FUSED = {
     # A shortcut's result is normalised in the sum that reads it.
     "batch_norm_shortcut": Pass(2, 10, 0, 0),
 }
-"""One kernel for each chain of elementwise ops. Launches of the passes over images are not counted."""
+"""Passes by kind of op, with one kernel for each chain of elementwise ops. Launches over images are not counted."""
 
 ONE_BY_ONE = {
-    # PyTorch's RMSNorm, in bytes: to float32 6, square 8, mean 4, times its root 8, to narrow 6, times the scale 4;
-    # backward the scale and its gradient 12, to float32 6, the root's two branches 24, the square's two 16, their sums
-    # 24, to narrow 6.
+    # PyTorch's RMSNorm, in bytes: cast to float32 6, square 8, mean 4, times its root 8, cast back 6, times scale 4.
+    # Backward: the scale and its gradient 12, cast to float32 6, the root's two branches 24, the square's two 16, their
+    # sums 24, cast back 6.
     "rms": Pass(36, 88, 6, 12),
     # LayerNorm is one kernel of PyTorch's; backward one for the input and one for scale and bias.
     "layer": Pass(4, 10, 1, 2),
     "residual": Pass(6, 6),
     "low_rank": Pass(6, 0, 1, 0),
     "branch": Pass(0, 6, 0, 1),
-    # To float32 6, the complex multiplication 8, to narrow 6; backward the same.
+    # Cast to float32 6, the complex multiplication 8, cast back 6; backward the same.
     "rotary": Pass(20, 20, 3, 3),
     # silu 4, times up 6; backward the two gradients of the multiplication 12, silu's 6.
     "gated": Pass(10, 18, 2, 3),
     "activation": Pass(4, 6),
-    # Scale 4, mask 5, to float32 6, softmax 8, to narrow 6; backward narrow 6, softmax 12, float32 6, mask 5, scale 4.
+    # Scale 4, mask 5, cast to float32 6, softmax 8, cast back 6. Backward: cast 6, softmax 12, cast 6, mask 5, scale 4.
     "softmax": Pass(29, 33, 5, 5),
     # A relu reads one array and writes one; its backward reads two and writes one, as a sum does forward.
     "batch_norm": Pass(10, 16, 0, 0),
     "batch_norm_add": Pass(16, 16, 0, 0),
     "batch_norm_shortcut": Pass(6, 10, 0, 0),
 }
-"""One kernel for each op, as PyTorch runs a model that is not compiled."""
+"""Passes by kind of op, with one kernel for each op, as PyTorch runs a model that is not compiled."""
 
 OF_IMAGES = {
-    # A block's input has two gradients, its own and the shortcut's: both read, their sum written.
+    # A block's input has two gradients, the block's and the shortcut's: both are read, and their sum is written.
     "gradients": Pass(0, 6, 0, 0),
-    # One side is read and the other written.
+    # Forward reads the input and writes the result; backward reads the result's gradient and writes the input's.
     "pool": Pass(2, 2, 0, 0),
 }
-"""Passes over images that are the same fused and one by one."""
+"""Passes over images, by kind of op: the same whether ops are fused or run one by one."""
 
 OF_EXPERTS = {
-    # Rows of tokens are read and written in the order of their experts; backward reads the rows' gradients.
+    # Forward reads the rows of tokens and writes them in the order of their experts; backward reads their gradients.
     "dispatch": Pass(4, 2),
     # Experts' rows are read and weighted; backward reads them again for the weights, and writes the rows' gradients.
     "combine": Pass(2, 4),
 }
-"""Passes over the rows of experts, in the order of routing."""
+"""Passes over the rows of experts, which are read or written in the order of routing, by kind of op."""
 
 OF_DELTA = {
-    # Each channel of queries, keys and values is read and written in float32 by one kernel; backward reads the input
-    # and the gradient, and writes the input's.
+    # One kernel reads and writes each channel of queries, keys and values in float32; backward reads the input and the
+    # result's gradient, and writes the input's gradient.
     "convolution": Pass(6, 10),
     # Between the matmuls of a chunk, per element of the values in float32: corrected values and keys, queries, keys
     # and outputs are written and read, and the scores of half as many elements three times. Backward does it twice.
     "delta": Pass(52, 104),
-    # A server's step reads the float32 state of every row and writes it.
+    # A server's step reads and writes the float32 state of every row.
     "state": Pass(8, 0),
 }
-"""Passes of the gated delta rule, fused."""
+"""Passes of the gated delta rule by kind of op, fused."""
 
 DROPOUT = {
     # The mask has one byte: an existing kernel writes it forward; a backward kernel reads it and writes a gradient.
@@ -104,40 +104,47 @@ DROPOUT = {
     # Forward reads and writes the array and writes the mask; backward reads and writes the gradient and reads the mask.
     "low_rank": Pass(5, 5),
 }
-"""Dropout: fused into the residual stream's kernel; separate kernels for attention weights and adapter inputs."""
+"""Passes of dropout, by the array that it acts on.
+
+On the residual stream, an existing kernel applies it; on attention weights and adapter inputs, kernels of its own.
+"""
 
 LOGITS_BYTES = (12, 12)
-"""Bytes per float32 logit, forward and backward.
+"""Bytes read and written per float32 logit by the fused loss: (forward, backward).
 
-Forward: written by the matmul, whatever its dtype, and read for maximum and sum. Backward: read for the gradient, which
-is written, and read by the backward matmuls.
+Forward: the matmul writes the logits as float32, and they are read for the maximum and for the sum. Backward: they are
+read for their gradient, which is written and then read by the backward matmuls.
 """
 
 LOGITS_BYTES_ONE_BY_ONE = (22, 26)
-"""The same as `LOGITS_BYTES`, op by op.
+"""`LOGITS_BYTES` of a loss that runs op by op: bytes read and written per logit, (forward, backward).
 
 Forward: cast to float32 6, softmax (three reads, one write) 16. Backward: fill in the gradient of the loss 4, softmax
-(two reads of it, one of the result, one write) 16, cast to narrow 6.
+(the gradient read twice, the result read once, one write) 16, cast to the compute dtype 6.
 """
 
 UPDATE_PASSES = 8
-"""Float32 values that AdamW moves per parameter in one pass.
+"""Float32 values that fused AdamW reads and writes per parameter.
 
-The gradient is read for its norm; gradient, parameter and two moments are read, the last three written.
+The gradient is read for its norm; then gradient, parameter and two moments are read, and the last three are written.
 """
 
 SGD_PASSES = 5
-"""Float32 values that SGD with momentum moves: gradient, parameter and momentum read, the last two written."""
+"""Float32 values that SGD with momentum reads and writes per parameter.
+
+Gradient, parameter and momentum are read, and the last two are written.
+"""
 
 UPDATE_PASSES_ONE_BY_ONE = 23
-"""Float32 values that AdamW moves per parameter by PyTorch's foreach ops.
+"""Float32 values that AdamW reads and writes per parameter with PyTorch's foreach ops.
 
-Norm 1 and clipping 2, decay 2, first moment 3, second 2 + 3, root 2, divided 2, epsilon added 2, parameter 4.
+Norm 1, clipping 2, weight decay 2, first moment 3, second moment 2 + 3, square root 2, division 2, adding epsilon 2,
+parameter 4.
 """
 
 
 def pass_of(kind: str, *, fuses: bool) -> Pass:
-    """Return the pass of an elementwise op, by its kind in `step.ir.Elementwise`."""
+    """Return the memory traffic of an elementwise op, by its kind in `step.ir.Elementwise`; fuses: see `FUSED`."""
     if kind == "dropout":
         return DROPOUT["residual"]
     if kind == "low_rank_dropout":
@@ -149,7 +156,7 @@ def pass_of(kind: str, *, fuses: bool) -> Pass:
 
 
 def softmax_passes(*, fuses: bool, dropout: bool) -> Iterator[Pass]:
-    """Yield the passes over attention scores between their two matmuls."""
+    """Yield the passes over attention scores between their two matmuls: softmax, and dropout if there is any."""
     yield (FUSED if fuses else ONE_BY_ONE)["softmax"]
     if dropout:
         yield DROPOUT["softmax"]

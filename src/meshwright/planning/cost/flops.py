@@ -1,8 +1,9 @@
 """Flops of a step by phase, and model flops.
 
-Only matmuls count, 2 flops per multiply-add: norms, rotary embedding, softmax and AdamW's update add under a percent at
-real widths. Model flops count attention in full, not causal. Executed flops include masked scores, also those in blocks
-that block-wise attention skips, but not the quarter that splitting a sequence into halves avoids.
+Only matmuls are counted, with 2 flops per multiply-add: norms, rotary embedding, softmax and AdamW's update add less
+than a percent in models of usual width. Model flops count attention in full, masked scores included. Executed flops
+also count masked scores, even in blocks that block-wise attention skips, but not the quarter of the scores that
+attention avoids by splitting a sequence into halves.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from typing import Literal
 
 from meshwright.description.step.ir import OPERANDS, AttentionOp, Extents, Matmul, Repeat, Step
 from meshwright.description.step.parameter_tree import is_adapter
-from meshwright.description.step.passes.muon import ITERATIONS, dealt_matrices, matrix_products
+from meshwright.description.step.passes.muon import ITERATIONS, matrices_per_device, matrix_products
 from meshwright.description.step.reference import reference_pass
-from meshwright.description.step.sequence import halves_queries
-from meshwright.description.step.serve import visible_pairs
+from meshwright.description.step.sequence import halves_queries, visible_pairs
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.strategy_checks import has_reference
 from meshwright.description.step.token_routing import device_blocks, dropless_padding
@@ -31,7 +31,7 @@ HALVED = 0.75
 
 @dataclass(frozen=True, kw_only=True)
 class StepFlops:
-    """The flops of one step on one device, by phase."""
+    """The flops of one step on one device, by phase; `reference` is the pass of a frozen reference model."""
 
     reference: float = 0.0
     forward: float = 0.0
@@ -52,10 +52,11 @@ class StepFlops:
 
 
 def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
-    """Return the flops that one device executes in a step; over pp, the mean of its stages.
+    """Return the flops that one device executes in a step; over pp, the mean of the stages.
 
-    Stages in lockstep also run their layers, and the layers before the pipeline, in bubble ticks; in GPipe they
-    recompute the logits. The forward pass of a frozen reference model and the matmuls of Muon's update are included.
+    Included are the forward pass of a frozen reference model and the matmuls of Muon's update. Lockstep pipeline stages
+    also execute their layers, and the layers before the pipeline, in bubble ticks; with GPipe they recompute the
+    logits.
     """
     found = product_flops(train_step(workload, mesh, strategy)) + attention_flops(workload, mesh, strategy)
     found += StepFlops(update=update_flops(workload, mesh, strategy))
@@ -66,32 +67,35 @@ def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
 
 
 def update_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> float:
-    """Return the flops of Muon's Newton-Schulz matmuls on one device, padding included; 0 for other optimizers."""
+    """Return the flops per step of Muon's Newton-Schulz matmuls on one device; 0 for other optimizers.
+
+    Included are the matrices of padding that give every device equally many.
+    """
     if strategy.optimizer != "muon":
         return 0.0
     return float(sum(
         count * ITERATIONS * 2 * math.prod(sizes)
-        for parameter, count in dealt_matrices(workload, mesh, strategy)
+        for parameter, count in matrices_per_device(workload, mesh, strategy)
         for sizes in matrix_products(parameter)
     ))  # fmt: skip
 
 
 def product_flops(step: Step) -> StepFlops:
-    """Return the flops of a step's matmuls with weights on one device."""
+    """Return the flops per step of matmuls with weights on one device; over pp, the mean of the stages."""
     return _matmuls(step, step.ops.matmuls, _mean)
 
 
 def attention_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
-    """Return the attention flops included in `step_flops`."""
+    """Return the flops per step of attention's own matmuls, a part of `step_flops`."""
     return _attention(train_step(workload, mesh, strategy), workload, mesh, strategy, _mean)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionProduct:
-    """One matmul of attention on one device: of every query with every key of its sequence.
+    """One matmul of attention on one device, over every query and every key of its sequence.
 
     kind: `scores` multiplies queries with keys, `values` multiplies the scores' softmax with values. role: the matmul
-    itself, or the gradient of its left or right operand. flops: of one execution.
+    itself, or the gradient of its left or right operand. flops: the flops of one execution.
     """
 
     kind: Literal["scores", "values"]
@@ -100,9 +104,9 @@ class AttentionProduct:
 
 
 def attention_products(op: AttentionOp, step: Step, *, is_fused: bool) -> Iterator[AttentionProduct]:
-    """Yield the matmuls of attention in one of its phases.
+    """Yield the matmuls that attention executes in the phase of `op`.
 
-    A fused kernel's backward recomputes its scores (arXiv:2307.08691, section 4.1).
+    is_fused: whether it is a fused kernel, whose backward recomputes the scores (arXiv:2307.08691, section 4.1).
     """
     pairs = step.extents.local(op.query) / op.qk_dim * step.extents.sizes["S"]
     scores, values = 2 * pairs * op.qk_dim, 2 * pairs * op.value_dim
@@ -120,17 +124,17 @@ def attention_products(op: AttentionOp, step: Step, *, is_fused: bool) -> Iterat
 
 
 def window_share(op: AttentionOp, seq_len: float) -> float:
-    """Return the share of causal scores that are inside the layers' windows, as a mean over layers."""
+    """Return the fraction of causal query-key pairs that are inside a layer's window, as the mean over layers."""
     pairs = [visible_pairs(seq_len, window, is_chunked=op.is_chunked) for window in op.windows]
     return 2 * sum(pairs) / len(pairs) / seq_len**2
 
 
 def model_flops(workload: Workload, *, is_causal: bool = False) -> float:
-    """Return the model flops of a step over all devices, without recomputation: the flops of MFU.
+    """Return the flops of a step over all devices, without recomputation, as MFU counts them.
 
-    They are 6 per weight and token, and 12 x layers x heads x head_dim x seq_len per token for attention scores (PaLM,
-    arXiv:2204.02311, appendix B); with is_causal only unmasked scores. A frozen weight counts 4 (no weight gradient),
-    or 2 if nothing before it is trained. A frozen reference model adds 2 per weight.
+    They are 6 per weight and token, and 12 x layers x heads x head_dim x seq_len per token for attention (PaLM,
+    arXiv:2204.02311, appendix B). A frozen weight counts 4 (no weight gradient), or 2 if nothing before it is trained.
+    A frozen reference model adds 2 per weight and token. is_causal: count only unmasked scores.
     """
     step = train_step(replace(workload, remat="none"), MeshShape())
     sizes = dict(step.extents.sizes)
@@ -158,15 +162,13 @@ def model_flops(workload: Workload, *, is_causal: bool = False) -> float:
 def dropless_padding_flops(
     workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, has_ragged: bool
 ) -> float:
-    """Return a program's static flops beyond its plan: dropless experts have capacity for any routing.
+    """Return the flops per device and step of the padding of dropless experts, as the program's text counts them.
 
-    Expert matmuls are compiled for all rows of that capacity; empty rows are skipped at run time. Without a grouped
-    matmul they run in blocks (`step.token_routing.expert_blocks`) and cover every block that some routing could need;
-    weight gradients always do.
+    A plan counts balanced routing only. The program's expert matmuls are compiled for the rows of any routing, and skip
+    empty rows when they run. Weight gradients, and without a grouped matmul all of them, run in blocks of rows
+    (`step.token_routing.expert_blocks`): the program has every block that some routing could need.
 
-    Args:
-        workload, mesh, strategy: the step.
-        has_ragged: whether the compiler has a grouped matmul (ragged dot), which needs no blocks.
+    has_ragged: whether the compiler has a grouped matmul (ragged dot), which needs no blocks.
     """
     experts = workload.model.experts
     if experts is None or experts.capacity_factor is not None:
@@ -177,7 +179,7 @@ def dropless_padding_flops(
 
 
 def _dropless_padding(workload: Workload, mesh: MeshShape, strategy: Strategy, *, has_ragged: bool) -> StepFlops:
-    """Return `dropless_padding_flops` by phase, without those of a reference model."""
+    """Return `dropless_padding_flops` by phase, without the flops of a reference model."""
     step = train_step(workload, mesh, strategy)
     room, padding = dropless_padding(workload, mesh), device_blocks(workload, mesh, strategy).padding
     row_share, weight_share = room * (1 if has_ragged else padding) - 1, room * padding - 1
@@ -188,9 +190,9 @@ def _dropless_padding(workload: Workload, mesh: MeshShape, strategy: Strategy, *
 
 
 def single_column_flops(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:
-    """Return the flops of a step's matmuls with one column, such as a shared expert's gate.
+    """Return the flops per device and step of matmuls with one column, such as a shared expert's gate.
 
-    XLA:TPU and XLA:GPU compute them elementwise, and count no flops for that.
+    XLA:TPU and XLA:GPU compute these matmuls elementwise, and count no flops for them.
     """
     found = _single_columns(train_step(workload, mesh, strategy)).total
     own = reference_pass(workload, mesh, strategy)
@@ -203,9 +205,9 @@ def _single_columns(step: Step) -> StepFlops:
 
 
 def untaken_branch_flops(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:
-    """Return the static flops that are not executed: branches that most pipeline ticks do not take.
+    """Return the flops per device and step that are in the HLO text but not executed.
 
-    In the HLO text every tick has the logits and the layers before the pipeline.
+    In the text, every pipeline tick has the logits and the layers before the pipeline; most ticks skip them.
     """
     step = train_step(workload, mesh, strategy)
 
@@ -217,7 +219,7 @@ def untaken_branch_flops(workload: Workload, mesh: MeshShape, strategy: Strategy
 
 
 def scores_share(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:
-    """Return the share of all query-key pairs whose scores are computed; below 1 only without a fused kernel."""
+    """Return the fraction of all query-key pairs whose scores are computed; below 1 only without a fused kernel."""
     return HALVED if strategy.attention == "scores" and halves_queries(workload, mesh) else 1.0
 
 
@@ -235,7 +237,7 @@ def _mean(repeat: Repeat) -> float:
 def _attention(
     step: Step, workload: Workload, mesh: MeshShape, strategy: Strategy, count: Callable[[Repeat], float]
 ) -> StepFlops:
-    """Return the flops of attention; an op counts as often as its region repeats."""
+    """Return the flops of attention on one device; count: returns how often an op runs, from its region's repeats."""
     is_fused = strategy.attention != "scores"
     made = scores_share(workload, mesh, strategy)
     sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
@@ -246,7 +248,7 @@ def _attention(
 
 
 def _matmuls(step: Step, ops: Iterable[Matmul], count: Callable[[Repeat], float]) -> StepFlops:
-    """Return the flops of matmuls; each counts as often as its region repeats."""
+    """Return the flops of matmuls on one device; count: returns how often an op runs, from its region's repeats."""
     sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
     for op in ops:
         sums[op.phase] += count(step.repeats[op.region.name]) * matmul_flops(op, step.extents)

@@ -1,4 +1,4 @@
-"""The formulas of a collective's time, as text with the numbers that they use."""
+"""The formulas of a collective's time as text, and the values of their variables."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from meshwright.record import Kind
 
 
 def collective_formula(kind: Kind, term: Term, placement: Placement) -> tuple[str, dict[str, float]]:
-    """Return the formula of a term of a collective's time as a Python expression, and its numbers by name.
+    """Return the formula of one term of a collective's time as a Python expression, and the values of its variables.
 
-    V: bytes (not among the numbers). n: devices (chips, on a torus). D: units of a level. s: groups that share its
-    links. m: devices of a group in one unit. B: link bandwidth of the worst-placed device of a torus. W: link bandwidth
-    of a unit. Bandwidths are in bytes per second one way. Source: as in `cost.rates.collective`.
+    V: bytes (not among the values). n: devices (chips, on a torus). D: units (such as nodes) that the collective spans
+    at a level of switches. s: groups of devices that share the level's links. m: devices of a group in one unit. B:
+    link bandwidth of the worst-placed device of a torus. W: link bandwidth of a unit. Bandwidths are in bytes per
+    second one way. Source: as in `cost.rates.collective`.
     """
     crossing = next((crossing for crossing in placement.crossings if crossing.level == term.link), None)
     text, numbers = _on_level(kind, placement, crossing) if crossing else _on_torus(kind, placement)
@@ -22,7 +23,7 @@ def collective_formula(kind: Kind, term: Term, placement: Placement) -> tuple[st
 
 
 def _on_level(kind: Kind, placement: Placement, crossing: Crossing) -> tuple[str, dict[str, float]]:
-    """Return the formula of a collective's time, and its numbers, at one level of switches."""
+    """Return the formula of a collective's time at one level of switches, and the values of its variables."""
     bytes_sent, shared = ("V * s", {"s": crossing.sharers}) if crossing.sharers > 1 else ("V", {})
     rate = {"W": crossing.link_bytes_per_second}
     if kind == "collective-permute":
@@ -34,9 +35,10 @@ def _on_level(kind: Kind, placement: Placement, crossing: Crossing) -> tuple[str
 
 
 def _on_torus(kind: Kind, placement: Placement) -> tuple[str, dict[str, float]]:
-    """Return the formula of a collective's time, and its numbers, on a torus.
+    """Return the formula of a collective's time on a torus, and the values of its variables.
 
-    An open line has one link where a ring has two; an all-to-all takes as long as on its slowest axis.
+    A device uses two links along a ring; the device at the end of a line uses one. An all-to-all takes as long as on
+    its slowest axis.
     """
     rates = {ring: ring.link_bytes_per_second * (2 if ring.is_wrapped else 1) for ring in placement.rings}
     if kind == "collective-permute":

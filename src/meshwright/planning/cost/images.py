@@ -24,7 +24,7 @@ from meshwright.planning.cost.seconds import OpTimer
 from meshwright.record import Collective
 
 BUCKET_BYTES = 25 * 2**20
-"""Bytes of gradients that are all-reduced at once during backward: PyTorch DistributedDataParallel's default."""
+"""Bytes of gradients that one all-reduce sends during backward: PyTorch DistributedDataParallel's default bucket."""
 
 IMAGE_AXES = IMAGE_RULES["batch"]
 """The mesh axes that split images."""
@@ -39,23 +39,24 @@ class ImageOp(NamedTuple):
 
 
 def image_flops(workload: ImageWorkload) -> float:
-    """Return the flops that a step needs over all devices: three matmuls per convolution, two for the stem.
+    """Return the flops of a step over all devices: three matmuls per convolution, two for the stem.
 
-    The mean, norms and sums are not counted: they are under a percent.
+    Pooling, norms and sums are not counted: they are less than a percent.
     """
     return image_step_flops(workload, MeshShape()).total
 
 
 def image_step_flops(workload: ImageWorkload, mesh: MeshShape) -> StepFlops:
-    """Return the flops that one device executes in a step: an equal share, as nothing is computed twice."""
+    """Return the flops that one device executes in a step: an equal share of the step's flops."""
     return product_flops(image_step(workload, mesh))
 
 
 def image_collectives(workload: ImageWorkload, mesh: MeshShape) -> tuple[Collective, ...]:
     """Return every collective of a step with more than one device in its group, in bytes per device and step.
 
-    Kernels stored over fsdp are gathered block by block, once for each pass, and their gradients reduce-scattered
-    (ZeRO-3, arXiv:1910.02054); all-reduced gradients are sent in buckets, those over the same axes together.
+    Convolution kernels sharded over fsdp are gathered block by block, once for forward and once for backward, and their
+    gradients are reduce-scattered (ZeRO-3, arXiv:1910.02054). All-reduced gradients are sent in buckets; a bucket has
+    gradients over the same axes.
     """
     step, narrow = image_step(workload, mesh), dtype_bytes(workload.compute_dtype)
     widths: dict[Width, float] = {"compute": narrow, "gradient": narrow, "float32": 4}
@@ -79,9 +80,10 @@ def image_collectives(workload: ImageWorkload, mesh: MeshShape) -> tuple[Collect
 
 
 def image_memory(workload: ImageWorkload, mesh: MeshShape) -> dict[str, int]:
-    """Return bytes per device by term when backward begins, and their sum, `peak`; gradients are counted in full.
+    """Return the bytes per device at the start of backward, by term, and their sum, `peak`.
 
-    The activations are those that backward reads, and the logits, whose gradient is written in place.
+    `activations` are those that backward reads, and the logits, over which their gradient is written. `gradients`
+    are counted for all parameters.
     """
     step, narrow = image_step(workload, mesh), dtype_bytes(workload.compute_dtype)
     local, local_dims = step.extents.local, step.extents.local_dims
@@ -108,7 +110,7 @@ def image_memory(workload: ImageWorkload, mesh: MeshShape) -> dict[str, int]:
 
 @lru_cache(maxsize=256)
 def image_ops(workload: ImageWorkload, mesh: MeshShape, system: System) -> tuple[ImageOp, ...]:
-    """Return every computing op of a step, except the update, with its time on one device."""
+    """Return every matmul and elementwise op of a step, except the update, with its time on one device."""
     step, dtype = image_step(workload, mesh), workload.compute_dtype
     strategy = replace(DEFAULT, profile=FrameworkProfile(fused_elementwise=workload.fuses))
     timer = OpTimer(step, step.extents, dtype, system, strategy)
@@ -125,13 +127,13 @@ def image_ops(workload: ImageWorkload, mesh: MeshShape, system: System) -> tuple
 
 
 def image_update_seconds(workload: ImageWorkload, mesh: MeshShape, system: System) -> float:
-    """Return the seconds of SGD's pass over gradient, parameter and momentum."""
+    """Return the seconds of SGD's pass over a device's gradients, parameters and momentum."""
     states = _stored_elements(workload, mesh) * dtype_bytes(workload.param_dtype)
     return SGD_PASSES * states / (HBM_SHARE * system.hbm_bytes_per_second)
 
 
 def _stored_elements(workload: ImageWorkload, mesh: MeshShape) -> int:
-    """Return the elements of the parameters that one device stores."""
+    """Return the number of elements of the parameters that one device stores."""
     return sum(
         math.prod(local_parameter_shape(parameter, mesh=mesh, rules=IMAGE_RULES, what=path))
         for path, parameter in leaves(image_parameters(workload.model))

@@ -1,4 +1,4 @@
-"""The size of a server's KV cache: of a token, of a sequence and on a device.
+"""The size of a server's KV cache: per token, per sequence and per device.
 
 Models with latent attention cache only the latent (DeepSeek-V2, arXiv:2405.04434), those with a sliding window only the
 keys and values inside it (Mistral 7B, arXiv:2310.06825). Space is allocated in pages (vLLM, arXiv:2309.06180).
@@ -15,33 +15,36 @@ from meshwright.description.step.serving import Serving, ServingLayout, cache_ax
 
 
 def wasted_share(serving: Serving) -> float:
-    """Return the share of a sequence's pages that is empty when the sequence ends."""
+    """Return the fraction of the space in a sequence's pages that is unused when the sequence ends."""
     return 1 - kept_tokens(serving) / paged_tokens(serving)
 
 
 def token_cache_bytes(serving: Serving) -> float:
-    """Return the cache bytes of one token, over all layers and devices, without replicas."""
+    """Return the cache bytes of one token: all layers, over all devices, copies on other devices not counted."""
     return _cache_bytes(model_step(serving, 1), serving, sequences=1, tokens=1)
 
 
 def sequence_cache_bytes(serving: Serving) -> float:
-    """Return the bytes of the pages of one sequence when it ends, without replicas."""
+    """Return the bytes of one sequence's pages when it ends, over all devices, copies not counted."""
     return token_cache_bytes(serving) * paged_tokens(serving)
 
 
 def device_cache_bytes(serving: Serving, layout: ServingLayout, batch: int) -> float:
-    """Return the cache bytes on the fullest device, in whole pages, with all sequences at full length, and states."""
+    """Return the cache bytes on the fullest device if all sequences have full length.
+
+    batch: sequences over all devices. Pages are counted whole. The states of linear attention are included.
+    """
     return paged_cache_bytes(serve_step(serving, layout, batch), serving)
 
 
 def paged_cache_bytes(step: ServeStep, serving: Serving) -> float:
-    """Return `device_cache_bytes` of a step that is already built."""
+    """Return `device_cache_bytes` from a step that is already built."""
     pages = _cache_bytes(step, serving, sequences=step.extents.sizes["Q"], tokens=step.paged_tokens)
     return pages + state_bytes(step, serving)
 
 
 def state_bytes(step: Step, serving: Serving) -> float:
-    """Return the bytes of the states of linear attention on a device: of every row, whatever its length."""
+    """Return the bytes of linear attention's states on a device: one state per row and layer, whatever the length."""
     widths: dict[Width, float] = {"compute": dtype_bytes(serving.activation_dtype), "float32": 4}
     return sum(
         step.repeats[op.region.name].mean * sum(widths[array.width] * step.extents.local(array) for array in op.arrays)
@@ -51,24 +54,24 @@ def state_bytes(step: Step, serving: Serving) -> float:
 
 
 def read_cache_bytes(serving: Serving, layout: ServingLayout, batch: int) -> float:
-    """Return the cache bytes that the fullest device reads for one token of every sequence."""
+    """Return the cache bytes that the fullest device reads in a step that generates one token of every sequence."""
     step = serve_step(serving, layout, batch)
     return sum(step.repeats[op.region.name].mean * cache_bytes(op, step.extents, serving) for op in step.ops.attention)
 
 
 def mean_cache_bytes(serving: Serving, layout: ServingLayout) -> float:
-    """Return the cache bytes that a device reads for each sequence of its group, as the mean over the group."""
+    """Return the cache bytes that a device reads per step and sequence of its group, as the mean over the group."""
     step = serve_step(serving, layout, layout.num_groups)
     split = 1 if layout.cache == "heads" else layout.mesh.degree(cache_axes(serving.model))
     return _cache_bytes(step, serving, sequences=1, tokens=kept_tokens(serving)) / split
 
 
 def cache_bytes(op: AttentionOp, extents: Extents, serving: Serving) -> float:
-    """Return the cache bytes of one layer on a device."""
+    """Return the bytes of one layer's cache on a device, for the sequences and tokens in `extents`."""
     return sum(extents.local(array) for array in op.cache) * dtype_bytes(serving.kv_dtype)
 
 
 def _cache_bytes(step: Step, serving: Serving, *, sequences: float, tokens: float) -> float:
-    """Return the cache bytes of all layers on a device, for a number of sequences and tokens of each."""
+    """Return the cache bytes of all layers on a device, for `sequences` sequences of `tokens` tokens each."""
     extents = replace(step.extents, sizes={"Q": sequences, "T": tokens})
     return sum(step.repeats[op.region.name].mean * cache_bytes(op, extents, serving) for op in step.ops.attention)

@@ -36,10 +36,10 @@ from meshwright.units import show_bytes
 Kind = Literal["tpu", "gpu", "cpu"]
 
 _ROUNDING = 64
-"""Upper bound on the bytes that a peak loses when its terms are rounded down to whole numbers."""
+"""Upper bound on the bytes by which rounding all terms down to whole numbers lowers their sum."""
 
 JAX_POOL = 0.75
-"""Share of GPU memory that JAX allocates from by default.
+"""Fraction of a GPU's memory that JAX reserves by default.
 
 XLA_PYTHON_CLIENT_MEM_FRACTION changes it (docs.jax.dev/en/latest/gpu_memory_allocation.html).
 """
@@ -51,12 +51,13 @@ ALWAYS = ("parameters", "optimizer", "activations", "gradients")
 def step_memory(
     workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, kind: Kind = "cpu"
 ) -> dict[str, int]:
-    """Return the bytes per device at the peak, by term, and their sum, `peak`.
+    """Return the bytes per device at the moment of peak memory, by term, and their sum, `peak`.
 
-    The peak is in the loss, in the backward pass of a layer's attention or MLP, in the gradient of the embedding table,
-    or in the update; terms of other moments are omitted. For a pipeline it is on the stage with most layers, the first
-    or the last. The runtime's own memory is not counted, as `System.usable_bytes` excludes it; JAX takes a share of GPU
-    memory (`JAX_POOL`). kind: the kind of chip; TPUs pad arrays to tiles.
+    The peak is in a reference model's forward pass, the loss, the backward pass of a layer's attention or MLP, the
+    gradient of the embedding table, or the update. The terms of `ALWAYS` are always included, others (such as `logits`)
+    if they are live at the peak. For a pipeline the peak is on the stage with most layers, the first or the last. The
+    runtime's own memory is not counted, because `System.usable_bytes` excludes it. kind: the kind of chip; TPUs pad
+    arrays to tiles.
     """
     return _Step(workload, mesh, strategy, kind).memory()
 
@@ -64,15 +65,15 @@ def step_memory(
 def peak_within(
     workload: Workload, mesh: MeshShape, strategy: Strategy, num_bytes: float, *, kind: Kind = "cpu"
 ) -> int | None:
-    """Return the peak of `step_memory`; None if it exceeds `num_bytes`, without computing every term."""
+    """Return the peak of `step_memory` in bytes; None if it exceeds `num_bytes`, which is cheaper to compute."""
     return _Step(workload, mesh, strategy, kind).peak_within(num_bytes)
 
 
 def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, kind: Kind = "cpu") -> int:
-    """Return the bytes of a step's arguments on one device: parameters, optimizer state, batch.
+    """Return the bytes of a step's arguments on one device: parameters, optimizer state and batch.
 
-    Includes dropout's random key, and the gradient-norm limit above which a step is skipped. With a live reference
-    model also its parameters, and the batch again in the layout of its mesh.
+    Included are dropout's random key, the gradient norm from which on a step is skipped, and the arguments of a frozen
+    reference model (`reference_bytes`).
     """
     states = States(workload, mesh, strategy, is_tiled=kind == "tpu")
     scalars = 8 * (max(strategy.dropout, workload.lora_dropout) > 0) + 4 * (strategy.on_bad_step == "skip")
@@ -81,9 +82,10 @@ def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEF
 
 
 def reference_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy, *, kind: Kind = "cpu") -> float:
-    """Return the bytes that a live reference model adds to a step's arguments on one device; 0 if a step has none.
+    """Return the bytes on one device that a reference model adds to a step's arguments; 0 if a step has none.
 
-    They are its batch and, unless they are the policy's own (`step.reference.shares_base`), its parameters.
+    They are its copy of the batch and, unless it uses the trained model's base weights (`step.reference.shares_base`),
+    its parameters.
     """
     if (own := reference_pass(workload, mesh, strategy)) is None:
         return 0.0
@@ -99,23 +101,23 @@ def reference_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy, *, 
 
 
 def host_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
-    """Return the bytes of a device's activations that are in its host's memory until backward."""
+    """Return the largest number of bytes of one device's activations that are in its host's memory at one time."""
     layers = stage_layers(workload.model.num_layers, mesh) * in_flight(mesh, strategy)
     return int(layers * Activations(workload, mesh, strategy).on_host)
 
 
 def offloaded_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
-    """Return the bytes of activations that a device copies to its host's memory in a step, and back for backward."""
+    """Return the bytes of activations that one device copies to its host's memory in a step, and copies back later."""
     layers = stage_layers(workload.model.num_layers, mesh) * strategy.num_microbatches
     return int(layers * Activations(workload, mesh, strategy).on_host)
 
 
 def in_flight(mesh: MeshShape, strategy: Strategy, *, last: bool = False) -> float:
-    """Return the number of microbatches with live activations on the first pipeline stage (the fullest) or on the last.
+    """Return the number of microbatches whose activations are live at once on the first pipeline stage, the fullest.
 
-    With p stages and v virtual stages. GPipe: all microbatches. 1F1B: p on the first stage, 1 on the last. Interleaved:
-    p + (p - 1) / v on the first (arXiv:2205.05198, appendix B), (p (v - 1) + 1) / v on the last (arXiv:2104.04473,
-    section 2.2).
+    last: count on the last stage instead. For p stages of v virtual stages each: all microbatches with GPipe; p with
+    1F1B, 1 on the last stage; with interleaved 1F1B p + (p - 1) / v (arXiv:2205.05198, appendix B), and (p (v - 1) + 1)
+    / v on the last stage (arXiv:2104.04473, section 2.2).
     """
     stages, virtual = mesh.pp, strategy.virtual_stages
     if stages == 1:
@@ -129,7 +131,10 @@ def in_flight(mesh: MeshShape, strategy: Strategy, *, last: bool = False) -> flo
 
 
 def pool_notes(system: System, peak: float) -> tuple[str, ...]:
-    """Return a note with the setting to use if a plan needs more GPU memory than JAX takes by default."""
+    """Return a note with the setting to use if a plan needs more GPU memory than JAX's default.
+
+    peak: bytes on one device.
+    """
     physical = system.chip.physical_bytes
     pool, wanted = JAX_POOL * physical, peak * (1 + (system.memory_headroom or 0.0))
     if system.chip.kind != "gpu" or not pool < wanted <= system.usable_bytes:
@@ -144,7 +149,10 @@ def pool_notes(system: System, peak: float) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Step:
-    """The memory of a step at each moment that can be its peak."""
+    """The memory of a step on one device, at each moment that can be the peak.
+
+    The methods named after a moment (`_loss`, `_update`) return bytes by term, without the terms of `_always`.
+    """
 
     workload: Workload
     mesh: MeshShape
@@ -158,7 +166,7 @@ class _Step:
 
     @cached_property
     def activations(self) -> Activations:
-        """The activations of one microbatch."""
+        """Sizes of the activations of one layer of the last stack, and of the logits."""
         return Activations(self.workload, self.mesh, self.strategy)
 
     @cached_property
@@ -174,15 +182,15 @@ class _Step:
 
     @property
     def layers(self) -> int:
-        """The number of layers of a stage, empty slots included, without those before the pipeline."""
+        """The number of layers of a stage, empty slots included, without the layers before the pipeline."""
         repeats = self.activations.step.repeats
         return sum(repeats[stack.name].once for stack in self.stacks)
 
     @cached_property
     def _kinds(self) -> tuple[tuple[Activations, int], ...]:
-        """The activations of a layer of each kind, if layers of several kinds alternate, and how many a device has.
+        """Pairs (activations of a layer, number of such layers on a device), one for each stack of alternating layers.
 
-        Else those of the last stack, for all layers.
+        If no layers alternate, there is one pair: the activations of the last stack, and the number of all layers.
         """
         group = alternating(self.stacks)[-1]
         if len(group) == 1:
@@ -192,11 +200,11 @@ class _Step:
 
     @property
     def is_spmd_pipeline(self) -> bool:
-        """Whether there are pipeline stages that run in lockstep, as one SPMD program."""
+        """Whether pipeline stages run in lockstep, as one SPMD program; False without a pipeline."""
         return is_spmd_pipeline(self.mesh, self.strategy)
 
     def peak_within(self, num_bytes: float) -> int | None:
-        """Return the peak; None if it, or any moment, exceeds `num_bytes`."""
+        """Return the peak in bytes; None as soon as a moment exceeds `num_bytes`."""
         most = num_bytes - sum(self._always.values()) + _ROUNDING
         moments = (self._mlp, self._loss, self._attention, self._before)
         if most < 0 or any(sum(moment().values()) > most for moment in moments):
@@ -206,7 +214,7 @@ class _Step:
 
     @cached_property
     def _always(self) -> dict[str, float]:
-        """The terms that are live at every moment."""
+        """The bytes by term that are live at every moment of a step."""
         states = self.states
         always = {"parameters": states.parameters, "optimizer": states.moments}
         if states.master_weights:
@@ -218,7 +226,7 @@ class _Step:
         return always
 
     def memory(self) -> dict[str, int]:
-        """Return the terms of the fullest moment, and `peak`."""
+        """Return the bytes at the moment with most memory, by term, and their sum, `peak`."""
         always = self._always
         moments = (
             self._reference(), self._loss(), self._attention(), self._mlp(), self._before(), self._table(),
@@ -229,7 +237,7 @@ class _Step:
         return terms | {"peak": sum(terms.values())}
 
     def _reference(self) -> dict[str, float]:
-        """Return memory in the reference's pass, before the policy's: its logits, output head and a layer's input."""
+        """Return memory in the reference model's forward pass, before the trained model's: logits and output head."""
         if (own := reference_pass(self.workload, self.mesh, self.strategy)) is None:
             return {}
         forward = _Step(*own, self.kind)
@@ -241,23 +249,24 @@ class _Step:
         }
 
     def _loss(self) -> dict[str, float]:
-        """Return memory in the loss: logits, output head and its gradient.
+        """Return memory in the loss: logits, output head, and the head's gradient.
 
-        Weight and gradient are live together, except for tied embeddings and PyTorch on GPU.
+        The head and its gradient are live together, except with tied embeddings and in PyTorch on GPUs.
         """
         is_apart = self.kind == "gpu" and self.strategy.profile.flat_buffers
         both = 1 if self.workload.model.tied_embeddings or is_apart or not self._trains_logits else 2
         weight, narrow = self._gathered(self._logits_weight), self._narrow_logits()
         if self.kind == "tpu":
-            # The weight's gradient is computed from the narrow logits gradient, once the float32 logits are freed.
+            # The head's gradient is computed from the logits' gradient in the compute dtype, once the float32 logits
+            # are freed.
             narrow = max(0.0, narrow - (both - 1) * weight)
         gradients = self._summed()
-        # Frameworks whose stages are no SPMD program are PyTorch's.
+        # Frameworks whose pipeline stages are not one SPMD program use PyTorch.
         is_xla = self.kind == "gpu" and not is_apart and self.strategy.profile.spmd_pipeline
         is_scattered = self.strategy.zero_stage >= 2 and self.mesh.degree(RULES["embed"]) > 1 and self.mesh.pp == 1
         if is_xla and is_scattered and self.strategy.attention != "scores":
-            # It zeroes the stacked gradients of the layers before the loss (with scores in memory, after it), and with
-            # ZeRO-2 and microbatches a second time.
+            # XLA:GPU zeroes the stacked gradients of the layers before the loss (with scores in memory, after it); with
+            # ZeRO-2 and several microbatches, there are two such arrays.
             is_twice = self.strategy.zero_stage == 2 and self.strategy.num_microbatches > 1
             gradients += (2 if is_twice else 1) * self.states.gradients(self.states.stored[0])
         return {
@@ -294,7 +303,7 @@ class _Step:
         }
 
     def _mlp(self) -> dict[str, float]:
-        """Return memory in the backward pass of a layer's MLP: its weights and the gradient of one of them."""
+        """Return memory in the backward pass of a layer's MLP, with its weights and the gradient of one weight."""
         return self._in_layer() | {
             "working": max(own.in_mlp for own, _ in self._kinds) + self._arriving(),
             "gathered": self._gathered(self._weights(_is_mlp) + self._weights(self._is_trained_mlp) / 3)
@@ -302,7 +311,7 @@ class _Step:
         }
 
     def _before(self) -> dict[str, float]:
-        """Return memory in the backward pass of the layers before the pipeline, which holds a whole microbatch."""
+        """Return memory in the backward pass of the layers before the pipeline; empty if there are none."""
         if (before := self.before) is None:
             return {}
         # These layers save nothing: backward recomputes a whole microbatch, which is then live.
@@ -315,7 +324,7 @@ class _Step:
         }
 
     def _in_layer(self) -> dict[str, float]:
-        """Return memory live in the backward pass of any layer: stacked gradients, and the output head's gradient."""
+        """Return memory that is live in the backward pass of every layer, whether in its attention or its MLP."""
         terms = {
             "activations": self._kept(),
             "gradients": max(self.states.gradients(self.states.stored[0]), self._summed()),
@@ -333,10 +342,10 @@ class _Step:
         return terms
 
     def _transposed(self) -> float:
-        """Return the elements of a layer's stacked weights that a compiler copies once a step into its matmuls' layout.
+        """Return the elements of one layer's weights that a compiler copies once per step into its matmuls' layout.
 
-        XLA:GPU copies weights gathered along their last dim; the TPU compiler, in pipelines, the weights of queries,
-        keys and values.
+        XLA:GPU copies weights that are gathered along their last dim; the TPU compiler, in pipelines, the weights of
+        queries, keys and values.
         """
         if self.kind == "gpu" and not self.strategy.profile.flat_buffers and self.mesh.fsdp * self.mesh.sp > 1:
             regions = self.activations.step.ops.forward
@@ -347,10 +356,10 @@ class _Step:
         return self._weights(_makes_heads) if self.kind == "tpu" and self.is_spmd_pipeline else 0.0
 
     def _pending(self) -> float:
-        """Return memory of the loss in the layers' backward pass: the gradient of the output head, not yet reduced.
+        """Return the bytes that the loss leaves live in the layers' backward: the output head's gradient, unreduced.
 
-        XLA:GPU starts the layers as soon as tp has reduced the stream's gradient. The gradient of the output head is
-        computed later, so the logits' gradient and the head's input stay live.
+        With tp, XLA:GPU starts the layers' backward once the gradient of the residual stream is reduced. It computes
+        the output head's gradient later, so the logits' gradient and the head's input stay live in its place.
         """
         if not self._trains_logits:
             return 0.0
@@ -359,7 +368,7 @@ class _Step:
         return self._whole(self._logits_weight)
 
     def _table(self) -> dict[str, float]:
-        """Return memory in the reduction of the embedding table's gradient: the whole gradient and its sum."""
+        """Return memory while the embedding table's gradient is reduced: the unsharded gradient and its sum."""
         if not self.activations.trains_tables:
             return {}
         is_tied = self.workload.model.tied_embeddings or not self._trains_logits
@@ -371,7 +380,7 @@ class _Step:
         }
 
     def _update(self) -> dict[str, float]:
-        """Return memory in the update, which needs all gradients for their norm."""
+        """Return memory in the optimizer's update, which needs all gradients for their norm."""
         terms = {"activations": 0.0, "gradients": self.states.gradients(self.states.elements)}
         return terms | ({"working": dealt} if (dealt := self.states.dealt_matrices) else {})
 
@@ -381,7 +390,10 @@ class _Step:
         return self.states.gradients(self.states.elements) if is_summed else 0.0
 
     def _kept(self, *, last: bool = False) -> float:
-        """Return the bytes that all layers save for backward; GPipe in lockstep also saves the inputs of the loss."""
+        """Return the bytes that a stage (the `last`, or the fullest) saves for backward.
+
+        GPipe in lockstep also saves the inputs of the loss.
+        """
         if self.is_spmd_pipeline:
             layers = kept_layers(self.stacks[-1].num_layers, self.mesh, self.strategy) * self.activations.kept
             is_kept = self.strategy.schedule == "gpipe"
@@ -391,14 +403,14 @@ class _Step:
         return sum(count * flight * own.kept for own, count in self._kinds)
 
     def _arriving(self) -> float:
-        """Return the bytes of offloaded inputs being copied from the host: of this layer and the next."""
+        """Return the bytes of the offloaded inputs that are being copied from the host, of this layer and the next."""
         return 2 * self.activations.on_host
 
     def _prefetched(self) -> float:
-        """Return memory of PyTorch's FSDP for other layers: the next one's weights and the last one's gradients.
+        """Return the bytes that PyTorch's FSDP holds for two other layers: weights of one, gradients of the other.
 
-        Weights exist twice, in the gather buffer and copied out; gradients are copied into the reduction buffer, which
-        is freed one layer later (torch/distributed/fsdp, `_fsdp_collectives.py`).
+        The weights of the next layer exist twice, in the gather buffer and copied out. The gradients of the last layer
+        are in the reduction buffer, which is freed one layer later (torch/distributed/fsdp, `_fsdp_collectives.py`).
         """
         if not self.strategy.profile.flat_buffers:
             return 0.0
@@ -406,17 +418,17 @@ class _Step:
         return (2 * self.activations.narrow + 2 * summed) * self._weights(lambda _: True)
 
     def _gathered(self, elements: float) -> float:
-        """Return the bytes of some gathered weights of one layer; 0 below ZeRO-3, where parameters are kept whole."""
+        """Return the bytes of `elements` gathered weight elements; 0 below ZeRO-3, where parameters stay unsharded."""
         return self._whole(elements) if self.strategy.zero_stage == 3 else 0.0
 
     def _whole(self, elements: float) -> float:
-        """Return the bytes of weights in the compute dtype."""
+        """Return the bytes of `elements` elements in the compute dtype."""
         return self.activations.narrow * elements
 
     def _weights(self, is_one: Callable[[Matmul], bool]) -> float:
-        """Return the elements, per device, of the weights in a layer of each stack that `is_one` selects.
+        """Return the elements on one device of one layer's weights, for the matmuls that `is_one` selects.
 
-        Of stacks whose layers alternate only the largest counts: one layer's weights are live at a time.
+        Of stacks whose layers alternate, the one with most elements counts; other stacks are added up.
         """
         regions = self.activations.step.ops.forward
         return sum(
@@ -425,13 +437,13 @@ class _Step:
         )
 
     def _elements(self, ops: Iterable[Matmul]) -> float:
-        """Return the elements of the weights of some matmuls on one device."""
+        """Return the elements of the weights of some matmuls on one device, gathered over fsdp."""
         local = self.activations.step.extents.local_dims
         return sum(local((*op.experts, *op.inner, *op.columns)) for op in ops)
 
     @property
     def _logits_weight(self) -> float:
-        """Elements of the output head's weight."""
+        """Elements of the output head's weight on one device, gathered over fsdp."""
         return self._elements(self.activations.step.ops.forward[LOGITS].matmuls)
 
     @property
@@ -446,7 +458,7 @@ class _Step:
 
 
 def _makes_heads(op: Matmul) -> bool:
-    """Whether a matmul computes queries, keys or values; its gradients wait for those of attention."""
+    """Whether a matmul computes queries, keys or values."""
     return any(dim.letter == "K" for dim in op.columns)
 
 
@@ -456,15 +468,16 @@ def _is_mlp(op: Matmul) -> bool:
 
 
 def _batch_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
-    """Return the bytes of a step's batch on one device: text, and the reference's log-probabilities of pairs."""
+    """Return the bytes of a step's batch on one device: its text and, for DPO, the reference's log-probabilities."""
     rows = workload.sequences // mesh.degree(RULES["batch"])
     return _text_bytes(workload, mesh, strategy) + (4 * rows if workload.objective == "dpo" else 0)
 
 
 def _text_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
-    """Return the bytes of the text on one device: tokens, targets, positions if reordered, and weights of pairs.
+    """Return the bytes of a batch's text on one device: arrays of four bytes per token.
 
-    Packed rows have positions, segments and weights; a model without attention reads only the weights.
+    The arrays are tokens and targets, and positions if tokens are reordered. Packed rows add positions, segments and
+    loss weights, of which a model without attention reads only the weights. DPO adds an array of loss weights.
     """
     reads_positions = has_attention(workload.model)
     arrays = 2 + (workload.packed or is_zigzag(mesh, strategy)) * reads_positions

@@ -1,6 +1,6 @@
-"""Training state on a device: parameters, their float32 copies, optimizer moments; and gradients.
+"""Bytes of the training state on one device (parameters, float32 copies, optimizer moments) and of the gradients.
 
-ZeRO stages (arXiv:1910.02054) determine what fsdp shards.
+The ZeRO stage (arXiv:1910.02054) determines which of these arrays fsdp shards.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.step.model import Model
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import leaves, parameters
-from meshwright.description.step.passes.muon import dealt_matrices, matrices, short_and_long
+from meshwright.description.step.passes.muon import matrices, matrices_per_device, short_and_long
 from meshwright.description.step.passes.optimizer import factored_dims
 from meshwright.description.step.passes.pipeline import is_spmd_pipeline
 from meshwright.description.step.rules import RULES, local_parameter_shape, rules_of
@@ -26,32 +26,35 @@ from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
 
 MOMENTS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 1, "sgd": 0, "muon": 1}
-"""The number of arrays of a parameter's size that an optimizer keeps.
+"""The number of moment arrays of a parameter's size that each optimizer keeps.
 
-Lion has one (arXiv:2302.06675). So has Muon, and a second for parameters that AdamW updates. sgd has no momentum.
-Adafactor, also without momentum: see `factored_elements`.
+Lion: arXiv:2302.06675. Muon keeps a second moment for the parameters that AdamW updates in its place. sgd is without
+momentum. For Adafactor see `factored_elements`.
 """
 
 COUNTERS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 2, "adafactor": 2, "sgd": 1, "muon": 2}
-"""The number of Optax step counters, four bytes each: one of the schedule, one of each transformation with moments."""
+"""The number of Optax step counters of each optimizer, four bytes each.
+
+The learning-rate schedule has one, and each gradient transformation with moments has one.
+"""
 
 BLOCK_OF_8BIT = 256
-"""The number of elements per float32 scale in 8-bit moments (bitsandbytes, Adam8bit: blockwise quantization)."""
+"""The number of 8-bit moment elements that share a float32 scale (bitsandbytes, Adam8bit: blockwise quantization)."""
 
 TILE = (8, 128)
 """The rows and columns of the tiles to which a TPU pads a float32 array."""
 
 STATES = ("parameters", "master weights", "optimizer", "reference")
-"""The terms of `step_memory` that stay from step to step; all others are temporary."""
+"""The terms of `step_memory` that stay in memory from step to step; all others are temporary."""
 
 
 def states_bytes(memory: Mapping[str, int]) -> int:
-    """Return the bytes of a step's memory that stay from step to step."""
+    """Return the bytes that stay in memory from step to step; memory: bytes by term, from `step_memory`."""
     return sum(memory.get(name, 0) for name in STATES)
 
 
 def trained_elements(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
-    """Return the trained elements stored on one device; for a pipeline, on the fullest stage."""
+    """Return the number of trained parameter elements on one device; for a pipeline, on the fullest stage."""
     return States(workload, mesh, strategy).elements
 
 
@@ -64,11 +67,17 @@ def stored_elements(
     virtual_stages: int = 0,
     without: frozenset[str] = frozenset(),
 ) -> tuple[int, int]:
-    """Return the elements stored on one device: of layers, and of the ends (embedding table and output head).
+    """Return the numbers of parameter elements on one device: (of layers, of the embedding table and the output head).
 
-    mesh: without dp, which only replicates. For a pipeline: the stage with most layers, and the larger end. is_tiled:
-    padded to TPU tiles. virtual_stages: the number in a lockstep pipeline, whose stages share both ends and all hold
-    the dense layers before the MoE layers; 0 otherwise. without: paths of parameters to leave out.
+    For a pipeline they are those of the stage with most layers, and of the larger of table and head.
+
+    Args:
+        model: the model, padded for the mesh.
+        mesh: the mesh, with dp of 1.
+        is_tiled: whether arrays are padded to TPU tiles.
+        virtual_stages: chunks of layers per stage of a lockstep pipeline, whose stages shard table and head and all
+            hold the dense layers before the MoE layers; otherwise 0.
+        without: paths of parameters to leave out.
     """
     layers, ends = 0, [0]
     for path, parameter in leaves(parameters(model)):
@@ -81,15 +90,15 @@ def stored_elements(
             layers += size // parameter.num_layers * chunks * chunk_slots(parameter.num_layers, mesh.pp, chunks)
         else:
             ends.append(size // mesh.pp if virtual_stages and "vocab" in parameter.axes else size)
-    # Otherwise the embedding table is on the first stage, the output head on the last.
+    # In other pipelines the embedding table is on the first stage, the output head on the last.
     return layers, sum(ends) if mesh.pp == 1 or virtual_stages else max(ends)
 
 
 def tiled_elements(shape: tuple[int, ...]) -> int:
-    """Return the elements that an array takes up in a TPU's memory, with its dims padded to tiles.
+    """Return the number of elements that an array occupies in a TPU's memory, where two of its dims fill whole tiles.
 
-    The compiler lays out the two dims that waste least as the rows and columns of tiles; a dim of fewer than 8 rows
-    gets smaller tiles (openxla.org/xla/tiled_layout; read off the layouts of compiled steps).
+    The compiler chooses the two dims that need least padding as the rows and columns of tiles. If there are fewer than
+    8 rows, tiles are smaller (openxla.org/xla/tiled_layout; seen in the layouts of compiled steps).
     """
     rows, columns = TILE
     if len(shape) < 2:
@@ -108,10 +117,11 @@ def _filled(dim: int, tile: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def factored_elements(model: Model, mesh: MeshShape, without: frozenset[str] = frozenset()) -> int:
-    """Return the elements that Adafactor keeps on one device (arXiv:1804.04235, section 3): row and column means.
+    """Return the number of elements of Adafactor's state on one device (arXiv:1804.04235, section 3).
 
-    A parameter whose two largest dims are not both at least `FACTORED_FROM` has a full moment. An omitted moment has
-    one element. without: paths of parameters without state.
+    The second moment of a parameter is factored into means over rows and over columns, or kept in full if its two
+    largest dims are not both at least `FACTORED_FROM`. A moment that a parameter does not have takes one element in
+    Optax. without: paths of parameters without state.
     """
     count = 0
     for path, parameter in leaves(parameters(model)):
@@ -130,8 +140,8 @@ def factored_elements(model: Model, mesh: MeshShape, without: frozenset[str] = f
 class States:
     """Bytes of parameters, moments and gradients on one device.
 
-    is_tiled: whether arrays are padded to TPU tiles. "Elements" are of trained parameters; frozen ones have no
-    gradients and no moments.
+    Trained elements are the elements of trained parameters; frozen parameters have no gradients and no moments.
+    is_tiled: whether arrays are padded to TPU tiles.
     """
 
     workload: Workload
@@ -141,31 +151,31 @@ class States:
 
     @cached_property
     def stored(self) -> tuple[int, int]:
-        """Trained elements of the layers and of the ends (embedding table, output head), sharded over fsdp."""
+        """Numbers of trained elements on one device, sharded over fsdp: (of layers, of embedding table and head)."""
         return self._stored_on(without_copies(self.mesh), self.workload.frozen_paths)
 
     @property
     def elements(self) -> int:
-        """Trained elements, sharded over fsdp."""
+        """The number of trained elements on one device, sharded over fsdp."""
         return sum(self.stored)
 
     @cached_property
     def kept(self) -> int:
-        """Trained elements as they are kept from step to step: sharded over fsdp from ZeRO-1 on, else whole."""
+        """The number of trained elements that a device keeps from step to step, sharded over fsdp from ZeRO-1 on."""
         return sum(self._stored_on(self._kept_on, self.workload.frozen_paths))
 
     def _stored_on(self, mesh: MeshShape, without: frozenset[str]) -> tuple[int, int]:
-        """Return the elements of layers and of the ends on a mesh without dp, leaving out some parameters."""
+        """Return `stored_elements` of the model on a mesh with dp of 1, without the parameters at some paths."""
         virtual = self.strategy.virtual_stages if is_spmd_pipeline(self.mesh, self.strategy) else 0
         return stored_elements(self._model, mesh, is_tiled=self.is_tiled, virtual_stages=virtual, without=without)
 
     @property
     def frozen(self) -> float:
-        """Bytes of the frozen parameters as they are kept from step to step."""
+        """Bytes of the frozen parameters that one device keeps from step to step."""
         return self._frozen_bytes(self._kept_on)
 
     def _frozen_bytes(self, mesh: MeshShape) -> float:
-        """Return the bytes of the frozen parameters on a mesh without dp, each in its own dtype."""
+        """Return the bytes of the frozen parameters on one device of a mesh with dp of 1, each in its stored dtype."""
         workload, total = self.workload, 0.0
         if not workload.frozen_paths:
             return total
@@ -180,7 +190,7 @@ class States:
         return total + self._quantised_bytes(mesh)
 
     def _quantised_bytes(self, mesh: MeshShape) -> float:
-        """Return the bytes of quantised weights on a mesh without dp, with their scales."""
+        """Return the bytes of quantised weights and their scales on one device of a mesh with dp of 1."""
         total = 0.0
         for path, parameter in leaves(parameters(self._model)) if self.workload.quantize_base else ():
             if (base := self.workload.base_format(path, parameter)) is not None:
@@ -192,16 +202,16 @@ class States:
 
     @property
     def arguments(self) -> float:
-        """Bytes that a step takes as arguments: stored parameters, float32 copies, moments and counters."""
+        """Bytes of the training state that a step takes as arguments: parameters, float32 copies, moments, counters."""
         stored = self.kept * dtype_bytes(self.workload.param_dtype) + self.frozen
         return stored + self.master_weights + self.moments + 4 * COUNTERS[self.strategy.optimizer]
 
     @property
     def parameters(self) -> float:
-        """Bytes of the parameters.
+        """Bytes of the parameters on one device during a step, frozen ones included.
 
-        Below ZeRO-3 there are whole parameters in the compute dtype (of gradient accumulation, for lockstep stages)
-        next to the stored shards. ZeRO-0 has no shards.
+        With ZeRO-3 they are shards over fsdp, with ZeRO-0 unsharded. With ZeRO-1 and 2 they are the shards, and
+        unsharded copies in the compute dtype (in a lockstep pipeline, in the dtype of accumulated gradients).
         """
         degree, stage = self._shards, self.strategy.zero_stage
         frozen = self._frozen_bytes(without_copies(self.mesh))
@@ -216,14 +226,14 @@ class States:
 
     @property
     def master_weights(self) -> float:
-        """Bytes of the float32 copies that the optimizer updates, if parameters are narrower."""
+        """Bytes of the float32 copies that the optimizer updates; 0 if there are none."""
         if not self.strategy.master_weights or self.workload.param_dtype == "f32":
             return 0.0
         return 4.0 * self.kept
 
     @property
     def moments(self) -> float:
-        """Bytes of the optimizer's moments, with 8-bit scales and Adafactor's means."""
+        """Bytes of the optimizer's moments on one device, with the scales of 8-bit moments; factored for Adafactor."""
         name, updated = self.strategy.optimizer, "f32" if self.strategy.master_weights else self.workload.param_dtype
         each = dtype_bytes(self.strategy.moment_dtype or updated)
         if name == "adafactor":
@@ -237,20 +247,24 @@ class States:
 
     @property
     def dealt_matrices(self) -> float:
-        """Bytes of one parameter's matrices in Muon's update: before, after, and two of their squares."""
+        """Bytes per device that Muon's update needs for the parameter that needs most; 0 for other optimizers.
+
+        For each matrix: its values before and after a Newton-Schulz iteration, and two products [short, short].
+        """
         if self.strategy.optimizer != "muon":
             return 0.0
         each = dtype_bytes(self.workload.compute_dtype)
         most = 0.0
-        for parameter, count in dealt_matrices(self.workload, self.mesh, self.strategy):
+        for parameter, count in matrices_per_device(self.workload, self.mesh, self.strategy):
             short, long = short_and_long(parameter)
             most = max(most, each * count * (2 * short * long + 2 * short * short))
         return most
 
     def gradients(self, elements: float) -> float:
-        """Return the bytes of gradients of some stored elements, in the parameters' dtype; whole below ZeRO-2.
+        """Return the bytes per device of the gradients of `elements` parameter elements, counted as sharded over fsdp.
 
-        Over microbatches they are accumulated in the dtype of gradient reduction, if that is wider
+        Below ZeRO-2 gradients are unsharded, so a device has more of them. They have the parameters' dtype. Accumulated
+        over microbatches, they have the dtype of gradient reduction, if that is wider
         (execution/training/gradients.py).
         """
         each = dtype_bytes(self.workload.param_dtype)
@@ -260,7 +274,7 @@ class States:
 
     @property
     def _model(self) -> Model:
-        """The model as the mesh stores it."""
+        """The model with vocabulary and kv heads padded, so that the mesh divides them."""
         return padded(self.workload.model, self.mesh, rules_of(self.strategy))
 
     @property
@@ -276,13 +290,13 @@ class States:
 
     @property
     def _kept_on(self) -> MeshShape:
-        """The mesh with only the axes that shard the state kept from step to step."""
+        """The mesh with degree 1 on every axis that does not shard the state kept from step to step."""
         return without_copies(self.mesh) if self.strategy.zero_stage else _without_shards(self.mesh)
 
 
 @lru_cache(maxsize=1 << 14)
 def without_copies(mesh: MeshShape) -> MeshShape:
-    """Return the mesh of one replica of the parameters: dp is 1."""
+    """Return the mesh with dp of 1: the devices that hold one copy of the parameters."""
     return replace(mesh, dp=1)
 
 

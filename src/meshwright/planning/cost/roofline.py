@@ -15,33 +15,33 @@ from meshwright.description.hardware.system import System
 
 @dataclass(frozen=True)
 class OpTime:
-    """Time of an op at peak arithmetic and at peak memory bandwidth; they overlap, so the longer one counts."""
+    """Time of an op's flops and time of its memory traffic; both overlap, so the longer one is the op's time."""
 
     flops_seconds: float
     memory_seconds: float
 
     @property
     def seconds(self) -> float:
-        """Lower bound of the time. Without overlap the time would be the sum of both."""
+        """The op's time: the longer of compute and memory traffic."""
         return max(self.flops_seconds, self.memory_seconds)
 
     @property
     def bound(self) -> Literal["compute", "memory"]:
-        """The resource that determines the time."""
+        """The resource that determines the op's time."""
         return "compute" if self.flops_seconds >= self.memory_seconds else "memory"
 
 
 def op_seconds(flops: float, hbm_bytes: float, system: System, *, dtype: str = "bf16") -> OpTime:
-    """Return the time on one device of `flops` operations in a dtype that move `hbm_bytes` to and from memory.
+    """Return the roofline time on one device of `flops` operations that read and write `hbm_bytes` of memory.
 
-    Scaling book, roofline: T_math = flops / C, T_mem = bytes / W, at least the larger of the two. Raises if the chip
-    has no peak for the dtype.
+    T_math = flops / C and T_mem = bytes / W, at peak rates C and W (scaling book, roofline). Raises if the chip has no
+    peak for the dtype.
     """
     return OpTime(flops / system.peak(dtype), hbm_bytes / system.hbm_bytes_per_second)
 
 
 def intensity(flops: float, nbytes: float) -> float:
-    """Return flops per byte moved, in memory or over a network; infinite for 0 bytes."""
+    """Return flops per byte, of memory traffic or of a collective; infinite for 0 bytes."""
     return flops / nbytes if nbytes else math.inf
 
 
@@ -62,7 +62,7 @@ def network_intensity(system: System, bytes_per_second: float, *, dtype: str = "
 def matmul_bytes(
     rows: float, inner: float, columns: float, *, weight_dtype: str = "bf16", activation_dtype: str = "bf16"
 ) -> float:
-    """Return the bytes that [rows, inner] @ [inner, columns] reads and writes: both activations, the weight once."""
+    """Return the bytes of memory traffic of [rows, inner] @ [inner, columns]: input, weight and result once each."""
     activations = (rows * inner + rows * columns) * dtype_bytes(activation_dtype)
     return activations + inner * columns * dtype_bytes(weight_dtype)
 
@@ -78,9 +78,10 @@ def critical_batch(
     """Return the number of rows from which a matmul with a weight [D, F] is compute bound instead of memory bound.
 
     From 2 B D F / C = (s_w D F + s_a B (D + F)) / W: B = s_w / (2 W / C - s_a (1 / D + 1 / F)), infinite if the
-    activations alone exceed the memory bandwidth. s_w and s_a are bytes per element of weight and activations. Without
-    `dims`, D and F are taken as large: s_w C / (2 W) (scaling book, roofline, problems 1 to 3). compute_dtype: of the
-    arithmetic; the activations' dtype by default.
+    activations alone exceed the memory bandwidth. s_w and s_a are bytes per element of weight and activations.
+
+    dims: (D, F); if None they are taken as large: s_w C / (2 W) (scaling book, roofline, problems 1 to 3).
+    compute_dtype: dtype of the arithmetic; by default that of the activations.
     """
     bytes_per_flop = system.hbm_bytes_per_second / system.peak(compute_dtype or activation_dtype)
     room = 2 * bytes_per_flop

@@ -1,6 +1,6 @@
-"""Compute time of a device in each pass, as the sum of the time of every op.
+"""Compute time of one device in the forward, recompute and backward passes, as sums over the times of ops.
 
-A matmul takes `product_seconds` of its sizes; ops between matmuls are memory bound (`elementwise`).
+The time of a matmul depends on its sizes (`product_seconds`). Ops between matmuls are memory bound (`elementwise`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from meshwright.description.hardware.system import System
 from meshwright.description.step.blocks import program
 from meshwright.description.step.ir import Array, AttentionOp, ComputingOp, Elementwise, Extents, Matmul, Step
 from meshwright.description.step.layer import DotProduct, Linear
-from meshwright.description.step.passes.muon import ITERATIONS, dealt_matrices, matrix_products
+from meshwright.description.step.passes.muon import ITERATIONS, matrices_per_device, matrix_products
 from meshwright.description.step.passes.pipeline import (
     is_shared_before,
     pre_pipeline_stack,
@@ -48,7 +48,7 @@ from meshwright.record import Phase
 
 @dataclass(frozen=True)
 class PassSeconds:
-    """The seconds that one device computes in each pass of a step, without waiting for anything."""
+    """Seconds of one device's compute in each pass of a step, without communication and without idle time."""
 
     forward: float = 0.0
     recompute: float = 0.0
@@ -75,17 +75,17 @@ WEIGHT_AXES = tuple(dict.fromkeys(axis for name in ("kv_heads", "mlp", "vocab", 
 
 
 SPLITS = tuple(2**power for power in range(9))
-"""The numbers of matmuls into which a GPU library may split the gradient of a small kernel.
+"""The numbers of matmuls into which a GPU library may split the weight gradient of a small convolution kernel.
 
-Each matmul is over a part of the images; the results are added.
+Each matmul is over a part of the images; their results are added.
 """
 
 
 @dataclass(frozen=True)
 class LayerSeconds:
-    """Seconds of one layer's ops for one microbatch, each op compiled by itself.
+    """Seconds of one layer's ops for one microbatch on one device, each op compiled alone.
 
-    of_queries: both backward matmuls of the query projection (gradients of input and weight).
+    rest: all ops but attention. of_queries: the part of `rest` in the backward pass of the query projection.
     """
 
     attention: PassSeconds = NONE
@@ -122,7 +122,7 @@ def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, stra
 
 
 def layer_parts(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> dict[str, PassSeconds]:
-    """Return the seconds of one layer's `attention` and `rest` for one microbatch, each op compiled by itself."""
+    """Return the seconds of one layer's `attention` and `rest` for one microbatch, as sums of ops compiled alone."""
     found = _mean_layer(workload, mesh, system, strategy)
     return {"attention": found.attention, "rest": found.rest}
 
@@ -130,7 +130,7 @@ def layer_parts(workload: Workload, mesh: MeshShape, system: System, strategy: S
 def attention_seconds(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
 ) -> tuple[PassSeconds, float]:
-    """Return the seconds of one layer's attention for one microbatch, and of the query projection's backward."""
+    """Return (seconds of attention, seconds of the query projection's backward) of one layer for one microbatch."""
     found = _mean_layer(workload, mesh, system, strategy)
     return found.attention, found.of_queries
 
@@ -155,10 +155,11 @@ def _mean(parts: list[tuple[PassSeconds, int]]) -> PassSeconds:
 
 @dataclass(frozen=True)
 class _Timed:
-    """Seconds of one microbatch: of a layer of each stack, and of the logits.
+    """Seconds of one microbatch on one device.
 
-    shares: speed of each part of a layer inside a program, relative to its ops compiled alone. known: seconds of each
-    op, keyed by its work.
+    layers: seconds of one layer of each stack, by its name. ends: seconds of the logits and the loss. shares: speed of
+    `attention` and `rest` inside a compiled layer, relative to ops compiled alone. known: seconds of each op, by
+    `op.work`, an id that ops of equal cost share.
     """
 
     layers: dict[str, LayerSeconds]
@@ -167,13 +168,16 @@ class _Timed:
     known: Mapping[int, float]
 
     def layer(self, name: str) -> PassSeconds:
-        """Return the seconds of one layer inside the program of a step."""
+        """Return the seconds of one layer of a stack inside the compiled program of a step."""
         found = self.layers[name]
         return found.attention * (1 / self.shares["attention"]) + found.rest * (1 / self.shares["rest"])
 
 
 def _timed(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, *, share: int = 1) -> _Timed:
-    """Return the times of one microbatch, cached by the fields that matter, because a search needs each many times."""
+    """Return the times of one microbatch, cached by the arguments that determine them, for use in a search.
+
+    share: number of devices among which the tokens are further divided.
+    """
     tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches / share
     has_rows = any(isinstance(op, DotProduct) for op in program(workload.model).logits)
     rows = workload.tokens / strategy.num_microbatches if has_rows else None
@@ -182,13 +186,13 @@ def _timed(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
 
 @lru_cache(maxsize=1 << 14)
 def _weights_mesh(mesh: MeshShape) -> MeshShape:
-    """Return the mesh axes that split weights in use, such as tp, without those gathered before use, such as fsdp."""
+    """Return the mesh with degree 1 on every axis, such as fsdp, that does not split weights in matmuls."""
     return MeshShape(**{axis: mesh.degree(axis) for axis in WEIGHT_AXES})
 
 
 @lru_cache(maxsize=1 << 12)
 def _of_ops(strategy: Strategy) -> Strategy:
-    """Return the strategy without fields that do not change ops; num_microbatches is reduced to one or several."""
+    """Return the strategy with defaults in all fields that do not change ops; 2 stands for several microbatches."""
     return replace(
         strategy, num_microbatches=min(strategy.num_microbatches, 2), virtual_stages=1, schedule="1f1b", zero_stage=3
     )
@@ -198,10 +202,10 @@ def _of_ops(strategy: Strategy) -> Strategy:
 def _time(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, tokens: float, rows: float | None
 ) -> _Timed:
-    """Return the time of every op of one microbatch of `tokens` tokens on a device.
+    """Return the times of one microbatch of `tokens` tokens on a device.
 
-    mesh: only axes that split weights in use. rows: rows of a microbatch over all devices, for losses whose matmul
-    covers all of them; else None.
+    mesh: only with axes that split weights in matmuls. rows: rows of a microbatch over all devices, for losses with a
+    matmul over all these rows; else None.
     """
     step = train_step(workload, mesh, strategy)
     sizes = dict(step.extents.sizes) | {"B": tokens * mesh.degree(RULES["batch"]) / workload.seq_len}
@@ -210,7 +214,7 @@ def _time(
     if experts := workload.model.experts:
         sent = routed_tokens(workload, mesh) / sent_tokens(workload, mesh)
         sizes["R"] = tokens * mesh.ep * sent / experts.count
-    # Ops take the same time under every policy: those that save less recompute some of the forward pass.
+    # The time of an op is the same under every remat policy, so the times without recomputation are reused.
     plain = with_remat(workload, "none")
     known = dict(_time(plain, mesh, system, strategy, tokens, rows).known) if workload.remat != "none" else {}
     timer = OpTimer(step, Extents(sizes=sizes, mesh=mesh), workload.compute_dtype, system, strategy, known,
@@ -224,10 +228,10 @@ def _time(
 
 @dataclass(frozen=True)
 class OpTimer:
-    """Seconds of an op on one device, by kind.
+    """Computes the seconds of ops on one device.
 
-    dtype: dtype of matmuls. known: growing cache of seconds, keyed by `op.work`. is_grouped: matmuls of experts have
-    groups of any number of rows.
+    dtype: dtype of matmuls. known: cache of seconds, by `op.work`; it grows. is_grouped: whether the matmuls of experts
+    are grouped matmuls, with any number of rows per expert.
     """
 
     step: Step
@@ -239,7 +243,7 @@ class OpTimer:
     is_grouped: bool = False
 
     def ops(self, region: str) -> tuple[ComputingOp, ...]:
-        """Return the ops of a region that compute."""
+        """Return the matmuls, attention and elementwise ops of a region: a stack's name or `logits`; else ()."""
         found = self.step.ops.computing.get(region)
         return (*found.attention, *found.rest) if found else ()
 
@@ -249,7 +253,7 @@ class OpTimer:
         return LayerSeconds(self.passes(ops.attention), self.passes(ops.rest), self.passes(ops.of_queries).backward)
 
     def passes(self, ops: Iterable[ComputingOp]) -> PassSeconds:
-        """Return the seconds of some ops by pass."""
+        """Return the seconds of some ops, summed for each pass."""
         known, sums = self.known, {"forward": 0.0, "recompute": 0.0, "backward": 0.0}
         for op in ops:
             seconds = known.get(op.work)
@@ -269,21 +273,21 @@ class OpTimer:
                 return self._elementwise(op)
 
     def _matmul(self, op: Matmul) -> float:
-        """Return the seconds of a matmul or one of its gradients; a collective matmul is split into ring steps."""
+        """Return the seconds of a matmul, of a gradient of a matmul, or of a convolution."""
         if op.image:
             return self._convolution(op, op.image)
         rate = TPU_GROUPED_SHARE if op.experts and self.is_grouped and self.system.chip.kind == "tpu" else 1.0
         return self._dense(op) / rate
 
     def _dense(self, op: Matmul) -> float:
-        """Return the seconds of a matmul; for experts, as if all had equally many rows."""
+        """Return the seconds of a matmul or of one of its gradients; experts have equally many rows each."""
         local = self.extents.local_dims
         rows, inner, columns, count = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
-        if not rows:  # Of a state that a sequence of a single chunk does not have.
+        if not rows:  # A matmul with the states of earlier chunks, in a sequence of only one chunk.
             return 0.0
         rounded = (self.strategy.matmul_dtype if op.is_rounded else None) or self.dtype
-        # A ring has a step per shard of tp; on a torus each step sends and multiplies the two halves of a shard
-        # separately.
+        # A collective matmul has a ring step for each shard over tp. On a torus each step sends and multiplies the two
+        # halves of a shard separately.
         tp = self.extents.mesh.tp
         steps = tp * (2 if self.system.chip.kind == "tpu" else 1) if op.is_ring and tp > 1 else 1
         if op.role == "result":
@@ -296,17 +300,17 @@ class OpTimer:
             )
         # int8 training computes the gradients of weights without int8 (`models.quantised.products`).
         dtype = self.dtype if rounded == "int8" else rounded
-        # Matmuls that add to the residual stream accumulate their weight gradient over ring steps; others have the
-        # whole input.
+        # Matmuls that add to the residual stream accumulate their weight gradient over ring steps. Others compute it at
+        # once, from the gathered input.
         sums = steps if op.is_summed else 1
         return count * sums * product_seconds(inner, rows / sums, columns, system=self.system, dtype=dtype)
 
     def _convolution(self, op: Matmul, image: Array) -> float:
         """Return the seconds of a convolution as a matmul (implicit GEMM, arXiv:1410.0759).
 
-        A row of the left operand is the window of a filter, so each pixel occurs in many rows, but moves from memory
-        once. GPU libraries split the sum over images for the gradient of a small kernel into several matmuls with
-        float32 results, which are added.
+        A row of the left operand is one window of the image. A pixel is in many windows, but is read from memory once.
+        GPU libraries split the weight gradient of a small kernel into several matmuls over parts of the images; their
+        float32 results are added.
         """
         local, moved = self.extents.local_dims, self.convolution_bytes(op, image)
         rows, inner, columns = local(op.rows), local(op.inner), local(op.columns)
@@ -328,7 +332,7 @@ class OpTimer:
         )
 
     def convolution_bytes(self, op: Matmul, image: Array) -> float:
-        """Return the bytes of a convolution: image once (without pixels that the stride skips), kernel and result."""
+        """Return the bytes that a convolution reads and writes: image (without skipped pixels), kernel and result."""
         local = self.extents.local_dims
         rows, inner, columns = local(op.rows), local(op.inner), local(op.columns)
         seen = min(self.extents.local(image), rows * inner)
@@ -341,10 +345,10 @@ class OpTimer:
     def _cast(
         self, dtype: str, rows: float, weights: float, inner: float, columns: float, *, is_forward: bool
     ) -> float:
-        """Return the seconds of rounding a matmul's operands to 8 bits.
+        """Return the seconds of rounding the operands of a matmul [rows, inner] @ [inner, columns] to 8 bits.
 
-        In backward, the casts for both gradient matmuls are charged to the input gradient. In fp8 each operand is read
-        for its maximum, read again and written narrow (torchao, float8 training).
+        In fp8 each operand is read for its maximum, then read again and written in 8 bits (torchao, float8 training).
+        weights: elements of the weight. is_forward: if False, the rounding for both gradient matmuls is included.
         """
         if self.strategy.profile.fused_casts:
             return 0.0
@@ -356,7 +360,7 @@ class OpTimer:
         return 0.0
 
     def _attention(self, op: AttentionOp) -> float:
-        """Return the seconds of attention, fused or with scores through memory."""
+        """Return the seconds of attention in the phase of `op`, fused or with scores written to memory."""
         if op.is_of_chunks:
             return 0.0
         seq_len = self.extents.sizes["S"]
@@ -374,9 +378,9 @@ class OpTimer:
         return forward * op.qk_dim / (op.qk_dim + op.value_dim) if op.is_scores_alone else forward
 
     def _scores(self, op: AttentionOp, pairs: float, seq_len: float) -> tuple[float, float]:
-        """Return the forward and backward seconds of attention whose scores go through memory.
+        """Return (forward seconds, backward seconds) of attention that writes its scores to memory.
 
-        The matmuls are [s, h] @ [h, s] and [s, s] @ [s, h] for each head, in one batch.
+        The matmuls are [s, h] @ [h, s] and [s, s] @ [s, h], batched over heads. pairs: query-key pairs of all heads.
         """
         dtype, size = self.dtype, dtype_bytes(self.dtype)
         heads = pairs / seq_len**2
@@ -386,7 +390,7 @@ class OpTimer:
             products += product_seconds(
                 heads * seq_len, inner, columns, system=self.system, dtype=dtype, moved_bytes=moved
             )
-        # Each of the two matmuls has two gradient matmuls, less those that no gradient needs.
+        # Each of the two matmuls has up to two gradient matmuls: those that a trained operand needs.
         forward, backward = products, products * len(op.gradient_products) / 2
         for each in softmax_passes(fuses=self.strategy.profile.fused_elementwise, dropout=self.strategy.dropout > 0):
             forward += self._pass(pairs, each.forward_bytes, each.forward_kernels)
@@ -394,7 +398,7 @@ class OpTimer:
         return forward, backward
 
     def _elementwise(self, op: Elementwise) -> float:
-        """Return the seconds of an elementwise op: a pass over memory."""
+        """Return the seconds of an elementwise op, which reads and writes memory."""
         elements = sum(self.extents.local(array) for array in op.arrays)
         if op.kind == "accumulate":
             if self.strategy.profile.fused_accumulation:
@@ -411,43 +415,48 @@ class OpTimer:
         return self._pass(elements, each.forward_bytes, each.forward_kernels)
 
     def _pass(self, elements: float, nbytes: float, kernels: int) -> float:
-        """Return the seconds of kernels that would move `nbytes` per element in a 2-byte dtype."""
+        """Return the seconds of `kernels` kernels, which together read and write `nbytes` per element of an array.
+
+        elements: the array's size. nbytes: for elements of 2 bytes; scaled for other dtypes.
+        """
         launch = launch_seconds(self.system)
         scale = dtype_bytes(self.dtype) / 2
         return kernels * launch + self._hbm(scale * nbytes * elements)
 
     def _hbm(self, nbytes: float) -> float:
-        """Return the seconds of moving bytes to and from memory, at the achieved bandwidth."""
+        """Return the seconds of reading and writing `nbytes` of memory, at the achieved bandwidth."""
         return nbytes / (HBM_SHARE * self.system.hbm_bytes_per_second)
 
 
 def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> float:
-    """Return the time of the gradient norm and of the optimizer: in one pass, or op by op as in PyTorch's foreach.
+    """Return the seconds of the gradient norm and of the optimizer's update on one device.
 
-    Includes the matmuls of Muon, which is assumed to read and write as much as AdamW.
+    The ops are fused, or run one by one as in PyTorch's foreach. Every optimizer is assumed to read and write as much
+    as AdamW; Muon's matmuls are added.
     """
     states = trained_elements(workload, mesh, strategy) * dtype_bytes(workload.param_dtype)
     passes = UPDATE_PASSES if strategy.profile.fused_elementwise else UPDATE_PASSES_ONE_BY_ONE
     products = 0.0
     if strategy.optimizer == "muon":
         dtype = workload.compute_dtype
-        for parameter, count in dealt_matrices(workload, mesh, strategy):
+        for parameter, count in matrices_per_device(workload, mesh, strategy):
             each = sum(product_seconds(*sizes, system=system, dtype=dtype) for sizes in matrix_products(parameter))
             products += count * ITERATIONS * each
     return passes * states / (HBM_SHARE * system.hbm_bytes_per_second) + products
 
 
 def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> dict[Phase, float]:
-    """Return the time, by phase, of copying weights out of gather buffers, and gradients into reduction buffers.
+    """Return the seconds per step, by phase, of copies out of and into the buffers of collectives.
 
-    The copies are on the compute stream, so nothing hides them. Each element of a buffer is read and written once.
+    Weights are copied out of the buffers of all-gathers, gradients into those of reduce-scatters. Empty if the
+    framework makes no such copies. They do not overlap with compute. Each element of a buffer is read and written once.
     Frameworks with lists of shards make one copy per group member, and zero the array before a gather.
     """
     if not (strategy.profile.flat_buffers or strategy.profile.shard_lists):
         return {}
     narrow = dtype_bytes(workload.compute_dtype)
     wide = dtype_bytes(strategy.gradient_dtype or workload.compute_dtype)
-    # A gathered weight is read and written; a gradient is read narrow and written in the dtype of its sum.
+    # A gathered weight is read and written; a gradient is read in the compute dtype and written in that of its sum.
     factors, launch = {"all-gather": 2.0, "reduce-scatter": 1 + narrow / wide}, 0.0
     if strategy.profile.shard_lists:
         factors = {"all-gather": 3.0, "reduce-scatter": 2.0}

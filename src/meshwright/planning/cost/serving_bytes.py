@@ -1,4 +1,4 @@
-"""The memory of a server's device: weights, KV cache and the activations of a step; and how large a batch fits."""
+"""Memory of a server on one device: weights, KV cache and activations of a step; and the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from meshwright.planning.cost.kv_cache import paged_cache_bytes
 
 
 def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[str, int]:
-    """Return bytes per device by term, on the fullest device with all sequences at full length, and the sum, `peak`."""
+    """Return the bytes on the fullest device if all sequences have full length, by term, and their sum, `peak`.
+
+    batch: sequences over all devices. The terms are `weights`, `cache`, `activations` and, for LoRA, `adapters`.
+    """
     step = serve_step(serving, layout, batch)
     terms = {
         "weights": weight_bytes(serving, layout),
@@ -33,11 +36,11 @@ def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[
 
 
 def serving_argument_bytes(serving: Serving, layout: ServingLayout, batch: int) -> int:
-    """Return the bytes per device of a step's arguments: weights and, for a server, the cache and integers of the step.
+    """Return the bytes of a step's arguments on one device: weights, integers and, for a server, the KV cache.
 
-    For whole prompts the integers are the tokens and the length of each prompt. For a server they are one replicated
-    array, with a row per sequence: a token, the first page and the page table of each window, and eight more columns
-    (`serving.engine.programs.Columns`); and each sequence's newest token.
+    In a step over whole prompts, the integers are the tokens and the length of each prompt. For a server they are each
+    sequence's newest token, and a replicated array with one row per sequence: its tokens of the step, the first page
+    and the page table for each attention window, and eight more columns (`serving.engine.programs.Columns`).
     """
     memory = serving_memory(serving, layout, batch)
     if not serving.is_paged:
@@ -48,7 +51,7 @@ def serving_argument_bytes(serving: Serving, layout: ServingLayout, batch: int) 
 
 
 def weight_bytes(serving: Serving, layout: ServingLayout) -> float:
-    """Return the bytes of the weights on one device; norms and biases have the activations' dtype."""
+    """Return the bytes of the weights on one device, without adapters; norms and biases have the activations' dtype."""
     elements = _elements(serving.model, layout.mesh)
     return elements["matrix"] * dtype_bytes(serving.weight_dtype) + elements["vector"] * dtype_bytes(
         serving.activation_dtype
@@ -61,7 +64,7 @@ def adapter_bytes(serving: Serving, layout: ServingLayout) -> float:
 
 
 def most_sequences(serving: Serving, layout: ServingLayout, usable_bytes: float, at_most: int) -> int:
-    """Return how many sequences per group of devices fit together with the weights, up to `at_most`; 0 if none fits."""
+    """Return how many sequences per group of devices fit in memory, up to `at_most`; 0 if none fits."""
 
     def fits(sequences: int) -> bool:
         return serving_memory(serving, layout, sequences * layout.num_groups)["peak"] <= usable_bytes
@@ -83,7 +86,7 @@ def last_true(holds: Callable[[int], bool], at_most: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def _elements(model: ModelConfig, mesh: MeshShape) -> Counter[str]:
-    """Return the elements of a device's matrices, of its adapters, and of its norms and biases (vector)."""
+    """Return the elements on one device of `matrix` weights, of `vector` weights (norms, biases) and of `adapter`s."""
     sizes = Counter[str]()
     for path, parameter in leaves(parameters(padded(model, mesh, SERVING_RULES))):
         shape = local_parameter_shape(parameter, mesh=mesh, rules=SERVING_RULES, what=path)
@@ -93,7 +96,7 @@ def _elements(model: ModelConfig, mesh: MeshShape) -> Counter[str]:
 
 
 def _activation_bytes(step: ServeStep, serving: Serving) -> float:
-    """Return the bytes of the activations of the largest layer, and of the logits of the last tokens."""
+    """Return the bytes on one device of the largest layer's activations and of the last tokens' logits."""
     widths = {"compute": dtype_bytes(serving.activation_dtype), "float32": 4}
     sizes = {
         name: sum(widths[array.width] * step.extents.local(array) for array in arrays)

@@ -1,4 +1,4 @@
-"""The time of a server's step on a mesh, term by term: one token of every sequence, or the prompts of one batch."""
+"""Time of a server's step on a mesh, by term. A step generates a token of each sequence, or processes whole prompts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from meshwright.record import Bound, Collective
 BUSY_ROWS = 512
 """The number of rows from which a matmul with bf16 weights is compute bound.
 
-With fewer rows it takes as long as reading the weights, which is counted separately, in the stored dtype.
+With fewer rows its flops are timed at the efficiency of this many rows, and reading its weights takes longer.
 """
 
 BOUNDS: Mapping[str, Bound] = {
@@ -38,15 +38,17 @@ BOUNDS: Mapping[str, Bound] = {
     "attention": "compute",
     "communication": "communication",
 }
-"""The resource that limits each term of a step."""
+"""The resource that limits each term of a step's time."""
 
 
 @dataclass(frozen=True)
 class ServingStep:
-    """Seconds of a step by term, and of its collectives.
+    """Seconds of a server's step on one device.
 
-    Terms are those of `BOUNDS`. `weights`: matmuls bound by reading weights; `products`: compute-bound matmuls; `cache`
-    and `attention`: likewise for attention. Collectives are not hidden: the next matmul needs their result.
+    breakdown_seconds: seconds by term; the terms are the keys of `BOUNDS`. `products` are compute-bound matmuls,
+    `weights` matmuls bound by reading weights; `attention` is compute-bound attention, `cache` attention bound by
+    reading the cache. moves: (collective, its seconds). Collectives do not overlap with compute: the next matmul needs
+    their result.
     """
 
     breakdown_seconds: Mapping[str, float]
@@ -72,7 +74,7 @@ class ServingStep:
 
 
 def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: MeshPlacement) -> ServingStep:
-    """Return the time of a step of `batch` sequences, all at full length.
+    """Return the times of a step of `batch` sequences, over all groups of devices, all at full length.
 
     laid: the layout's mesh, laid over its system (`hardware.fabric.lay_mesh`).
     """
@@ -109,10 +111,10 @@ def serving_flops(serving: Serving, batch: int) -> float:
 def serving_device_flops(
     serving: Serving, layout: ServingLayout, batch: int, *, keys: float | None = None, logits: int = 1
 ) -> float:
-    """Return the flops of a step on the fullest device: of matmuls with weights, and of attention to its whole cache.
+    """Return the flops on the fullest device of a step's matmuls with weights and of its attention to the whole cache.
 
-    keys: keys per query, masked ones included; by default only unmasked ones. logits: number of times that the output
-    head is counted.
+    keys: keys per query, masked ones included; by default only unmasked ones. logits: how often the output head is
+    counted.
     """
     step = serve_step(serving, layout, batch)
     extents = step.extents if keys is None else replace(step.extents, sizes={**step.extents.sizes, "keys": keys})
@@ -123,15 +125,15 @@ def serving_device_flops(
 
 
 def batch_of_equal_reads(serving: Serving, layout: ServingLayout) -> float:
-    """Return the batch at which a device reads as many bytes of the cache as of weights."""
+    """Return the batch, over all devices, at which a device reads as many bytes of cache as of weights in a step."""
     return layout.num_groups * weight_bytes(serving, layout) / mean_cache_bytes(serving, layout)
 
 
 def compute_bound_batch(serving: Serving, layout: ServingLayout, system: System) -> float:
-    """Return the batch from which matmuls with weights take longer than reading them, both at their full rate.
+    """Return the batch, over all devices, from which matmuls take longer than reading their weights, at full rates.
 
-    It is s_w C / (2 W) for each group of devices that reads its weights (`critical_batch`). With E experts, k of them
-    active, it is E / (k ep) times as large.
+    It is s_w C / (2 W) sequences for each group of devices that has a copy of the weights (`critical_batch`). With E
+    experts, k of them active, it is E / (k ep) times as large.
     """
     rows = critical_batch(system, weight_dtype=serving.weight_dtype, compute_dtype=serving.compute_dtype)
     sizes = model_step(serving, 1).extents.sizes
@@ -152,10 +154,10 @@ def prefill_servers(*, prefill_seconds: float, step_seconds: float, batch: float
 def product_time(
     rows: float, inner: float, columns: float, count: float = 1, *, system: System, serving: Serving
 ) -> OpTime:
-    """Return the time of `count` matmuls at the efficiency of their size, and of reading their weights.
+    """Return the time of the flops and of the memory traffic of `count` matmuls [rows, inner] @ [inner, columns].
 
-    HBM delivers its achieved bandwidth. On GPUs reading begins with one launch for all `count`; the arithmetic
-    efficiency includes a launch.
+    Flops are timed at the efficiency of the size, bytes at the achieved bandwidth. On GPUs flops include launches, and
+    the memory traffic of all `count` matmuls one launch.
     """
     dtype = serving.compute_dtype
     share = product_efficiency(system, max(rows, BUSY_ROWS), inner, columns, dtype=dtype)
@@ -168,7 +170,7 @@ def product_time(
 
 
 def _matmul_shapes(step: Step) -> dict[tuple[float, float, float, float], float]:
-    """Return a device's matmuls with weights as (rows, inner, columns, experts), and how often a step has each."""
+    """Return how often a step has each size of matmul on one device, by size: (rows, inner, columns, experts)."""
     local, counts = step.extents.local_dims, dict[tuple[float, float, float, float], float]()
     for op in step.ops.matmuls:
         shape = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
@@ -182,9 +184,9 @@ def _attention_flops(op: AttentionOp, extents: Extents) -> float:
 
 
 def _attention_time(step: Step, serving: Serving, system: System) -> OpTime:
-    """Return the time of attention over all layers: its matmuls, and for single tokens reading the cache.
+    """Return the time of attention over all layers on one device, for its flops and for reading the cache.
 
-    Prompts use a fused kernel that skips masked scores.
+    Whole prompts use a fused kernel that skips masked scores, and read no cache.
     """
     flops = read = 0.0
     for op in step.ops.attention:
@@ -212,7 +214,7 @@ def _elementwise_seconds(step: Step, serving: Serving, system: System) -> float:
 
 
 def _collectives(step: Step, serving: Serving) -> Iterator[Collective]:
-    """Yield the collectives of a step."""
+    """Yield the collectives of a step, in bytes per device and step."""
     widths: dict[Width, float] = {"compute": dtype_bytes(serving.activation_dtype), "float32": 4}
     for op in step.communication:
         count = step.repeats[op.region.name].useful

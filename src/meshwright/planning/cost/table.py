@@ -1,7 +1,7 @@
-"""Table of a step's ops: one row per matmul, with its collectives, and per collective that belongs to no matmul.
+"""Table of a step's ops: a row for each matmul with its collectives, and for each collective that has no matmul.
 
-`X[B_dp, S, D] @ Wquery[D_fsdp, K_tp, G, H] -> query[B_dp, S, K_tp, G, H]`: an array is shown as matmuls use it; a
-weight that is gathered for the matmul, and a gradient that is reduce-scattered after it, as stored.
+A matmul is shown as `X[B_dp, S, D] @ Wquery[D_fsdp, K_tp, G, H] -> query[B_dp, S, K_tp, G, H]`: arrays as the matmul
+uses them; a weight that is gathered for it, and a gradient that is reduce-scattered after it, as stored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.train import train_step
 from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
-from meshwright.planning.cost.comm_volume import priced_collectives
+from meshwright.planning.cost.comm_volume import sized_collectives
 from meshwright.planning.cost.flops import AttentionProduct, attention_products, scores_share
 from meshwright.planning.cost.rates.collective import collective_seconds
 from meshwright.planning.cost.roofline import intensity, op_seconds
@@ -47,14 +47,14 @@ LETTERS = (
 """Meaning of the letters in the notation."""
 
 HALVES = 2
-"""The number of parts of a halved sequence.
+"""The number of parts into which attention may split a sequence.
 
-The first part attends to no key of the second, so three matmuls of four are computed.
+Queries of the first part attend to no key of the second, so three of the four matmuls between parts are computed.
 """
 
 
 class LocalProduct(NamedTuple):
-    """A matmul on one device, in local sizes: `repeats` times [rows, inner] @ [inner, columns]."""
+    """A batched matmul on one device, in local sizes: `repeats` times [rows, inner] @ [inner, columns]."""
 
     repeats: float
     rows: float
@@ -68,26 +68,28 @@ class LocalProduct(NamedTuple):
 
     @property
     def operands(self) -> float:
-        """Elements of both operands."""
+        """The number of elements of both operands, over all repeats."""
         return self.repeats * self.inner * (self.rows + self.columns)
 
     @property
     def result(self) -> float:
-        """Elements of the result."""
+        """The number of elements of the result, over all repeats."""
         return self.repeats * self.rows * self.columns
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpRow:
-    """One row: an op with its time on one device, at full rate.
+    """One row of the table: an op on one device, with times at full rate.
 
     Attributes:
-        times, times_recomputed: executions per step, and additional ones for backward; over pp the mean of the stages.
-        product: the matmul's local sizes; None for a collective's own row.
+        times: executions per step; over pp the mean of the stages.
+        times_recomputed: executions per step that recompute the op for backward.
+        product: the matmul's local sizes; None for a collective without a matmul.
         memory: flops per byte of HBM traffic.
         network: flops per byte of the op's longest collective.
-        network_wanted: flops of the chip in the time of one such byte; below this, `network` is communication bound.
-        collectives: the op's collectives, with bytes and seconds of all executions.
+        network_wanted: flops that the chip executes in the time of one byte of this collective. If `network` is lower,
+            the collective takes longer than the matmul.
+        collectives: the op's collectives, with bytes and seconds of all executions in a step.
     """
 
     name: str
@@ -115,7 +117,7 @@ class OpRow:
 
     @property
     def single_collectives(self) -> tuple[Collective, ...]:
-        """The collectives with bytes and seconds of one execution; recomputed ones are counted with the first."""
+        """The collectives with bytes and seconds of one execution each; equal collectives of several phases are one."""
         found: dict[tuple[str, tuple[str, ...], str, int], Collective] = {}
         for move in self.collectives:
             each = round(move.bytes / move.count)
@@ -128,16 +130,16 @@ class OpRow:
 
 
 def op_table(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> tuple[OpRow, ...]:
-    """Return every matmul and collective of a step, in forward order.
+    """Return a row for each matmul of a step and for each collective without a matmul, in forward order.
 
-    The rows' flops add up to `step_flops`, their collectives to the executed `step_collectives`. Recomputation is
-    counted with the first execution.
+    The rows' flops add up to `step_flops`, their collectives to the executed `step_collectives`. A recomputed matmul is
+    counted in the row of the forward pass.
     """
     return _Table(workload, mesh, system, strategy).rows()
 
 
 _Place = tuple[str, str, str, Phase]
-"""The position of a matmul in a step: its region, name, role and phase."""
+"""What identifies a matmul of a step: (region, name, role, phase)."""
 
 
 class _Table:
@@ -151,9 +153,9 @@ class _Table:
         self.products = {_place(op) for op in self.step.ops.matmuls}
         self.collectives: dict[_Place, list[Collective]] = {}
         self.alone: list[tuple[Communicate, Collective]] = []
-        moves = priced_collectives(self.step.communication, self.step, workload, strategy, "executed")
+        moves = sized_collectives(self.step.communication, self.step, workload, strategy, "executed")
         for op, move in moves:
-            # All runs, at the full rate of the links.
+            # Seconds are those of all runs, at the full rate of the links.
             once = collective_seconds(move.kind, move.bytes / move.count, self.layout.placement(move.axes))
             timed = replace(move, seconds=once.seconds * move.count)
             if (place := self._owner(op)) is None:
@@ -163,7 +165,7 @@ class _Table:
                 self.collectives.setdefault(place, []).append(replace(timed, array=name))
 
     def rows(self) -> tuple[OpRow, ...]:
-        """Return the rows; what backward recomputes is added to the first row of the same op."""
+        """Return the rows; equal ops share a row, and a recomputed op is added to the row of its forward op."""
         found: dict[tuple[str, str, bool], OpRow] = {}
         for row in self._each():
             key = row.name, row.notation, row.phase == "backward"
@@ -178,7 +180,7 @@ class _Table:
         return tuple(found.values())
 
     def _each(self) -> Iterator[OpRow]:
-        """Yield a row for each op, in order."""
+        """Yield a row for each matmul and each collective without one, in step order, recomputed ops included."""
         alone = {id(op): (op, move) for op, move in self.alone}
         for op in (*self.step.ops.ops, *self.step.stages):
             match op:
@@ -192,7 +194,7 @@ class _Table:
                     pass
 
     def _owner(self, op: Communicate) -> _Place | None:
-        """Return the matmul whose weight or gradient a collective communicates; None if it has its own row."""
+        """Return the matmul whose weight or gradient a collective sends; None if the collective has its own row."""
         if not op.of_weight:
             return None
         region = op.region.name
@@ -229,7 +231,7 @@ class _Table:
         return self._priced(row, dtype)
 
     def _attention(self, op: AttentionOp) -> Iterator[OpRow]:
-        """Yield the rows of attention's two matmuls; in a halved sequence each is three matmuls between halves."""
+        """Yield the rows of attention's matmuls; if the sequence is split in halves, each row counts three matmuls."""
         is_fused = self.strategy.attention != "scores"
         parts = HALVES if scores_share(self.workload, self.mesh, self.strategy) < 1 else 1
         each = parts * (parts + 1) // 2
@@ -259,12 +261,15 @@ class _Table:
             yield self._priced(row, self.workload.compute_dtype, moved)
 
     def _times(self, region: Region) -> float:
-        """Return how often a device runs the ops of a region in a step, as the mean over pipeline stages."""
+        """Return how often a device runs the ops of a region per step; over pp the mean of the stages."""
         repeat: Repeat = self.step.repeats[region.name]
         return repeat.once if region.is_once else repeat.mean
 
     def _priced(self, row: OpRow, dtype: str, elements: float | None = None) -> OpRow:
-        """Add intensities and bound to a matmul; elements: HBM traffic, if it differs from the operands and result."""
+        """Return the row of a matmul with its intensities and bound.
+
+        elements: the number of elements of HBM traffic; None for those of operands and result.
+        """
         assert row.product
         moved = row.product.operands + row.product.result if elements is None else elements
         nbytes = moved * dtype_bytes(self.workload.compute_dtype)
@@ -284,12 +289,12 @@ class _Table:
 
 
 def _place(op: Matmul) -> _Place:
-    """Return the position of a matmul."""
+    """Return the key of a matmul."""
     return op.region.name, op.name, op.role, op.phase
 
 
 def _move(op: Communicate, move: Collective) -> OpRow:
-    """Return the row of a collective that belongs to no matmul."""
+    """Return the row of a collective without a matmul."""
     if op.region.name == UPDATE:
         return OpRow(name=UPDATE, phase=op.phase, notation=op.array.name, times=move.count, collectives=(move,))
     is_gradient = op.phase == "backward"
@@ -320,7 +325,10 @@ def _added_up(moves: Iterable[Collective]) -> tuple[Collective, ...]:
 
 
 def _matmul_notation(op: Matmul, *, is_stored: bool) -> Einsum:
-    """Return a matmul with a weight in the notation, the weight as stored or as used."""
+    """Return a matmul with a weight in the notation.
+
+    is_stored: show the weight, or its gradient, with its stored sharding.
+    """
     used = {dim.letter: dim for dim in (*op.experts, *op.inner, *op.columns)}
     letters = [dim.letter for dim in op.stored or (*op.columns, *op.inner)]
     weight = op.stored if is_stored else tuple(used[letter] for letter in letters)
@@ -374,5 +382,5 @@ def _gradient(array: ShardedArray) -> ShardedArray:
 
 
 def _weight_name(path: str, *, is_gradient: bool = False) -> str:
-    """Return a weight's name in the notation."""
+    """Return a weight's name in the notation: `Wquery` for `layers.query`, `dWquery` for its gradient."""
     return f"{'d' if is_gradient else ''}W{path.rpartition('.')[2]}"

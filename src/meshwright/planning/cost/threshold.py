@@ -1,8 +1,9 @@
-"""Sizes from which a matmul is compute bound, in terms of its dims: `M_x > 5100`.
+"""Conditions under which a matmul is compute bound, in terms of its local dims: `M_x > 5100`.
 
-The flops of a local matmul are 2 times the product of its local dims, the bytes of an array the product of the array's
-local dims times bytes per element. So flops per byte is a product of dims: 2·B·M_x·E / (2·B·E) = M_x. It is compared
-with the flops that the chip does in the time a byte takes (MaxText's sharding guide calls both arithmetic intensity).
+The flops of a local matmul are 2 times the product of its local dims. The bytes of an array are the product of the
+array's local dims times bytes per element. So flops per byte are a ratio of dims: 2·B·M_x·E / (2·B·E) = M_x. The matmul
+is compute bound if this ratio exceeds the flops that the chip executes in the time of one byte (MaxText's sharding
+guide calls both numbers arithmetic intensity).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from meshwright.description.notation.legality import Sizes
 from meshwright.description.notation.steps import Multiply
 
 LocalDims = Mapping[str, tuple[str, ...]]
-"""The mesh axes that split each dim, and so determine the part that one device holds."""
+"""The mesh axes that split each dim, by dim: `{"M": ("X",)}` for the local dim `M_x`."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,9 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Inequality:
-    """The condition that one sum of ratios exceeds another.
+    """The condition that one sum of ratios is larger than another.
 
-    As text it has the bare number on the right: `M_x > 5100`, `X_y < 1`.
+    As text, a side without dims is on the right: `M_x > 5100`, `X_y < 1`.
     """
 
     larger: tuple[Ratio, ...]
@@ -54,9 +55,9 @@ class Inequality:
 class Threshold:
     """Condition under which matmuls are compute bound: their flops take longer than memory or network traffic.
 
-    condition: against a network, it assumes links used both ways, as in rings of very many chips. here: the condition
-    on the actual links, if it differs by a percent; else None. links: the links that determine the time of the
-    collectives.
+    against: the kind of traffic. condition: the inequality; for network traffic it assumes links used in both
+    directions, as in rings of very many chips. here: the inequality for the actual links; None if it differs by less
+    than a percent. links: the actual links that determine the time of the collectives.
     """
 
     against: Literal["memory", "network"]
@@ -89,11 +90,11 @@ def flops_per_byte(product: Multiply, array: ShardedArray, sizes: Sizes) -> Rati
 def inequality(
     products: tuple[Multiply, ...], arrays: Sequence[tuple[ShardedArray, float]], sizes: Sizes
 ) -> Inequality:
-    """Return the condition for matmuls to take longer than the bytes of the arrays: `M_x > 5100`.
+    """Return the condition under which local matmuls take longer than reading, writing or sending local arrays.
 
-    Each array comes with the chip's flops in the time of one of its bytes. With one matmul and one array the condition
-    is a bound on dims (`0.125 > 2550`, never true, if all dims cancel); with several arrays it is `5100/M_x + 2550/B_y
-    < 1`; with several matmuls both sides are written in full.
+    arrays: (array, flops that the chip executes in the time of one byte of it). With one matmul and one array, the
+    condition is a bound on dims: `M_x > 5100`, or `0.125 > 2550`, which is never true, if all dims cancel. With several
+    arrays it is `5100/M_x + 2550/B_y < 1`. With several matmuls both sides are written in full.
     """
     first, *others = products
     if others:
@@ -125,7 +126,7 @@ def say_threshold(threshold: Threshold) -> str:
 
 
 def _operations(product: Multiply) -> int:
-    """Return the flops for each index of all dims: 2 (multiply and add), or 1 if no dim is contracted."""
+    """Return the flops per combination of indices: 2 (multiply and add), or 1 if no dim is contracted."""
     return 2 if len(product_dims(product)) > len(product.result.dims) else 1
 
 
@@ -135,7 +136,7 @@ def number(value: float) -> str:
 
 
 def _local(dims: LocalDims) -> tuple[str, ...]:
-    """Write local dims in the notation."""
+    """Return each local dim in the notation: `M_x`."""
     return tuple(dim + subscript(axes) for dim, axes in dims.items())
 
 

@@ -1,4 +1,1 @@
-"""Estimate the error of a prediction from published runs similar to a plan.
-
-`runs.py` loads the stored runs and finds the similar ones.
-"""
+"""Estimate the error of a plan's step time from published training runs with a similar model and system (`runs.py`)."""

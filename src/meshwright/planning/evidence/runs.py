@@ -1,4 +1,4 @@
-"""Published runs with measured and predicted step times, and the range of a plan's step time from their errors."""
+"""Published runs with measured and predicted step times; their errors give a range for a plan's step time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LEAST_RUNS = 8
 """The smallest number of similar runs from which a range is computed."""
 
 SHARE = 0.8
-"""Share of the similar runs whose measured step is inside the range. Each source has the same total weight."""
+"""Fraction of the similar runs whose errors the range covers. Each source of runs has the same total weight."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-    """A published training run. parameters: of the model, including all experts."""
+    """A published training run. kind: `gpu` or `tpu`. parameters: the model's parameter count, all experts included."""
 
     name: str
     source: str
@@ -62,7 +62,7 @@ class StepRange:
     like: str
 
     def __str__(self) -> str:
-        """Return one line of text: the range, and the runs that it is from."""
+        """Return the range and the runs behind it, as one line of text."""
         return (
             f"{show_seconds(self.shortest)} to {show_seconds(self.longest)} a step, by"
             f" {show_count(self.num_runs, 'published run')} {self.like} (--evidence)"
@@ -85,7 +85,7 @@ def published_runs() -> tuple[PublishedRun, ...]:
 
 
 def step_range(plan: Plan) -> StepRange | None:
-    """Return the range of a plan's step time; None on simulated devices, or with too few similar runs."""
+    """Return the range of a plan's step time; None if fewer than `LEAST_RUNS` runs are similar to it."""
     step = plan.predicted.step_seconds
     for like, runs in _groups(plan):
         if step and len(runs) >= LEAST_RUNS:
@@ -95,7 +95,10 @@ def step_range(plan: Plan) -> StepRange | None:
 
 
 def nearest_runs(plan: Plan, count: int) -> tuple[PublishedRun, ...]:
-    """Return the published runs most similar to a plan, by chip, framework, experts, model size and devices."""
+    """Return the `count` published runs most similar to a plan, most similar first.
+
+    Compared are chip, framework, experts, model size, devices and sequence length.
+    """
     system, parameters = plan.system, num_parameters(plan.workload.model)
     alike = [run for run in published_runs() if run.kind == system.chip.kind]
 
@@ -113,7 +116,7 @@ def nearest_runs(plan: Plan, count: int) -> tuple[PublishedRun, ...]:
 
 
 def evidence_rows(runs: Sequence[PublishedRun]) -> list[tuple[str, ...]]:
-    """Return runs as the rows of a table with `EVIDENCE_COLUMNS`."""
+    """Return a row of text for each run, with the columns `EVIDENCE_COLUMNS`."""
     return [
         (
             run.name,
@@ -131,7 +134,7 @@ EVIDENCE_COLUMNS = ("published run", "chips", "mesh", "measured", "predicted", "
 
 
 def _groups(plan: Plan) -> Iterator[tuple[str, list[PublishedRun]]]:
-    """Yield groups of runs similar to a plan, most similar first, each with the properties that they share."""
+    """Yield (shared properties in words, runs) for groups of runs similar to a plan, the most similar group first."""
     chip, names, has_experts = plan.system.chip, _frameworks(plan), _has_experts(plan)
     framework = plan.strategy.profile.name or "JAX"
     of = "of MoE models" if has_experts else "of dense models"
@@ -144,7 +147,7 @@ def _groups(plan: Plan) -> Iterator[tuple[str, list[PublishedRun]]]:
 
 
 def _frameworks(plan: Plan) -> frozenset[str]:
-    """Return the frameworks that run a step like the plan's: its own, or for meshwright all JAX frameworks."""
+    """Return the names of frameworks whose runs resemble the plan's: its own, or for meshwright all JAX frameworks."""
     name = plan.strategy.profile.name
     if name:
         return frozenset({name})

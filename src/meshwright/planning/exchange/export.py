@@ -30,7 +30,10 @@ _WRITERS: Mapping[str, Callable[[dict[str, Any], System], dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Exported:
-    """The text of a settings file, and the fields of the plan that it leaves out, each with the reason."""
+    """A plan as another framework's settings.
+
+    text: the settings file. unsaid: why the file leaves out a field of the plan, by field.
+    """
 
     text: str
     unsaid: Mapping[str, str]
@@ -39,10 +42,10 @@ class Exported:
 def export_settings(
     framework: str, workload: Workload, mesh: MeshShape, strategy: Strategy, system: System
 ) -> Exported:
-    """Return a plan as settings of maxtext, torchtitan, megatron or levanter.
+    """Return a plan as settings of another framework: maxtext, torchtitan, megatron or levanter.
 
     Raises:
-        MeshwrightError: the framework has no option or value for a field of the plan; the message names the field.
+        MeshwrightError: the framework is unknown, or has no option or value for a field of the plan.
     """
     table = export_table(framework)
     fields = plan_fields(workload, mesh, strategy)
@@ -70,7 +73,7 @@ def export_table(framework: str) -> OptionTable:
 def _values(
     framework: str, table: OptionTable, fields: dict[str, Any], model: ModelConfig, system: System
 ) -> dict[str, Any]:
-    """Return the options that express the fields of a plan."""
+    """Return the values of the framework's options that express the fields of a plan, by option."""
     values: dict[str, Any] = {}
     preset = PRESETS.get(model.name)
     named = ""
@@ -80,7 +83,7 @@ def _values(
         raise MeshwrightError(f"torchtitan has no flavor of {model.name}; it has {', '.join(table.models)}")
     if framework == "torchtitan" and preset != model:
         raise MeshwrightError(
-            f"torchtitan's flavors have all layers; {model.name} with num_layers={model.num_layers} has not"
+            f"torchtitan's flavors have all layers; {model.name} with num_layers={model.num_layers} does not"
         )
     if framework == "maxtext" and named:
         values["model_name"] = named
@@ -98,7 +101,7 @@ def _values(
         value = "" if fields[field] is None else fields[field]
         word = next((word for word, ours in words.items() if ours == value), None)
         if word is None and (framework, value) == ("maxtext", "offload"):
-            continue  # Two options set it (`maxtext.write`).
+            continue  # `maxtext.write` expresses it by two options.
         if word is None:
             known = ", ".join(str(ours) for ours in dict.fromkeys(words.values()))
             raise MeshwrightError(f"{table.title} has no {field}={fields[field]}; its {option} is {known} here")
@@ -110,14 +113,14 @@ def _values(
 
 
 def _check_same(table: OptionTable, fields: Mapping[str, Any], read: Mapping[str, Any]) -> None:
-    """Raise if the written settings, read again, give another plan."""
+    """Raise if the exported settings, read again (`read`), give another plan."""
     wrong = {
         field: read.get(field) for field in fields if field not in table.unsaid and read.get(field) != fields[field]
     }
     if wrong:
         said = ", ".join(f"{field.removeprefix('model.')}={_shown(fields[field])}" for field in wrong)
         theirs = ", ".join(_shown(value) for value in wrong.values())
-        if "param_dtype" in wrong:  # Moments have the parameters' dtype unless a plan sets another.
+        if "param_dtype" in wrong:  # By default moments have the parameters' dtype, so advice names both.
             wrong["moment_dtype"] = read["moment_dtype"]
         advice = " ".join(filter(None, (_option(field, value) for field, value in wrong.items())))
         hint = f"; plan with {advice}" if advice else ""

@@ -1,4 +1,7 @@
-"""Read and write settings files as flat mappings: YAML and TOML with sections joined by dots, and lists of flags."""
+"""Read and write settings files: YAML, TOML or a list of flags, as a mapping from option to value.
+
+In YAML and TOML the name of an option includes its sections, joined by dots.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from meshwright.errors import MeshwrightError
 from meshwright.planning.exchange.tables import Format
 
 Values = dict[str, Any]
-"""Values by option. In a list of flags, a flag without a value is True and all others are text."""
+"""Values by option. In a list of flags, the value of a flag is text; a flag without a value is True."""
 
 _FLAG = re.compile(r"--[A-Za-z][\w.-]*")
 
 
 def read_values(path: Path) -> tuple[Format, Values]:
-    """Return the format of a settings file, detected from its contents, and its options.
+    """Return the format of a settings file, detected from its contents, and its values by option.
 
     Raises:
         MeshwrightError: the file cannot be read, or has no settings.
@@ -48,7 +51,7 @@ def read_values(path: Path) -> tuple[Format, Values]:
 
 
 def write_values(values: Mapping[str, Any], kind: Format) -> str:
-    """Return options as the text of a file; a dot in a name starts a section, in YAML as in TOML."""
+    """Return options as the text of a settings file; in YAML and TOML a dot in an option's name starts a section."""
     if kind == "flags":
         lines = (f"--{name}" if value is True else f"--{name} {value}" for name, value in values.items())
         return "".join(f"{line}\n" for line in lines)
@@ -107,11 +110,11 @@ def _read_flags(text: str, path: Path) -> Values:
 
 
 class _Variable(str):
-    """A shell variable instead of a value. Accepted only for options that do not affect a step."""
+    """A value that is a shell variable, which is accepted only for options that do not affect a step."""
 
 
 def is_variable(value: object) -> bool:
-    """Whether a value is a shell variable, as `$TP_SIZE`."""
+    """Whether a value is a shell variable, such as `$TP_SIZE`."""
     return isinstance(value, _Variable)
 
 

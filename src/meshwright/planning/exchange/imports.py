@@ -25,11 +25,11 @@ from meshwright.support.files import as_path
 class Imported:
     """The plan that a settings file describes, and the meaning of each option."""
 
-    framework: str  # Its name, as `maxtext`.
-    title: str
+    framework: str  # The framework of the settings, such as `maxtext`.
+    title: str  # The framework's name in texts, such as `MaxText`.
     path: Path
     meanings: tuple[Meaning, ...]
-    nothing: Mapping[str, list[str]]  # Options that do not affect a step, by the reason.
+    nothing: Mapping[str, list[str]]  # The file's options that do not affect a step, by the reason.
     plan: Plan
 
 
@@ -47,10 +47,10 @@ def import_settings(
     Args:
         path: YAML of MaxText or Levanter, TOML of torchtitan, or flags of Megatron-LM, LWM or EasyLM, as a list or in a
             shell script. The format is detected from the contents.
-        on: the hardware, as `v5p:4x4x4`; degrees that a file leaves open follow from it.
-        model: a preset's name or a config.json, where the file does not describe the model.
-        framework: price the step as this framework runs it, as `maxtext` (`description.frameworks`). Default: as
-            meshwright does.
+        on: the hardware, such as `v5p:4x4x4`; it determines degrees that the file leaves open.
+        model: a preset's name or the path of a config.json, if the file does not describe the model.
+        framework: predict the step as this framework runs it, such as `maxtext` (`description.frameworks`); by default
+            as meshwright runs it.
         hardware: the TOML file of a custom chip.
         memory_headroom: see `System`.
 
@@ -76,7 +76,7 @@ def import_settings(
 
 
 def find_framework_of(kind: Format, values: Mapping[str, Any], path: Path) -> str:
-    """Return the framework that knows most options of a file. Raises if no framework knows any."""
+    """Return the name of the framework that has most of a file's options. Raises if none has any; kind: its format."""
     if "meshwright_plan" in values:
         raise MeshwrightError(f"{path} is a plan of meshwright; `meshwright plan {path}` prints it")
     tables = {name: load_table(name) for name in exchange_names()}
@@ -94,6 +94,6 @@ def find_framework_of(kind: Format, values: Mapping[str, Any], path: Path) -> st
 
 
 def _has(table: OptionTable, option: str) -> bool:
-    """Whether a framework knows an option."""
+    """Whether a framework's table has an option."""
     patterns = [pattern for patterns in table.nothing.values() for pattern in patterns]
     return option in named_options(table) or any(fnmatchcase(option, pattern) for pattern in patterns)

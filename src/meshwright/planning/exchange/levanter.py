@@ -1,4 +1,4 @@
-"""Levanter: replicas, a model axis, and FSDP over the remaining devices."""
+"""Read and write settings of Levanter, whose mesh has replicas, a model axis, and FSDP over the remaining devices."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _DTYPES = {"f32": "f32", "float32": "f32", "bf16": "bf16", "bfloat16": "bf16"}
 
 
 def read_sizes(settings: Settings) -> None:
-    """Fill in the size of a head, which Levanter computes."""
+    """Set the field `head_dim`, which Levanter computes from embed and num_heads."""
     fields = settings.fields
     if "model.embed" in fields and fields.get("model.num_heads", 0) > 0:
         fields["model.head_dim"] = fields["model.embed"] // fields["model.num_heads"]
 
 
 def read(settings: Settings) -> None:
-    """Read the mesh, the microbatches, the sequence length and the formats."""
+    """Set the fields of the mesh, the microbatches, the sequence length and the dtypes from the options."""
     _read_mesh(settings)
     _read_formats(settings)
     fields = settings.fields
@@ -30,13 +30,13 @@ def read(settings: Settings) -> None:
     fields["num_microbatches"] = 1
     if per_device > 0:
         devices = fields["dp"] * fields["fsdp"]
-        count = settings.part("the batch over the sequences at once", fields["batch"], per_device * devices)
+        count = settings.quotient("the batch over the sequences at once", fields["batch"], per_device * devices)
         fields["num_microbatches"] = count
         settings.means("trainer.per_device_parallelism", per_device, f"num_microbatches={count}")
 
 
 def _read_mesh(settings: Settings) -> None:
-    """Read the degrees. Across slices, devices are replicas first, then FSDP shards."""
+    """Set the degrees dp, fsdp and tp from the options. Replicas may divide TPU slices; fsdp takes what remains."""
     system, fields = settings.system, settings.fields
     replicas = settings.whole("trainer.replica_ici_axis_size", 1)
     across = settings.whole("trainer.replica_dcn_axis_size", 1)
@@ -46,8 +46,8 @@ def _read_mesh(settings: Settings) -> None:
         raise settings.refusal("trainer.tensor_parallel_axes", f"is {split}; [mlp, heads] is read, the dims of tp here")
     if settings.text("trainer.fsdp_axis", "embed") != "embed":
         raise settings.refusal("trainer.fsdp_axis", "is another than embed, which fsdp splits here")
-    within = settings.part("devices of a slice", system.num_devices // system.num_slices, replicas * model)
-    slices = settings.part("slices over replicas", system.num_slices, across)
+    within = settings.quotient("devices of a slice", system.num_devices // system.num_slices, replicas * model)
+    slices = settings.quotient("slices over replicas", system.num_slices, across)
     if slices > 1 and replicas > 1:
         raise settings.refusal("trainer.replica_ici_axis_size", "beside shards across slices; dp is the outermost here")
     fields |= {"dp": replicas * across, "fsdp": within * slices, "tp": model}
@@ -59,7 +59,7 @@ def _read_mesh(settings: Settings) -> None:
 
 
 def _read_formats(settings: Settings) -> None:
-    """Read the dtypes of a jmp policy, as `p=f32,c=bfloat16`."""
+    """Set the dtypes of parameters and of compute from a jmp policy, such as `p=f32,c=bfloat16`."""
     option = "trainer.mp"
     policy = settings.text(option, "f32")
     parts = {"p": policy, "c": policy}
@@ -73,10 +73,10 @@ def _read_formats(settings: Settings) -> None:
 
 
 def write(fields: dict[str, Any], system: System) -> dict[str, Any]:
-    """Return the options of the mesh, the microbatches, the sequence length and the formats.
+    """Return the options of the mesh, the microbatches, the sequence length and the dtypes, from a plan's fields.
 
     Raises:
-        MeshwrightError: Levanter has no axis for one of the mesh's.
+        MeshwrightError: the plan splits over sp, ep or pp, for which Levanter has no axis.
     """
     for axis in ("sp", "ep", "pp"):
         if fields[axis] > 1:

@@ -1,4 +1,4 @@
-"""MaxText: axes within a slice (ici) and across slices (dcn), per-device batch, pipelines, remat policies."""
+"""Read and write settings of MaxText: axes within a slice (ici) and across slices (dcn), batch, pipelines, remat."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOTES = {
 
 
 def read(settings: Settings) -> None:
-    """Read the mesh, the batch and the remat policy."""
+    """Set the fields of the mesh, the batch and the remat policy from the options."""
     _read_mesh(settings)
     _read_batch(settings)
     _read_saved(settings)
@@ -44,7 +44,7 @@ def read(settings: Settings) -> None:
 
 
 def _read_mesh(settings: Settings) -> None:
-    """Read the degrees of all axes."""
+    """Set the degrees of all axes. Raises unless the axes that cross slices are the outermost ones of `LAYOUT`."""
     system = settings.system
     ici = _degrees(settings, "ici", system.num_devices // system.num_slices, "fsdp")
     dcn = _degrees(settings, "dcn", system.num_slices, "data")
@@ -60,7 +60,10 @@ def _read_mesh(settings: Settings) -> None:
 
 
 def _degrees(settings: Settings, kind: str, total: int, inferred: str) -> dict[str, int]:
-    """Return the degrees of all ici or dcn axes, with -1 filled in; their product is `total`."""
+    """Return the degrees of all MaxText axes of a kind (`ici` or `dcn`), with -1 replaced by its value.
+
+    total: the product of the degrees. inferred: the axis whose degree is -1 if the file does not set it.
+    """
     names = {axis: f"{kind}_{axis}_parallelism" for axis in OURS}
     typed = {axis: settings.left.get(name) for axis, name in names.items()}
     degrees = {axis: settings.whole(name, -1 if axis == inferred else 1) for axis, name in names.items()}
@@ -69,7 +72,7 @@ def _degrees(settings: Settings, kind: str, total: int, inferred: str) -> dict[s
         raise settings.refusal(names[open_axes[0]], f"is -1, and {names[open_axes[1]]} too; only one can be inferred")
     known = math.prod(degree for degree in degrees.values() if degree != -1)
     if open_axes:
-        degrees[open_axes[0]] = settings.part(f"degrees of {kind} axes", total, known)
+        degrees[open_axes[0]] = settings.quotient(f"degrees of {kind} axes", total, known)
     elif known != total:
         what = "devices of a slice" if kind == "ici" else "slices"
         raise MeshwrightError(f"MaxText: the {kind} degrees multiply to {known}; {settings.system} has {total} {what}")
@@ -82,7 +85,7 @@ def _degrees(settings: Settings, kind: str, total: int, inferred: str) -> dict[s
 
 
 def _across(degrees: dict[str, int], num_slices: int) -> dict[str, int]:
-    """Return each axis's degree across slices. Slices are the outermost part of the device order."""
+    """Return, by axis, the factor of its degree that crosses slices; the outermost axes of `LAYOUT` cross first."""
     left, found = num_slices, dict[str, int]()
     for axis in LAYOUT:
         found[axis] = math.gcd(degrees[axis], left)
@@ -91,7 +94,7 @@ def _across(degrees: dict[str, int], num_slices: int) -> dict[str, int]:
 
 
 def _read_batch(settings: Settings) -> None:
-    """Read the batch, its microbatches and the pipeline's schedule."""
+    """Set the fields of the batch, the microbatches and the pipeline's schedule from the options."""
     fields, devices = settings.fields, settings.system.num_devices
     typed = settings.left.get("per_device_batch_size", 12.0)
     batch = settings.number("per_device_batch_size", 12.0) * devices
@@ -119,7 +122,7 @@ def _read_batch(settings: Settings) -> None:
         )
     if settings.model is None:
         raise MeshwrightError("MaxText: a pipeline needs the number of layers")
-    virtual = settings.part("layers of a pipeline stage", settings.model.num_layers, stages * per_stage)
+    virtual = settings.quotient("layers of a pipeline stage", settings.model.num_layers, stages * per_stage)
     if repeats not in (-1, virtual):
         raise settings.refusal("num_pipeline_repeats", f"is {repeats}; the layers make {virtual}")
     fields |= {"schedule": "gpipe", "virtual_stages": virtual}
@@ -129,13 +132,13 @@ def _read_batch(settings: Settings) -> None:
 
 
 def names_saved_values(option: str, word: str) -> bool:
-    """Whether an option is a remat policy given by the values that it saves, as `custom` or `save_qkv_proj`."""
+    """Whether an option and its value name a remat policy by the values that it saves: `custom` or `save_qkv_proj`."""
     named = word in load_framework("maxtext").saved and word.startswith("save_")
     return option == "remat_policy" and (word == "custom" or named)
 
 
 def _read_saved(settings: Settings) -> None:
-    """Read remat policies that list the saved values, as `custom` does."""
+    """Set the remat policy from options that list the saved values, as the policy `custom` does."""
     saved = load_framework("maxtext").saved
     policy = settings.fields.pop("remat_policy", None)
     chosen = {name: settings.text(name, "remat") for name in saved if name in settings.left}
@@ -160,7 +163,7 @@ def _read_saved(settings: Settings) -> None:
 
 
 def write(fields: dict[str, Any], system: System) -> dict[str, Any]:
-    """Return the options of the mesh, the batch and the pipeline."""
+    """Return the options of the mesh, the batch, the pipeline and offloading, from a plan's fields."""
     options: dict[str, Any] = {}
     degrees: dict[str, int] = {axis: fields[axis] for axis in LAYOUT}
     is_sharded = fields.get("zero_stage") == 1 and degrees["dp"] == 1

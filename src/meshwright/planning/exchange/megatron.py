@@ -1,4 +1,4 @@
-"""Megatron-LM: data parallel over the remaining devices, with a distributed optimizer or FSDP."""
+"""Read and write settings of Megatron-LM: data parallel over the remaining devices, a distributed optimizer or FSDP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 
 
 
 def read_sizes(settings: Settings) -> None:
-    """Fill in the model sizes that Megatron computes from others."""
+    """Set the fields of model sizes that Megatron computes from others, such as head_dim and the padded vocabulary."""
     fields, left = settings.fields, settings.left
     if settings.flag("use-rotary-position-embeddings"):
         left.setdefault("position-embedding-type", "rope")
@@ -45,7 +45,7 @@ def read_sizes(settings: Settings) -> None:
 
 
 def read(settings: Settings) -> None:
-    """Read the mesh, the batch, the pipeline, the dtypes and the recomputation."""
+    """Set the fields of the mesh, the batch, the pipeline, the dtypes and the recomputation from the options."""
     fields = settings.fields
     for ours, option in _DEGREES.items():
         fields[ours] = settings.whole(option, 1)
@@ -61,11 +61,11 @@ def read(settings: Settings) -> None:
 
 
 def _read_sharding(settings: Settings) -> int:
-    """Read which arrays are sharded over data parallel devices; return the number of data parallel devices."""
+    """Set dp, fsdp and the ZeRO stage from the options; return the number of data parallel devices."""
     fields = settings.fields
     known = fields["tp"] * fields["pp"] * fields["sp"]
-    replicas = settings.part("devices over the other degrees", settings.system.num_devices, known)
-    data = settings.part("data parallel devices over experts", replicas, fields["ep"])
+    replicas = settings.quotient("devices over the other degrees", settings.system.num_devices, known)
+    data = settings.quotient("data parallel devices over experts", replicas, fields["ep"])
     stage, option = 0, ""
     if settings.flag("use-distributed-optimizer"):
         stage, option = 1, "use-distributed-optimizer"
@@ -79,7 +79,7 @@ def _read_sharding(settings: Settings) -> int:
         option = "use-torch-fsdp2"
         stage = 2 if settings.flag("torch-fsdp2-no-reshard-after-forward") else 3
     copies = settings.whole("num-distributed-optimizer-instances", 1) if stage else data
-    fields |= {"dp": copies, "fsdp": settings.part("data parallel devices over copies", data, copies)}
+    fields |= {"dp": copies, "fsdp": settings.quotient("data parallel devices over copies", data, copies)}
     if stage:
         fields["zero_stage"] = stage
         settings.means(option, True, f"fsdp={fields['fsdp']}, zero_stage={stage}" + (f", dp={copies}" * (copies > 1)))
@@ -87,18 +87,18 @@ def _read_sharding(settings: Settings) -> int:
 
 
 def _read_batch(settings: Settings, replicas: int) -> None:
-    """Read the batch, the microbatches and the virtual stages. replicas: number of data parallel devices."""
+    """Set the batch, the microbatches and the virtual stages. replicas: number of data parallel devices."""
     fields = settings.fields
     size = settings.whole("micro-batch-size")
     batch = settings.whole("global-batch-size", size * replicas)
-    microbatches = settings.part("the global batch over micro batches", batch, size * replicas)
+    microbatches = settings.quotient("the global batch over micro batches", batch, size * replicas)
     fields |= {"batch": batch, "num_microbatches": microbatches}
     settings.means("micro-batch-size", size, f"num_microbatches={microbatches}")
     settings.means("global-batch-size", batch, f"batch={batch}")
     virtual, option = settings.whole("num-virtual-stages-per-pipeline-rank", 1), "num-layers-per-virtual-pipeline-stage"
     if option in settings.left:
         layers, num_layers = settings.whole(option), settings.model.num_layers if settings.model else 0
-        virtual = settings.part("layers over parts of stages", num_layers, fields["pp"] * layers)
+        virtual = settings.quotient("layers over parts of stages", num_layers, fields["pp"] * layers)
         settings.means(option, layers, f"virtual_stages={virtual}")
     elif virtual > 1:
         settings.means("num-virtual-stages-per-pipeline-rank", virtual, f"virtual_stages={virtual}")
@@ -106,7 +106,10 @@ def _read_batch(settings: Settings, replicas: int) -> None:
 
 
 def _read_formats(settings: Settings) -> None:
-    """Read dtypes. With --bf16 the optimizer keeps float32 copies of bfloat16 parameters, and gradients are float32."""
+    """Set the dtypes, the attention kernel and the dropout from the options.
+
+    With --bf16 the optimizer keeps float32 copies of bfloat16 parameters, and gradients are float32.
+    """
     fields = settings.fields
     is_narrow = fields["compute_dtype"] == "bf16"
     reduces_narrow = settings.flag("grad-reduce-in-bf16")
@@ -127,7 +130,7 @@ def _read_formats(settings: Settings) -> None:
 
 
 def _read_recompute(settings: Settings) -> None:
-    """Read which activations backward recomputes."""
+    """Set the remat policy from the recompute options."""
     granularity = settings.take("recompute-granularity")
     if settings.flag("recompute-activations"):
         granularity = "selective"
@@ -146,10 +149,10 @@ def _read_recompute(settings: Settings) -> None:
 
 
 def write(fields: dict[str, Any], system: System) -> dict[str, Any]:
-    """Return the options of the mesh, the batch, the pipeline, the dtypes and the recomputation.
+    """Return the options of the mesh, the batch, the pipeline, the dtypes and the recomputation, from a plan's fields.
 
     Raises:
-        MeshwrightError: Megatron-LM has no such remat policy.
+        MeshwrightError: Megatron-LM has no counterpart of the plan's remat policy.
     """
     options: dict[str, Any] = {option: fields[ours] for ours, option in _DEGREES.items()}
     replicas = fields["dp"] * fields["fsdp"] * fields["ep"]

@@ -1,4 +1,4 @@
-"""LWM and EasyLM: all degrees in one flag, `--mesh_dim='1,-1,4,1'`, and a model's name with changed sizes."""
+"""Read settings of LWM and EasyLM: all degrees in one flag, `--mesh_dim='1,-1,4,1'`, and a named model with changes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _UPDATES = re.compile(r"dict\((.*)\)", re.DOTALL)
 
 
 def expand(settings: Settings) -> None:
-    """Replace `--load_llama_config=7b` and `--update_llama_config="dict(theta=10000)"` by the model's own flags."""
+    """Read `--load_llama_config=7b` as sizes, and `--update_llama_config="dict(theta=10000)"` as separate options."""
     _take_config(settings)
     _take_updates(settings)
 
 
 def read_sizes(settings: Settings) -> None:
-    """Compute sizes that have no option: num_kv_heads = num_heads, and head_dim = embed / num_heads."""
+    """Set the fields of sizes without an option: num_kv_heads = num_heads, and head_dim = embed / num_heads."""
     fields = settings.fields
     if "model.embed" in fields and fields.get("model.num_heads", 0) > 0:
         fields["model.num_kv_heads"] = fields["model.num_heads"]
@@ -27,7 +27,7 @@ def read_sizes(settings: Settings) -> None:
 
 
 def _take_config(settings: Settings) -> None:
-    """Take the sizes of `--load_llama_config=7b`."""
+    """Set the fields of the model's sizes from `--load_llama_config=7b`."""
     option = "load_llama_config"
     name = settings.text(option)
     if not name:
@@ -41,7 +41,7 @@ def _take_config(settings: Settings) -> None:
 
 
 def _take_updates(settings: Settings) -> None:
-    """Replace the model's flags by the entries of `--update_llama_config`."""
+    """Replace `--update_llama_config` by one option for each of its entries: `llama.theta`."""
     text = settings.text("update_llama_config")
     if not text:
         return
@@ -51,16 +51,16 @@ def _take_updates(settings: Settings) -> None:
         entries: dict[str, Any] = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
     except (SyntaxError, ValueError, AttributeError):
         raise settings.refusal("update_llama_config", f"is {text!r}; it is read as dict(name=value, …)") from None
-    settings.put({f"llama.{name}": value for name, value in entries.items()})
+    settings.add({f"llama.{name}": value for name, value in entries.items()})
 
 
 def read(settings: Settings) -> None:
-    """Read the mesh, the batch and its microbatches."""
+    """Set the fields of the mesh, the batch and the microbatches from the options."""
     axes, option = settings.table.mesh_dim, "mesh_dim"
     text = settings.text(option, ",".join("-1" if axis == "fsdp" else "1" for axis in axes))
     degrees = _degrees(settings, text.removeprefix("!"), axes)
     known = math.prod(degree for degree in degrees.values() if degree != -1)
-    filled = settings.part("devices over mesh_dim", settings.system.num_devices, known)
+    filled = settings.quotient("devices over mesh_dim", settings.system.num_devices, known)
     degrees = {axis: filled if degree == -1 else degree for axis, degree in degrees.items()}
     if math.prod(degrees.values()) != settings.system.num_devices:
         raise settings.refusal(option, f"is {text}; {settings.system} has {settings.system.num_devices} devices")
@@ -74,7 +74,10 @@ def read(settings: Settings) -> None:
 
 
 def _degrees(settings: Settings, text: str, axes: tuple[str, ...]) -> dict[str, int]:
-    """Return the degrees of a mesh, `1,-1,4,1` or `dp:1,fsdp:-1,tp:4,sp:1`; EasyLM's tp is called mp there."""
+    """Return the degree of each axis from the text `1,-1,4,1` or `dp:1,fsdp:-1,tp:4,sp:1`; at most one is -1.
+
+    axes: the mesh axes in the order of the text. In a text that names the axes, `mp` is tp.
+    """
     parts = [part.strip() for part in text.split(",")]
     named = dict(zip(axes, parts, strict=False))
     if ":" in text:

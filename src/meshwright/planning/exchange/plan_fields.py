@@ -1,4 +1,7 @@
-"""Convert a plan to flat fields by name, and back. Fields without effect on the plan are left out."""
+"""Convert a plan to a flat mapping from field to value, and back.
+
+Fields without effect on the plan are left out, so that two plans that run alike have equal mappings.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ SIZES = ("num_layers", "embed", "mlp", "num_heads", "num_kv_heads", "head_dim", 
 THETA = "model.positions.frequencies.theta"
 
 OVERLAPS = ("overlaps_gradients", "overlaps_weights")
-"""Fields of a framework's profile that an option of the framework sets."""
+"""Fields of `Strategy.profile` that options of other frameworks set."""
 
 _NEEDS = {
     "zero_stage": "fsdp",
@@ -31,14 +34,16 @@ _NEEDS = {
     "collective_matmul": "tp",
     "sp_method": "sp",
 }
-"""For each field of a strategy, the mesh axis that it needs to have an effect."""
+"""Fields of a strategy that have an effect only if a mesh axis is larger than 1, and that axis."""
 
 
 def plan_fields(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, Any]:
-    """Return the fields of a plan by name: mesh axes, batch, dtypes; fields of the model as `model.embed`.
+    """Return the values of a plan's fields by name: mesh axes, and fields of the workload and of the strategy.
+
+    Fields of the model are named `model.embed`, those of its experts `experts.count`.
 
     Raises:
-        MeshwrightError: the model is written as ops.
+        MeshwrightError: the model is a list of ops, which has no such fields.
     """
     if not isinstance(workload.model, ModelConfig):
         raise MeshwrightError(f"{workload.model.name} is written as ops, which no other framework's settings describe")
@@ -60,9 +65,9 @@ def plan_fields(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict
 
 
 def model_of(found: Mapping[str, Any], name: str, missing: str) -> Model:
-    """Return the model that fields describe; the preset itself if all its fields agree.
+    """Return the model that the fields `model.*` and `experts.*` describe; a preset, if one has the same fields.
 
-    name: the model's name. missing: the end of the error message if a size is missing.
+    name: the model's name, if it is not a preset. missing: the end of the error message if a size is missing.
     """
     sizes = {field.removeprefix("model."): value for field, value in found.items() if field.startswith("model.")}
     if without := [size for size in SIZES if size not in sizes]:
@@ -82,12 +87,12 @@ def workload_of(found: Mapping[str, Any], model: Model) -> Workload:
 
 
 def mesh_of(found: Mapping[str, Any]) -> MeshShape:
-    """Return the mesh that fields describe, with degree 1 for axes without a field."""
+    """Return the mesh that a plan's fields describe, with degree 1 for axes without a field."""
     return MeshShape(**{axis: found.get(axis, 1) for axis in AXES})
 
 
 def strategy_of(found: Mapping[str, Any], mesh: MeshShape) -> Strategy:
-    """Return the strategy that fields describe. Fields without effect on this mesh get their default."""
+    """Return the strategy that a plan's fields describe. Fields without effect on this mesh have their default."""
     names = {field.name for field in fields(Strategy)}
     kept = {
         name: value

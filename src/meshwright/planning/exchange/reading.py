@@ -38,7 +38,10 @@ _SIZES: Mapping[str, Callable[[Settings], None]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """The result of reading options: a plan's parts, the meaning of each option, and the ignored options by reason."""
+    """A plan read from another framework's options.
+
+    meanings: the meaning of each option. nothing: the options that do not affect a step, by the reason.
+    """
 
     workload: Workload
     mesh: MeshShape
@@ -56,18 +59,18 @@ def read_options(
     model_name: str = "imported",
     known: Mapping[str, Any] | None = None,
 ) -> Read:
-    """Read the options of a framework.
+    """Return the plan that the options of a framework describe.
 
     Args:
         name: the framework.
-        values: its options, as `exchange.files.read_values` returns them.
-        system: the hardware, whose devices the degrees divide.
+        values: the values of its options, as `exchange.files.read_values` returns them.
+        system: the hardware; the degrees must multiply to its devices.
         model: the model, if the options do not describe it. Sizes in the options must agree with it.
-        model_name: the name to give a model that is described by sizes and is not a preset.
-        known: fields that no option sets, e.g. the vocabulary size from a tokenizer.
+        model_name: the name of a model that is described by sizes and is not a preset.
+        known: values of fields that no option sets, e.g. of the vocabulary size, which comes from a tokenizer.
 
     Raises:
-        MeshwrightError: an option or a value is unknown, or cannot be planned here.
+        MeshwrightError: an option or a value is unknown, or cannot be planned.
     """
     settings = Settings(load_table(name), values, system)
     if settings.table.mesh_dim:
@@ -85,9 +88,10 @@ def read_options(
     fields = settings.fields
     has_parts = fields.get("sp", 1) > 1 and fields.get("sp_method") != "ulysses"
     if fields["attention"] == "cudnn" and (system.chip.kind != "gpu" or has_parts):
-        fields["attention"] = "flash"  # The kernel that is planned here on such chips, and on parts of sequences.
-    settings.take_only()
-    nothing = settings.take_nothing()
+        # cuDNN's kernel is planned only on GPUs and for whole sequences.
+        fields["attention"] = "flash"
+    settings.take_single_valued()
+    nothing = settings.take_without_effect()
     settings.check_all_known()
     mesh = mesh_of(settings.fields)
     workload = workload_of(settings.fields, settings.model)
@@ -96,7 +100,7 @@ def read_options(
 
 
 def _read_numbers(settings: Settings) -> None:
-    """Read the options that set one numeric field."""
+    """Set the fields that have a numeric option each; without the option, a field has the framework's default."""
     for option, field in settings.table.numbers.items():
         is_typed = option in settings.left
         if not is_typed and option not in settings.table.defaults:
@@ -114,12 +118,12 @@ def _read_numbers(settings: Settings) -> None:
 
 
 def _shown(field: str) -> str:
-    """Return the name of a field for users: of options of `plan`, their keywords."""
+    """Return the name of a field in texts: its keyword in `meshwright.plan`."""
     return "dtype" if field == "compute_dtype" else field.removeprefix("model.").removeprefix("experts.")
 
 
 def _read_words(settings: Settings, name: str) -> None:
-    """Read the options whose words map to values of a field."""
+    """Set the fields whose option is a word from a list; without the option, a field has the framework's default."""
     for option, meaning in settings.table.words.items():
         is_typed = option in settings.left
         if not is_typed and option not in settings.table.defaults:
@@ -142,7 +146,7 @@ def _read_words(settings: Settings, name: str) -> None:
 
 
 def _read_model(settings: Settings, name: str, model: ModelConfig | None, model_name: str) -> Model:
-    """Return the model: the given one, the preset that the file names, or a model with the file's sizes."""
+    """Return the model: `model`, else the preset that the file names, else one with the file's sizes (`model_name`)."""
     table, fields = settings.table, settings.fields
     theirs = ""
     if name == "maxtext":
@@ -175,7 +179,7 @@ def _read_model(settings: Settings, name: str, model: ModelConfig | None, model_
 
 
 def _typed_fields(settings: Settings) -> set[str]:
-    """Return the model's fields that options in the file set; defaults do not count."""
+    """Return the fields of the model (`model.embed`) that the file's own options set, not the framework's defaults."""
     table = settings.table
     typed = {field for option, field in table.numbers.items() if option in settings.typed}
     typed |= {field for option, words in table.words.items() for field in words if option in settings.typed}
@@ -195,7 +199,7 @@ def _check_seq_len(settings: Settings) -> None:
 
 
 def _check_structure(settings: Settings) -> None:
-    """Raise if the file describes a decoder that sizes alone cannot express."""
+    """Raise if an option describes a model whose structure is not that of models read from sizes."""
     for option, values in settings.table.structure.items():
         value = settings.take(option, settings.table.defaults.get(option, values[0]))
         if not any(same(value, known) for known in values):

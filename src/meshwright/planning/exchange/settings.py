@@ -1,4 +1,4 @@
-"""The options of a file while it is read: each is taken once, and its meaning is recorded."""
+"""The options of a settings file while it is read: each option is read once, and its meaning is recorded."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from meshwright.planning.exchange.tables import OptionTable, named_options
 
 @dataclass(frozen=True)
 class Meaning:
-    """The meaning of another framework's option here."""
+    """The meaning of another framework's option in meshwright."""
 
     option: str
     value: Any
-    ours: str
-    is_typed: bool = True  # False: the file leaves the option out, and its framework has this default.
+    ours: str  # The fields of a plan that it sets, such as `dp=1, fsdp=8`.
+    is_typed: bool = True  # Whether the file has the option; if not, `value` is the framework's default.
 
     @property
     def theirs(self) -> str:
@@ -32,7 +32,11 @@ class Meaning:
 
 
 class Settings:
-    """The options of a file, and the fields set from them so far."""
+    """The options of a settings file while it is read, and the fields of a plan that they have set so far.
+
+    left: values of the options that are not yet read, by option. typed: the options in the file. fields: values of a
+    plan's fields, by field (`plan_fields`). meanings: the meanings of the options read so far.
+    """
 
     def __init__(self, table: OptionTable, values: Mapping[str, Any], system: System) -> None:
         self.table = table
@@ -44,15 +48,15 @@ class Settings:
         self.model: Model | None = None
 
     def shown(self, option: str) -> str:
-        """Return an option as users of the framework type it."""
+        """Return the option as a user of the framework types it: with dashes, if it is a flag."""
         return f"--{option}" if self.table.format == "flags" else option
 
     def refusal(self, option: str, why: str) -> MeshwrightError:
-        """Return the error for an option that cannot be read."""
+        """Return the error for an option that cannot be read; why: continues the sentence after the option's name."""
         return MeshwrightError(f"{self.table.title}: {self.shown(option)} {why}")
 
     def take(self, option: str, default: Any = None) -> Any:
-        """Return the value of an option and mark it as read; `default` if it is not in the file."""
+        """Return the value of an option and mark the option as read; `default` if it is not in the file."""
         value = self.left.pop(option, default)
         if is_variable(value):
             raise self.refusal(option, f"is {value}, a variable of a shell; write its value")
@@ -96,24 +100,24 @@ class Settings:
             raise self.refusal(option, f"is {value!r}; it takes true or false")
         return str(value).lower() == "true"
 
-    def put(self, values: Mapping[str, Any]) -> None:
+    def add(self, values: Mapping[str, Any]) -> None:
         """Add options that were given inside the value of another option."""
         self.left |= values
         self.typed |= values.keys()
 
     def means(self, option: str, value: Any, ours: str) -> None:
-        """Record the meaning of an option: `ours` in meshwright. A default is recorded too, unless it is 1."""
+        """Record what an option means: `ours`, the fields that it sets. A default is recorded too, unless it is 1."""
         if option in self.typed or value != 1:
             self.meanings.append(Meaning(self.shown(option), value, ours, is_typed=option in self.typed))
 
-    def part(self, what: str, whole: int, by: int) -> int:
-        """Return whole / by. Raises if the quotient is not a whole number. what: names both numbers in the message."""
+    def quotient(self, what: str, whole: int, by: int) -> int:
+        """Return whole / by. Raises if it is not a whole number from 1 on. what: names both numbers in the message."""
         if by < 1 or whole % by or whole < 1:
             raise MeshwrightError(f"{self.table.title}: {what}: {whole:,} does not divide by {by:,}")
         return whole // by
 
-    def take_nothing(self) -> dict[str, list[str]]:
-        """Take the options without effect on a step; return their names by reason."""
+    def take_without_effect(self) -> dict[str, list[str]]:
+        """Mark the options that have no effect on a step as read; return their names, by the reason."""
         found: dict[str, list[str]] = {}
         for reason, patterns in self.table.nothing.items():
             for option in [name for name in self.left if any(fnmatchcase(name, pattern) for pattern in patterns)]:
@@ -121,14 +125,14 @@ class Settings:
                 found.setdefault(reason, []).append(self.shown(option))
         return found
 
-    def take_only(self) -> None:
-        """Take the options that support only one value; raises for other values."""
+    def take_single_valued(self) -> None:
+        """Mark the options for which only one value is supported as read. Raises if an option has another value."""
         for option, (needed, why) in self.table.only.items():
             if option in self.left and not same(value := self.take(option, needed), needed):
                 raise self.refusal(option, f"is {value}: {why}")
 
     def check_all_known(self) -> None:
-        """Raise if an option has not been taken: it is unknown."""
+        """Raise if an option of the file has not been read, because it is unknown."""
         if self.left:
             option = next(iter(self.left))
             hint = did_you_mean(self.shown(name) for name in near_names(option, named_options(self.table)))
@@ -138,7 +142,7 @@ class Settings:
 
 
 def same(value: Any, other: Any) -> bool:
-    """Whether two values of an option are equal in any format: `true` equals True, and 1 equals 1.0."""
+    """Whether two values of an option are equal, however they are written: `true` equals True, and 1 equals 1.0."""
     try:
         return float(value) == float(other) and isinstance(value, bool) == isinstance(other, bool)
     except (TypeError, ValueError):

@@ -18,49 +18,50 @@ Format = Literal["yaml", "toml", "flags"]
 
 @dataclass(frozen=True, kw_only=True)
 class OptionTable:
-    """The options of one framework.
+    """The options of one framework, and the fields of a plan that they set.
 
-    Values are fields: a mesh axis, a field of `Workload` or `Strategy`, or of the model (`model.embed`,
-    `experts.count`). An option's name has its sections, joined by dots; a flag's name has no dashes.
+    A field is a mesh axis, a field of `Workload` or `Strategy`, or a field of the model (`model.embed`,
+    `experts.count`). The name of an option includes its sections, joined by dots; the name of a flag has no dashes in
+    front.
     """
 
     title: str
     format: Format
-    source: str  # The repository's file with the options.
-    mesh_dim: tuple[str, ...] = ()  # The axes of its option `mesh_dim`, in order; empty: it has none.
-    models: Mapping[str, str] = field(
-        default_factory=dict[str, str]
-    )  # Its name of a preset, by the preset's name here.
-    # Layers, width, mlp, heads and vocabulary of a model that it has by name.
+    source: str  # The file in the framework's repository that declares the options.
+    mesh_dim: tuple[str, ...] = ()  # The mesh axes in its option `mesh_dim`, in order; empty if it has no such option.
+    models: Mapping[str, str] = field(default_factory=dict[str, str])  # The framework's name of a preset, by preset.
+    # (layers, width, mlp, heads, vocabulary) of the models that the framework has by name.
     configs: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, Any])
-    numbers: Mapping[str, str] = field(default_factory=dict[str, str])  # Field, by option.
-    # Field and what each word means, by option; the first of several words with one meaning is written.
+    numbers: Mapping[str, str] = field(default_factory=dict[str, str])  # The field that a numeric option sets.
+    # By option: the field that it sets, and the field's value for each word. If several words have the same value, the
+    # first is written.
     words: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict[str, Any])
-    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])  # Values of options that a file leaves out.
-    fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])  # Fields with one value, which no option sets.
-    # Values with which an option describes a decoder that is read from sizes; the first is written.
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])  # The framework's defaults, by option.
+    fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])  # Values of fields that no option sets, by field.
+    # By option of the model's structure: the values with which a model can be read from sizes; the first is written.
     structure: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, Any])
-    only: Mapping[str, tuple[Any, str]] = field(default_factory=dict[str, Any])  # The one value that is read, and why.
-    # Options that set a field together, read by the framework's module, each with its meaning here.
+    # By option: the only value that can be read, and why.
+    only: Mapping[str, tuple[Any, str]] = field(default_factory=dict[str, Any])
+    # Options that set fields together and are read by the framework's module, each with its meaning here.
     parts: Mapping[str, str] = field(default_factory=dict[str, str])
-    # Patterns of options that do not affect a step, by the reason.
+    # By reason: patterns of the names of options that do not affect a step.
     nothing: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, Any])
-    unsaid: Mapping[str, str] = field(default_factory=dict[str, str])  # Why no option sets a field, by field.
+    unsaid: Mapping[str, str] = field(default_factory=dict[str, str])  # By field: why no option sets it.
 
 
 def named_options(table: OptionTable) -> tuple[str, ...]:
-    """Return the options in a table, without those that have no effect on a step."""
+    """Return the names of the options in a table that have an effect on a step."""
     return (*table.numbers, *table.words, *table.parts, *table.structure, *table.only)
 
 
 def exchange_names() -> tuple[str, ...]:
-    """Return the names of the frameworks whose settings are read, in alphabetical order."""
+    """Return the names of the frameworks whose settings can be read, in alphabetical order."""
     return tuple(sorted(path.stem for path in DATA.glob("*.toml")))
 
 
 @cache
 def load_table(name: str) -> OptionTable:
-    """Load the table of a framework. Raises for an unknown name, with the nearest known ones."""
+    """Return the table of a framework. Raises for an unknown name; the message has similar names."""
     if name not in exchange_names():
         near = did_you_mean(near_names(name, exchange_names()))
         raise MeshwrightError(f"no settings of {name!r}; {near}known are {', '.join(exchange_names())}")

@@ -1,4 +1,4 @@
-"""torchtitan: degrees of parallelism, local and global batch, pipeline schedules and activation checkpoints."""
+"""Read and write settings of torchtitan: degrees, local and global batch, pipelines and activation checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SCHEDULES = {"GPipe": "gpipe", "1F1B": "1f1b", "Interleaved1F1B": "1f1b"}
 
 
 def read(settings: Settings) -> None:
-    """Read the mesh, the batch, the pipeline and the checkpoints."""
+    """Set the fields of the mesh, the batch, the pipeline, remat, ZeRO stage and fp8 matmuls from the options."""
     _read_mesh(settings)
     _read_batch(settings)
     _read_checkpoints(settings)
@@ -35,7 +35,7 @@ def read(settings: Settings) -> None:
 
 
 def _read_mesh(settings: Settings) -> None:
-    """Read the degrees. Expert parallelism uses devices of the FSDP shard axis."""
+    """Set the degrees of all axes. Expert parallelism uses devices of torchtitan's FSDP shard axis."""
     fields = settings.fields
     for ours, theirs in _DEGREES.items():
         option = f"parallelism.{theirs}_parallel_degree"
@@ -44,26 +44,26 @@ def _read_mesh(settings: Settings) -> None:
     replicas = settings.whole("parallelism.data_parallel_replicate_degree", 1)
     shards = settings.whole("parallelism.data_parallel_shard_degree", -1)
     known = replicas * fields["tp"] * fields["sp"] * fields["pp"]
-    filled = settings.part("devices over the other degrees", settings.system.num_devices, known)
+    filled = settings.quotient("devices over the other degrees", settings.system.num_devices, known)
     if shards not in (-1, filled):
         raise settings.refusal(
             "parallelism.data_parallel_shard_degree",
             f"is {shards}; with the other degrees {settings.system} has {filled}",
         )
-    fields |= {"dp": replicas, "fsdp": settings.part("shards over experts", filled, fields["ep"])}
+    fields |= {"dp": replicas, "fsdp": settings.quotient("shards over experts", filled, fields["ep"])}
     settings.means("parallelism.data_parallel_replicate_degree", replicas, f"dp={replicas}")
     experts = f", and ep={fields['ep']} of its devices" if fields["ep"] > 1 else ""
     settings.means("parallelism.data_parallel_shard_degree", shards, f"fsdp={fields['fsdp']}{experts}")
 
 
 def _read_batch(settings: Settings) -> None:
-    """Read the batch, its microbatches, and the schedule of a pipeline."""
+    """Set the batch, the microbatches, and the schedule of a pipeline from the options."""
     fields = settings.fields
     local = settings.whole("training.local_batch_size", 8)
     degree = fields["dp"] * fields["fsdp"] * fields["ep"]
     batch = settings.whole("training.global_batch_size", -1)
     batch = local * degree if batch == -1 else batch
-    steps = settings.part("the global batch over local ones", batch, local * degree)
+    steps = settings.quotient("the global batch over local ones", batch, local * degree)
     fields |= {"batch": batch, "num_microbatches": steps}
     settings.means("training.local_batch_size", local, f"batch={batch}, num_microbatches={steps}")
     size = settings.whole("parallelism.pipeline_parallel_microbatch_size", 1)
@@ -85,9 +85,9 @@ def _read_batch(settings: Settings) -> None:
         )
     stages = len(points) + 1 if points else fields["pp"] * (2 if schedule.startswith("Interleaved") else 1)
     fields |= {
-        "num_microbatches": settings.part("the local batch over microbatches", local, size),
+        "num_microbatches": settings.quotient("the local batch over microbatches", local, size),
         "schedule": _SCHEDULES[schedule],
-        "virtual_stages": settings.part("stages over ranks", stages, fields["pp"]),
+        "virtual_stages": settings.quotient("stages over ranks", stages, fields["pp"]),
     }
     if points and settings.model is not None and points != _split_points(settings.model.num_layers, stages):
         raise settings.refusal(
@@ -101,12 +101,12 @@ def _read_batch(settings: Settings) -> None:
 
 
 def _split_points(num_layers: int, num_stages: int) -> list[str]:
-    """Return the name of the first layer of each stage after the first."""
+    """Return the name of the first layer of every stage but the first: `layers.8`."""
     return [f"layers.{num_layers * stage // num_stages}" for stage in range(1, num_stages)]
 
 
 def _read_checkpoints(settings: Settings) -> None:
-    """Read which activations are saved."""
+    """Set the remat policy from the options of activation checkpoints."""
     mode = settings.text("activation_checkpoint.mode", "selective")
     option = settings.text("activation_checkpoint.selective_ac_option", "2")
     settings.left.pop("activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns", None)
@@ -121,10 +121,10 @@ def _read_checkpoints(settings: Settings) -> None:
 
 
 def write(fields: dict[str, Any], system: System) -> dict[str, Any]:
-    """Return the options of the mesh, the batch, the pipeline and the checkpoints.
+    """Return the options of the mesh, the batch, the pipeline and the activation checkpoints, from a plan's fields.
 
     Raises:
-        MeshwrightError: torchtitan has no such ZeRO stage or remat policy.
+        MeshwrightError: torchtitan has no counterpart of the plan's ZeRO stage or remat policy.
     """
     name, _, flavor = fields["model"].partition("/")
     options: dict[str, Any] = {"model.name": name, "model.flavor": flavor}
@@ -157,6 +157,6 @@ def write(fields: dict[str, Any], system: System) -> dict[str, Any]:
 
 
 def preset_name(settings: Settings) -> str:
-    """Return the key of a file's model in the table of presets, as `llama3/8B`; '' if the file names no model."""
+    """Return torchtitan's name of the file's model, such as `llama3/8B`; '' if the file names no model."""
     name, flavor = settings.text("model.name"), settings.text("model.flavor")
     return re.sub("^/$", "", f"{name}/{flavor}")

@@ -1,1 +1,1 @@
-"""Serving plans: search of the layouts and batches to serve a model with."""
+"""Plans to serve a model: `plan` predicts one layout and batch, `search` finds the best."""

@@ -32,11 +32,11 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ServingPlan:
-    """One phase of serving on a mesh of a system, with its batch and predicted record.
+    """One phase of serving (prefill or decode) on a mesh of a system, with its batch and predicted record.
 
-    cache: the dim of the KV cache that is split in addition to heads. predicted: step_seconds is the time of one token
-    of every sequence (decode) or of one batch of prompts (prefill); tokens_per_second is over all devices.
-    hardware_file, memory_headroom: as in `Plan`.
+    cache: the dim of the KV cache that is split in addition to kv heads. predicted: step_seconds is the time of one
+    token of every sequence (decode), or of one batch of prompts or chunks (prefill); tokens_per_second is over all
+    devices. hardware_file, memory_headroom: as in `Plan`.
     """
 
     serving: Serving
@@ -61,7 +61,7 @@ class ServingPlan:
         )
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook: the answer, and the terms of step time and memory."""
+        """Return HTML for a notebook: the plan, and the terms of step time and memory."""
         title, answer = str(self).split("\n")
         return card(title, answer, self.predicted.tables(), self.predicted.notes)
 
@@ -84,22 +84,22 @@ class ServingPlan:
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step."""
+        """The predicted seconds of a step."""
         return self.predicted.step_seconds or 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second of all devices together."""
+        """The predicted tokens per second of all devices together."""
         return self.predicted.tokens_per_second or 0.0
 
     @property
     def is_in_time(self) -> bool:
-        """Whether a step meets the requested latency."""
+        """Whether a step takes no longer than the requested latency; True if none is requested."""
         return self.serving.latency_seconds is None or self.seconds <= self.serving.latency_seconds
 
 
 def make_serving_plan(serving: Serving, layout: ServingLayout, system: System) -> ServingPlan:
-    """Return the plan of a layout with a given batch. Raises an error if the layout cannot split the model."""
+    """Return the plan of a layout. Raises if `serving` has no batch, or if the layout cannot split the model."""
     if serving.batch is None:
         raise MeshwrightError(f"a plan to serve {serving.model.name} on {layout} needs a batch; none is given")
     check_serving(serving, layout)
@@ -118,7 +118,7 @@ def make_serving_plan(serving: Serving, layout: ServingLayout, system: System) -
 
 @dataclass(frozen=True)
 class ServingSpeed:
-    """Predicted seconds until the first token, predicted seconds of a decode step, and the decode batch."""
+    """Predicted speed of generation: seconds of prefill, seconds of a decode step, and sequences of a decode step."""
 
     first_token_seconds: float
     step_seconds: float
@@ -128,12 +128,13 @@ class ServingSpeed:
 def planned_speed(
     texts: Serving, layout: ServingLayout, system: System, *, prompts: int, chunk: int | None = None
 ) -> ServingSpeed | None:
-    """Return the predicted generation speed; None if the layout cannot be planned.
+    """Return the predicted speed of generation; None if the layout cannot be planned.
 
     Args:
-        texts: the decode workload; its batch is rounded up to a multiple that the layout splits evenly.
-        prompts: the number of prompts prefilled at once, rounded up likewise.
-        chunk: tokens per prefill step; None for whole prompts.
+        texts: the decode workload; its batch is rounded up to a multiple of the layout's groups of devices.
+        layout, system: where it runs.
+        prompts: the number of prompts prefilled at once, rounded up in the same way.
+        chunk: tokens of each prompt per prefill step; None for whole prompts.
     """
 
     def plan(serving: Serving, batch: int) -> ServingPlan:
@@ -195,14 +196,14 @@ def serving_plan_to_data(plan: ServingPlan) -> dict[str, Any]:
 
 
 def serving_plan_from_data(data: Any, *, name: str) -> ServingPlan:
-    """Return the plan that `serving_plan_to_data` wrote, with a new prediction. name: its name in errors."""
+    """Return the plan in data from `serving_plan_to_data`, with a new prediction. name: the file's name, for errors."""
     if not has_fields(data) or data.get("meshwright_serving_plan") is not FORMAT:
         training = " but a plan to train" if has_fields(data) and "meshwright_plan" in data else ""
         raise MeshwrightError(
             f"{name} is not a serving plan of format {FORMAT}{training};"
             f" `meshwright plan … --serve decode -o {shlex.quote(name)}` writes one"
         )
-    # `plan --serve … --json` also says how far each candidate is from the best.
+    # The output of `plan --serve … --json` also has each candidate's gap to the best.
     own = {field: value for field, value in data.items() if field not in ("meshwright_serving_plan", "gap_to_best")}
     try:
         read = from_data(ServingPlan, own, readers={Serving: serving_from_data})
@@ -214,12 +215,12 @@ def serving_plan_from_data(data: Any, *, name: str) -> ServingPlan:
 
 
 def write_serving_plan(plan: ServingPlan, path: Path) -> None:
-    """Write the plan completely or not at all: as JSON to a .json, else as YAML."""
+    """Write the plan to a file, completely or not at all: as JSON if its name ends in `.json`, else as YAML."""
     write_data(serving_plan_to_data(plan), path)
 
 
 def is_serving_plan_file(path: str | Path) -> bool:
-    """Whether a path names a file with a serving plan."""
+    """Whether a path is a file that has a serving plan."""
     if not is_plan_file(path) or not Path(path).is_file():
         return False
     data = read_data(Path(path))
@@ -227,7 +228,7 @@ def is_serving_plan_file(path: str | Path) -> bool:
 
 
 def read_serving_plan(path: Path) -> ServingPlan:
-    """Read a serving plan from a JSON or YAML file. Raises if there is no such file, or it is not a serving plan."""
+    """Return the serving plan in a JSON or YAML file, with a new prediction. Raises if there is no file or no plan."""
     if not path.is_file():
         raise MeshwrightError(
             f"no serving plan {str(path)!r}; `meshwright plan … --serve decode -o {shlex.quote(str(path))}` writes one"

@@ -1,4 +1,4 @@
-"""Search of the layouts and batches that serve a model on a system, and their frontier of latency and throughput."""
+"""Search for the best layout and batch to serve a model on a system, and the frontier of latency and throughput."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from meshwright.planning.serving.plan import ServingPlan, make_serving_plan, ste
 from meshwright.planning.space import factorings
 
 AXES = ("dp", "ep", "fsdp", "sp", "tp")
-"""The mesh axes of a server; ep is for experts."""
+"""The mesh axes of a server; ep only for models with experts."""
 
 MOST_SEQUENCES = 1 << 17
 """The largest number of sequences per group of devices that a search tries."""
@@ -41,7 +41,7 @@ MOST_SEQUENCES = 1 << 17
 
 @dataclass(frozen=True)
 class ServingPoint:
-    """A layout at a batch: the seconds of its step, and the tokens per second of all devices."""
+    """A layout with a batch: the predicted seconds of a step, and the tokens per second of all devices together."""
 
     layout: ServingLayout
     batch: int
@@ -51,11 +51,12 @@ class ServingPoint:
 
 @dataclass(frozen=True)
 class ServingRanking:
-    """Each layout at its best batch, best first, and the frontier.
+    """The plans of all legal layouts, each at its best batch, and the frontier of latency and throughput.
 
-    First layouts that fit and meet the latency, by throughput if a latency is given, else by step time; then those that
-    miss the latency, by step time; then those that do not fit, by memory. frontier: Pareto-optimal fitting points in
-    step time and tokens per second, by step time.
+    candidates: first the plans that fit in memory and meet the latency, by throughput if a latency is requested, else
+    by step time; then those that miss the latency, by step time; then those that do not fit, by memory. frontier: the
+    fitting points that are Pareto-optimal in step time and throughput, by step time. num_layouts: the number of layouts
+    tried, legal or not.
     """
 
     candidates: tuple[ServingPlan, ...]
@@ -69,21 +70,22 @@ class ServingRanking:
 
 
 def rank_serving(serving: Serving, system: System, mesh: MeshShape | None = None) -> ServingRanking:
-    """Rank every legal layout, or those of one mesh, at its best batch. Raises an error if there is none.
+    """Return the plans of every legal layout (of one mesh, if given), each at its best batch. Raises if none is legal.
 
-    Without a latency and a batch, the batch is one sequence per group of devices: the shortest step. With a latency it
-    is the largest batch that fits and is in time, because throughput grows with the batch (a multiple of the split, if
-    the cache is split by batch). The frontier also has every power of two of sequences per group that fits.
+    If neither a batch nor a latency is requested, the best batch is one sequence per group of devices: the shortest
+    step. With a latency, it is the largest batch that fits and meets the latency, because throughput grows with the
+    batch. If the cache is split by batch, the best batch may be smaller, so that devices hold equally many sequences.
+    The frontier also has every power of two of sequences per group that fits.
     """
     system.peak(serving.compute_dtype)  # Raise for a dtype without a peak before the search.
     legal, num_layouts = _legal(serving, [mesh] if mesh else serving_meshes(serving, system.num_devices))
     chosen: list[ServingPlan] = []
     points: list[ServingPoint] = []
     for layout in legal:
-        priced = _Priced(serving, layout, system)
-        best = priced.best_sequences()
-        chosen.append(priced.plan(best))
-        points += [priced.point(sequences) for sequences in {*priced.ladder(), best} if priced.fits(sequences)]
+        batches = _Batches(serving, layout, system)
+        best = batches.best_sequences()
+        chosen.append(batches.plan(best))
+        points += [batches.point(sequences) for sequences in {*batches.ladder(), best} if batches.fits(sequences)]
     return ServingRanking(tuple(sorted(chosen, key=_order)), pareto(points), num_layouts)
 
 
@@ -95,12 +97,12 @@ def best_serving_plan(
     mesh: MeshLike | None = None,
     cache: CacheSplit | None = None,
 ) -> ServingPlan:
-    """Return the best plan to serve a model with the options of `read_serving`.
+    """Return the best plan to serve a model; options: as in `read_serving`.
 
-    mesh, cache: search only this mesh, or only this split of the cache.
+    mesh, cache: consider only this mesh, only this split of the KV cache.
 
     Raises:
-        MeshwrightError: the cache cannot be split as asked.
+        MeshwrightError: no layout is legal, or the cache cannot be split as requested.
     """
     serving, system = read_serving(model, phase, options)
     shape = None if mesh is None else read_mesh(mesh, system.num_devices)
@@ -113,7 +115,7 @@ def best_serving_plan(
 
 
 def pareto(points: list[ServingPoint]) -> tuple[ServingPoint, ...]:
-    """Return the points that are Pareto-optimal in step time and throughput, by step time."""
+    """Return the points that are Pareto-optimal in step time and throughput, sorted by step time."""
     frontier: list[ServingPoint] = []
     for point in sorted(points, key=lambda point: (point.seconds, -point.tokens_per_second)):
         if not frontier or point.tokens_per_second > frontier[-1].tokens_per_second:
@@ -122,21 +124,21 @@ def pareto(points: list[ServingPoint]) -> tuple[ServingPoint, ...]:
 
 
 def best_prefill(serving: Serving, system: System) -> ServingPlan | None:
-    """Return the fastest plan that prefills one prompt per group at a time and fits; None if none fits."""
+    """Return the fastest plan to prefill one prompt per group of devices at a time; None if no plan fits."""
     alone = replace(serving, phase="prefill", batch=None, latency_seconds=None)
-    plans = [_Priced(alone, layout, system) for layout in _legal(alone, serving_meshes(alone, system.num_devices))[0]]
-    points = [(priced.point(1), priced) for priced in plans if priced.fits(1)]
+    plans = [_Batches(alone, layout, system) for layout in _legal(alone, serving_meshes(alone, system.num_devices))[0]]
+    points = [(batches.point(1), batches) for batches in plans if batches.fits(1)]
     if not points:
         return None
     return max(points, key=lambda found: found[0].tokens_per_second)[1].plan(1)
 
 
 def serving_meshes(serving: Serving, num_devices: int) -> Iterator[MeshShape]:
-    """Yield the meshes of `num_devices` devices for a server, without useless splits.
+    """Yield the meshes of `num_devices` devices that are worth trying for a server.
 
-    tp splits kv heads before sp is used (scaling book, inference: heads first), so sp gets no factor that tp could
-    still take. If every query head has its own kv head, sp has nothing to split. tp beyond the kv heads is left out: it
-    copies them, where sp splits the query heads of each without a copy.
+    tp splits kv heads, and sp the query heads of each kv head. Kv heads are split first (scaling book, inference): sp
+    gets no factor that tp could take. sp is 1 if every query head has its own kv head. tp is at most the number of kv
+    heads: a larger tp would copy kv heads, and sp splits their query heads without copies.
     """
     sizes = {
         name: size
@@ -154,13 +156,16 @@ def serving_meshes(serving: Serving, num_devices: int) -> Iterator[MeshShape]:
 
 
 def serving_layouts(serving: Serving, mesh: MeshShape) -> tuple[ServingLayout, ...]:
-    """Return a mesh with every split of the cache; with whole prompts, keys and values stay with their tokens."""
+    """Return the layouts of a mesh, one for each split of the KV cache.
+
+    For whole prompts there is only one: keys and values stay with their tokens.
+    """
     splits = CACHE_SPLITS if mesh.degree(cache_axes(serving.model)) > 1 else CACHE_SPLITS[:1]
     return tuple(ServingLayout(mesh, split) for split in (splits if serving.is_paged else splits[-1:]))
 
 
 def _legal(serving: Serving, shapes: Iterable[MeshShape]) -> tuple[list[ServingLayout], int]:
-    """Return the legal layouts of some meshes and the number tried. Raises an error if there is none."""
+    """Return (legal layouts of some meshes, number of layouts tried). Raises if none is legal."""
     layouts = [layout for mesh in shapes for layout in serving_layouts(serving, mesh)]
     found: list[ServingLayout] = []
     refusals: list[str] = []
@@ -180,8 +185,11 @@ def _legal(serving: Serving, shapes: Iterable[MeshShape]) -> tuple[list[ServingL
 
 
 @dataclass(frozen=True)
-class _Priced:
-    """A layout on a system, priced at several batches."""
+class _Batches:
+    """The predicted step times of a layout on a system, at any batch.
+
+    Batches are sequences per group of devices; each group has a copy of the weights.
+    """
 
     serving: Serving
     layout: ServingLayout
@@ -194,16 +202,16 @@ class _Priced:
 
     @functools.cached_property
     def most(self) -> int:
-        """The largest number of sequences per group that fits."""
+        """The largest number of sequences per group that fits in memory."""
         return most_sequences(self.serving, self.layout, self.system.plannable_bytes, MOST_SEQUENCES)
 
     @functools.cached_property
     def _known(self) -> dict[int, float]:
-        """Seconds of the steps already priced, by sequences per group."""
+        """Seconds of the steps predicted so far, by sequences per group."""
         return {}
 
     def seconds(self, sequences: int) -> float:
-        """Return the time of a step with `sequences` per group."""
+        """Return the seconds of a step with `sequences` sequences per group."""
         if sequences not in self._known:
             batch = sequences * self.layout.num_groups
             step = serving_step(self.serving, self.layout, batch, self.laid)
@@ -211,27 +219,27 @@ class _Priced:
         return self._known[sequences]
 
     def fits(self, sequences: int) -> bool:
-        """Whether `sequences` per group fit."""
+        """Whether `sequences` sequences per group fit in memory."""
         return 1 <= sequences <= self.most
 
     def best_sequences(self) -> int:
-        """Return the sequences per group at which a layout is ranked; one if no larger number is possible."""
+        """Return the sequences per group at which the layout is ranked; one if no larger number is possible."""
         if self.serving.batch is not None:
             return self.serving.batch // self.layout.num_groups
         limit = self.serving.latency_seconds
         if limit is None:
             return 1
         most = self._last_in_time(limit)
-        # A cache split by batch is full at multiples of the split; one more sequence costs as much as `split` more.
+        # If the cache is split by batch, a step is as slow with one sequence as with one on each of `split` devices.
         split = self.layout.mesh.degree(cache_axes(self.serving.model)) if self.layout.cache == "batch" else 1
         return max(
             (max(most, 1), most // split * split or 1), key=lambda sequences: sequences / self.seconds(sequences)
         )
 
     def _last_in_time(self, limit: float) -> int:
-        """Return the most sequences per group that fit and take no longer than a limit; 0 if one takes longer.
+        """Return the most sequences per group that fit and take at most `limit` seconds; 0 if one takes longer.
 
-        Step time is nearly linear in the batch, so interpolation search finds it in a few steps.
+        Step time is nearly linear in the batch, so interpolation search finds the number in a few steps.
         """
         low, high = 0, 1
         while high <= self.most and self.seconds(high) <= limit:
@@ -250,13 +258,16 @@ class _Priced:
         return low
 
     def ladder(self) -> Iterator[int]:
-        """Yield the sequences per group of the frontier: powers of two, and the most that fit."""
+        """Yield the sequences per group to try for the frontier: powers of two, and the most that fit.
+
+        If the batch is fixed, there are none.
+        """
         if self.serving.batch is None:
             yield from (1 << power for power in range(self.most.bit_length()))
             yield self.most
 
     def point(self, sequences: int) -> ServingPoint:
-        """Return the frontier's point for a number of sequences per group."""
+        """Return the point of the frontier for a number of sequences per group."""
         batch, seconds = sequences * self.layout.num_groups, self.seconds(sequences)
         return ServingPoint(self.layout, batch, seconds, step_tokens(self.serving, batch) / seconds)
 
@@ -267,7 +278,7 @@ class _Priced:
 
 
 def _order(plan: ServingPlan) -> tuple[int, float, float]:
-    """Sort key: in time, late, does not fit; then as in `ServingRanking`; then the smaller peak memory."""
+    """Return the sort key of `ServingRanking.candidates`; plans that are equally good are sorted by memory."""
     peak = plan.predicted.memory_bytes["peak"]
     if not plan.predicted.fits:
         return 2, peak, plan.seconds

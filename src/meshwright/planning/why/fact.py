@@ -9,9 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Fact:
-    """One statement about a plan: the fields are its numbers, and `str` is the sentence."""
+    """One statement about a plan: the fields are its numbers, and `str` returns it as a sentence."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fact as plain data: its kind in snake case, its numbers and the sentence."""
+        """Return the fact as plain data: `fact` (its class in snake case), its fields, and `text` (the sentence)."""
         kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
         return {"fact": kind, **asdict(self), "text": str(self)}

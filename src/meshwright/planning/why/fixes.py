@@ -21,12 +21,12 @@ MOST_CHANGES = 3
 """Maximum number of changes combined."""
 
 WORTH_IT = 0.98
-"""A pair of changes is listed with single changes only if its step takes less than this share of the fastest one's."""
+"""If single changes suffice, a pair is listed only if its step takes less than this fraction of their shortest step."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One changed option of `meshwright plan`; the value may be a mesh."""
+    """A new value for one option of `meshwright plan`; of the option `mesh` it is a MeshShape."""
 
     option: str
     value: str | int | MeshShape
@@ -36,7 +36,7 @@ class Change:
         """The change as a command-line argument."""
         return f"--{self.option.replace('_', '-')} {self.value}"
 
-    def made(self, step: _Step) -> _Step:
+    def applied(self, step: _Step) -> _Step:
         """Return the step with this change."""
         if isinstance(self.value, MeshShape):
             return replace(step, mesh=self.value)
@@ -63,15 +63,15 @@ class Change:
 
 
 WORKLOAD_FIELDS = ("remat", "param_dtype")
-"""Options of the workload; all others belong to the strategy."""
+"""Changed options that belong to the workload; all others but `mesh` belong to the strategy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fix:
-    """Changes that make a step fit, and their cost.
+    """Changes that make a step fit in memory, and their cost.
 
-    workload, mesh, strategy: the changed step. peak_bytes: per device. extra_seconds: predicted step time minus the
-    original's; negative if the change is also faster.
+    workload, mesh, strategy: those of the changed step. peak_bytes: its peak memory per device. extra_seconds: its step
+    time minus the original's; negative if it is faster.
     """
 
     changes: tuple[Change, ...]
@@ -84,20 +84,21 @@ class Fix:
 
 
 def lacking_bytes(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> int:
-    """Return the bytes per device by which a step exceeds the memory; 0 if it fits."""
+    """Return the bytes per device by which a step's peak exceeds the memory; 0 if the step fits."""
     return max(0, int(step_memory(workload, mesh, strategy, kind=system.chip.kind)["peak"] - system.plannable_bytes))
 
 
 def ways_to_fit(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> tuple[Fix, ...]:
-    """Return the changes that make a step fit, fastest first: the fastest of each kind, or combination of kinds.
+    """Return the changes that make a step fit in memory, fastest first; () if it fits already, or if nothing helps.
 
-    Combines as few changes as possible, at most `MOST_CHANGES`. Pairs are listed next to single changes only if clearly
-    faster (`WORTH_IT`). Empty if the step fits already, or if nothing helps.
+    For each kind of change (another remat policy, another mesh, …) or combination of kinds, the fastest is returned. As
+    few changes as possible are combined, at most `MOST_CHANGES`; if single changes suffice, pairs are added if they are
+    clearly faster (`WORTH_IT`).
     """
     start = _Step(workload, mesh, strategy)
     if start.fits(system):
         return ()
-    # The remat policies that keep less than the current one.
+    # The remat policies that save less than the current one.
     remats = [Change("remat", remat) for remat in REMATS[REMATS.index(workload.remat) + 1 :]]
     kinds = [list(kind) for kind in (remats, _meshes(start, system), *_strategies(start)) if kind]
     before = predict(workload, mesh, system, strategy).step_seconds or 0.0
@@ -125,12 +126,15 @@ class _Step:
 
 
 def _fastest(start: _Step, kinds: tuple[list[Change], ...], system: System, before: float) -> Fix | None:
-    """Return the fastest combination of one change per kind that fits; None if none does."""
+    """Return the fastest combination, of one change per kind, with which a step fits; None if there is none.
+
+    before: seconds of the original step.
+    """
     fixes: list[Fix] = []
     for changes in product(*kinds):
         step = start
         for change in changes:
-            step = change.made(step)
+            step = change.applied(step)
         if _is_legal(step) and step.fits(system):
             record = predict(step.workload, step.mesh, system, step.strategy)
             seconds = record.step_seconds or 0.0
@@ -160,7 +164,7 @@ def _is_legal(step: _Step) -> bool:
 
 
 def _meshes(step: _Step, system: System) -> Iterator[Change]:
-    """Yield meshes that move devices from another axis to fsdp, tp or sp."""
+    """Yield changes to meshes in which a factor of one axis's degree is moved to fsdp, tp or sp."""
     mesh = step.mesh
     for giver in AXES:
         for taker in ("fsdp", "tp", "sp"):
@@ -175,7 +179,7 @@ def _meshes(step: _Step, system: System) -> Iterator[Change]:
 
 
 def _strategies(step: _Step) -> Iterator[list[Change]]:
-    """Yield lists of strategy changes, one list per kind."""
+    """Yield the changes of each option but remat and mesh, as a list per option."""
     now, local = step.strategy, step.workload.batch // step.mesh.degree(RULES["batch"])
     yield [Change("num_microbatches", parts) for parts in divisors(local) if parts > now.num_microbatches]
     yield [Change("zero_stage", stage) for stage in range(now.zero_stage + 1, 4) if step.mesh.fsdp > 1]

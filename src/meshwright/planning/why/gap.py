@@ -1,4 +1,4 @@
-"""Why a plan is not the best: the largest difference from the best one."""
+"""Why a plan is not the best: its largest difference from the best plan."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Gap(Fact):
 
     kind: GapKind
     term: str = ""
-    """Name of the term of the step that differs most."""
+    """Name of the term of the step that is longest in comparison with the best plan."""
     seconds: float = 0.0
-    """Difference in that term; for TIED and FASTER the time saved."""
+    """By how much that term is longer; for TIED and FASTER, by how much the step is shorter."""
     axes: tuple[str, ...] = ()
-    """Axes of exposed communication."""
+    """For COMMUNICATION: the mesh axes whose exposed communication is longest in comparison."""
     remat: str = ""
-    """The remat policy that the plan needs."""
+    """For RECOMPUTE: the plan's remat policy."""
     peak_bytes: int = 0
-    """Memory per device of a plan that does not fit."""
+    """For MEMORY: the plan's peak memory on one device."""
     parts: int = 0
-    """For TIED: how many more settings the plan has than the best (`planning.ties.num_parts`)."""
+    """For TIED: how many more features the plan uses than the best (`planning.ties.num_parts`)."""
 
     def __str__(self) -> str:
         match self.kind:
@@ -90,7 +90,7 @@ def gap_to(plan: Plan, best: Plan) -> Gap:
 
 
 def largest_excess(times: Mapping[Name, float], least: Mapping[Name, float]) -> tuple[Name, float]:
-    """Return the key where `times` exceeds `least` most, and by how much; missing keys count as 0."""
+    """Return (the key for which `times` exceeds `least` most, by how much); keys missing in `least` count as 0."""
     gaps = {name: time - least.get(name, 0.0) for name, time in times.items()}
     name = max(gaps, key=gaps.__getitem__)
     return name, gaps[name]
@@ -103,7 +103,7 @@ def dearest_axes(record: Record) -> tuple[str, ...]:
 
 
 def _exposed_by_axes(record: Record) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yield each set of axes with its seconds of exposed communication."""
+    """Yield (set of mesh axes, seconds of exposed communication over them) of a step, without a reference model's."""
     moves = record.own_collectives
     for axes in {move.axes for move in moves}:
         yield axes, sum(move.exposed_seconds or 0.0 for move in moves if move.axes == axes)

@@ -1,4 +1,4 @@
-"""Facts about an image model's plan, e.g. the number of devices up to which data parallelism is enough."""
+"""Facts about the plan of an image model, e.g. the number of devices up to which data parallelism is enough."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ STATES = ("parameters", "gradients", "optimizer")
 
 
 COSTLY = 0.1
-"""The share of a step from which exposed collectives are worth a warning."""
+"""The fraction of a step from which exposed collectives are too expensive."""
 
 
 @dataclass(frozen=True)
 class ImageStates(Fact):
-    """Memory of parameters, gradients and momentum, and whether the plan fits."""
+    """Memory of parameters, gradients and momentum on a device that holds the whole model.
+
+    share: `state_bytes` as a fraction of the device's memory. fits: whether the best plan fits.
+    """
 
     parameters: int
     state_bytes: int
@@ -41,7 +44,7 @@ class ImageStates(Fact):
 
 @dataclass(frozen=True)
 class ImageActivations(Fact):
-    """Activations that a device keeps for the backward pass."""
+    """Bytes of activations that a device keeps for the backward pass, and its images per step."""
 
     bytes: int
     images: int
@@ -52,7 +55,7 @@ class ImageActivations(Fact):
 
 @dataclass(frozen=True)
 class ReplicaInstead(Fact):
-    """The mesh with a full copy of the model on every device, and how much slower it is."""
+    """The mesh with a full copy of the model on every device, and its gap to the best mesh."""
 
     mesh: MeshShape
     gap: Gap
@@ -63,7 +66,11 @@ class ReplicaInstead(Fact):
 
 @dataclass(frozen=True)
 class ImageCommunication(Fact):
-    """Time of the collectives, the number of images whose backward pass takes equally long, and the exposed part."""
+    """Time of the collectives of a step.
+
+    seconds: the sum over all collectives. equal_images: the number of images per device whose backward pass takes as
+    long. images: the images per device. share: `exposed_seconds` as a fraction of the step.
+    """
 
     seconds: float
     equal_images: float
@@ -79,9 +86,9 @@ class ImageCommunication(Fact):
 
 @dataclass(frozen=True)
 class DataParallelLimit(Fact):
-    """Number of devices from which pure data parallelism exposes more than `share` of the step.
+    """Number of devices from which, with dp alone, more than `share` of a step is exposed communication.
 
-    devices: None if none up to `tried`. images: per device at that number.
+    devices: None if above `tried`, the largest number tried. images: per device, at `devices` or `tried`.
     """
 
     devices: int | None
@@ -101,7 +108,7 @@ ImageFact = ImageStates | ImageActivations | ReplicaInstead | ImageCommunication
 
 
 def why_images(ranking: ImageRanking, workload: ImageWorkload, system: System) -> tuple[ImageFact, ...]:
-    """Return the facts that decide the step time of the best mesh."""
+    """Return the facts that determine memory and step time of the best mesh."""
     best = ranking.candidates[0]
     found = (
         *_memory(best, workload, system),
@@ -113,9 +120,10 @@ def why_images(ranking: ImageRanking, workload: ImageWorkload, system: System) -
 
 
 def costly_degree(workload: ImageWorkload, system: System) -> tuple[int | None, int]:
-    """Return the number of devices from which dp exposes over `COSTLY` of a step, and the largest number tried.
+    """Return (devices from which exposed collectives of dp exceed `COSTLY` of a step, largest number tried).
 
-    Starts with the system and doubles it while the batch can be split. The first number is None if no size is costly.
+    The system's devices are doubled as long as the batch can be split over them. The first number is None if no number
+    tried exceeds it.
     """
     larger, tried = system, system.num_devices
     while workload.batch % larger.num_devices == 0:
@@ -152,7 +160,7 @@ def _memory(record: Record, workload: ImageWorkload, system: System) -> Iterator
 
 
 def _replica(ranking: ImageRanking) -> ReplicaInstead | None:
-    """Return the fact on how much slower the best replicated mesh is; None if the best mesh shards nothing."""
+    """Return the fact on the mesh that replicates the model; None if it is the best mesh, or not legal."""
     best = ranking.candidates[0]
     copied = next((record for record in ranking.candidates if record.mesh["fsdp"] == 1), None)
     if best.mesh["fsdp"] == 1 or copied is None:

@@ -1,4 +1,4 @@
-"""Thresholds near a plan: the number of chips, batch and sequence length at which another resource limits it."""
+"""Thresholds near a plan: the chips and the batch at which its bound changes, and the longest sequences that fit."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ from meshwright.record import Bound
 from meshwright.units import show_bytes, show_percent
 
 FACTORS = (2, 4, 8, 16, 32, 64)
-"""The factors tried."""
+"""The factors by which chips, batch and sequence length are changed."""
 
 
 @dataclass(frozen=True)
 class Exposure(Fact):
-    """Axes with exposed communication, its share of the step, and the tokens per device that would hide it."""
+    """The exposed communication of a plan."""
 
     axes: tuple[str, ...]
+    """The mesh axes with the longest exposed communication, or those that have too few tokens per device."""
     share: float
+    """Exposed communication over all axes, as a fraction of the step."""
     tokens: int = 0
     wanted: int = 0
-    """Tokens that would hide the communication; 0 if tokens are not the reason."""
+    """Tokens per device that would hide the communication over `axes`; 0 if too few tokens are not the reason."""
 
     def __str__(self) -> str:
         over, exposed = "*".join(self.axes), f"{show_percent(self.share)} of the step exposed"
@@ -41,7 +43,7 @@ class Exposure(Fact):
 
 
 class BoundChange(StrEnum):
-    """How the bound of a plan changes with more chips or another batch."""
+    """Whether the bound of a plan changes with more chips or another batch."""
 
     ALREADY = "already communication bound"
     CHANGES = "changes"
@@ -51,15 +53,17 @@ class BoundChange(StrEnum):
 
 @dataclass(frozen=True)
 class MoreChips(Fact):
-    """The number of chips at which a plan becomes communication bound with the same batch."""
+    """The number of chips at which a plan becomes communication bound with the same batch, if there is one."""
 
     change: BoundChange
     bound: Bound | None
+    """The resource that limits the plan with these chips."""
     factor: int = 1
+    """The chips at which the bound changes, or the last ones tried, divided by the plan's chips."""
     chips: int = 0
     exposure: Exposure | None = None
     by_rule: bool = False
-    """Communication bound by the rule of thumb only, not in the predicted step."""
+    """Whether the plan is communication bound only by the rule of thumb for tokens per device, not in its step."""
     reason: str = ""
     """Why more chips are not possible."""
 
@@ -78,31 +82,37 @@ class MoreChips(Fact):
 
 @dataclass(frozen=True)
 class OtherBatch(Fact):
-    """The batch at which a plan changes between compute bound and communication bound on the same chips."""
+    """The batch at which a plan on the same chips becomes communication bound, or is no longer so.
+
+    A communication-bound plan is tried with larger batches, any other with smaller ones.
+    """
 
     change: BoundChange
     batch: int
-    """The batch at which the bound changes, or the last one tried."""
+    """The batch, in sequences, at which the bound changes, or the last one tried."""
     is_larger: bool
+    """Whether larger batches than the plan's are tried."""
     bound: Bound | None
+    """The resource that limits the plan at `batch`."""
     tokens: int = 0
-    """Tokens per device at that batch."""
+    """Tokens per device at `batch`."""
     exposure: Exposure | None = None
+    """The exposed communication at `batch`, if the plan becomes communication bound."""
 
     def __str__(self) -> str:
         if self.change is BoundChange.CHANGES:
-            becomes = f"{self.bound} bound by that too, with {self.tokens:,} tokens per device"
+            becomes = f"{self.bound} bound there too, with {self.tokens:,} tokens per device"
             if self.exposure:
                 becomes = f"communication bound {self.exposure}"
             return f"at a batch of {self.batch:,} this becomes {becomes}"
         if self.change is BoundChange.NOT_LEGAL:
-            return f"no smaller batch than {self.batch:,} can be shared out on this mesh"
+            return f"no smaller batch than {self.batch:,} can be split on this mesh"
         way = "up" if self.is_larger else "down"
         return f"{way} to a batch of {self.batch:,} it stays {self.bound} bound on this mesh"
 
 
 class SequenceLimit(StrEnum):
-    """Why sequences cannot be longer."""
+    """What prevents longer sequences."""
 
     NONE = "fits still"
     MEMORY = "memory"
@@ -113,17 +123,18 @@ class SequenceLimit(StrEnum):
 
 @dataclass(frozen=True)
 class LongerSequences(Fact):
-    """The longest sequence with which a plan fits, and the limit."""
+    """The longest sequences with which a plan fits in memory, and what prevents longer ones."""
 
     limit: SequenceLimit
     seq_len: int = 0
-    """The first length that does not fit if memory is the limit, else the longest that fits."""
+    """The first length tried that does not fit, if memory is the limit; else the longest that fits."""
     peak_bytes: int = 0
     usable_bytes: float = 0.0
     model: str = ""
     positions: int = 0
     """Learned positions of the model."""
     reason: str = ""
+    """Why the mesh cannot split longer sequences."""
 
     def __str__(self) -> str:
         match self.limit:
@@ -144,16 +155,16 @@ NearbyFact = MoreChips | OtherBatch | LongerSequences
 
 
 def nearby(plan: Plan) -> tuple[NearbyFact, ...]:
-    """Return the thresholds near a plan: chips, batch and sequence length.
+    """Return the thresholds near a plan: of chips, batch and sequence length.
 
-    The strategy is kept. More chips go to fsdp, or to dp if fsdp is 1; the number of microbatches grows with the batch,
-    so that tokens per microbatch stay the same.
+    The strategy stays the same. More chips go to fsdp, or to dp if fsdp is 1. With longer sequences there are more
+    microbatches, so that tokens per microbatch stay the same.
     """
     return (_more_chips(plan), _batch(plan), _longer(plan))
 
 
 def chips_that_fit(plan: Plan) -> Plan | None:
-    """Return the best plan on the fewest chips that fit it, trying `FACTORS`; None beyond the last."""
+    """Return the best plan that fits, on the fewest chips: the plan's times one of `FACTORS`. None if none fits."""
     choices = {"attention": plan.strategy.attention, "optimizer": plan.strategy.optimizer}
     is_run = not plan.planned_only
     for factor in FACTORS:
@@ -168,7 +179,7 @@ def chips_that_fit(plan: Plan) -> Plan | None:
 
 
 def is_communication_bound(plan: Plan) -> bool:
-    """Whether collectives take longer than the computation that could hide them."""
+    """Whether a plan is communication bound, by its predicted step or by the rule of thumb for tokens per device."""
     axes = data_axes(plan)
     by_rule = bool(axes) and local_tokens(plan) < wanted_tokens(plan, axes)
     return by_rule or plan.predicted.bound == "communication"
@@ -230,12 +241,20 @@ def _longer(plan: Plan) -> LongerSequences:
 def _plan(
     plan: Plan, *, workload: Workload | None = None, mesh: MeshShape | None = None, factor: int = 1, parts: int = 1
 ) -> Plan:
-    """Return the plan of another workload, or of another mesh on `factor` x the chips, with `parts` x microbatches."""
+    """Return a variant of a plan, with the same strategy. Raises if it is not legal.
+
+    Args:
+        plan: the plan.
+        workload: another workload.
+        mesh: another mesh.
+        factor: by how much to multiply the chips.
+        parts: by how much to multiply the number of microbatches, as far as the batch allows.
+    """
     system = plan.system if factor == 1 else plan.system.resized(factor * plan.system.num_chips)
     read, shape = workload or plan.workload, mesh or plan.mesh
     shards = shape.degree(RULES["batch"])
     if read.batch % shards:
-        raise MeshwrightError(f"a batch of {read.batch:,} sequences cannot be shared out over {shards:,} devices")
+        raise MeshwrightError(f"a batch of {read.batch:,} sequences cannot be split over {shards:,} devices")
     check_mesh(read, shape, stream_rules(plan.strategy.tp_stream))
     each = read.batch // shards
     strategy = plan.strategy

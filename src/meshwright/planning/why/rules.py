@@ -1,4 +1,4 @@
-"""Rules of thumb for choosing a mesh, with the numbers of a plan."""
+"""Rules of thumb for choosing a mesh, as facts with the numbers of a plan."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ADVICE = (
 
 
 MODEL_AXES = ("fsdp", "tp", "ep", "sp", "pp")
-"""Axes that reduce the model state on a device."""
+"""Mesh axes that reduce the training state on a device."""
 
 
 _RATIOS = (1, 8, 64)
-"""Size of the training state, in device memories, up to which 0, 1 and 2 model axes suffice."""
+"""Size of the training state, as a multiple of a device's memory, up to which 0, 1 and 2 model axes suffice."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class StateSize(Fact):
 
     @property
     def ratio(self) -> float:
-        """State size in device memories."""
+        """Size of the state as a multiple of a device's memory."""
         return self.state_bytes / self.usable_bytes
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class StateSize(Fact):
 
 @dataclass(frozen=True)
 class FsdpFirst(Fact):
-    """Devices along fsdp, and the other axes of the mesh."""
+    """The degree of fsdp, the number of devices, and the mesh without fsdp."""
 
     fsdp: int
     num_devices: int
@@ -65,7 +65,7 @@ class FsdpFirst(Fact):
 
 @dataclass(frozen=True)
 class SequencesPerDevice(Fact):
-    """Sequences of the batch, and the devices that they are split over."""
+    """Sequences of the batch, the mesh axes that split them, and the number of devices along these axes."""
 
     batch: int
     axes: tuple[str, ...]
@@ -97,6 +97,6 @@ def rules_of_thumb(plan: Plan) -> tuple[RuleFact, ...]:
 
 
 def state_bytes(plan: Plan) -> int:
-    """Return the bytes of parameters, gradients and moments of the whole model."""
+    """Return the bytes of parameters, gradients and moments of the whole model, on one device without sharding."""
     memory = step_memory(plan.workload, MeshShape(), plan.strategy)
     return sum(memory.get(name, 0) for name in ("parameters", "gradients", "optimizer"))

@@ -1,4 +1,4 @@
-"""What limits the best serving layout and its batch, and why other layouts lose."""
+"""What limits the best serving layout and its batch, and why other layouts are worse."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TERMS = {
 
 @dataclass(frozen=True)
 class Shortage(Fact):
-    """Nothing fits: weights and cache per device at a batch, and the missing bytes."""
+    """No layout fits in memory: weights and cache on a device at a batch, and the bytes that are missing."""
 
     weights_bytes: int
     cache_bytes: int
@@ -58,7 +58,7 @@ class Late(Fact):
 
 @dataclass(frozen=True)
 class LongestTerm(Fact):
-    """The term of a step that takes longest."""
+    """The term of a step that takes longest; share: its fraction of the step."""
 
     term: str
     seconds: float
@@ -89,9 +89,10 @@ class ServingThresholds(Fact):
 
 @dataclass(frozen=True)
 class BatchLimit(Fact):
-    """What limits the batch, and the step with one more sequence per group.
+    """What prevents a larger batch: memory, the requested latency, or neither.
 
-    most: the largest batch that fits in memory.
+    batch: the plan's batch, plus one sequence per group of devices. peak_bytes, seconds and tokens_per_second are those
+    of this batch. most: the largest batch that fits in memory; 0 if memory is the limit.
     """
 
     limit: Literal["memory", "latency", "none"]
@@ -115,9 +116,11 @@ class BatchLimit(Fact):
 
 @dataclass(frozen=True)
 class SequenceCache(Fact):
-    """KV cache of a sequence at its end: tokens, pages, the empty share of the pages, and bytes.
+    """KV cache of a sequence when it ends.
 
-    context: all tokens of the sequence; with a sliding window fewer are kept.
+    tokens: the tokens in the cache; with a sliding window fewer than `context`, the tokens of the whole sequence.
+    pages: the number of pages, of `page_size` tokens each. empty_share: unused fraction of the pages. bytes: the sum
+    over all devices.
     """
 
     tokens: int
@@ -135,7 +138,11 @@ class SequenceCache(Fact):
 
 @dataclass(frozen=True)
 class PrefillSystems(Fact):
-    """Number of prefill systems, of the same size, that keep a decoding system busy, and their layout."""
+    """Number of prefill systems that keep one decoding system of the same size busy.
+
+    system, layout: those of each prefill system. prompt_seconds: the seconds of a step with one prompt per group of
+    devices.
+    """
 
     systems: float
     system: str
@@ -163,7 +170,12 @@ class ServingGapKind(StrEnum):
 
 @dataclass(frozen=True)
 class ServingGap(Fact):
-    """The largest difference between a layout and the best one; `per_token` if throughput decides."""
+    """The largest difference between a layout and the best layout.
+
+    term, seconds: the term of the step that is longest in comparison, and by how much; for LATE, seconds beyond the
+    latency. per_token: whether `seconds` is divided by the batch. missing_bytes: for MEMORY, the bytes per device that
+    are missing.
+    """
 
     kind: ServingGapKind
     term: str = ""
@@ -188,24 +200,24 @@ class ServingGap(Fact):
 
 @dataclass(frozen=True)
 class PrefillShare:
-    """Number of prefill systems that keep a decoding system busy, and their plan."""
+    """Number of prefill systems that keep one decoding system busy, and the plan of each."""
 
     systems: float
     plan: ServingPlan
 
 
 def thresholds(plan: ServingPlan, system: System) -> ServingThresholds:
-    """Return the batches at which the bound of a step changes."""
+    """Return the batches at which the bound of a decode step changes."""
     return ServingThresholds(
         compute_bound_batch(plan.serving, plan.layout, system), batch_of_equal_reads(plan.serving, plan.layout)
     )
 
 
 def prefill_share(plan: ServingPlan, system: System) -> PrefillShare | None:
-    """Return the prefill systems needed for each system that decodes as planned; None if no prompt fits.
+    """Return the number of prefill systems for each system that decodes as planned; None if no prompt fits.
 
-    Prefill processes one prompt per group at a time. In steady state, sequences are prefilled at the rate at which they
-    end (`cost.serving_seconds.prefill_servers`).
+    A prefill system processes one prompt per group of devices at a time. In steady state, sequences are prefilled at
+    the rate at which they end (`cost.serving_seconds.prefill_servers`).
     """
     prefill = best_prefill(plan.serving, system)
     if prefill is None:
@@ -227,7 +239,7 @@ def longest_term(plan: ServingPlan) -> LongestTerm:
 
 
 def why_serving(plan: ServingPlan, system: System) -> tuple[ServingFact, ...]:
-    """Return the facts that decide a serving step, its thresholds, and what limits its batch."""
+    """Return the facts on a serving plan: unmet requirements, the longest term, thresholds, and limits of its batch."""
     is_decode, fits = plan.serving.phase == "decode", plan.predicted.fits
     found: list[ServingFact | None] = [_missed(plan, system), longest_term(plan)]
     found.append(thresholds(plan, system) if is_decode else None)
@@ -238,7 +250,7 @@ def why_serving(plan: ServingPlan, system: System) -> tuple[ServingFact, ...]:
 
 
 def _missed(plan: ServingPlan, system: System) -> Shortage | Late | None:
-    """Return the requirement that no layout meets: memory or latency; None if it is met."""
+    """Return the fact on the requirement that the best plan does not meet, memory or latency; None if it meets both."""
     memory, asked = plan.predicted.memory_bytes, plan.serving.latency_seconds
     if not plan.predicted.fits:
         return Shortage(memory["weights"], memory["cache"], plan.batch, memory["peak"] - system.plannable_bytes)
@@ -262,7 +274,7 @@ def _limit(plan: ServingPlan, system: System) -> BatchLimit:
 
 
 def _cache(plan: ServingPlan) -> SequenceCache:
-    """Return the cache of a finished sequence."""
+    """Return the fact on the KV cache of a finished sequence."""
     serving = plan.serving
     return SequenceCache(
         tokens=kept_tokens(serving),
@@ -282,9 +294,9 @@ def _prefill(plan: ServingPlan, system: System) -> PrefillSystems | None:
 
 
 def serving_gap(plan: ServingPlan, best: ServingPlan, system: System) -> ServingGap:
-    """Return the largest difference between a plan and the best one: missing memory, lateness, or a term of the step.
+    """Return the largest difference between a plan and the best plan: missing memory, late steps, or a longer term.
 
-    If throughput decides, terms are divided by the batch.
+    If a latency is requested, throughput decides: then terms are divided by the batch.
     """
     if plan is best:
         return ServingGap(ServingGapKind.BEST)
@@ -301,6 +313,6 @@ def serving_gap(plan: ServingPlan, best: ServingPlan, system: System) -> Serving
 
 
 def _compared(plan: ServingPlan) -> dict[str, float]:
-    """Return the terms of a step, per token if throughput decides."""
+    """Return the seconds of a step by term; divided by the batch, if throughput decides."""
     share = plan.batch if plan.serving.latency_seconds else 1
     return {name: time / share for name, time in plan.predicted.breakdown_seconds.items()}

@@ -1,4 +1,4 @@
-"""What limits the best plan: tokens per device, degree of tp, waiting, memory."""
+"""What limits the best plan: tokens per device, degree of tp, exposed communication, pipeline bubble, memory."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from meshwright.planning.why.gap import dearest_axes
 from meshwright.units import show_bytes, show_percent, show_seconds
 
 ATTENTION = {"scores": "attention scores through memory", "flash": "a fused attention kernel"}
-"""Descriptions of kinds of attention; other kinds are shown by name."""
+"""Descriptions of attention implementations; others are shown by name."""
 
 CAUSAL_SHARE = 0.2
-"""The share of the MFU from which masked scores are mentioned."""
+"""The fraction of the MFU from which masked scores are mentioned."""
 
 WAITING_SHARE = 0.05
-"""The share of a step from which waiting for the network or the pipeline is mentioned in the short answer."""
+"""The fraction of a step from which `answer` includes exposed communication or a pipeline bubble."""
 
 
 @dataclass(frozen=True)
 class TokensPerDevice(Fact):
-    """Tokens per device, compared with the number that hides weight gathers and gradient reductions."""
+    """Tokens per device, compared with the number from which weight gathers and gradient reductions are hidden."""
 
     tokens: int
     axes: tuple[str, ...]
-    """Axes over which weights are gathered or gradients reduced; empty if there are none."""
+    """Mesh axes over which weights are gathered or gradients reduced; empty if there are none."""
     wanted: int
-    """Tokens from which these collectives are hidden."""
+    """Number of tokens per device from which these collectives are hidden."""
     is_of_microbatch: bool = False
-    """Whether every microbatch gathers or reduces; then `tokens` is per microbatch."""
+    """Whether every microbatch has such collectives; then `tokens` is per microbatch."""
 
     @property
     def is_hidden(self) -> bool:
-        """Whether there are enough tokens."""
+        """Whether there are enough tokens to hide the collectives."""
         return self.tokens >= self.wanted
 
     def __str__(self) -> str:
@@ -52,14 +52,15 @@ class TokensPerDevice(Fact):
 
 @dataclass(frozen=True)
 class TensorDegree(Fact):
-    """The degree of tp, compared with the limit below which matmuls take longer than collectives."""
+    """The degree of tp, compared with the degree up to which matmuls take longer than tp's collectives."""
 
     degree: int
     mlp: int
+    """Width of the model's MLP."""
     alpha: float
-    """Flops of a device in the time of one network byte."""
+    """Flops that a device executes in the time of one byte of a collective over tp."""
     placement: str
-    """The links that tp runs over."""
+    """The links of tp's collectives."""
 
     @property
     def limit(self) -> float:
@@ -75,15 +76,15 @@ class TensorDegree(Fact):
 
 @dataclass(frozen=True)
 class ExposedCommunication(Fact):
-    """Time of a step that is spent waiting for the network."""
+    """Time per step in which a device waits for collectives."""
 
     seconds: float
     share: float
-    """Share of the step."""
+    """`seconds` as a fraction of the step."""
     axes: tuple[str, ...]
-    """Axes with the longest wait; empty if no communication is exposed."""
+    """Mesh axes with the longest exposed communication; empty if no communication is exposed."""
     placement: str
-    """The links that these axes run over."""
+    """The links of collectives over these axes."""
 
     def __str__(self) -> str:
         if not self.axes:
@@ -96,7 +97,7 @@ class ExposedCommunication(Fact):
 
 @dataclass(frozen=True)
 class PipelineBubble(Fact):
-    """Time that pipeline stages are idle at the beginning and the end of a step."""
+    """Time per step in which a pipeline stage is idle, at the start and the end; share: the fraction of the step."""
 
     seconds: float
     share: float
@@ -113,13 +114,14 @@ class PipelineBubble(Fact):
 
 @dataclass(frozen=True)
 class MemoryUse(Fact):
-    """How full the memory of a device is, and what takes most of it."""
+    """How full the memory of a device is, and its largest term."""
 
     share: float
+    """Peak memory as a fraction of the usable memory."""
     headroom: float
-    """Share kept free for the error of the prediction."""
+    """Fraction of the memory that is kept free for the error of the prediction."""
     largest: str
-    """Name of the largest term."""
+    """Name of the largest term, such as `activations`."""
     largest_bytes: int
 
     def __str__(self) -> str:
@@ -130,7 +132,7 @@ class MemoryUse(Fact):
 
 @dataclass(frozen=True)
 class CausalFlops(Fact):
-    """MFU with all attention scores, and with the unmasked ones only."""
+    """MFU that counts all attention scores, and MFU that counts only unmasked scores."""
 
     mfu: float
     causal_mfu: float
@@ -146,7 +148,7 @@ WhyFact = TokensPerDevice | TensorDegree | ExposedCommunication | PipelineBubble
 
 
 def how(plan: Plan) -> str:
-    """Return a plan's settings as text: remat, microbatches, schedule, ZeRO stage, attention, optimizer."""
+    """Return the settings of a plan as text: remat, microbatches, schedule, ZeRO stage, attention, optimizer."""
     strategy, parts = plan.strategy, [f"remat {plan.workload.remat}"]
     if strategy.num_microbatches > 1:
         parts.append(f"{strategy.num_microbatches} microbatches")
@@ -163,13 +165,13 @@ def how(plan: Plan) -> str:
 
 
 def why(plan: Plan) -> tuple[WhyFact, ...]:
-    """Return the facts that decide the step time of a plan."""
+    """Return the facts that determine step time and memory of a plan."""
     found = (_tokens(plan), _tensor(plan), _exposed(plan), _bubble(plan), _memory(plan), _causal(plan))
     return tuple(fact for fact in found if fact is not None)
 
 
 def answer(plan: Plan) -> tuple[WhyFact, ...]:
-    """Return the most important facts of `why`: tokens, memory, and long waits for the network or the pipeline."""
+    """Return the most important facts of `why`: tokens, memory, and long exposed communication or pipeline bubble."""
     return tuple(
         fact
         for fact in why(plan)
@@ -179,20 +181,21 @@ def answer(plan: Plan) -> tuple[WhyFact, ...]:
 
 
 def computed_mfu(plan: Plan) -> float | None:
-    """Return the MFU without masked attention scores, if they are a large part.
+    """Return the MFU that counts only unmasked attention scores, if masked ones are a large part; else the usual MFU.
 
-    Fused kernels skip masked scores. The usual MFU counts them, and can exceed 100% for long sequences. None on
-    simulated CPU devices: they share the cores of one machine and have no peak.
+    The usual MFU counts masked scores, which fused kernels skip, so it can exceed 100% for long sequences. None on
+    simulated CPU devices, which share the cores of one machine and have no peak.
     """
     causal = _causal(plan)
     return causal.causal_mfu if causal and plan.predicted.shown_mfu else plan.predicted.shown_mfu
 
 
 def wanted_tokens(plan: Plan, axes: tuple[str, ...]) -> int:
-    """Return the tokens per device that hide gathers and gradient reductions over `axes`: C / W, times E / k for MoE.
+    """Return the tokens per device from which weight gathers and gradient reductions over `axes` are hidden.
 
-    All E experts are gathered, k of them work on each token (scaling book, chapters training and gpus, data
-    parallelism). Experts that ep splits are not gathered.
+    They are C / W: the flops of a device in the time of one byte of a collective (scaling book, chapters training and
+    gpus, data parallelism). For MoE models they are E / k times as many, because all E experts of a device are gathered
+    and k of them process each token; ep divides E.
     """
     wanted, _ = _alpha(plan, axes)
     experts = plan.workload.model.experts
@@ -201,14 +204,14 @@ def wanted_tokens(plan: Plan, axes: tuple[str, ...]) -> int:
 
 
 def data_axes(plan: Plan) -> tuple[str, ...]:
-    """Return the axes with more than one device that gather weights or reduce gradients."""
+    """Return the mesh axes larger than 1 over which weights are gathered or gradients reduced."""
     return tuple(axis for axis in token_axes() if axis != "ep" and plan.mesh.degree(axis) > 1)
 
 
 def local_tokens(plan: Plan) -> int:
     """Return the tokens that a device processes between two weight gathers or gradient reductions.
 
-    One microbatch with ZeRO-2 and ZeRO-3 over fsdp or sp, else the whole step.
+    They are those of one microbatch with ZeRO-2 and ZeRO-3 over fsdp or sp, else those of the whole step.
     """
     parts = plan.strategy.num_microbatches if _is_for_each_microbatch(plan) else 1
     return plan.workload.tokens // plan.mesh.degree(token_axes()) // parts
@@ -234,7 +237,7 @@ def _tensor(plan: Plan) -> TensorDegree | None:
 
 
 def _alpha(plan: Plan, axes: tuple[str, ...]) -> tuple[float, str]:
-    """Return the flops of a device in the time of one gathered byte, and the links that `axes` run over."""
+    """Return (flops of a device in the time of one gathered byte, the links of collectives over `axes` as text)."""
     placement = lay_mesh(plan.system, plan.mesh.layout).placement(axes)
     rate = gather_bytes_per_second(placement)
     return network_intensity(plan.system, rate, dtype=plan.workload.compute_dtype), str(placement)
@@ -266,7 +269,7 @@ def _memory(plan: Plan) -> MemoryUse:
 
 
 def _causal(plan: Plan) -> CausalFlops | None:
-    """Return the MFU without masked scores, if these are a large part of the usual MFU."""
+    """Return the fact on the MFU without masked scores; None if they are a small part of the usual MFU."""
     mfu = plan.predicted.mfu or 0.0
     causal = mfu * model_flops(plan.workload, is_causal=True) / model_flops(plan.workload)
     return CausalFlops(mfu, causal) if mfu - causal > CAUSAL_SHARE * mfu else None

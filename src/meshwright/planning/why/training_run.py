@@ -12,7 +12,7 @@ from meshwright.units import show_rate
 
 @dataclass(frozen=True)
 class TrainingRun(Fact):
-    """Time, chip hours and cost of training on `tokens` tokens; no cost without a price per chip hour."""
+    """Time, chip hours and cost of training on `tokens` tokens; cost: None if no price is known."""
 
     tokens: int
     seconds: float

@@ -36,9 +36,11 @@ def compile_in_child(request: CompileRequest) -> CompiledProgram:
     """Compile a request, or read its program from the cache.
 
     The cache key hashes the request, the versions of JAX and of the compiler, and the sources of meshwright and of the
-    function's module (not of modules that it imports). Raises MeshwrightError where the compiler is not installed, the
-    function fails, or the program does not fit a TPU's memory (the GPU compiler does not check). An interrupt ends the
-    child.
+    function's module (not of modules that it imports). An interrupt ends the child.
+
+    Raises:
+        MeshwrightError: the compiler is not installed, the function fails, or the program does not fit a TPU's memory
+            (the GPU compiler does not check that).
     """
     ((_, outcome),) = compile_all([request])
     if isinstance(outcome, MeshwrightError):
@@ -47,7 +49,7 @@ def compile_in_child(request: CompileRequest) -> CompiledProgram:
 
 
 def compile_all(requests: Sequence[CompileRequest]) -> Iterator[tuple[int, CompiledProgram | MeshwrightError]]:
-    """Compile requests in parallel; yields (index, program or error) as each is done, cached ones first.
+    """Compile requests in parallel; yield (request's index, program or error) as each is done, cached ones first.
 
     One process per core runs at once, as far as memory allows. Errors are those of `compile_in_child`.
     """
@@ -104,7 +106,7 @@ def _outcome(job: _Job, child: CompileProcess) -> CompiledProgram | MeshwrightEr
 
 
 def _free_bytes() -> int:
-    """Memory available to new processes; 0 if unknown."""
+    """Return the bytes of memory available to new processes; 0 if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -129,7 +131,7 @@ def _key(request: CompileRequest, system: System) -> str:
 
 @cache
 def _own_sources() -> str:
-    """A hash over the sources of meshwright."""
+    """Return a hash over the source and data files of meshwright."""
     root = Path(meshwright.__file__).parent
     files = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".toml", ".json"))
     digest = hashlib.sha256()

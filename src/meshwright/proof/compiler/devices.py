@@ -19,7 +19,7 @@ from meshwright.units import show_mesh
 
 
 def system_devices(system: System) -> Sequence[Any]:
-    """The `jax.Device`s of a system: simulated CPU devices, or described TPUs and GPUs."""
+    """Return the `jax.Device`s of a system: simulated CPU devices, or described TPUs or GPUs that are not present."""
     if system.chip.kind == "cpu":
         return jax.devices()
     return topologies.get_topology_desc(**topology(system)).devices

@@ -30,8 +30,9 @@ _OP_NAME = re.compile(r'op_name="((?:[^"\\]++|\\.)*+)"')
 class FullRematerialization:
     """A value that XLA reshards by gathering it whole on every device.
 
-    op: the named scopes and primitive that compute the value. array: its per-device shape before. before, after: its
-    shardings over mesh axes, or as the compiler writes them where mesh axes cannot express them.
+    op: the named scopes and primitive that compute the value. source: the file:line of that op. array: the value's
+    per-device shape before. before, after: its shardings over mesh axes, or as the compiler writes them where mesh axes
+    cannot express them.
     """
 
     op: str

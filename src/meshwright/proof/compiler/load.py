@@ -71,7 +71,7 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _last_frame(error: Exception) -> str:
-    """The innermost file:line of an error outside installed packages; '' if there is none."""
+    """Return the innermost file:line of an error's traceback outside installed packages; '' if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [one for one in frames if "site-packages" not in one.filename and "importlib" not in one.filename]
     return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""

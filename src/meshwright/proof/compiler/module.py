@@ -24,7 +24,7 @@ LOAD_MODULE = "meshwright.proof.compiler.module:load_module"
 def pack_module(program: LoweredProgram) -> dict[str, Any]:
     """Return a lowered program as plain data, for `load_module`.
 
-    JAX has no public attribute for the shardings of its arguments (0.10.2, 0.11.2 and 0.12.0.1).
+    The shardings of arguments are read from private attributes: JAX has no public one (0.10.2, 0.11.2 and 0.12.0.1).
 
     Raises:
         MeshwrightError: the installed JAX does not keep what another process needs to compile the program.
@@ -61,7 +61,8 @@ def load_module(
 ) -> LoweredProgram:
     """Return the program packed by `pack_module`, to be compiled for the devices of a mesh in their order.
 
-    free_inputs, free_outputs: whether the partitioner may choose the sharding of each input and output.
+    module: the StableHLO bytecode, gzipped, in base64. free_inputs, free_outputs: whether the partitioner may choose
+    the sharding of each input and output. The others are fields of `LoweredProgram`.
     """
     bytecode = gzip.decompress(base64.b64decode(module))
     lowered = _Module(bytecode, mesh, tuple(free_inputs), tuple(free_outputs))

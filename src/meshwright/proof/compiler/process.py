@@ -59,7 +59,7 @@ class CompileProcess:
         return self.process.poll() is not None
 
     def program(self) -> CompiledProgram:
-        """Wait for the compiled program. Raises where the process failed or died."""
+        """Wait for the process and return its program. Raises if compilation failed or the process died."""
         status = self.process.wait()
         messages = _warnings(self.said.read_bytes()[-_MOST_MESSAGES:].decode(errors="replace"))
         if not self.answered.exists():
@@ -87,7 +87,7 @@ def _warnings(messages: str) -> str:
 
 
 def compile_error(what: str, failure: Failure) -> MeshwrightError:
-    """Return the exception for a failure of the user's function or of the compiler."""
+    """Return the exception for a failure of the user's function or of the compiler. what: names the program in it."""
     if failure.kind == FailureKind.REFUSED:
         return MeshwrightError(failure.message)
     if failure.kind == FailureKind.OUT_OF_MEMORY:

@@ -22,8 +22,9 @@ class MeshMethod(StrEnum):
 class TracedMistake(NamedTuple):
     """A mistake found in the jaxpr of a traced function.
 
-    finding: the id of its finding. dtype, dims: of the array on the devices that run the op. source: file:line. axes:
-    mesh axes. count: executions per step. figures: further plain data, specific to the kind of mistake.
+    finding: the id of its `Finding` class. dtype, dims: of the op's array, per shard inside a `shard_map`. source: the
+    op's file:line. axes: the mesh axes that are concerned. count: executions of the op per step. figures: further plain
+    data, specific to the kind of mistake.
     """
 
     finding: str
@@ -36,7 +37,10 @@ class TracedMistake(NamedTuple):
 
 
 class LoweredProgram(NamedTuple):
-    """A `jax.stages.Lowered` with findings from its tracing. output_names: None to read them from `lowered`."""
+    """A `jax.stages.Lowered`, with mistakes and notes from tracing; mistakes is None if no jaxpr was read.
+
+    output_names: the pytree path of each result; None to read them from `lowered`.
+    """
 
     lowered: Any
     mistakes: tuple[TracedMistake, ...] | None = None
@@ -59,8 +63,8 @@ class FailureKind(StrEnum):
 class Failure:
     """A failed compilation, as the child process reports it.
 
-    message: text of the error. needed, available: bytes of `memory` (HBM, VMEM, ...), as the compiler prints them. hlo:
-    the program that did not fit; '' if the compiler failed before it had one.
+    message: text of the error. needed, available: the program's and the device's bytes of `memory` (HBM, VMEM, ...), as
+    the compiler prints them. hlo: the program that did not fit; '' if the compiler failed before it had one.
     """
 
     kind: FailureKind
@@ -103,9 +107,10 @@ class CompiledProgram:
     mesh_method: how the mesh was arranged on the devices.
     cached: read from disk; compile_seconds is then that of the original compilation.
 
-    annotated, propagated, partitioned: the module around the partitioner's passes, '' where nothing was partitioned.
-    annotated has global shapes and the requested shardings; propagated, the sharding of every value; partitioned,
-    per-device shapes and collectives, still equal for every backend. output_names: the path of each result.
+    annotated, propagated, partitioned: the module before, between and after the partitioner's passes; '' where nothing
+    was partitioned. annotated has global shapes and the requested shardings; propagated has the sharding of every
+    value; partitioned has per-device shapes and collectives, still equal for every backend. output_names: the pytree
+    path of each result.
     """
 
     hlo: str
@@ -140,7 +145,7 @@ def program_from_json(data: Mapping[str, Any], *, cached: bool) -> CompiledProgr
 
 
 def read_mistakes(data: Iterable[Sequence[Any]] | None) -> tuple[TracedMistake, ...] | None:
-    """Return mistakes that were written as JSON."""
+    """Return mistakes that were written as JSON: the fields of each `TracedMistake` in order; None if data is None."""
     return (
         None
         if data is None

@@ -24,10 +24,10 @@ _MOVES = ("all-gather", "all-to-all", "collective-permute")
 
 
 def read_program(program: CompiledProgram, mesh: MeshShape, hardware: str) -> Record:
-    """The record of a program compiled for a mesh on some hardware: flops, memory and collectives, per device.
+    """Return the record of a program compiled for a mesh on some hardware: flops, memory and collectives per device.
 
     `fits` is None on simulated CPU devices, whose memory is the host's. A collective over axes within and between
-    slices is compiled as two collectives, one of each. Raises where the program is for another number of devices.
+    slices is compiled as one within and one between slices. Raises if the mesh has another number of devices.
     """
     system, module = parse_system(hardware), read_optimized(program)
     record = read_module(
@@ -52,8 +52,8 @@ def read_optimized(program: CompiledProgram) -> Module:
     """Parse a program's optimized module; inserted data movement gets the op_name and source of its consumer.
 
     The consumer is found in the partitioned module, where it is still next to the collective. A collective is matched
-    between the two modules by opcode, channel and op_name. One that the compiler combined of several has the channel of
-    the first; it gets the op_names of all their consumers, joined as XLA joins those that it combines (by `;`).
+    between the two modules by opcode, channel and op_name. If the compiler combined several collectives, the result has
+    the channel of the first; it gets the op_names of all their consumers, joined by `;` as XLA does it.
     """
     module = parse_hlo(program.hlo)
     if not program.partitioned or not any(map(is_partitioner_generated, module.instructions())):
@@ -85,7 +85,7 @@ def read_optimized(program: CompiledProgram) -> Module:
 
 
 def _gathered_arrays(instruction: Instruction) -> tuple[Shape, ...]:
-    """The results of an all-gather, one per combined all-gather; () for other instructions."""
+    """Return the result arrays of an all-gather, one for each all-gather combined in it; () for other instructions."""
     if instruction.opcode not in ("all-gather", "all-gather-start"):
         return ()
     # A start has its operands before the results.
@@ -93,7 +93,10 @@ def _gathered_arrays(instruction: Instruction) -> tuple[Shape, ...]:
 
 
 def _is_gathered_with(move: Instruction, other: Instruction, array: Shape, num_devices: int) -> bool:
-    """Whether a collective may have been combined with another: it has an array of this shape and the same groups."""
+    """Whether `other` may be an all-gather that was combined with `move`: it has the same device groups.
+
+    array: a result of the combined all-gather, whose shape `other` must have.
+    """
     if (other.opcode, other.computation) != ("all-gather", move.computation):
         return False
     mesh, same_shape = {"devices": num_devices}, (other.shape.dtype, other.shape.dims) == (array.dtype, array.dims)

@@ -65,7 +65,7 @@ def read_shardings(program: CompiledProgram, mesh: Mapping[str, int]) -> tuple[S
 
 
 def _inputs(annotated: Module, propagated: Module, mesh: Mapping[str, int]) -> Iterator[ShardingPair]:
-    """Yield the module's parameters; unused arguments are not in the module."""
+    """Yield a pair for each of the module's parameters; unused arguments are not in the module."""
     before = annotated.computations[annotated.entry].parameters
     for number, parameter in sorted(propagated.computations[propagated.entry].parameters.items()):
         requested = _requested(before[number], mesh) if number in before else None
@@ -96,7 +96,7 @@ def _outputs(
 
 
 def _constraints(annotated: Module, propagated: Module, mesh: Mapping[str, int]) -> Iterator[ShardingPair]:
-    """Yield the values with a constraint, matched to the copies that the partitioner made of them."""
+    """Yield a pair for each sharding constraint. The partitioner makes it a copy, whose sharding is the actual one."""
     made: dict[_Place, list[Spec | None]] = defaultdict(list)
     for instruction in propagated.instructions():
         if instruction.opcode == "copy":
@@ -112,9 +112,12 @@ def _constraints(annotated: Module, propagated: Module, mesh: Mapping[str, int])
 
 
 def _match_constraints(requested: list[Spec | None], made: list[Spec | None]) -> list[Spec | None]:
-    """Return the actual spec of each constraint on one value, out of the specs of the value's copies.
+    """Return the actual spec of each constraint on one value.
 
-    The partitioner drops a constraint that changes nothing; each remaining one is matched by the spec it requests.
+    requested: the spec of each constraint. made: the specs of the copies of that value.
+
+    The partitioner drops a constraint that changes nothing. Every other one is matched with a copy that has the spec it
+    requests, or with a copy that is left.
     """
     left, actual = list(made), list(requested)
     unmet: list[int] = []
@@ -131,7 +134,7 @@ def _match_constraints(requested: list[Spec | None], made: list[Spec | None]) ->
 
 
 def _products(annotated: Module, propagated: Module, mesh: Mapping[str, int]) -> Iterator[ShardingPair]:
-    """Yield matmuls and convolutions whose results have no constraint: their sharding comes from propagation alone."""
+    """Yield a pair for each matmul or convolution whose result has no constraint: only propagation shards it."""
     constrained = {
         _place(annotated.operand(one)) for one in annotated.instructions() if one.custom_call_target == _CONSTRAINT
     }
@@ -154,26 +157,29 @@ def _intermediate(instruction: Instruction, requested: Spec | None, actual: Spec
 
 
 def _place(instruction: Instruction) -> _Place:
-    """Return what identifies a value in both modules, which number instructions differently."""
+    """Return (op_name, source, shape), which identifies a value in both modules; instruction names differ."""
     return instruction.op_name, instruction.source, str(instruction.shape)
 
 
 def _requested(instruction: Instruction, mesh: Mapping[str, int]) -> Spec | None:
-    """The spec that an instruction of the annotated module requests, read from Shardy's attribute where it has one."""
+    """Return the spec that an instruction of the annotated module requests; None if it requests none.
+
+    It is read from Shardy's attribute where the instruction has one.
+    """
     said = _SDY.search(instruction.attributes.get("frontend_attributes", ""))
     by_axes = parse_shardy_sharding(said[1], mesh) if said else None
     return by_axes or _specs(instruction, [instruction.shape], mesh, unsaid="")[0]
 
 
 def _actual(instruction: Instruction, mesh: Mapping[str, int]) -> Spec | None:
-    """The spec of an instruction of the propagated module."""
+    """Return the spec of an instruction of the propagated module; None if mesh axes cannot express it."""
     return _specs(instruction, [instruction.shape], mesh)[0]
 
 
 def _specs(
     instruction: Instruction, arrays: list[Shape], mesh: Mapping[str, int], *, unsaid: str = "{replicated}"
 ) -> list[Spec | None]:
-    """Return the spec of each array of an instruction; `unsaid` stands for an array without a sharding."""
+    """Return the spec of each array of an instruction. unsaid: the sharding, as text, of an array without one."""
     text = instruction.attributes.get("sharding", "")
     of_tuple = instruction.shape.dtype == "tuple" and text.startswith("{{")
     texts = _SHARDING.findall(text[1:-1]) if of_tuple else [text or unsaid] * len(arrays)

@@ -1,7 +1,7 @@
 """Shardy's propagation in this process: the shardings that matmuls get from a program's arguments and constraints.
 
-The passes that partition a program for its devices begin with this one, and it takes a fraction of a second. XLA
-propagates in another order of ops: if two arguments imply different layouts of a value, another may win. jaxlib has no
+Propagation is the first of the passes that partition a program, and takes a fraction of a second. XLA propagates in
+another order of ops: if two arguments imply different shardings of a value, XLA may choose the other one. jaxlib has no
 public name for these passes, so this is the only module that imports `jaxlib.mlir`.
 """
 
@@ -89,6 +89,6 @@ def _sharding(matmul: Any) -> str:
 
 
 def _line(location: str) -> str:
-    """Return the innermost line outside installed packages of a location, as `FILE:LINE`; '' if there is none."""
+    """Return the innermost line of an op's location outside installed packages, as `FILE:LINE`; '' if there is none."""
     frames = re.finditer(r'"([^"]+\.py)":(\d+)', location)
     return next((f"{one[1]}:{one[2]}" for one in frames if not is_installed(Path(one[1]))), "")

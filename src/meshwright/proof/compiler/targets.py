@@ -51,7 +51,7 @@ _GPU_COMMON = """\
 
 
 def check_compiler(system: System) -> None:
-    """Raise if a system's compiler is not installed or lacks its chip, or if it has too many CPUs to simulate."""
+    """Raise if a system's compiler is not installed or lacks its chip, or if it has over `_MOST_SIMULATED` CPUs."""
     kind = system.chip.kind
     if kind == "cpu":
         if system.num_devices > _MOST_SIMULATED:
@@ -101,7 +101,7 @@ def environment(system: System, inherited: Mapping[str, str]) -> dict[str, str]:
     if system.chip.kind == "tpu":
         # libtpu would ask a metadata server which TPU it runs on, and take a lock that belongs to one process.
         ours |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-        # Any type serves every family.
+        # libtpu requires a type; any one lets it compile for every TPU family.
         ours["TPU_ACCELERATOR_TYPE"] = "v5litepod-16"
         # Without these the partitioner's warnings stay inside libtpu.
         ours |= {"TPU_MIN_LOG_LEVEL": "0", "TPU_STDERR_LOG_LEVEL": "0"}
@@ -149,7 +149,7 @@ def _gpus() -> Mapping[str, Mapping[str, Any]]:
 
 
 def _gpu_config(name: str) -> str:
-    """A GPU as the text of a stream_executor.GpuTargetConfigProto."""
+    """Return a GPU's description as the text of a stream_executor.GpuTargetConfigProto."""
     gpu = dict(_gpus()[name])
     description, (major, minor) = gpu.pop("description"), gpu.pop("capability")
     fields = "".join(f"  {key}: {value}\n" for key, value in gpu.items())

@@ -101,7 +101,7 @@ def run(request: CompileRequest) -> CompiledProgram:
 
 
 class CompileError(Exception):
-    """The compiler failed on a program: `__cause__` is the compiler's error, hlo the module dumped before it."""
+    """The compiler failed on a program; `__cause__` is its error. hlo: the optimized module, '' if it dumped none."""
 
     def __init__(self, hlo: str) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def compile_lowered(
       mesh_method: how the mesh was arranged, to be recorded.
 
     Raises:
-        CompileError: the compilation fails; the error has the compiler's log.
+        CompileError: the compilation fails; the error has the optimized module, if there was one.
     """
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="meshwright-") as directory:
@@ -146,7 +146,10 @@ def compile_lowered(
 
 
 def _read_dumps(directory: str) -> dict[str, str]:
-    """The modules around the partitioner's passes (`CompiledProgram`), all '' if the program was not partitioned."""
+    """Return the modules before, between and after the partitioner's passes, by the names of `CompiledProgram`.
+
+    All are '' if the program was not partitioned.
+    """
     files = sorted(Path(directory).glob("*.txt"))
     found = {name: [file for file in files if part.search(file.name)] for name, part in _DUMPS.items()}
     if not all(found.values()):

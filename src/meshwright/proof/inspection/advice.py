@@ -1,4 +1,4 @@
-"""Advice for JAX's sharding errors: the case, the reason, and a line of code that works."""
+"""Advice for JAX's sharding errors: what is wrong, why, and a line of code that works."""
 
 from __future__ import annotations
 

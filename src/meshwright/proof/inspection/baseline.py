@@ -123,7 +123,7 @@ def _is_ignored(finding: Finding, ignore: Ignore) -> bool:
 
 
 def _identity(finding: Finding) -> dict[str, Any]:
-    """Return the identity of a finding: its check, its place without the line number, its axes and similar names."""
+    """Return what identifies a finding: its check, its place without the line number, axes and `merged_by` fields."""
     place, found = place_of(finding.source), {"id": finding.id}
     if place is not None:
         found |= {"file": place.file, "code": place.code}

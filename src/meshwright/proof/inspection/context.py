@@ -40,7 +40,11 @@ Rules = Mapping[str, Sequence[str | Sequence[str] | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledCollective:
-    """A canonical collective, the instruction that performs it, and the kind of collective it was lowered to."""
+    """A collective of a program.
+
+    instruction: what performs it. kind: the kind that the compiler lowered it to. collective: its canonical form
+    (`hlo.canonical`), e.g. a reduce-scatter where XLA:CPU has an all-reduce and a slice.
+    """
 
     instruction: Instruction
     kind: Kind
@@ -119,7 +123,7 @@ class ProgramContext:
         )
 
     def traced(self, finding: str) -> Iterator[TracedMistake]:
-        """The mistakes of one kind found in the jaxpr; none for HLO text alone."""
+        """Yield the mistakes found in the jaxpr whose id is `finding`; none for HLO text alone."""
         mistakes = (self.program.mistakes if self.program else None) or ()
         return (one for one in mistakes if one.finding == finding)
 
@@ -136,7 +140,10 @@ class ProgramContext:
                 raise MeshwrightError(f"state names {name!r}; the program's arguments are {', '.join(trees)}")
 
     def updates(self, result: Result) -> Mapping[int, Share]:
-        """Return the numbers of the arguments that a result updates, and the fraction that it keeps of each."""
+        """Return {argument number: `Share`} for the arguments of which a result is the new or the unchanged value.
+
+        If the result is 0.9 * argument + other terms, the factor of that argument's `Share` is 0.9.
+        """
         return self._with_names.of(result.instruction)
 
     def result_place(self, result: Result) -> str:
@@ -161,7 +168,7 @@ class ProgramContext:
 
     @cached_property
     def _with_names(self) -> Updates:
-        """Updates in the module before optimization, where ops still have JAX's names; else in the module itself."""
+        """The arguments' updates in the module before optimization, whose ops have JAX's names, if that is known."""
         text = self.program.annotated if self.program else ""
         return Updates(parse_hlo(text) if text else self.module)
 
@@ -179,7 +186,7 @@ class ProgramContext:
     def partitioned(self) -> ProgramContext:
         """This program as the partitioner left it, before its compiler fused and scheduled it; itself for CPUs.
 
-        There the ops between two collectives are the same on every kind of device.
+        At that stage the ops between two collectives are the same on every kind of device.
         """
         if self.program is None or not self.program.partitioned or not self.has_reduce_scatter:
             return self
@@ -200,7 +207,10 @@ class ProgramContext:
 
     @cached_property
     def collectives(self) -> tuple[CompiledCollective, ...]:
-        """Every collective in canonical form; its time is of the lowered one if the compiler has a reduce-scatter."""
+        """Every collective in canonical form, with its time.
+
+        The time is that of the compiled collective if the compiler has a reduce-scatter, else of the canonical one.
+        """
         return tuple(
             CompiledCollective(
                 instruction=instruction,
@@ -275,7 +285,7 @@ class ProgramContext:
 
     @cached_property
     def products(self) -> tuple[MatmulFlops, ...]:
-        """Every matmul that is executed."""
+        """Every matmul that is executed, with its flops."""
         times = self.execution_counts.times
         return tuple(
             MatmulFlops(instruction=instruction, flops=flops)
@@ -309,28 +319,28 @@ class ProgramContext:
         return product
 
     def seconds_of(self, move: Collective) -> float | None:
-        """The time of all executions of a collective."""
+        """Return the seconds of all executions of a collective in a step; None where axes or system are unknown."""
         return self.collective_seconds(move.kind, move.bytes / move.count, move.axes, count=move.count)
 
     def collective_seconds(self, kind: Kind, size: float, axes: Sequence[str], *, count: int = 1) -> float | None:
-        """Return the time of `count` collectives on an array of `size` bytes; None where axes or system are unknown."""
+        """Return the seconds of `count` collectives on an array of `size` bytes; None if axes or system are unknown."""
         if self.layout is None or not axes:
             return None
         return count * achieved_seconds(kind, size, self.layout, tuple(axes))
 
     @property
     def no_seconds(self) -> float | None:
-        """The time of a mistake that costs only memory: 0, or None if the system is unknown."""
+        """The seconds of a mistake that costs only memory: 0, or None if the system is unknown."""
         return 0.0 if self.system else None
 
     def flop_seconds(self, flops: float) -> float | None:
-        """Return the time of matmuls at the chip's peak (bf16; f32 on CPUs); None where the system is unknown."""
+        """Return the seconds of matmuls at the chip's peak (bf16; f32 on CPUs); None where the system is unknown."""
         if self.system is None:
             return None
         return flops / self.system.peak("f32" if self.system.chip.kind == "cpu" else "bf16")
 
     def place(self, instruction: Instruction, *, moves: bool = False) -> str:
-        """Return the source line and scopes of an instruction. moves: it only moves data."""
+        """Return the source line and scopes of an instruction. moves: see `hlo.phases.describe`."""
         return describe(self.module, instruction, moves=moves)[0].place
 
     def first_use(self, parameter: Instruction) -> str:

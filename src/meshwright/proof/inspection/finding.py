@@ -55,7 +55,11 @@ class FindingKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding(ABC):
-    """A mistake in a compiled program. Each check has a subclass with its figures."""
+    """A mistake in a compiled program. Each check has a subclass with its figures.
+
+    In subclasses, array is an array on one device, as `f32[3,4]`; axes are the mesh axes of the mistake, and degree is
+    the number of devices along these axes.
+    """
 
     id: ClassVar[str]
     """Name of the mistake in options, files and docs/findings.md: the class name in kebab-case, `gathered-twice`."""
@@ -67,13 +71,13 @@ class Finding(ABC):
     """Whether findings with equal `merged_by` fields are merged even if their sources differ."""
 
     is_share_of_work: ClassVar[bool] = False
-    """Whether the threshold is a fraction of wasted flops; its findings are reported even if they cost little time."""
+    """Whether the check's threshold is a fraction of a step's flops: its findings are reported even if cheap."""
 
     bytes: int  # Cost per device and step, communicated or stored.
     cost_seconds: float | None  # Cost per step; None if the hardware is unknown.
     source: str  # file:line (scopes); '' if the compiler kept none.
     elsewhere: tuple[str, ...] = ()  # Other places with the same mistake.
-    link: str = ""  # That the cost is on, as `x: ring of 4`; '' if it moves nothing, or the hardware is unknown.
+    link: str = ""  # The links that it loads, as `x: ring of 4`; '' if it moves nothing, or the hardware is unknown.
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -122,7 +126,7 @@ def num_elements(array: str) -> int:
 
 
 def joined(axes: tuple[str, ...]) -> str:
-    """Return mesh axes as text: `fsdp*tp`; a collective's device groups may match none."""
+    """Return mesh axes as text: `fsdp*tp`. axes: () for a collective whose device groups match no mesh axes."""
     return "*".join(axes) or "groups that are no mesh axes"
 
 

@@ -88,9 +88,9 @@ def inspect(
     Args:
         function: any JAX function, jitted or not; an object with `.lower`, as from `nnx.jit`, `eqx.filter_jit` and
             `jax.pmap`; the result of `.trace`, `.lower` or `.compile`; `module:function` or `file.py:function`, which
-            takes a mesh, as for the command; the path of a script, with `:name` for one of its jitted functions; the
-            path of an HLO dump; or a plan, its file or a run, whose train step is inspected as `meshwright.verify`
-            compiles it.
+            takes a mesh, as for `meshwright inspect`; the path of a script, with `:name` for one of its jitted
+            functions; the path of an HLO dump; or a plan, its file or a run, whose train step is inspected as
+            `meshwright.verify` compiles it.
         args, kwargs: arrays or `jax.ShapeDtypeStruct`s with shardings, and other arguments of the call.
         mesh: the mesh, or its axes and degrees, outermost first, as `dp=2,fsdp=4`; by default that of the arguments, or
             the one in use. A given mesh is in use while the function is traced.
@@ -153,7 +153,10 @@ def _inspect_by_name(
     effort: Effort,
     given: Mapping[str, Any],
 ) -> Inspection:
-    """Inspect `module:function`, a script or an HLO dump."""
+    """Inspect `module:function`, a script or an HLO dump.
+
+    given, here and below: `rules`, `expected`, `state` and `accepted` of `read_inspection`.
+    """
     script = None if has_arguments else read_script(name)
     if script is not None and not script.takes_mesh(has_mesh=mesh is not None):
         return _inspect_script(script, mesh, on, types, effort, given)
@@ -357,7 +360,10 @@ def _check_platform(program: LoweredProgram, system: System) -> LoweredProgram:
 def _ways_there(
     call: Call, mesh: MeshLike | None, found: MeshLike, system: System, types: AxisKind | None
 ) -> list[tuple[str, Callable[[], LoweredProgram]]]:
-    """Return attempts at lowering a call for absent devices: in the caller's context, or with the mesh in use."""
+    """Return attempts at lowering a call for absent devices: in the caller's context, or with the mesh in use.
+
+    mesh: as given to `inspect`. found: the axes and degrees of the target's mesh. The result is as in `_ways_here`.
+    """
     kind, cores = device_kind(system)
     platform, degrees = platform_of(system), degrees_of(found)
     device = AbstractDevice(device_kind=kind, num_cores=cores, platform=platform)
@@ -431,7 +437,7 @@ def _on_devices_here(mesh: MeshLike, types: tuple[AxisType, ...]) -> Mesh:
 
 
 def _system(devices: Sequence[Any], count: int) -> System | None:
-    """Return the system of some devices: simulated CPU devices, or GPUs of a known name; None for others."""
+    """Return the system of `count` such devices: simulated CPU devices, or GPUs of a known name; None for others."""
     kind = devices[0].device_kind.lower()
     chip = "cpu" if devices[0].platform == "cpu" else next((name for name in chip_names() if name in kind), None)
     return parse_system(f"{chip}:{count}") if chip and devices[0].platform in ("cpu", "gpu") else None

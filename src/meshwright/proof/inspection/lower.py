@@ -68,7 +68,7 @@ def lower_call(call: Call, platform: str | None = None) -> LoweredProgram:
 
 
 def first_that_lowers(name: str, ways: Sequence[tuple[str, Callable[[], LoweredProgram]]]) -> LoweredProgram:
-    """Return the program of the first attempt that lowers, with a note if earlier attempts failed.
+    """Return the program of the first attempt that lowers, with a note on each attempt that failed before it.
 
     ways: for each attempt, a description and a function that lowers.
 
@@ -181,9 +181,10 @@ def _stage(call: Call) -> Any:
 
 
 def _traced_by(lower: Any, args: Any, kwargs: Any) -> Any:
-    """Return what a `.lower` traced, whose object has no `.trace` (Equinox); what it returned, if that cannot be told.
+    """Return the `Traced` of which a method `.lower` made its result, or the result itself if that is not known.
 
-    JAX's method is replaced meanwhile, since there is no public way from a `Lowered` to its jaxpr.
+    It is for objects that have no `.trace` (Equinox). `Traced.lower` is replaced during the call, since there is no
+    public way from a `Lowered` to its jaxpr.
     """
     traced, before = list[Traced](), Traced.lower
 
@@ -205,12 +206,15 @@ class _NoClient:
 
 @contextmanager
 def _lowering_for(platform: str | None) -> Iterator[None]:
-    """Context to lower for a platform that is not present, also where JAX 0.10 to 0.12 have no argument for it.
+    """Context in which JAX lowers functions for a platform that is not present; no change if `platform` is None.
 
-    Two methods of JAX are replaced inside the context, since there is no public API. Objects with `.lower` and no
-    `.trace` call `Traced.lower` themselves without `lowering_platforms` (Equinox). `jax.debug.print` and other
-    callbacks ask for the platform's client, without using it, despite `lowering_platforms`. JAX rejects `pure_callback`
-    and `io_callback` without devices, although lowering does not need devices.
+    JAX 0.10 to 0.12 have no public API that does it in all cases, so inside the context:
+
+    - `Traced.lower` gets `lowering_platforms`, for objects with `.lower` and no `.trace`, which call it without
+      (Equinox);
+    - `ModuleContext.get_backend` returns a stand-in, for `jax.debug.print` and other callbacks, which ask for the
+      platform's client and do not use it;
+    - JAX's check that `pure_callback` and `io_callback` have devices is off: lowering needs none.
     """
     if platform is None:
         yield
@@ -264,7 +268,7 @@ def _in_a_line(text: str) -> str:
 
 
 def _mistakes(traced: Traced) -> tuple[tuple[TracedMistake, ...] | None, tuple[str, ...]]:
-    """Return the mistakes in a function's jaxpr; None and a note if reading it failed."""
+    """Return the mistakes in a function's jaxpr, and notes; None and a note if reading the jaxpr failed."""
     try:
         return tuple(read_mistakes(traced)), ()
     except Exception as error:  # A jaxpr of another version of JAX, or primitives of a library: the program is right.

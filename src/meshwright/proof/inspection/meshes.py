@@ -116,7 +116,7 @@ NOT_COPIED = (TypeError, pickle.PicklingError, AttributeError, RecursionError)
 
 
 def _copied(held: Any, target: AbstractMesh) -> Any:
-    """Return a copy with the target in place of every mesh with its axes. Other meshes, maybe unused, are kept."""
+    """Return a copy with `target` in place of every mesh that has only axes of the target; other meshes are kept."""
     out = io.BytesIO()
     pickler = _Pickler(out)
     pickler.dump(held)
@@ -164,14 +164,14 @@ class _Pickler(cloudpickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickler that puts a mesh of the target in the place of every mesh."""
+    """Unpickler that puts the target in the place of every mesh that has only axes of the target."""
 
     def __init__(self, data: bytes, target: AbstractMesh, kept: Sequence[Any]) -> None:
         super().__init__(io.BytesIO(data))
         self.target, self.kept = target, kept
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return the target's mesh for a mesh of its axes, or the stored object."""
+        """Return the object stored under a number; the target if it is a mesh that has only axes of the target."""
         kept = self.kept[pid]
         is_for_it = isinstance(kept, (Mesh, AbstractMesh)) and set(kept.axis_names) <= set(self.target.axis_names)
         return _like(self.target, kept.axis_names, kept.axis_types) if is_for_it else kept
@@ -185,7 +185,7 @@ def _like(target: AbstractMesh, names: Sequence[str], types: Sequence[AxisType])
             f" it is to be compiled for axes {', '.join(target.axis_names)}"
         )
     by_name = dict(zip(names, types, strict=True))
-    # Axes that are not on the old mesh have no type there; they are not named either.
+    # Axes that are not on the old mesh get the type of its first axis: the program does not name them.
     kinds = tuple(by_name.get(name, types[0] if types else AxisType.Auto) for name in target.axis_names)
     return AbstractMesh(target.axis_sizes, target.axis_names, axis_types=kinds, abstract_device=target.abstract_device)
 

@@ -79,7 +79,7 @@ _LEAST_SHARE = 1e-4
 """The smallest cost of a finding as a fraction of a simulated step."""
 
 _MOST_NOTED = 3
-"""The most of the cheaper mistakes named in the note."""
+"""The maximum number of cheaper mistakes that the note names."""
 
 
 def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
@@ -112,7 +112,7 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
 
 
 def _without_consequences(found: list[Finding]) -> list[Finding]:
-    """Leave out findings that follow from another one, and add their repeated work to its cost."""
+    """Return the findings that follow from no other one; a cause's cost then includes the repeated work it explains."""
     causes = [one for one in found if not any(other.explains(one) for other in found if other is not one)]
     rest = [one for one in found if one not in causes and one.is_share_of_work]
     for one in rest:
@@ -138,7 +138,7 @@ def _found(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _with_link(context: ProgramContext, finding: Finding) -> Finding:
-    """Name the links that a finding's collectives run on. Simulated devices have none."""
+    """Return a finding with `link`, the links that its collectives run on; unchanged for simulated devices."""
     axes = tuple(axis for axis in getattr(finding, "axes", ()) if context.mesh[axis] > 1)
     if isinstance(finding, AcrossSlices):
         return replace(finding, link="the data-centre network")

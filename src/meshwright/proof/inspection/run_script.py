@@ -38,7 +38,7 @@ _MOST_FRAMES = 8
 
 
 class Taken(NamedTuple, Generic[T]):
-    """A call from a script: the result of `take`, the function's name, and a note on how it was chosen."""
+    """A call from a script: the result of `take`, the called function's name, and a note on how it was chosen."""
 
     result: T
     name: str
@@ -54,8 +54,8 @@ def run_script(script: Script, take: Callable[[Call], T], source: ast.Module | s
 
     Args:
         script: the script.
-        take: a function of a call; called where the call is made, so inside the script's `jax.set_mesh` and other
-            contexts. Its errors are raised here.
+        take: called with the chosen call at the place where the script makes it, so inside the script's `jax.set_mesh`
+            and other contexts. Its errors are raised here.
         source: text or syntax tree to run in place of the script's text.
 
     Raises:
@@ -126,7 +126,7 @@ class _Recorder(Generic[T]):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Context in which jitted functions and their calls are recorded."""
+        """Context in which calls of `jax.jit` and `jax.pmap`, and of the functions that they return, are recorded."""
         self.is_recording = True
         with ExitStack() as stack:
             for name in ("jit", "pmap"):
@@ -171,7 +171,7 @@ class _Recorder(Generic[T]):
             self._thread.is_inside = False
 
     def record(self, recorded: _Recorded, call: Call, *, is_call: bool) -> None:
-        """Record a call. Take it if it is the best so far; end the script if no better call is expected.
+        """Record a call. Pass it to `take` if it is the best so far; end the script if no better call is expected.
 
         is_call: False if the function is only lowered: calls of its compiled program are not recorded.
         """
@@ -312,7 +312,10 @@ def _inner_jaxprs(eqn: Any) -> Iterator[Any]:
 
 @contextmanager
 def _running(main: ModuleType, script: Script) -> Iterator[None]:
-    """Run a script as `python FILE ARGUMENTS…` does: as module `__main__`, with its directory first in `sys.path`."""
+    """Context in which a script can run as `python FILE ARGUMENTS…` runs it; it does not run the script itself.
+
+    `sys.argv` has the script's arguments, `sys.path` begins with its directory, and `main` is the module `__main__`.
+    """
     own = sys.modules["__main__"]
     with ExitStack() as stack:
         stack.enter_context(replaced(sys, "argv", [str(script.file), *script.words]))

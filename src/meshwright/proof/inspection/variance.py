@@ -32,7 +32,7 @@ _SMALL = 64
 
 
 class Variance:
-    """The axes along which each instruction's result may differ between devices, over all its executions."""
+    """The mesh axes along which the result of each instruction may differ between devices, in any execution."""
 
     def __init__(self, module: Module, mesh: Mapping[str, int]) -> None:
         self.module = module
@@ -73,7 +73,10 @@ class Variance:
         return values[computation.root]
 
     def _value(self, instruction: Instruction, operands: list[Value], arguments: tuple[Value, ...]) -> Value:
-        """The axes of one instruction's result."""
+        """Return the axes along which an instruction's result may differ.
+
+        operands, arguments: those of its operands, and of the arguments of its computation.
+        """
         opcode = instruction.opcode
         if opcode == "parameter":
             return arguments[instruction.index] if instruction.index < len(arguments) else self._every
@@ -94,7 +97,7 @@ class Variance:
         return self._computed(instruction, operands)
 
     def _computed(self, instruction: Instruction, operands: list[Value]) -> Value:
-        """The axes of a collective, an index, or anything that only depends on its operands."""
+        """Return the axes along which the result of a collective, an index or another op of its operands may differ."""
         kind = instruction.opcode.removesuffix("-start")
         if kind == "collective-permute":
             return self._permuted(instruction, _union(operands))
@@ -114,7 +117,10 @@ class Variance:
         return axes
 
     def _permuted(self, permute: Instruction, axes: Axes) -> Axes:
-        """The axes along which the sources of a permute differ, or along which some devices receive nothing."""
+        """Return the axes along which a permute's sources differ, or along which only some devices receive anything.
+
+        axes: along which its operand may differ.
+        """
         degrees = tuple(self.mesh.values())
         sources = np.full(self.module.num_devices, -1)
         for source, target in groups_of(permute, self.mesh):
@@ -124,14 +130,14 @@ class Variance:
         return self._differing(np.where(sources[:, None] < 0, -1, seen))
 
     def _differing(self, values: np.ndarray) -> Axes:
-        """The axes along which values, one row a device, differ between any two devices."""
+        """Return the axes along which values, with one row per device, differ between any two devices."""
         grid = values.reshape(*self.mesh.values(), -1)
         return frozenset(
             axis for number, axis in enumerate(self.mesh) if (grid != np.take(grid, [0], axis=number)).any()
         )
 
     def _loop(self, loop: Instruction, state: Value) -> Value:
-        """The axes of a loop's state: joined with the axes after each iteration, until nothing changes."""
+        """Return the axes of a loop's state, joined with its axes after each iteration until nothing changes."""
         while True:
             trip = _join(state, self._run(loop.called("body")[0], (state,)))
             if trip == state:
@@ -142,7 +148,7 @@ class Variance:
 
 
 def _flatten(value: Value) -> Axes:
-    """The axes along which anything in a value may differ."""
+    """Return the axes along which any array in a value may differ."""
     return value if isinstance(value, frozenset) else _union(value)
 
 

@@ -1,8 +1,8 @@
 """Find the fewest sharding constraints in a user's files that make the function compile to a planned layout.
 
 One constraint often suffices, because the compiler propagates it. The assignments that need one are found by trial: a
-program is lowered with every assigned array constrained as planned; subsets of these constraints are propagated until
-each matmul is split as in the plan.
+program is lowered with every assigned array constrained as planned, and then propagated with subsets of these
+constraints, until each matmul is split as in the plan.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from meshwright.proof.programs.classes import classes_of, find_classes
 from meshwright.proof.programs.trace import Body, trace
 
 MOST = 8
-"""The most constraints that are searched for."""
+"""The maximum number of constraints of a fix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +38,11 @@ class Fix:
 
     Attributes:
         plan: the plan.
-        constraints: the spec of each assignment that needs one.
-        planned: the matmuls as planned.
-        before: the number of matmuls split as planned with shardings of arguments and results only.
-        after: the matmuls with the constraints.
-        skipped: assignments that run for several arrays whose layouts agree in no dim.
+        constraints: the spec to constrain to, for each assignment that needs a constraint.
+        planned: the program's matmuls, with the shardings that they have in the plan.
+        before: how many of `planned` are split as planned without constraints, by arguments' and results' shardings.
+        after: the program's matmuls with the constraints.
+        skipped: assignments that run for several arrays, whose planned specs agree in no dim.
     """
 
     plan: ProgramPlan
@@ -58,12 +58,12 @@ class Fix:
 
 
 def fewest_constraints(plan: ProgramPlan, call: Call, assignments: Sequence[Assignment]) -> Fix:
-    """Return the fewest assignments whose constraints, as planned, make the function compile to the plan.
+    """Return the fewest constraints, found greedily, with which each matmul is split as in the plan, or most are.
 
     Args:
         plan: a plan of the call's function.
         call: the function and its arguments; its modules must have been imported from marked sources.
-        assignments: the marked assignments, by number.
+        assignments: the marked assignments; an index is the number in a mark.
     """
     marked = _Marked.of(plan, call)
     specs = marked.specs()
@@ -118,7 +118,11 @@ def lower_call(plan: ProgramPlan, call: Call) -> Lowered:
 
 
 def use_mesh(plan: ProgramPlan) -> AbstractContextManager[Any]:
-    """Set a plan's mesh, which a changed file reads: on devices of this process if there are enough, else abstract."""
+    """Context in which a plan's mesh is in use, to run a file in which `edits` wrote sharding constraints.
+
+    These constraints are specs without a mesh. The mesh is over devices of this process if there are enough, else
+    abstract.
+    """
     devices = jax.devices()[: plan.system.num_devices]
     if len(devices) < plan.system.num_devices:
         return only_mesh(plan.abstract().mesh.abstract_mesh)
@@ -138,7 +142,10 @@ def count_equal(planned: Sequence[Matmul], found: Sequence[Matmul]) -> int:
 
 @dataclass
 class _Marked(Applied):
-    """A function in a layout where only the marked values with numbers in `chosen` are constrained."""
+    """A function in its planned layout, in which only marked values (`sources`) are constrained.
+
+    chosen: the spec of each value that is constrained, by the number of its mark.
+    """
 
     chosen: dict[int, PartitionSpec]
 
@@ -181,7 +188,10 @@ class _Marked(Applied):
 
 
 def _mark_of(equation: Any) -> int | None:
-    """Return the number of a mark's equation; None for other equations, and for marks under `vmap` (higher rank)."""
+    """Return the number of the assignment that an equation marks; None for any other equation, and under `vmap`.
+
+    A value under `vmap` has a higher rank than its mark.
+    """
     if equation.primitive.name != "sharding_constraint":
         return None
     found = mark_in(str(equation.source_info.name_stack))

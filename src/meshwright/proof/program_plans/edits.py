@@ -14,7 +14,7 @@ from meshwright.proof.program_plans.sources import Assignment, first_place, read
 
 
 def changed_files(constraints: Mapping[Assignment, PartitionSpec]) -> dict[Path, str]:
-    """Return the text of each file with a sharding constraint after some assignments."""
+    """Return the changed text by file. constraints: the spec to constrain to after each assignment."""
     by_file: dict[Path, dict[Assignment, PartitionSpec]] = defaultdict(dict)
     for at, spec in constraints.items():
         by_file[at.file][at] = spec
@@ -22,7 +22,7 @@ def changed_files(constraints: Mapping[Assignment, PartitionSpec]) -> dict[Path,
 
 
 def constrained_text(text: str, constraints: Mapping[Assignment, PartitionSpec]) -> str:
-    """Return a file's text with a sharding constraint after some assignments, and the imports for it."""
+    """Return a file's text with the constraints added after their assignments, and the imports that they need."""
     lines, tree = text.splitlines(keepends=True), ast.parse(text)
     end = "\r\n" if "\r\n" in text else "\n"
     jax_name, spec_name = _imported(tree, "jax"), _imported(tree, "PartitionSpec")
@@ -77,7 +77,7 @@ def _imported(tree: ast.Module, name: str) -> str:
 
 
 def _line_of_imports(tree: ast.Module) -> int:
-    """Return the line after which to add an import: the last import from JAX, else the last import."""
+    """Return the number of the line after which to add an import: the last import from JAX, else the last import."""
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     of_jax = [node for node in imports if ast.unparse(node).split()[1].split(".")[0] == "jax"]
     before = of_jax or imports or tree.body[: first_place(tree)]

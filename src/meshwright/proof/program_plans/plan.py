@@ -34,9 +34,9 @@ COMPILED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A layout of a program, with its predicted record, and its compiled record if it was compiled.
+    """A layout of a program, with its predicted record, and the record of its compiled program if it was compiled.
 
-    layout: None for the function unchanged, with its arguments' shardings. wrong: why it does not compile, or ''.
+    layout: None for the unchanged function, with the shardings of its arguments. wrong: why it does not compile, or ''.
     """
 
     layout: Layout | None
@@ -51,16 +51,17 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits by its compiled program; by the prediction if it was not compiled."""
+        """Whether the compiled program fits a device's memory; if none was compiled, whether the prediction does."""
         known = self.compiled or self.predicted
         return not self.wrong and known is not None and known.fits is not False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramPlan:
-    """A plan of a JAX function: which mesh axes split which classes of its dims.
+    """A plan of a JAX function: a mesh, and the classes of equal dims (`DimClass`) that each of its axes splits.
 
-    candidates: the compared layouts, the chosen one first. notes: limits of the plan.
+    candidates: the compared layouts, the chosen one first. num_layouts: how many were predicted. notes: limits of the
+    plan.
     """
 
     name: str
@@ -159,14 +160,14 @@ def plan_program(
     num_compiled: int = COMPILED,
     **kwargs: Any,
 ) -> ProgramPlan:
-    """Plan a JAX function: find the mesh and the classes of dims it splits that give the fastest compiled program.
+    """Plan a JAX function: find the mesh, and the dims that each axis splits, with the fastest compiled program.
 
     Args:
         function: a train step or any other function that JAX traces; jitted or not.
         args: its arguments, arrays or abstract values; shapes and dtypes are read. If they have shardings over several
             devices, the unchanged function is compiled and compared too.
         on: the hardware, as `v5e:4x4`, which need not be present.
-        mesh: axes and degrees, as `data=4,model=4`; only the table is searched then. Default: every mesh is tried.
+        mesh: axes and degrees, as `data=4,model=4`; default: every mesh of all devices is tried.
         num_compiled: number of layouts to compile: those with the shortest predicted step, of different strategies, and
             up to two that mix strategies in other ways if they are predicted to be faster. Data parallelism with a
             replicated and with a split state is compiled too, so that the chosen layout is never slower. 0 for none.
@@ -221,10 +222,12 @@ def _degrees(mesh: MeshLike | Mapping[str, int], system: System) -> dict[str, in
 
 
 def _to_compile(found: list[Found], candidates: list[Candidate], count: int) -> list[Candidate]:
-    """Return the candidates to compile: the best of each strategy, and data parallelism with whole and split state.
+    """Return the candidates to compile: the best of each of `count` strategies, and both kinds of data parallelism.
 
-    Of layouts whose classes were varied, and that are predicted to be faster than all others, the best that splits the
-    state and the best that does not: the price of such mixtures is less certain.
+    Layouts that split the same dims are one strategy, on whatever mesh. Data parallelism is compiled with a replicated
+    and with a split state. Of layouts whose classes were varied, and that are predicted to be faster than all others,
+    the best that splits the state and the best that does not are compiled too: the price of such mixtures is less
+    certain. found: all layouts, best first. candidates: the same, as candidates.
     """
     chosen: dict[int, Candidate] = {}
     strategies: set[frozenset[tuple[tuple[int, ...], bool]]] = set()
@@ -301,7 +304,7 @@ def _part_notes(priced: Priced, classes: tuple[DimClass, ...], layout: Layout | 
 
 
 def _whole_notes(program: Program, layout: Layout | None) -> Iterator[str]:
-    """Yield a note on arguments left whole because the part of a dim that the table splits is not its major part."""
+    """Yield a note on arguments that stay whole because the table splits a part of a dim, but not its leading part."""
     if layout is None:
         return
     whole = [

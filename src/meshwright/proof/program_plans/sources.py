@@ -105,7 +105,7 @@ class Marks(ast.NodeTransformer):
 
 
 def first_place(tree: ast.Module) -> int:
-    """Return the index of the first statement after a module's docstring and `from __future__` imports."""
+    """Return the index in `tree.body` of the first statement after the docstring and `from __future__` imports."""
     place = 0
     for number, node in enumerate(tree.body):
         is_docstring = number == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -130,9 +130,11 @@ def marking(mesh: AbstractMesh) -> Iterator[None]:
 
 
 def mark(value: Any, number: int) -> Any:
-    """Return an assigned value, marked if it is a traced float array with at least two dims.
+    """Return an assigned value. A traced float array of at least two dims gets a sharding constraint that marks it.
 
-    Values inside `shard_map` are not marked: its mesh is manual, and constraints are impossible.
+    The constraint leaves all dims unconstrained, and its name scope holds `number`, the number of the assignment, so
+    that it can be found in the program. Values inside `shard_map` are returned as they are: JAX allows no sharding
+    constraints there.
     """
     is_marked = _marking and jax.sharding.get_abstract_mesh() == _marking[-1] and isinstance(value, Tracer)
     if not is_marked or jnp.ndim(value) < 2 or not jnp.issubdtype(value.dtype, jnp.inexact):
@@ -151,7 +153,7 @@ def mark_in(scope: str) -> tuple[int, int] | None:
 def sources(rewrite: Callable[[Path, str], ast.Module | str]) -> Iterator[None]:
     """Context in which the user's modules are imported from changed sources, including modules already imported.
 
-    rewrite: maps a file and its text to the new text or syntax tree. Installed packages are not rewritten.
+    rewrite: returns the new text or syntax tree, from a file and its text. Installed packages are not rewritten.
     """
 
     def get_code(loader: SourceFileLoader, name: str) -> Any:
@@ -161,7 +163,7 @@ def sources(rewrite: Callable[[Path, str], ast.Module | str]) -> Iterator[None]:
         return compile(rewrite(file, read_source(file)), str(file), "exec", dont_inherit=True)
 
     before = _forget_modules()
-    # The loader of every import of a file, by whichever finder, and of files that are loaded by their path.
+    # All finders, and loading a file by its path, use this loader.
     setattr(SourceFileLoader, "get_code", get_code)  # noqa: B010
     try:
         yield

@@ -89,7 +89,10 @@ def layout_of(
     degrees: Mapping[str, int],
     store: Sequence[str],
 ) -> Layout:
-    """Return the layout of a program in which `split` maps a class's atom to its axes, and `store` splits the state."""
+    """Return the layout of a program on mesh axes of these degrees.
+
+    split: the axes that split each class, by its number `DimClass.atom`. store: axes that split the state at rest.
+    """
     axes = tuple(
         Axis(name, degree, tuple(atom for atom, names in split.items() if name in names), name in store)
         for name, degree in degrees.items()
@@ -107,7 +110,7 @@ def _axes(given: str | Sequence[str], mesh: Mesh, what: str) -> tuple[str, ...]:
 
 
 Gathered = dict[tuple[Any, tuple[str, ...]], Any]
-"""Values that are constrained to be whole over some axes, by their variable and the axes."""
+"""Values that are constrained to be whole along some mesh axes, by (variable, axes)."""
 
 
 @dataclass
@@ -223,7 +226,10 @@ class Applied:
     def _equation(
         self, equation: Any, body: Body, called: tuple[Body, ...], given: list[Any], gathered: Gathered
     ) -> list[Any]:
-        """Evaluate an equation, with constraints on its operands and its result. gathered: by earlier ones."""
+        """Evaluate an equation, with constraints on its operands and its result.
+
+        called: the programs that it calls. given: its operands. gathered: values that earlier equations constrained.
+        """
         used = uses(equation)
         if equation.primitive.name == "scan":
             # Loop-invariant values are gathered once, before the loop.
@@ -292,10 +298,10 @@ class Applied:
         return constrain(value, NamedSharding(self.mesh, self.spec(shape)), equation)
 
     def _with_whole_dims(self, equation: Any, body: Body, operands: list[Any], gathered: Gathered) -> list[Any]:
-        """Constrain the operands of a matmul that an axis splits along another dim than the result.
+        """Constrain an operand of a matmul to be whole along an axis that splits another dim of the result.
 
-        Without this, the compiler may gather them over all axes instead of this one. It does not notice that two
-        constraints of a value are equal, so that there is one for all matmuls that read it.
+        Without this, the compiler may gather the operand over all axes instead of this one. It does not notice that two
+        constraints of a value are equal, so one constraint serves all matmuls that read the value (`gathered`).
         """
         variables = equation.invars[:2]
         *values, result = (Value(self._dims(body.shape(var)), 0.0) for var in (*variables, equation.outvars[0]))

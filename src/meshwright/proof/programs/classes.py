@@ -20,8 +20,9 @@ GENERIC = {"kernel", "weight", "value", "w", "b", "bias", "scale", "raw_value"}
 class DimClass:
     """Dims of a program that are equal, so that a mesh axis splits all of them or none.
 
-    atom: the number of the class's atom in `Dims`. members: dims of arguments, as `params.kernel:1`, or a part of a
-    reshaped dim, as `params.qkv:1.2`. barred: why no axis may split the class; '' if one may.
+    atom: identifies the class: the number in `Dims` that its dims share. members: dims of arguments, as
+    `params.kernel:1`, or a part of a reshaped dim, as `params.qkv:1.2`. barred: why no axis may split the class; '' if
+    one may.
     """
 
     name: str
@@ -82,7 +83,7 @@ def classes_of(program: Program) -> tuple[DimClass, ...]:
 
 
 def _of_matmuls(program: Program, body: Body) -> Iterator[int]:
-    """Yield the atoms of the results of all matmuls and convolutions, also in called programs."""
+    """Yield the atoms in the dims of all results of matmuls and convolutions, also in called programs."""
     for number, equation in enumerate(body.jaxpr.eqns):
         for called in body.called[number]:
             yield from _of_matmuls(program, called)
@@ -92,9 +93,9 @@ def _of_matmuls(program: Program, body: Body) -> Iterator[int]:
 
 
 def batch_atoms(program: Program) -> tuple[int, ...]:
-    """Return the atoms of the batch: of the leading dims of data arguments, the one in most matmuls.
+    """Return the atoms of the batch. The first is the leading dim of data arguments that is in most matmuls.
 
-    Data: arguments that are not state. Leading dims of other data with the same size, e.g. a recommender's items where
+    Data: arguments that are not state. Other leading dims of data with the same size, e.g. a recommender's items where
     its users are the batch, belong to the batch too and come after it.
     """
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -142,7 +143,7 @@ def _members(program: Program) -> dict[int, list[tuple[str, str]]]:
 
 
 def table_by_name(classes: tuple[DimClass, ...], table: Mapping[int, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Convert a table by atom to a table by class name, in the same order."""
+    """Convert a table, the mesh axes of each class, from keys `DimClass.atom` to class names, in the same order."""
     names = {one.atom: one.name for one in classes}
     return {names[atom]: axes for atom, axes in table.items() if atom in names}
 

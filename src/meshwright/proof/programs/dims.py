@@ -1,8 +1,8 @@
 """The dims of a program's arrays, and which dims are equal.
 
-A dim is a tuple of atoms, major to minor. It begins with one atom, which is split when only a part of it equals another
-dim: when [3072] is reshaped to [16, 3, 64], the atom of size 3072 becomes three. A union-find structure records which
-atoms are equal.
+A dim is a tuple of atoms: integers that stand for its factors, major to minor. A new dim has one atom, which is split
+when only a part of the dim equals another dim: when [3072] is reshaped to [16, 3, 64], the atom of size 3072 becomes
+three. A union-find structure records which atoms are equal.
 """
 
 from __future__ import annotations

@@ -44,7 +44,10 @@ class Op:
 
 @dataclass
 class Flat:
-    """A program: its ops in order, and its values by number. given: its arguments; results: None if constant."""
+    """A program: its ops in order, and its values, which have numbers.
+
+    given: the numbers of its arguments. results: the numbers of its results; None for a constant.
+    """
 
     values: list[Value] = field(default_factory=list[Value])
     given: tuple[int, ...] = ()
@@ -87,10 +90,10 @@ def _add(flat: Flat, var: Any, body: Body, dims: Dims) -> int:
 def _inline(
     flat: Flat, body: Body, dims: Dims, scope: str, numbers: dict[Any, int | str], known: dict[Any, tuple[int, ...]]
 ) -> Iterator[int | str]:
-    """Add a program's equations to a list of ops, and yield the numbers of its results.
+    """Add a program's equations to the ops of `flat`, and yield the numbers of its results.
 
-    numbers: the number of each of the program's values; for a constant its text. known: results by the primitive,
-    operands and parameters that give them: XLA eliminates common subexpressions.
+    numbers: the number of each of the program's values; for a constant its text. known: the results of the ops so far,
+    by primitive, operands and parameters: an equal op is not added, as XLA eliminates common subexpressions.
     """
 
     def number(var: Any) -> int | str:

@@ -39,9 +39,9 @@ class Sizes(dict[int, int]):
 
 
 def dims_at_rest(program: Program, barred: Container[int]) -> dict[tuple[int, ...], Atoms]:
-    """Return the dims of the state's leaves by `of_any_order`, and of their slices in a loop over layers.
+    """Return the dims of the state's leaves, and of their slices in a loop over layers. Keys: `of_any_order(dims)`.
 
-    An array with these atoms is a leaf, a copy of one, or its gradient, perhaps transposed or reshaped.
+    An array whose atoms are a key is a leaf, a copy of one, or its gradient, perhaps transposed or reshaped.
     """
     whole = {tuple(program.dims.atoms(dim) for dim in program.arguments[number][1]) for number in program.state}
     whole |= {dims[1:] for dims in whole if dims and dims[0] and dims[0][0] in barred}
@@ -55,7 +55,7 @@ def of_any_order(dims: Atoms) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Mesh axes, outermost first, over the classes of a program.
+    """The mesh axes, outermost first, each with the classes of dims that it splits (`Axis`).
 
     sizes: the size of each atom. barred: atoms that no axis may split.
     """
@@ -74,7 +74,7 @@ class Layout:
 
     @cached_property
     def table(self) -> dict[int, tuple[str, ...]]:
-        """The axes of each atom that is split. Atoms that an array is split along first come first."""
+        """The axes that split each class, by its atom. Classes of one axis are in the axis's order (`Axis.atoms`)."""
         order = TopologicalSorter[int]()
         for axis in self.axes:
             for place, atom in enumerate(axis.atoms):
@@ -91,7 +91,7 @@ class Layout:
         return math.prod(self.degrees[axis] for axis in axes)
 
     def split(self, dims: Atoms) -> tuple[tuple[str, ...], ...]:
-        """Return the axes that split each dim. An axis splits one dim of an array, by its first atom."""
+        """Return the axes that split each dim of an array: each axis splits at most one, by the dim's first atom."""
         if (known := self._splits.get(dims)) is not None:
             return known
         found: list[tuple[str, ...]] = [()] * len(dims)

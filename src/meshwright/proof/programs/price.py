@@ -27,7 +27,7 @@ DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "float32", "int8": "
 
 
 Sent = tuple[Kind, tuple[str, ...], Phase, float, bool, int]
-"""Kind, axes, phase, bytes per execution (as in `record.Collective`), whether it can overlap, number of executions."""
+"""A collective: kind, axes, phase, bytes per execution (as in `record.Collective`), whether it overlaps, executions."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Priced:
         return size / layout.degree(layout.stored_over(value.dims)) if self._is_of_state(value) else size
 
     def _collectives(self, layout: Layout, products: Sequence[_Local]) -> Iterator[Sent]:
-        """Yield each collective."""
+        """Yield the collectives of a step: gathers of stored parameters, and those of matmuls and of other ops."""
         for (value, phase), times in self.work.gathered.items():
             if axes := layout.stored_over(value.dims):
                 yield "all-gather", axes, phase, layout.size(value), True, times
@@ -215,13 +215,16 @@ class Priced:
                 yield from self._sum(moved.result, partial, moved.phase, times, layout)
 
     def _scatter(self, value: Value, axes: tuple[str, ...], phase: Phase, times: int, layout: Layout) -> Iterator[Sent]:
-        """Yield the collective that adds up partial sums and scatters them over a dim of the result."""
+        """Yield the collective that adds up partial sums and scatters them over a dim of the result, `times` times."""
         # XLA:CPU adds on all devices, and each keeps its part.
         kind = "all-reduce" if self.system.chip.kind == "cpu" else "reduce-scatter"
         yield kind, axes, phase, layout.size(value) * layout.degree(axes), False, times
 
     def _sum(self, value: Value, axes: tuple[str, ...], phase: Phase, times: int, layout: Layout) -> Iterator[Sent]:
-        """Yield the collectives that add up partial sums; gradients are scattered over the axes that shard them."""
+        """Yield the collectives that add up partial sums; gradients are scattered over the axes that shard them.
+
+        times: executions per step.
+        """
         size, is_gradient = layout.size(value), phase == "backward" and self._is_of_state(value)
         scattered = tuple(axis for axis in layout.stored_over(value.dims) if axis in axes) if is_gradient else ()
         if scattered:

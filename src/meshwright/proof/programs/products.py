@@ -15,12 +15,12 @@ from meshwright.record import Phase
 class Contraction:
     """A matmul or a convolution.
 
-    places: the place in the result of each dim of the left operand, and of the right one; None if it is summed, or in
-    no result. window: for convolutions, the mean number of filter elements applied per output pixel. joins: if the
-    result is only added to another matmul's result, the contracting dims of that one. turns: the number of loop
-    iterations whose results are added up before any other use. rounds: whether operands are first rounded to bfloat16.
-    earlier: for each operand, the earlier matmuls that read the same value, and as which operand: what one gathers, the
-    other need not.
+    places: for the left and the right operand, each dim's index in the result; None if it is summed or not in the
+    result. inner: the contracting dims. window: for convolutions, the mean number of filter elements applied per
+    output pixel. joins: if the result is only added to another matmul's result, the contracting dims of that matmul.
+    turns: the number of loop iterations whose results are added up before any other use. rounds: operands are first
+    rounded to bfloat16. earlier: for each operand, the earlier matmuls that read the same value, each with the
+    number of its operand (0 or 1); a value that one of them gathers is not gathered again.
     """
 
     phase: Phase
@@ -38,7 +38,7 @@ class Contraction:
 
 
 class Moves(NamedTuple):
-    """The axes over which a matmul gathers each operand, adds partial sums, and scatters partial sums."""
+    """The axes over which a matmul all-gathers each operand, all-reduces and reduce-scatters partial sums."""
 
     gathered: tuple[tuple[str, ...], ...]
     partial: tuple[str, ...]
@@ -48,8 +48,9 @@ class Moves(NamedTuple):
 def moves(product: Contraction, layout: Layout) -> Moves:
     """Return how a matmul communicates in a layout.
 
-    Partial sums are added where the axis splits no dim of the result, and else scattered over that dim. An operand is
-    gathered if the axis splits another dim of the result than its own.
+    Over an axis that splits a contracting dim, partial sums are all-reduced if it splits no dim of the result, and
+    reduce-scattered if it splits one that no operand has split. An operand is all-gathered over an axis that otherwise
+    splits one dim of it and another dim of the result.
     """
     gathered: list[tuple[str, ...]] = [(), ()]
     partial: list[str] = []
@@ -110,7 +111,10 @@ def product_of(equation: Any, phase: Phase, inputs: Sequence[Value], result: Val
 
 
 def _places(count: int, batch: Sequence[int], summed: Sequence[int], start: int) -> tuple[int | None, ...]:
-    """Return the place in a matmul's result of each of an operand's dims. start: that of its first own dim."""
+    """Return the index in a matmul's result of each of an operand's `count` dims; None for summed dims.
+
+    batch, summed: the operand's batch and contracting dims. start: the index in the result of its first other dim.
+    """
     own = [place for place in range(count) if place not in batch and place not in summed]
     found = {place: start + number for number, place in enumerate(own)}
     found |= {place: number for number, place in enumerate(batch)}

@@ -248,7 +248,7 @@ def _convolution(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[S
 
 
 def _slide(equation: Any, images: Shape, kernel: Shape, found: list[Dim], dims: Dims) -> None:
-    """Keep the pixel dims of a convolution whose filter is one pixel wide; bar the others from being split."""
+    """Give a convolution's result (`found`) the image's dims along which the filter is one pixel; bar the others."""
     numbers, parameters = equation.params["dimension_numbers"], equation.params
     sizes = equation.invars[1].aval.shape
     strides = zip(parameters["window_strides"], parameters["lhs_dilation"], parameters["padding"], strict=True)

@@ -1,4 +1,4 @@
-"""Search the layouts of a program: each mesh axis splits a set of classes of dims that never occur in one array.
+"""Search the layouts of a program: each mesh axis splits a set of classes, no two of which occur in one array.
 
 Two dims of one array cannot share a mesh axis. The largest sets without such a pair are the known strategies: the batch
 (data parallel), the heads, the MLP and the vocabulary together (tensor parallel), the sequence. An axis can also split
@@ -144,7 +144,7 @@ def _with_another_class(
 
 
 def _cut(axis: Axis, axes: tuple[Axis, ...], sizes: Mapping[int, int]) -> Axis:
-    """Return an axis without the classes that it does not divide, together with the other axes that split them."""
+    """Return an axis without the classes whose size is not a multiple of the degrees of all axes that split them."""
 
     def degree(atom: int) -> int:
         return math.prod(other.degree for other in axes if atom in other.atoms)
@@ -161,7 +161,8 @@ def _layouts(
 ) -> Iterator[tuple[Axis, ...]]:
     """Yield the axes of every mesh of a system: dp and fsdp over the batch, and up to two axes over other classes.
 
-    Axes over other classes are named tp if they split dims of weights, and sp if not.
+    Axes over other classes are named tp if they split dims of weights, and sp if not. batch: its atoms. sets: of
+    `model_sets`. by_part: of `sets_by_part`. sizes: the size of each atom.
     """
 
     def name(atoms: tuple[int, ...]) -> str:
@@ -192,7 +193,7 @@ def _layouts(
 def _on_mesh(
     degrees: Mapping[str, int], batch: tuple[int, ...], sets: list[tuple[int, ...]], by_part: list[tuple[int, ...]]
 ) -> Iterator[tuple[Axis, ...]]:
-    """Yield what each axis of a given mesh may split: the batch, the batch and the state at rest, or another set."""
+    """Yield the axes of a given mesh, each splitting the batch, the batch and the state at rest, or another set."""
     choices = [(atoms, is_stored) for atoms in (batch, *by_part) for is_stored in (False, True) if atoms]
     choices += [(one, False) for one in sets]
     nothing: list[tuple[tuple[int, ...], bool]] = [((), False)]
@@ -202,10 +203,10 @@ def _on_mesh(
 
 
 def sets_by_part(priced: Priced, batch: frozenset[int], sets: list[frozenset[int]]) -> list[frozenset[int]]:
-    """Return the sets that an axis splits in different parts of a program: one with weights, and the batch or tokens.
+    """Return sets of atoms for an axis that splits weights in a part of a program, and the batch or tokens elsewhere.
 
-    Arrays with weights' dims of the set are split along them, and all others along the batch, or along the dim of
-    tokens that splits most flops: partial sums are scattered over it.
+    Arrays with weights' dims in the set are split along these dims. All others are split along the batch, or along the
+    dim of tokens that is in most flops, over which partial sums are then scattered.
     """
     tokens = [one for one in sets if not one & priced.weights][:1]
     with_weights = [one for one in sets[:MOST_PAIRED] if one & priced.weights]
@@ -269,7 +270,10 @@ def _flops_by_atom(priced: Priced) -> dict[int, float]:
 
 
 def _meetings(work: Work, state: set[Atoms]) -> dict[int, set[int]]:
-    """Return for each atom that can be split the other atoms that occur in an array with it."""
+    """Return for each atom that can be split the other atoms that occur in an array with it.
+
+    The arrays are the operands and results of matmuls, and those with the dims `state`.
+    """
     found: dict[int, set[int]] = {}
     arrays = {value.dims for one in work.products for value in (one.left, one.right, one.result)}
     for dims in arrays | state:

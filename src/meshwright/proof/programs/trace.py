@@ -83,8 +83,8 @@ class Body:
 class Program:
     """A traced function with the dims of all its values.
 
-    arguments, results: the path of each leaf, as `params.kernel`, and its dims. state: the index of the updated result
-    by the index of the argument, for arguments that the function returns updated. returned: the tree that it returns.
+    arguments, results: the path of each leaf, as `params.kernel`, and its dims. state: {index of an argument: index of
+    the result that is its new value}, of all arguments that the function updates. returned: the tree that it returns.
     """
 
     traced: Traced
@@ -136,7 +136,7 @@ def _path(path: Sequence[Any], positional: list[str]) -> str:
 
 
 def _state(arguments: Iterable[tuple[str, Any]], results: Iterable[tuple[str, Any]]) -> dict[int, int]:
-    """Return the index of the result by the index of the argument, for arguments that a function returns updated.
+    """Return {index of an argument: index of the result that is its new value}.
 
     A result is the new value of an argument if their shapes and dtypes are equal and their paths end alike. For a step
     `(state, batch) -> (state, loss)` these are the leaves of `state`.

@@ -71,8 +71,8 @@ _COPIES = frozenset(
 class Moved:
     """An op other than a matmul that communicates if an axis splits the dims that it sums, sorts or slices.
 
-    kind: `sum` for a sum over `dims`, `lookup` for an embedding lookup along them, `whole` if the operand must not be
-    split along them, `rows` if `dims` index the rows that are added to the result.
+    kind: `sum` for a sum over `dims`, `lookup` for an embedding lookup along `dims`, `whole` if the operand must not be
+    split along `dims`, `rows` if `dims` index the rows that are added to the result (scatter-add).
     """
 
     kind: Literal["sum", "lookup", "whole", "rows"]
@@ -94,12 +94,13 @@ class Live:
 
 @dataclass
 class Work:
-    """All work of a step, each with how often it runs.
+    """The work of one step. Each counter has the number of times per step.
 
-    gathered: parameters that are used, once per loop body and rematerialized part, with the bytes per element that are
-    sent. passes: arrays read or written between matmuls, once per access. kernels: the number of kernel launches.
-    whiles: loops with an unknown number of iterations, counted as one. ragged: matmuls of rows sorted by group. opaque:
-    calls of programs that are not analyzed.
+    products: matmuls and convolutions. moved: other ops that may communicate. gathered: uses of parameters, once per
+    loop body and rematerialized part; the value's bytes per element are those that a gather sends. passes: reads and
+    writes of arrays between matmuls. live: the values in memory. kernels: kernel launches. whiles: loops with an
+    unknown number of iterations, counted as one. ragged: matmuls of rows sorted by group. opaque: calls of programs
+    that are not analyzed, by primitive.
     """
 
     products: Counter[Contraction] = field(default_factory=Counter[Contraction])
@@ -135,7 +136,7 @@ def _collect(
     constants: set[int],
     caller: Op | None,
 ) -> Live:
-    """Add the work of a program that runs `times` times.
+    """Add the work of a program that runs `times` times a step to `work`; return its values in memory.
 
     copies: values that are copies of a state argument, with the argument's number. gathered: the arguments already
     gathered. constants: the program's arguments that depend on no array. caller: the op that calls the program.
@@ -230,7 +231,7 @@ def _is_last_use(flat: Flat, place: int) -> bool:
 
 
 def _reads(flat: Flat, constants: set[int], *, is_tpu: bool) -> tuple[dict[int, tuple[int, ...]], set[int]]:
-    """Return for each value the values in memory from which it is computed, and the values written to memory.
+    """Return for each value number the values in memory that it is computed from, and the set of values written there.
 
     Elementwise ops are fused into their consumers, so only values that a matmul or a loop reads are written. constants:
     arguments that depend on no array; they are recomputed at each use.
@@ -260,7 +261,7 @@ def _reads(flat: Flat, constants: set[int], *, is_tpu: bool) -> tuple[dict[int, 
 
 
 def _last_uses(flat: Flat, reads: dict[int, tuple[int, ...]], made: set[int]) -> dict[int, list[int]]:
-    """Return the values in memory that each op is the last to read, by the op's index."""
+    """Return the values in memory that each op is the last to read, by the op's index. reads, made: from `_reads`."""
     last: dict[int, int] = {}
     for place, op in enumerate(flat.ops):
         for value in op.outputs:
@@ -281,7 +282,7 @@ def _rounds(op: Op) -> bool:
 
 
 def _follow(op: Op, flat: Flat, copies: dict[int, int]) -> None:
-    """Record that a cast, slice or scaled copy of a parameter counts as that parameter."""
+    """Add an op's result to `copies` if it is a cast, slice or scaled copy of a parameter."""
     arrays = [value for value in op.inputs if value is not None and flat.values[value].dims]
     if op.name in _COPIES and len(arrays) == 1 and arrays[0] in copies:
         copies[op.outputs[0]] = copies[arrays[0]]
@@ -301,8 +302,8 @@ def _newly_used(values: Sequence[int | None], copies: dict[int, int], gathered: 
 class Summed:
     """How the result of a matmul is added up before anything else reads it.
 
-    to: the matmul to whose result it is added, or None. turns: the loop iterations whose results are added up; 1
-    without.
+    to: the matmul to whose result it is added, or None. turns: the number of loop iterations whose results are added
+    up; 1 outside of such loops.
     """
 
     to: Op | None = None
@@ -350,7 +351,10 @@ def _add(
     sums: dict[int, Summed],
     readers: dict[int, list[tuple[Contraction, int]]],
 ) -> None:
-    """Add the work of an op that calls no program. readers: the earlier matmuls that read each value."""
+    """Add the work of an op that calls no program and runs `times` times a step.
+
+    sums: from `_sums`. readers: the earlier matmuls that read each value.
+    """
     name, phase = op.name, _phase(op)
     if name in OPAQUE:
         work.opaque[name] += times
@@ -393,7 +397,7 @@ def _add(
 def _readers(
     op: Op, product: Contraction, readers: dict[int, list[tuple[Contraction, int]]]
 ) -> tuple[tuple[tuple[Contraction, int], ...], ...]:
-    """Return the earlier matmuls that read each operand of a matmul, and record it as one of them."""
+    """Return, per operand, the earlier matmuls that read it, each with its operand number; add this matmul to them."""
     found = tuple(tuple(readers.get(value, ())) if value is not None else () for value in op.inputs[:2])
     for number, value in enumerate(op.inputs[:2]):
         if value is not None and (product, number) not in readers.setdefault(value, []):

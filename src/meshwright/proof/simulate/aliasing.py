@@ -128,7 +128,7 @@ def num_leaves(shape: Shape) -> int:
 
 
 def _aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """Yield each leaf of an instruction with another leaf that shares its buffer."""
+    """Yield pairs of leaves that share a buffer because of an instruction, mostly of its result and of an operand."""
     opcode, own = instruction.opcode, leaves(instruction)
     if opcode == "tuple":
         yield from zip(own, _operand_leaves(module, instruction), strict=True)
@@ -147,7 +147,10 @@ def _aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, L
 
 
 def _call_aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """Yield values that share a buffer across a loop, call or conditional: operands with parameters, and results."""
+    """Yield pairs of leaves that share a buffer across a loop, call or conditional.
+
+    They are an operand and a parameter of the called computation, or the result and the computation's root.
+    """
     own, operands = leaves(instruction), module.operands(instruction)
     if instruction.opcode == "while":
         yield from zip(own, leaves(operands[0]), strict=True)
@@ -163,7 +166,10 @@ def _call_aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Le
 
 
 def _start_aliases(module: Module, start: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """Yield the operands that an asynchronous start repeats in its result: their buffers are in use until its end."""
+    """Yield each leaf of an asynchronous start's result that repeats an operand, with the operand's leaf.
+
+    So the operand's buffer stays in use until the `-done`.
+    """
     if start.opcode == "copy-start":
         yield from zip(_element_leaves(start, 1), leaves(module.operand(start)), strict=True)
     elif start.shape.elements:
@@ -182,7 +188,10 @@ def _done_leaves(start: Instruction) -> list[Leaf]:
 
 
 def _in_place_aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """Yield the aliases of in-place updates: by opcode, as annotated by the compiler, and inside fusions."""
+    """Yield (result's leaf, operand's leaf) for results that are written over an operand.
+
+    They are found by opcode, by the compiler's annotations, and inside fusions.
+    """
     if instruction.opcode in ("dynamic-update-slice", "scatter"):
         yield leaves(instruction)[0], leaves(module.operand(instruction))[0]
     for output, number, path in parse_aliases(instruction.attributes.get("output_to_operand_aliasing", "")):
@@ -201,7 +210,7 @@ def _in_place_aliases(module: Module, instruction: Instruction) -> Iterator[tupl
 
 
 def _tpu_aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """Yield the aliased buffers in a TPU instruction: pairs of its operands' and its result's buffers."""
+    """Yield pairs of leaves, of operands or the result, that the TPU compiler's annotation says share a buffer."""
     found = _TPU_ALIASES.search(instruction.attributes.get("backend_config", ""))
     if found is None:
         return
@@ -219,14 +228,14 @@ def _operand_leaves(module: Module, instruction: Instruction) -> list[Leaf]:
 
 
 def _element_leaves(instruction: Instruction, index: int) -> list[Leaf]:
-    """The leaves of one element of a tuple."""
+    """Return the leaves of element `index` of an instruction's result, a tuple."""
     elements = instruction.shape.elements
     first = sum(num_leaves(element) for element in elements[:index])
     return leaves(instruction)[first : first + num_leaves(elements[index])]
 
 
 def _leaf_at(instruction: Instruction, path: tuple[int, ...]) -> Leaf:
-    """The leaf at a path of tuple indices."""
+    """Return the leaf of an instruction's result at a path of tuple indices."""
     shape, number = instruction.shape, 0
     for index in path:
         number += sum(num_leaves(element) for element in shape.elements[:index])

@@ -24,9 +24,10 @@ class Event:
     """One execution of an instruction, and its repeats.
 
     kind: `op`, `loop`, or the kind of a `Transfer`. lane: the row of the timeline, one of `compute`, `network` with its
-    axes, `copies`, `host`, `network DCN`. seconds: duration of one execution. exposed_seconds: how long ops stalled for
-    one execution. basis: source of an op's time (`op_seconds.Basis`). repeats: of the enclosing loops, outermost first;
-    start_seconds is the start of the first execution.
+    axes, `copies`, `host`, `beside` (asynchronous calls), `network DCN`. start_seconds: of the first execution.
+    seconds: duration of one execution. exposed_seconds: how long ops stalled for one execution. num_bytes: what a
+    transfer moves in one execution. basis: source of an op's time (`op_seconds.Basis`). repeats: those of the enclosing
+    loops, outermost first.
     """
 
     name: str

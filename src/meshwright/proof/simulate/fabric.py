@@ -1,6 +1,6 @@
 """Transfers that run concurrently with a device's ops, and their time: collectives, sends between slices, copies.
 
-Each occupies links; transfers that share a link wait for each other.
+Each transfer occupies links; transfers that share a link wait for each other.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ _SLICES = "slices"
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """Data in transit over some links.
+    """One execution of a collective or copy, which runs concurrently with ops.
 
     kind: a collective's kind, `copy` between memories of the device, `host copy`, or `call` for asynchronous work.
-    lane: the row of the timeline that shows it. source: file:line. note: what could not be determined.
+    lane: the row of the timeline that shows it. links: names of the links that it occupies. source: file:line. note:
+    what could not be determined.
     """
 
     kind: str
@@ -54,7 +55,11 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Fabric:
-    """The links of a system under a mesh, for the program of one slice, which has device numbers of its own."""
+    """Times the transfers of a program on the links of a system.
+
+    The program is that of one slice, in which devices are numbered from 0. mesh: the degree of every axis on the whole
+    system, outermost first.
+    """
 
     module: Module
     mesh: Mapping[str, int] = field(hash=False)
@@ -67,7 +72,7 @@ class Fabric:
 
     @cached_property
     def layout(self) -> MeshPlacement:
-        """The mesh of a slice placed on its links."""
+        """The placement of `slice_mesh` on the links of a slice."""
         return lay_mesh(replace(self.system, num_slices=1), self.slice_mesh)
 
     def collective(self, instruction: Instruction) -> Transfer | None:
@@ -167,7 +172,7 @@ class Fabric:
 
 
 def _transferred_shape(module: Module, instruction: Instruction) -> Shape:
-    """The array that a copy, a slice or an update transfers."""
+    """Return the shape of the array that a copy, a slice or an update transfers."""
     parts = instruction.shape.elements
     if instruction.opcode == "dynamic-update-slice":
         return module.operand(instruction, 1).shape
@@ -197,15 +202,15 @@ def _links(placement: Placement, shift: int | None, system: System) -> frozenset
 
 
 def _touched_axes(groups: Groups, mesh: Mapping[str, int]) -> Axes:
-    """The axes along which the devices of the first group differ."""
+    """Return the mesh axes along which the devices of the first group differ."""
     indices = np.array(np.unravel_index(groups[0], tuple(mesh.values())))
     return tuple(axis for axis, row in zip(mesh, indices, strict=True) if len(set(row.tolist())) > 1)
 
 
 def _shift(pairs: Groups, mesh: Mapping[str, int], axes: Axes) -> int:
-    """Return the signed distance of most pairs of a permute, in devices along the flattened axes.
+    """Return how many devices most pairs of a permute shift a value by, along the flattened axes.
 
-    It is negative if going backwards round the ring is shorter.
+    The shift is negative if going backwards round the ring is shorter.
     """
     degrees = tuple(mesh.values())
     size = math.prod(mesh[axis] for axis in axes)

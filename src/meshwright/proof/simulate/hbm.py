@@ -25,8 +25,8 @@ def hbm_bytes(module: Module, instruction: Instruction) -> int:
 
     Counts operands, each once, and results, with tile padding; not arrays in other memories (VMEM, host), nor results
     that share memory with an operand. A slice counts only the part it takes, an in-place update only the update, a
-    kernel what its scope tells (`KernelCost`). Values inside a fusion stay on chip. Asynchronous starts and ends count
-    nothing: other engines transfer the data.
+    kernel the bytes that its named scope states (`KernelCost`). Values inside a fusion stay on chip. Asynchronous
+    starts and ends count nothing: other engines transfer the data.
     """
     if is_free(instruction):
         return 0

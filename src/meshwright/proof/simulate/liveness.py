@@ -124,7 +124,7 @@ class Liveness:
         return {self.aliases.find(leaf) for leaf in some}
 
     def _live_spans(self, computation: str) -> dict[Leaf, Span]:
-        """The live range of every buffer that a computation touches, by the leaf that represents the buffer."""
+        """Return the live range of every buffer that a computation touches, by the buffer's representative leaf."""
         if computation not in self._known_spans:
             self._known_spans[computation] = self._compute_spans(computation)
         return self._known_spans[computation]
@@ -151,7 +151,7 @@ class Liveness:
         return lives
 
     def _use(self, lives: dict[Leaf, Span], user: Instruction, position: int) -> None:
-        """Extend the ranges of an instruction's operands to its position; for an all-reduce's start, to its done."""
+        """Extend the live ranges of an instruction's operands to `position`, or to an all-reduce-start's done."""
         if user.opcode == "all-reduce-start":
             order = list(self.module.computations[user.computation].instructions)
             position = max((order.index(done.name) for done in self.module.users(user)), default=position)
@@ -169,7 +169,10 @@ class Liveness:
         yield replace(span, first=position + 1)
 
     def _leaf_in_caller(self, leaf: Leaf, *, or_returned: bool = False) -> Leaf | None:
-        """Return the loop's leaf for a leaf of its body's parameter or (`or_returned`) result; else None."""
+        """Return the leaf of a loop's result whose buffer is that of a leaf of the loop's body; None if there is none.
+
+        The leaf must share the buffer of the body's parameter or, with `or_returned`, of the body's root.
+        """
         callers = [caller for caller in self.module.callers[leaf.computation] if caller.opcode == "while"]
         if not callers:
             return None

@@ -1,7 +1,7 @@
 """The time of one execution of an instruction.
 
-This is the compiler's own estimate if there is one (the TPU compiler's, for most fusions), else the roofline: matmuls
-at the efficiency of their size, everything else at memory bandwidth.
+It is the compiler's own estimate if there is one (the TPU compiler has one for most fusions), else the roofline time:
+matmuls at the efficiency of their size, everything else at memory bandwidth.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class OpSeconds:
 def op_seconds(module: Module, instruction: Instruction, system: System) -> OpSeconds:
     """Return the time of one execution of an instruction on an otherwise idle device; 0 if it does nothing.
 
-    On a TPU, the larger of the compiler's cycles, if given, and the time of its bytes at peak bandwidth. Else the
-    larger of the time of its flops and that of its bytes at achieved bandwidth; on a GPU at least a launch, except for
-    kernels.
+    If the TPU compiler estimated its cycles: the time of these cycles, at least that of its bytes at peak bandwidth.
+    Else: the time of its flops, at least that of its bytes at achieved bandwidth and, on a GPU, that of a kernel launch
+    (which hand-written kernels do not count).
     """
     if is_free(instruction):
         return OpSeconds(0.0, "roofline")
@@ -80,9 +80,10 @@ def clock_hertz(system: System) -> float:
 
 
 def kernel_seconds(module: Module, instruction: Instruction, system: System) -> float | None:
-    """Return a kernel's time by its flops, from its author's estimate or attention's shapes; None for other ops.
+    """Return the time of a hand-written kernel's flops; None for other ops, and if its flops are unknown.
 
-    Attention is taken as causal: a fraction (n + 1) / 2n of the n x n blocks of scores is computed.
+    The flops are those that the kernel declares, or follow from the shapes of attention. Attention is taken as causal:
+    a fraction (n + 1) / 2n of the n x n blocks of scores is computed.
     """
     if not is_kernel(instruction):
         return None
@@ -91,7 +92,7 @@ def kernel_seconds(module: Module, instruction: Instruction, system: System) -> 
     flops = flops_of(module, instruction)
     found = _ATTENTION.search(f"{instruction.name} {instruction.op_name}")
     operands = [operand.shape for operand in module.operands(instruction)]
-    # Queries and keys: block masks are integer arrays; a batch of one has no dim.
+    # The float operands are queries and keys (block masks are integers). With a batch of one they have 3 dims.
     shapes = [shape.dims for shape in operands if "f" in shape.dtype and len(shape.dims) in (3, 4)]
     if found is None or len(shapes) < 2:
         return None if flops is None else flops / (system.peak() * attention_share(system))
@@ -107,7 +108,7 @@ def kernel_seconds(module: Module, instruction: Instruction, system: System) -> 
 
 
 def _cudnn_seconds(module: Module, instruction: Instruction, system: System, *, is_backward: bool) -> float:
-    """The time of cuDNN's fused attention of queries [batch, seq, heads, head_dim], by its measured rates."""
+    """Return the time of cuDNN's fused attention of queries [batch, seq, heads, head_dim], at its measured rates."""
     query, key = (operand.shape.dims for operand in module.operands(instruction)[:2])
     batch, queries, heads, head_dim = query
     is_causal = re.search(r'"mask_type":\s*"CAUSAL"', instruction.attributes.get("backend_config", ""))
@@ -136,9 +137,9 @@ def _inside(module: Module, instruction: Instruction) -> Iterator[Instruction]:
 
 
 def _product_seconds(module: Module, product: Instruction, system: System) -> float:
-    """The time of a dot, a convolution or a GEMM call at the efficiency of its size; 0 for anything else.
+    """Return the time of a dot, a convolution or a GEMM call at the efficiency of its size; 0 for anything else.
 
-    [m, k] @ [k, n]: n counts the elements that only the second operand has, k follows from flops = 2 m k n.
+    As [m, k] @ [k, n], k follows from flops = 2 m k n, and n is the second operand's elements divided by k.
     """
     flops = flops_of(module, product)
     if not flops:

@@ -28,7 +28,7 @@ def trace(schedule: Schedule, *, max_events: int = MAX_EVENTS) -> dict[str, Any]
     """Return a simulated step as trace events: a lane for ops, one for the network of each set of axes, one for copies.
 
     Waits are slices among the ops. Loops are unrolled. Where that exceeds `max_events` slices, only the first
-    iterations of each loop are shown, as many as fit, and the loop's slice has the trip count.
+    iterations of each loop are shown, as many as fit; the slice of the whole loop then names the trip count.
     """
     shown = _trips_shown(schedule, max_events)
     lanes = dict.fromkeys((COMPUTE, *sorted({event.lane for event in schedule.events})))
@@ -55,7 +55,7 @@ def write_trace(schedule: Schedule, path: str | Path) -> None:
 
 
 def _trips_shown(schedule: Schedule, max_events: int) -> int:
-    """Return how many iterations of each loop can be shown, at least one."""
+    """Return how many iterations of each loop the trace can show within `max_events` slices, at least one."""
     longest = max((repeat.count for event in schedule.events for repeat in event.repeats), default=1)
     low, high = 1, longest
     while low < high:
@@ -66,13 +66,16 @@ def _trips_shown(schedule: Schedule, max_events: int) -> int:
 
 
 def _num_slices(event: Event, shown: int) -> int:
-    """Return the number of slices of an event and its wait, in the first `shown` iterations of its loops."""
+    """Return the number of an event's slices: one per execution in the first `shown` iterations of each loop around it.
+
+    An event that ops wait for has as many slices again, for the waits.
+    """
     runs = math.prod(min(repeat.count, shown) for repeat in event.repeats)
     return runs * (2 if event.exposed_seconds else 1)
 
 
 def _slices(event: Event, shown: int, lanes: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield the slices of an event and of its wait, in the first `shown` iterations of its loops."""
+    """Yield the slices of an event and of the waits for it, in the first `shown` iterations of each loop around it."""
     said = {
         "phase": event.phase,
         "scope": event.scope,

@@ -90,11 +90,11 @@ def simulate(module: Module, mesh: Mapping[str, int], system: System) -> Schedul
     mesh: every axis and its degree, outermost first (`MeshShape.layout`). Ops run one after the other in printed order,
     each for the compiler's own estimate if there is one, else for its roofline time. Asynchronous collectives and
     copies run concurrently on the links they need; transfers that share a link run one after the other. An op that
-    awaits a transfer stalls until it is done. Devices are assumed to be in step, and transfers not to slow ops down in
-    memory. Loops are simulated until an iteration leaves the links in the state it found, so that time depends on the
-    length of the text and not on trip counts.
+    awaits a transfer stalls until it is done. It is assumed that all devices run in step, and that the memory traffic
+    of transfers does not slow ops down. Loop iterations are simulated until one leaves the links as busy as it found
+    them, so that the time to simulate does not depend on trip counts.
 
-    Raises where the program is not scheduled, contradicts itself, or is for another number of devices.
+    Raises if the program is not scheduled, contradicts itself, or is for another number of devices.
     """
     if module.attributes.get("is_scheduled") != "true":
         raise MeshwrightError(f"HLO module {module.name} is not scheduled; compiled.as_text() prints one that is")
@@ -117,7 +117,7 @@ def simulate(module: Module, mesh: Mapping[str, int], system: System) -> Schedul
 
 
 def _breakdown(events: tuple[Event, ...], system: System, num_devices: int) -> dict[str, float]:
-    """The parts of a step: each phase, and exposed waits that are not zero."""
+    """Return the seconds of a step by part: the ops of each phase, and each kind of exposed wait that is not zero."""
     parts: dict[str, float] = dict.fromkeys(PHASES, 0.0)
     waits: dict[str, float] = dict.fromkeys((EXPOSED_COMMUNICATION, EXPOSED_COPIES, EXPOSED_CALLS), 0.0)
     hidden = 0.0

@@ -20,7 +20,10 @@ _HOST_COPIES = frozenset({"copy", "dynamic-slice", "dynamic-update-slice"})
 
 @dataclass(frozen=True)
 class TransferPart:
-    """A transfer's start, its end (`done`) or all of it. key: shared by its parts. transfer: None for `done`."""
+    """What an instruction does with a transfer: start it, await its end (`done`), or run all of it (`whole`).
+
+    key: equal for the start and the end of a transfer. transfer: None for `done`.
+    """
 
     part: Part
     key: str
@@ -28,7 +31,7 @@ class TransferPart:
 
 
 def transfer_parts(fabric: Fabric, instruction: Instruction) -> tuple[TransferPart, ...]:
-    """The transfers that an instruction starts, waits for or runs whole, in order; () if it only computes."""
+    """Return the transfers that an instruction starts, awaits or runs whole, in order; () if it only computes."""
     opcode, name = instruction.opcode, instruction.name
     if opcode == "fusion":
         return tuple(_parts_in_fusion(fabric, instruction))
@@ -81,7 +84,7 @@ def _parts_in_fusion(fabric: Fabric, fusion: Instruction) -> Iterator[TransferPa
 
 
 def _async_call(fabric: Fabric, start: Instruction) -> Transfer:
-    """The transfer of an asynchronous call: a collective, a host copy, or other work."""
+    """Return the transfer of an asynchronous call: its collective or host copy, else the work of its ops."""
     inside = list(_inside(fabric.module, start))
     made = [transfer for inner in inside if collective_kind(inner) and (transfer := fabric.collective(inner))]
     made += [fabric.copy(inner) for inner in inside if _copies_to_host(fabric, inner)]

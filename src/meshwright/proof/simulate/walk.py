@@ -32,7 +32,11 @@ def walk(fabric: Fabric) -> tuple[tuple[Event, ...], tuple[str, ...]]:
 
 
 class _Walker:
-    """State of the simulation: current time, when each link becomes free, transfers in flight (event index by key)."""
+    """State of the simulation.
+
+    now: the simulated time, in seconds. busy_until: when each link becomes free. in_flight: the index in `events` of
+    each running transfer, by `TransferPart.key`. known: the result of `costs`, by computation and instruction.
+    """
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
@@ -165,7 +169,7 @@ class _Walker:
         self.now += passed
 
     def add_loop_event(self, loop: Instruction, outer: int, begin: float, note: str) -> None:
-        """Insert an event for a whole loop before the events inside it."""
+        """Insert an event for a whole loop before the events inside it. outer: the index in `events` of the first."""
         if self.now > begin:
             said = describe(self.fabric.module, loop)[0]
             event = Event(
@@ -199,7 +203,7 @@ class _Walker:
         return self.now, dict(self.busy_until), dict(self.in_flight), list(self.events)
 
     def restore(self, state: tuple[float, dict[str, float], dict[str, int], list[Event]]) -> None:
-        """Go back to a state."""
+        """Go back to what `state` returned."""
         self.now, busy_until, in_flight, events = state
         self.busy_until, self.in_flight, self.events = dict(busy_until), dict(in_flight), list(events)
 
@@ -208,6 +212,6 @@ class _Walker:
         return {link: until - self.now for link, until in self.busy_until.items() if until > self.now}
 
     def is_equally_busy(self, before: dict[str, float]) -> bool:
-        """Whether each link stays busy for the time that it has in `before`."""
+        """Whether each link stays busy as long as in `before`, an earlier `remaining_busy_seconds()`."""
         now = self.remaining_busy_seconds()
         return now.keys() == before.keys() and all(abs(now[k] - before[k]) < _SAME_SECONDS for k in now)

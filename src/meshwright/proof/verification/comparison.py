@@ -22,7 +22,7 @@ _LEAST_SHARE = 0.005
 class StaticOverhead:
     """Flops and collectives in a program's HLO text beyond its plan, by cause: dropless padding, untaken branches.
 
-    Flops and bytes are negative where the program has less.
+    Flops and bytes are per device and step, and negative where the program has less.
     """
 
     flops: Mapping[Difference, float] = field(default_factory=dict)
@@ -132,7 +132,10 @@ def compare(
 def _of_pass(
     predicted: Record, compiled: Record, mesh: Mapping[str, int], overhead: StaticOverhead, *, is_reference: bool
 ) -> Iterator[Row]:
-    """Yield the rows of the frozen reference's collectives, over the axes of its own mesh, or of all others."""
+    """Yield the rows of the collectives of the frozen reference model (`is_reference`), or those of all others.
+
+    mesh: the degrees of the axes that these collectives run over.
+    """
     planned, found = (
         tuple(move for move in record.collectives if (move.phase == "reference") is is_reference)
         for record in (predicted, compiled)
@@ -144,7 +147,10 @@ def _of_pass(
 def _memory(
     name: str, predicted: float, memory: Mapping[str, int], ran: Mapping[str, int], difference: Difference
 ) -> Row:
-    """Return a row of memory, with its cause if the figures differ."""
+    """Return the row of the memory term `name`; if the figures differ, `difference` is the cause.
+
+    memory, ran: the compiled and the measured bytes per device, by term.
+    """
     row = Row(
         quantity=f"memory {name}",
         unit="B",
@@ -183,7 +189,7 @@ def _largest_term(predicted: Record, compiled: Record) -> tuple[Cause, ...]:
 
 
 def _flops_causes(predicted: Record, compiled: Record, overhead: StaticOverhead) -> tuple[Cause, ...]:
-    """Return the known causes of a difference of flops if together they account for it exactly."""
+    """Return the causes of a difference of flops: known ones that account for it exactly, else `ANOTHER_PROGRAM`."""
     known = overhead.flops
     if compiled.flops != (predicted.flops or 0.0) + sum(known.values()):
         return (Cause(difference=Difference.ANOTHER_PROGRAM),)
@@ -191,7 +197,7 @@ def _flops_causes(predicted: Record, compiled: Record, overhead: StaticOverhead)
 
 
 class _Planned(NamedTuple):
-    """Planned bytes of one kind, axes and phase of collective, and the known overheads that the bytes include."""
+    """Planned bytes per device and step of the collectives of one key, and the known overheads that they include."""
 
     num_bytes: int
     overheads: tuple[Difference, ...] = ()
@@ -226,7 +232,7 @@ def _collectives(
 
 
 def _with_measured(rows: Iterator[Row], measured: Record | None) -> Iterator[Row]:
-    """Yield the rows of collectives with bytes measured by a profile, then rows for collectives only in the profile."""
+    """Yield the rows with the bytes that a run's profile measured, then rows of collectives only in the profile."""
     if measured is None or not measured.collectives:
         yield from rows
         return
@@ -269,7 +275,10 @@ def _key(move: Collective) -> Key:
 def _add_overhead(
     planned: Mapping[Key, _Planned], found: Mapping[Key, int], overhead: StaticOverhead
 ) -> dict[Key, _Planned]:
-    """Return the plan with the known overheads of each key added, unless the program equals the plan there."""
+    """Return the planned bytes by key, with the known overheads added to keys whose bytes differ from the program's.
+
+    found: the program's bytes by key.
+    """
     result = dict(planned)
     for difference, move in overhead.collectives:
         key = _key(move)
@@ -282,10 +291,10 @@ def _add_overhead(
 def _join_sums(
     planned: Mapping[Key, _Planned], found: Mapping[Key, int]
 ) -> tuple[dict[Key, _Planned], dict[Key, Cause]]:
-    """Return the plan with all-reduces regrouped over the compiler's sets of axes, and the cause of each change.
+    """Return the planned bytes with all-reduces regrouped over the compiler's sets of axes, and causes of the changes.
 
-    Consecutive all-reduces of one array over several axes become one. If a phase is still not equal, its all-reduces
-    stay as planned if the program sums the planned bytes over each axis (`combined_sums`).
+    Both are by key. Consecutive all-reduces of one array become one over all their axes. Where plan and program still
+    differ in a phase, but all-reduce equal bytes over each axis (`combined_sums`), the planned all-reduces are kept.
     """
     joined, causes = _join_axes(planned, found)
     keys = dict.fromkeys((*joined, *found))
@@ -302,9 +311,9 @@ def _join_sums(
 def _join_axes(
     planned: Mapping[Key, _Planned], found: Mapping[Key, int]
 ) -> tuple[dict[Key, _Planned], dict[Key, Cause]]:
-    """Return the plan with consecutive all-reduces of one array over several axes joined, and the cause of each.
+    """Return the planned bytes with consecutive all-reduces of one array over several axes joined, and the causes.
 
-    They are joined only if the program has an all-reduce over all of these axes, in any phase.
+    Both are by key. All-reduces are joined only if the program has one over all of their axes, in any phase.
     """
     result, causes = dict(planned), {}
     over_several = {axes for kind, axes, _ in found if kind == "all-reduce" and len(axes) > 1}

@@ -13,12 +13,14 @@ Key = tuple[str, tuple[str, ...], str]
 """Kind, axes and phase: collectives that share them are added up."""
 
 Explained = Iterator[tuple[Key, Cause]]
+"""Differences that a rule explains: the key of the collectives that differ, and the cause."""
 
 
 def combined_sums(planned: Mapping[Key, int], found: Mapping[Key, int]) -> frozenset[Key]:
-    """Return the all-reduces that differ from the plan in phases whose sum of bytes over each axis is as planned.
+    """Return the keys of all-reduces that differ from the plan, in phases whose bytes over each axis are as planned.
 
-    XLA:GPU and XLA:TPU sum the squares of a gradient's norm over all axes of a parameter at once.
+    XLA:GPU and XLA:TPU sum the squares of a gradient's norm over all axes of a parameter at once. planned, found: bytes
+    of the plan and of the program.
     """
     result: set[Key] = set()
     for phase in PHASES:
@@ -32,7 +34,7 @@ def combined_sums(planned: Mapping[Key, int], found: Mapping[Key, int]) -> froze
 
 
 TILE_BYTES = 4 * 8 * 128
-"""The smallest sum between slices into which the TPU compiler combines small arrays: a float32 register tile."""
+"""The smallest all-reduce between slices that the TPU compiler makes of small arrays, in bytes: a float32 tile."""
 
 ROW_BYTES = 4 * 128
 """The smallest array that the TPU compiler sends between slices: a register row in float32."""
@@ -78,7 +80,10 @@ def explain(planned: Mapping[Key, int], found: Mapping[Key, int], mesh: Mapping[
 
 
 def _other_phase(difference: Mapping[Key, int]) -> Explained:
-    """Yield collectives with more bytes in one phase and equally fewer in others."""
+    """Yield the cause of collectives that have more bytes in one phase, and fewer by as many in others.
+
+    difference: bytes by key, the program's less the plan's, here and in the rules below.
+    """
     for kind, axes in dict.fromkeys(key[:2] for key in difference):
         keys = [key for key in difference if key[:2] == (kind, axes)]
         if sum(difference[key] for key in keys) == 0:
@@ -86,7 +91,7 @@ def _other_phase(difference: Mapping[Key, int]) -> Explained:
 
 
 def _padded_shards(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
-    """Yield larger reduce-scatters, and permutes of (n - 1) / n of the excess, in the same phase or over all phases."""
+    """Explain larger reduce-scatters, and permutes of (n - 1) / n of the excess, in one phase or over all phases."""
     for axes in dict.fromkeys(axes for kind, axes, _ in difference if kind == "reduce-scatter"):
         degree = math.prod(mesh[axis] for axis in axes)
         for phases in (*((phase,) for phase in PHASES), PHASES):
@@ -101,7 +106,7 @@ def _padded_shards(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Ex
 
 
 def _ring_steps(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
-    """Yield permutes of (n - 1) / n of the bytes that gathers and reduce-scatters lack, in one phase or over all."""
+    """Explain permutes of (n - 1) / n of the bytes that gathers and reduce-scatters lack, in one phase or over all."""
     for axes in dict.fromkeys(axes for kind, axes, _ in difference if kind == "collective-permute"):
         degree = math.prod(mesh[axis] for axis in axes)
         for phases in (*((phase,) for phase in PHASES), PHASES):
@@ -116,7 +121,7 @@ def _ring_steps(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Expla
 
 
 def _sliced_further(difference: Mapping[Key, int]) -> Explained:
-    """Yield all-reduces whose excess bytes equal what reduce-scatters over the same axes lack."""
+    """Explain all-reduces whose excess bytes equal the bytes that reduce-scatters over the same axes lack."""
     for key, more in difference.items():
         scatter: Key = ("reduce-scatter", *key[1:])
         if key[0] == "all-reduce" and more > 0 and difference.get(scatter) == -more:
@@ -124,7 +129,7 @@ def _sliced_further(difference: Mapping[Key, int]) -> Explained:
 
 
 def _within_and_between_slices(difference: Mapping[Key, int]) -> Explained:
-    """Yield all-reduces over other sets of axes; their bytes per axis exceed the plan's by less than a tile."""
+    """Explain all-reduces over sets of axes not in the plan, with its bytes per axis, or less than a tile more."""
     keys = [key for key in difference if key[0] == "all-reduce"]
     is_apart = any(difference[key] < 0 for key in keys if len(key[1]) > 1)
     axes = {axis for key in keys for axis in key[1]}
@@ -134,7 +139,7 @@ def _within_and_between_slices(difference: Mapping[Key, int]) -> Explained:
 
 
 def _combined_across_phases(difference: Mapping[Key, int]) -> Explained:
-    """Yield all-reduces over more axes at once and in other phases, whose bytes per axis equal the plan's."""
+    """Explain all-reduces over more axes at once and in other phases, whose bytes per axis equal the plan's."""
     keys = [key for key in difference if key[0] == "all-reduce"]
     axes = {axis for key in keys for axis in key[1]}
     is_together = any(difference[key] > 0 for key in keys if len(key[1]) > 1)

@@ -13,8 +13,9 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.training.run_directory.run import read_config, read_metrics
 from meshwright.execution.training.run_record import measured
 from meshwright.execution.training.watch.profile import find_profile
+from meshwright.options.given import given
 from meshwright.options.keywords import PlanOptions, ServingOptions
-from meshwright.options.values import MeshLike, given
+from meshwright.options.values import MeshLike
 from meshwright.planning.files import is_run_directory
 from meshwright.planning.library import PlanLike, plan_server, plan_to_run
 from meshwright.planning.plan import Plan

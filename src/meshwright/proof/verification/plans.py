@@ -87,7 +87,7 @@ def verify_plan(plan: Plan, *, effort: Effort = "fast", measured: Record | None 
 
 
 def static_overhead(plan: Plan) -> StaticOverhead:
-    """The known contents of a program's HLO text beyond its plan: padding and untaken branches."""
+    """Return the known contents of a program's HLO text beyond its plan: padding and untaken branches."""
     workload, mesh, strategy = plan.workload, plan.mesh, plan.strategy
     kind = plan.system.chip.kind
     moves = {
@@ -107,25 +107,29 @@ def static_overhead(plan: Plan) -> StaticOverhead:
 
 
 def _kernel_flops(plan: Plan) -> dict[Difference, float]:
-    """Return the attention flops that kernels declare minus those planned, for the step and a reference's forward."""
+    """Return the attention flops that the step's kernels declare minus those planned, by the kind of difference.
+
+    They are per device and step, with those of a reference model's forward pass.
+    """
     steps = [(plan.workload, plan.mesh, plan.strategy, attention_flops(plan.workload, plan.mesh, plan.strategy))]
     if own := reference_pass(plan.workload, plan.mesh, plan.strategy):
         forward = StepFlops(forward=attention_flops(*own).forward)
         steps.append((own.workload, own.mesh, own.strategy, forward))
     found: dict[Difference, float] = {}
     for workload, mesh, strategy, planned in steps:
-        for difference, flops in _stated_flops(workload, mesh, strategy, planned, plan.system).items():
+        for difference, flops in _declared_beyond(planned, workload, mesh, strategy, plan.system).items():
             found[difference] = found.get(difference, 0.0) + flops
     return found
 
 
-def _stated_flops(
-    workload: Workload, mesh: MeshShape, strategy: Strategy, planned: StepFlops, system: System
+def _declared_beyond(
+    planned: StepFlops, workload: Workload, mesh: MeshShape, strategy: Strategy, system: System
 ) -> dict[Difference, float]:
-    """Return the attention flops that the compiled kernels declare, minus those planned.
+    """Return the attention flops that compiled kernels declare minus `planned`, by the kind of difference.
 
-    Splash attention and cuDNN's kernels declare none; block-by-block attention declares all. Our kernels declare half
-    of the scores (the mask is causal), and in backward seven matmuls of two kernels, of which a plan counts five.
+    It is empty where both agree, as for attention without a kernel. Splash attention and cuDNN's kernels declare no
+    flops. Meshwright's kernels declare the flops of half of the scores (the mask is causal), and in backward seven
+    matmuls, of which two are recomputed; the plan counts five.
     """
     kernel = strategy.attention
     if kernel == "flash" and system.chip.kind == "tpu":
@@ -133,16 +137,16 @@ def _stated_flops(
         kernel = tpu_chunk_kernel(workload.seq_len // mesh.sp) if is_in_chunks else tpu_kernel(workload.seq_len)
         if kernel == "flash":
             backward = (TPU_PRODUCTS["dkv"] + TPU_PRODUCTS["dq"]) / (BACKWARD_FLOPS * TPU_PRODUCTS["fwd"])
-            stated = (planned.forward + planned.recompute + backward * planned.backward) / 2
-            return {Difference.KERNEL_ESTIMATES: stated - planned.total}
+            declared = (planned.forward + planned.recompute + backward * planned.backward) / 2
+            return {Difference.KERNEL_ESTIMATES: declared - planned.total}
     return {Difference.OPAQUE_KERNELS: -planned.total} if kernel in ("splash", "cudnn") else {}
 
 
 def _summed_once(plan: Plan) -> Iterator[Collective]:
-    """Yield all-reduces that XLA:GPU runs once a step, not once a microbatch, with the bytes to add (negative).
+    """Yield what to add to planned all-reduces that XLA:GPU runs once a step, not once a microbatch: negative bytes.
 
-    XLA moves the all-reduce of the last norm's gradient out of the loop over microbatches. Gradients of the layers are
-    in a loop of their own.
+    XLA moves the all-reduce of the last norm's gradient out of the loop over microbatches. It does not move those of
+    layers' gradients, which are in an inner loop over layers.
     """
     parts = plan.strategy.num_microbatches
     if plan.system.chip.kind != "gpu" or plan.mesh.pp > 1 or parts == 1:
@@ -155,7 +159,7 @@ def _summed_once(plan: Plan) -> Iterator[Collective]:
 def verify_all(
     plans: Sequence[Plan], *, effort: Effort = "fast"
 ) -> Iterator[tuple[int, Verification | MeshwrightError]]:
-    """Verify plans in parallel; yields (index, verification or error) as each is done, see `compile_all`."""
+    """Verify plans in parallel; yield (plan's index, verification or error) as each is done, see `compile_all`."""
     run = [as_run(plan) for plan in plans]
     requests = [(number, request) for number, plan in enumerate(run) for request in _requests(plan, effort)]
     outcomes: dict[int, CompiledProgram | MeshwrightError] = {}
@@ -171,12 +175,12 @@ def verify_all(
 
 
 def _requests(plan: Plan, effort: Effort) -> tuple[CompileRequest, ...]:
-    """Return the requests to compile a plan's step: one, and another for a frozen reference."""
+    """Return the requests to compile a plan's step: one, and a second for a frozen reference model."""
     return step_request(plan, effort=effort), *reference_requests(plan, effort=effort)
 
 
 def step_request(plan: Plan, *, effort: Effort) -> CompileRequest:
-    """The request to compile a plan's train step."""
+    """Return the request to compile a plan's train step."""
     return CompileRequest(
         function=TRAIN_STEP,
         hardware=plan.hardware,
@@ -189,7 +193,7 @@ def step_request(plan: Plan, *, effort: Effort) -> CompileRequest:
 def _verification(
     plan: Plan, programs: Sequence[CompiledProgram], effort: Effort, measured: Record | None
 ) -> Verification:
-    """Return the verification of a plan by its program and, if it has a frozen reference, the reference's program."""
+    """Return the verification of a plan. programs: its step and, if there is a frozen reference model, the model's."""
     program, *others = programs
     needed = {"flops": model_flops(plan.workload), "tokens": plan.workload.tokens}
     compiled, schedule = compiled_record(program, plan.mesh, plan.system, effort, **needed)

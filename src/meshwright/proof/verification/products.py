@@ -23,10 +23,10 @@ from meshwright.record import Collective, merge
 
 @dataclass(frozen=True, kw_only=True)
 class ProductCheck:
-    """The result of a matmul in one mode. error: largest difference, relative to the largest element.
+    """The check of a matmul in one mode of JAX.
 
-    compiled, inferred: collectives, merged by kind and axes. notes: transfers in the program that `compiled` leaves
-    out.
+    error: largest difference from the unsharded matmul, relative to its largest element. compiled, inferred:
+    collectives, merged by kind and axes. notes: transfers in the program that `compiled` leaves out.
     """
 
     error: float
@@ -36,15 +36,15 @@ class ProductCheck:
 
     @property
     def is_as_inferred(self) -> bool:
-        """Whether both have the same collectives by kind, mesh axes and bytes."""
+        """Whether the compiled and the inferred collectives are equal in kind, mesh axes and bytes."""
         return not self.notes and set(map(_amount, self.compiled)) == set(map(_amount, self.inferred))
 
 
 def check_product(inference: Inference, *, mode: Mode, implementation: Implementation | None = None) -> ProductCheck:
     """Run an implementation of a matmul in a mode of JAX, in float32, on small random integers.
 
-    Sums of integers are exact in float32 in any order, below 2^24. Runs on the devices of this process. In overlapped
-    mode a ring of permutes replaces the collective of a collective matmul.
+    Float32 sums of integers below 2^24 are exact in any order. Runs on the devices of this process. In overlapped mode
+    a collective matmul runs its collective as a ring of permutes.
 
     Args:
       inference: the matmul with its shardings.
@@ -76,9 +76,9 @@ def check_product(inference: Inference, *, mode: Mode, implementation: Implement
 def _read_as(
     inferred: Sequence[Collective], compiled: Iterable[Collective], degrees: Mapping[str, int]
 ) -> list[Collective]:
-    """Return the compiled collectives with all-reduces read as the inferred kind.
+    """Return the compiled collectives; one that could be of two kinds gets the inferred kind.
 
-    XLA:CPU lowers a reduce-scatter, and an all-reduce followed by a slice, to the same ops. They are read as a
+    XLA:CPU lowers a reduce-scatter, and an all-reduce followed by a slice, to the same ops. These count as a
     reduce-scatter unless an all-reduce was inferred.
     """
     left, read = Counter(map(_amount, inferred)), []
@@ -93,7 +93,7 @@ def _read_as(
 
 
 def _plain(move: Collective, degrees: Mapping[str, int]) -> Collective:
-    """Return a collective reduced to kind, axes in mesh order, and bytes."""
+    """Return a collective with only its kind, its axes in mesh order, and its bytes."""
     axes = tuple(axis for axis in degrees if axis in move.axes)
     return replace(move, axes=axes, phase="forward", seconds=None, array="", source="", note="")
 

@@ -14,7 +14,10 @@ from meshwright.record import Collective, Record, merge, wire_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRow:
-    """The collectives of one kind, over some axes, in a phase; None where the plan, program or trace lacks them."""
+    """The collectives of one kind, over some axes, in a phase, added up; None where a source has none.
+
+    planned, compiled, measured: in the plan, in the compiled step, in the trace of the run.
+    """
 
     kind: str
     axes: tuple[str, ...]
@@ -45,14 +48,14 @@ def compare_profile(planned: Record, profile: Profile) -> tuple[ProfileRow, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class AxisBandwidth:
-    """What a device sends in the collectives over some mesh axes, and how fast; rates in bytes per second.
+    """The bytes that a device sends in the collectives over some mesh axes, and the rates, in bytes per second.
 
     Args:
         axes: the mesh axes.
         links: the links that these axes are placed on.
         sent_bytes: bytes that a device sends per step, in a ring algorithm.
-        measured: `sent_bytes` by the traced time in these collectives. On TPUs that is the time in which the device
-            waits for them, so the rate of collectives that overlap with compute exceeds that of the links.
+        measured: `sent_bytes` divided by the traced time of these collectives. On TPUs that is the time in which the
+            device waits for them, so the rate of collectives that overlap with compute exceeds that of the links.
         predicted: the rate in the plan; None if the plan has no such collectives.
         links_rate: the rate with links at full bandwidth; None for simulated devices.
     """

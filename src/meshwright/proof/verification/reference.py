@@ -28,9 +28,9 @@ def reference_requests(plan: Plan, *, effort: Effort) -> tuple[CompileRequest, .
 
 
 def with_reference(policy: Record, reference: Record, plan: Plan) -> Record:
-    """Return the record of a step of two programs: the reference's runs first, then the policy's.
+    """Return the record of a step of two programs: the reference's program runs first, then the policy's.
 
-    While one runs, the other's arguments stay in memory. Parameters that both read count once.
+    While one program runs, the other's arguments stay in memory. Parameters that both read count once.
     """
     ours, theirs, shared = policy.memory_bytes, reference.memory_bytes, 0
     if shares_base(plan.workload, plan.mesh, plan.strategy):

@@ -79,7 +79,8 @@ def verify_serving(plan: ServingPlan, *, effort: Effort = "fast") -> ServingVeri
     )
     predicted = replace(plan.predicted, flops=serving_device_flops(plan.serving, plan.layout, plan.batch))
     arguments = serving_argument_bytes(plan.serving, plan.layout, plan.batch)
-    rows = _named(compare(predicted, compiled, argument_bytes=arguments), plan, schedule, _read_ahead_bytes(program))
+    compared = compare(predicted, compiled, argument_bytes=arguments)
+    rows = _with_server_causes(compared, plan, schedule, _read_ahead_bytes(program))
     return ServingVerification(plan=plan, program=program, compiled=compiled, rows=tuple(rows), schedule=schedule)
 
 
@@ -92,8 +93,10 @@ def _read_ahead_bytes(program: CompiledProgram) -> int:
     return sum(op.shape.elements[0].padded_bytes for op in copies if op.opcode == "copy-start")
 
 
-def _named(rows: tuple[Row, ...], plan: ServingPlan, schedule: Schedule | None, read_ahead_bytes: int) -> Iterator[Row]:
-    """Yield the rows, adding causes of differences that only a server has."""
+def _with_server_causes(
+    rows: tuple[Row, ...], plan: ServingPlan, schedule: Schedule | None, read_ahead_bytes: int
+) -> Iterator[Row]:
+    """Yield the rows, with the causes of differences that only a server's step has."""
     is_decode = plan.serving.phase == "decode"
     exact_causes = _causes_of_tokens if is_decode else _causes_of_prompts
     known = {
@@ -124,7 +127,10 @@ def _named(rows: tuple[Row, ...], plan: ServingPlan, schedule: Schedule | None, 
 
 
 def _causes_of_tokens(row: Row, plan: ServingPlan) -> tuple[Cause, ...]:
-    """Return the causes that account exactly for decode's flops: matmuls of single rows, attention of single rows."""
+    """Return the causes that account exactly for the compiled flops of decode; () if none do.
+
+    Matmuls of a single row may run with padded rows (TPUs), and attention of a single row may have no matmul flops.
+    """
     whole, products = (serving_device_flops(plan.serving, plan.layout, plan.batch, keys=keys) for keys in (None, 0.0))
     for rows, padded in ((1, ()), (LEAST_TPU_ROWS, (Difference.PADDED_ROWS,))):
         for attention, single in ((whole - products, ()), (0.0, (Difference.SINGLE_ROWS,))):
@@ -134,10 +140,12 @@ def _causes_of_tokens(row: Row, plan: ServingPlan) -> tuple[Cause, ...]:
 
 
 def _causes_of_prompts(row: Row, plan: ServingPlan) -> tuple[Cause, ...]:
-    """Return the causes that account exactly for a prefill's flops: masked scores, kernels' own counts, single rows.
+    """Return the causes that account exactly for the compiled flops of a prefill; () if none do.
 
-    Splash attention declares no flops, our own kernels half of all scores. Elsewhere all scores are computed, or, for
-    whole sequences, all but those of the first half's queries with the second half's keys.
+    They are masked scores, kernels that declare other flops, and matmuls of single rows.
+
+    Splash attention declares no flops, meshwright's kernels the flops of half of all scores. Without kernels all scores
+    are computed, or, for whole sequences, all but those of the first half's queries with the second half's keys.
     """
     length, is_single = plan.serving.prompt_len, plan.batch == plan.layout.num_groups
     counted = {

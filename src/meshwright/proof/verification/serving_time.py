@@ -1,4 +1,4 @@
-"""Explain the difference between a server's simulated and predicted step time: seconds by cause, with that sum."""
+"""Explain the difference between a server's simulated and predicted step time by causes, whose seconds add up to it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PLANNED_TERMS: Mapping[str, tuple[str, ...]] = {
     "norms, sums and other ops": ("elementwise",),
     EXPOSED_COMMUNICATION: ("communication",),
 }
-"""The parts of a compiled step, and the terms of the predicted step time for the same work."""
+"""For each part of a compiled step, the terms of the predicted step time for the same work."""
 
 TPU_DIFFERENCES: Mapping[str, Difference] = {
     "matmuls with weights": Difference.READ_THEN_MULTIPLIED,
     "attention": Difference.GATHERED_PAGES,
 }
-"""Why XLA:TPU's ops take longer than predicted, by part, beyond the least time of each op."""
+"""Why XLA:TPU's ops take longer than predicted, by part of the step, besides the least time of each op."""
 
 LEAST_SHARE = 0.005
 """The share of the predicted step time below which a cause is left out."""
@@ -32,9 +32,9 @@ LEAST_SHARE = 0.005
 def step_causes(plan: ServingPlan, schedule: Schedule) -> tuple[Cause, ...]:
     """Return the causes of the difference between the planned and the simulated step time, largest first, with seconds.
 
-    The TPU compiler estimates over a microsecond for even the smallest op. That time, for all ops of the step, is a
-    separate cause, because a plan does not know the number of compiled ops. The rest of each op's time is compared with
-    the plan's term for the same work.
+    The TPU compiler estimates over a microsecond for even the smallest op. This least time times the number of ops is
+    one cause, since a plan does not know the number of compiled ops. The rest of each op's time is compared
+    with the plan's term for the same work.
     """
     ops = [event for event in schedule.events if event.lane == COMPUTE and event.kind != "loop"]
     estimated = sorted((event for event in ops if event.basis == "compiler"), key=lambda event: event.seconds)
@@ -60,7 +60,7 @@ def step_causes(plan: ServingPlan, schedule: Schedule) -> tuple[Cause, ...]:
 
 
 def _least_seconds(ops: Sequence[Event]) -> float:
-    """Return the lower quartile of the ops' times; 0 for no ops. ops: shortest first."""
+    """Return the least time of an op: the lower quartile of the ops' seconds; 0 for no ops. ops: shortest first."""
     left = sum(event.count for event in ops) / 4
     for event in ops:
         left -= event.count
@@ -70,7 +70,7 @@ def _least_seconds(ops: Sequence[Event]) -> float:
 
 
 def _part(event: Event) -> str:
-    """The part of the step that an op belongs to, by its named scopes."""
+    """Return the part of the step (a key of `PLANNED_TERMS`) that an op belongs to, by its named scopes."""
     scopes = event.scope.split("/")
     if CACHED_ATTENTION in scopes:
         return "attention"

@@ -17,33 +17,37 @@ from meshwright.serving.engine.sequence import TokenSequence
 
 @dataclass(eq=False)
 class ActiveRequest:
-    """A request that has not ended: its sequences, their texts so far, and the scores of its prompt."""
+    """A request that has not ended: its sequences, their text so far, and the log probabilities of its prompt."""
 
     request: Request
     deliver: OutputCallback
     sequences: list[TokenSequence] = field(default_factory=list)
     growing: dict[int, GrowingText] = field(default_factory=dict)
+    """The text generated so far, by the index of its completion."""
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
-    """Log probabilities of the prompt's tokens, by position."""
+    """Log probabilities of the prompt's tokens, by position; emptied once they are in an output."""
     hidden: dict[int, np.ndarray] = field(default_factory=dict)
-    """Sums of the hidden states of prompt chunks, by the position of the chunk's first token."""
+    """For each prompt chunk, by the position of its first token: its hidden states summed over its tokens [d]."""
     matchers: list[Matcher] = field(default_factory=list)
     """A matcher for each sequence if the request has a constraint, else empty."""
     deadline: float | None = None
+    """Time, on the clock `time.monotonic`, at which the request is aborted; None for no limit."""
     request_id: str = ""
     ended: set[int] = field(default_factory=set)
-    """Completions whose end was reported in an output."""
+    """Indices of the completions whose end was reported in an output."""
     ends: frozenset[int] = frozenset()
     """The request's stop tokens."""
 
     def begin(
         self, request_id: str, orders: Iterator[int], tokenizer: Tokenizer | None, words: int, *, is_scored: bool
     ) -> None:
-        """Create the sequences: one for each completion, or a single one for a prompt that is only scored.
+        """Create the sequences: one per completion, or a single one if no token is generated (`max_tokens` 0).
 
         Args:
-            orders: arrival numbers; each sequence takes the next one.
-            words: number of 32-bit words of a token mask.
+            orders: yields increasing numbers; each sequence takes the next one as its order of arrival.
+            tokenizer: converts tokens to text; None to return tokens only.
+            words: number of 32-bit words of a token mask (one bit per token of the vocabulary).
+            is_scored: whether the first sequence computes log probabilities or hidden states of the prompt.
         """
         request, self.request_id = self.request, request_id
         self.ends = frozenset(request.stop_tokens)
@@ -60,9 +64,12 @@ class ActiveRequest:
             self.growing[number] = GrowingText(stream)
 
     def grow(self, sequence: TokenSequence, tokens: Sequence[int], before: int) -> tuple[list[int], str]:
-        """Add new tokens to a sequence's text, up to the token that ends it. Return the tokens kept, and their text.
+        """Add new tokens to a sequence's text, up to the token that ends it.
 
-        before: number of tokens generated before these.
+        before: number of tokens that the sequence generated before these.
+
+        Returns:
+            The tokens added, without a stop token, and the text that they add.
         """
         request, growing, kept, text = self.request, self.growing[sequence.number], list[int](), ""
         for number, token in enumerate(tokens, start=before + 1):
@@ -81,7 +88,14 @@ class ActiveRequest:
         piece: str,
         logprobs: tuple[TokenLogprob, ...],
     ) -> Output:
-        """Return the output of a step for a sequence; the first output includes the prompt's scores."""
+        """Return a step's output for one sequence.
+
+        Args:
+            logprobs: the log probabilities of the new tokens.
+
+        Returns:
+            The output. The first one of completion 0 includes the prompt's log probabilities and mean hidden state.
+        """
         prompt, pooled = (), ()
         if sequence.number == 0 and self.logprobs:
             prompt = tuple(self.logprobs[position] for position in range(1, len(self.request.prompt)))
@@ -104,7 +118,12 @@ class ActiveRequest:
         )
 
     def add_scores(self, part: SequenceRow, arrays: Sequence[np.ndarray], hidden: np.ndarray) -> None:
-        """Store the scores and hidden states of a chunk of the prompt."""
+        """Store the log probabilities and hidden states of a chunk of the prompt.
+
+        Args:
+            arrays: the fields of `Logprobs` for the chunk's row, each indexed by the chunk's tokens.
+            hidden: hidden states summed over the chunk's tokens [d].
+        """
         request = self.request
         self.hidden[part.start] = hidden
         if request.prompt_logprobs is not None:
@@ -115,6 +134,9 @@ class ActiveRequest:
 
 
 def token_logprob(token: int, arrays: Sequence[np.ndarray], count: int) -> TokenLogprob:
-    """Return a token's log probability and the `count` likeliest tokens with theirs, from arrays for its position."""
+    """Return a token's log probability, with the `count` likeliest tokens and their log probabilities.
+
+    arrays: the fields of `Logprobs` at the token's position: a scalar, and two arrays [MOST_LOGPROBS].
+    """
     own, values, tokens = arrays
     return TokenLogprob(token, float(own), tuple(zip(tokens[:count].tolist(), values[:count].tolist(), strict=True)))

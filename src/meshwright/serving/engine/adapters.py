@@ -1,7 +1,7 @@
-"""Low-rank adapters of a server by name, each in a slot of the weights that the model has for them.
+"""Low-rank adapters of a server by name. The model's parameters have slots, each for the weights of one adapter.
 
-A request names its adapter, and its row in a step has the number of the adapter's slot, so that one step has rows of
-several adapters. Adapters are loaded and dropped between two steps.
+A request names its adapter, and the request's row in a step has the number of the adapter's slot. So one step can have
+rows with different adapters. Adapters are loaded and dropped between two steps.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from meshwright.description.step.parameter_tree import (
     is_adapter,
     leaves,
     map_leaves,
+    merge_trees,
     parameters,
 )
 from meshwright.description.step.serving import SERVING_RULES
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.arrays import fit
 from meshwright.execution.runtime.sharding_context import ShardingContext
-from meshwright.execution.training.trainable import merge_trees
 from meshwright.execution.weights.peft import read_adapter
 from meshwright.mesh import MeshShape
 from meshwright.serving.engine.request import Adapter
 from meshwright.support.field_types import nested
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""The names that adapters can have."""
+"""Pattern of a valid adapter name."""
 
 Factors = Mapping[str, Any]
-"""The weights of one adapter, a tree with layers stacked, of the shapes that a mesh stores."""
+"""The weights of one adapter: a tree of arrays with stacked layers, in the padded shapes of the mesh's parameters."""
 
 
 class SlotWeights(NamedTuple):
-    """An adapter to write into a slot, from 1."""
+    """An adapter's weights, and the number of the slot to write them into, from 1."""
 
     slot: int
     factors: Factors
@@ -61,7 +61,7 @@ class AdapterTable:
     """The adapters of an engine by name. Only the engine's thread adds adapters; any thread reads and drops them.
 
     Args:
-        model: the model, with `lora` for the slots.
+        model: the model; its field `lora` has the number and rank of the slots.
         mesh: the mesh.
     """
 
@@ -76,10 +76,10 @@ class AdapterTable:
         return self._model.lora.slots if self._model.lora else 0
 
     def read(self, name: str, directory: Path) -> Factors:
-        """Read an adapter in PEFT's format for a slot; nothing is changed.
+        """Return the weights of an adapter in PEFT's format, in the shapes of a slot. The table does not change.
 
         Raises:
-            MeshwrightError: the name is taken or is no name, or the adapter is not one of this model.
+            MeshwrightError: the name is in use or invalid, or the adapter does not fit this model or its slots.
         """
         if not NAME.fullmatch(name):
             raise MeshwrightError(f"the adapter's name is {name[:80]!r}; a name has at most 64 of A-Z a-z 0-9 . _ -")
@@ -90,16 +90,16 @@ class AdapterTable:
         return read_factors(directory, self._model, self._mesh)
 
     def add(self, name: str, factors: Factors, in_use: Iterable[Adapter], write: Callable[[SlotWeights], None]) -> None:
-        """Write an adapter into a free slot, and name it. Called on the engine's thread.
+        """Write an adapter into a free slot, and add its name to the table. Called on the engine's thread.
 
         Args:
             name: its name.
             factors: its weights, from `read`.
-            in_use: the adapters of requests that have not ended, which may have been dropped.
-            write: writes the slot.
+            in_use: the adapters of requests that have not ended. Their slots are not free, even if they were dropped.
+            write: writes weights into their slot.
 
         Raises:
-            MeshwrightError: the name is taken by now, or no slot is free.
+            MeshwrightError: the name is in use by now, or no slot is free.
         """
         if name in self.by_name:
             raise MeshwrightError(f"there is an adapter {name!r} already; unload it first, or use another name")
@@ -114,7 +114,7 @@ class AdapterTable:
         self.by_name = {**self.by_name, name: Adapter(name, free, next(self._versions))}
 
     def drop(self, name: str) -> None:
-        """Forget an adapter: new requests cannot use it, and those that do are answered to their end.
+        """Remove an adapter's name: new requests cannot use it; open requests that use it are still answered.
 
         Raises:
             MeshwrightError: there is no adapter of this name.
@@ -125,15 +125,17 @@ class AdapterTable:
 
 
 def read_factors(directory: Path, model: ModelConfig, mesh: MeshShape) -> Factors:
-    """Return an adapter's weights in the shapes of a slot: padded to its rank, and zeros for other targets.
+    """Return an adapter's weights in the shapes of a slot: padded to the slot's rank, zeros where it has no weights.
+
+    The scale of the adapter is multiplied into its B factors.
 
     Args:
         directory: the adapter, in PEFT's format.
-        model: the model, with `lora` for the slots.
-        mesh: the mesh, which may pad or copy heads.
+        model: the model; its field `lora` has the rank and the targets of the slots.
+        mesh: the mesh, for which heads may be padded or copied.
 
     Raises:
-        MeshwrightError: the adapter is not one of this model, or its rank is larger than the slots'.
+        MeshwrightError: the adapter is not for this model, has DoRA or targets that the slots lack, or a larger rank.
     """
     assert model.lora is not None
     base, most = replace(model, lora=None), model.lora.rank
@@ -146,8 +148,8 @@ def read_factors(directory: Path, model: ModelConfig, mesh: MeshShape) -> Factor
         )
     if missing := set(own.targets) & {EMBEDDING, UNEMBEDDING} - set(model.lora.targets):
         raise MeshwrightError(
-            f"{directory} has an adapter of the {' and the '.join(sorted(missing))}, for which the slots of this server"
-            f" have no room; start it with one that has it (--adapter NAME={directory})"
+            f"{directory} has an adapter of the {' and the '.join(sorted(missing))}, for which this server's slots have"
+            f" no space; start it with one that has it (--adapter NAME={directory})"
         )
     adapted = replace(base, lora=own)
     program(adapted)  # Raises for matmuls that have no slots.
@@ -157,7 +159,7 @@ def read_factors(directory: Path, model: ModelConfig, mesh: MeshShape) -> Factor
         if (array := read.get(path)) is None:
             return empty
         is_b = path.endswith(LORA_B)
-        at = int("." in path) if is_b else array.ndim - 1  # In layers, B's first dim is that of the layers.
+        at = int("." in path) if is_b else array.ndim - 1  # B factors of layers begin with the stacked layer dim.
         padded_rank = np.pad(array, [(0, most - own.rank if dim == at else 0) for dim in range(array.ndim)])
         return fit(padded_rank * np.float32(own.low_rank.scale if is_b else 1), empty.shape)
 
@@ -165,7 +167,7 @@ def read_factors(directory: Path, model: ModelConfig, mesh: MeshShape) -> Factor
 
 
 def empty_factors(model: ModelConfig, mesh: MeshShape) -> Factors:
-    """Return the weights of an adapter that changes nothing."""
+    """Return the weights of an adapter that changes nothing: all zeros."""
 
     def empty(parameter: Parameter) -> np.ndarray:
         at = parameter.axes.index(SLOT)
@@ -175,13 +177,13 @@ def empty_factors(model: ModelConfig, mesh: MeshShape) -> Factors:
 
 
 def slot_parameters(model: ModelConfig, mesh: MeshShape) -> Iterable[tuple[str, Parameter]]:
-    """Yield the path and the declaration, as the mesh stores it, of each weight that has adapter slots."""
+    """Return the path and declaration (with the mesh's padding) of each parameter that holds adapter slots."""
     declared = leaves(parameters(padded(model, mesh, SERVING_RULES)))
     return ((path, parameter) for path, parameter in declared if is_adapter(path))
 
 
 def with_empty_slots(params: Mapping[str, Any], model: ModelConfig, layout: ShardingContext, dtype: Any) -> Any:
-    """Return a model's parameters with slots of zeros. Call under `jax.set_mesh`."""
+    """Return a model's parameters with adapter slots added, all zeros. Call under `jax.set_mesh`."""
     declared = dict(slot_parameters(model, layout.mesh))
 
     def zeros() -> dict[str, Array]:
@@ -197,16 +199,16 @@ def write_slot(params: Mapping[str, Any], weights: SlotWeights, model: ModelConf
     """Return a runner's parameters with an adapter written into a slot; the slots' former arrays are donated.
 
     Args:
-        params: parameters as programs have them: layers stacked, or a mapping for each layer.
-        weights: the adapter.
-        model: the model, with `lora` for the slots.
+        params: the runner's parameters: each stack of layers is one mapping, or a tuple of one mapping per layer.
+        weights: the adapter and its slot.
+        model: the model, with its slots (`lora`).
         layout: the sharding context.
     """
     declared, found = dict(slot_parameters(model, layout.mesh)), dict(params)
     for stack, factors in weights.factors.items():
-        if not isinstance(factors, Mapping):  # Of the embedding or the head.
+        if not isinstance(factors, Mapping):  # A factor of the embedding or the output head.
             axes = declared[stack].axes
-            found[stack] = _written(params[stack], factors, weights.slot, axes.index(SLOT), layout, axes)
+            found[stack] = _write_factor(params[stack], factors, weights.slot, axes.index(SLOT), layout, axes)
             continue
         stored: Any = params[stack]
         is_apart = isinstance(stored, tuple)
@@ -214,20 +216,23 @@ def write_slot(params: Mapping[str, Any], weights: SlotWeights, model: ModelConf
             axes = declared[f"{stack}.{name}"].axes
             at = axes.index(SLOT)
             if not is_apart:
-                stored = {**stored, name: _written(stored[name], whole, weights.slot, at, layout, axes)}
+                stored = {**stored, name: _write_factor(stored[name], whole, weights.slot, at, layout, axes)}
                 continue
             stored = tuple(
-                {**layer, name: _written(layer[name], own, weights.slot, at - 1, layout, axes[1:])}
+                {**layer, name: _write_factor(layer[name], own, weights.slot, at - 1, layout, axes[1:])}
                 for layer, own in zip(stored, whole, strict=True)
             )
         found[stack] = stored
     return found
 
 
-def _written(
+def _write_factor(
     stored: Array, own: np.ndarray, slot: int, at: int, layout: ShardingContext, axes: tuple[str, ...]
 ) -> Array:
-    """Return a weight with `own` written at a slot along dim `at`."""
+    """Return a parameter whose slot `slot` (from 1) along dim `at` has the values `own`; `stored` is donated.
+
+    axes: the logical axes of the parameter's dims.
+    """
     host, spec = np.expand_dims(own.astype(stored.dtype), at), layout.spec(*axes)
     mesh = stored.sharding.mesh  # type: ignore
     placed = jax.make_array_from_callback(host.shape, jax.sharding.NamedSharding(mesh, spec), lambda index: host[index])
@@ -236,7 +241,7 @@ def _written(
 
 @lru_cache(maxsize=16)
 def slot_program(at: int) -> Any:
-    """Return a program that writes (stored, own, index) -> stored, at an index of dim `at`; `stored` is donated."""
+    """Return the jitted (stored, own, index) -> stored: it writes `own` at `index` of dim `at`; `stored` is donated."""
     return jax.jit(
         lambda stored, own, index: jax.lax.dynamic_update_slice_in_dim(stored, own, index, at), donate_argnums=0
     )

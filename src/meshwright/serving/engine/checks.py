@@ -10,7 +10,9 @@ from meshwright.serving.engine.request import MOST_LOGPROBS, MOST_STOP_TOKENS, R
 
 
 def checked(request: Request, model: LoadedModel, context: int) -> Request:
-    """Return a valid request, with max_tokens limited to the context.
+    """Check a request. Return it with `max_tokens` limited by the context, and without repeated stop tokens.
+
+    context: maximum number of tokens of a sequence, including its prompt.
 
     Raises:
         MeshwrightError: the request cannot be answered; the message names the valid values.
@@ -25,7 +27,7 @@ def checked(request: Request, model: LoadedModel, context: int) -> Request:
         )
     if (length := len(request.prompt) + (request.max_tokens > 0)) > context:
         raise MeshwrightError(
-            f"the prompt has {length} tokens with the first that is made; a text has at most {context}"
+            f"the prompt has {length} tokens with the first generated one; a sequence has at most {context}"
         )
     for name, value, most in (
         ("max_tokens", request.max_tokens, None), ("min_tokens", request.min_tokens, request.max_tokens),

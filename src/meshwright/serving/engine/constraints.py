@@ -1,4 +1,4 @@
-"""Constrained decoding: which tokens may come next in a text that has to match a grammar."""
+"""Constrained decoding: which tokens may come next in generated text that has to match a grammar."""
 
 from __future__ import annotations
 
@@ -30,13 +30,19 @@ MOST_SOURCE = 1 << 16
 NUM_KEPT = 64
 """Number of compiled constraints, or reasons for refusal, that are cached."""
 PROCESSES = max(2, min(4, os.cpu_count() or 2))
-"""Number of processes that compile constraints. One owner's constraints always leave one process for others."""
+"""Number of processes that compile constraints. One owner (client) never uses all of them at once."""
 START_SECONDS = 60.0
-"""Maximum time for such a process to start and read the vocabulary."""
+"""Maximum time for a process that compiles constraints to start and read the vocabulary."""
 
 
 class Matcher:
-    """The state of one constrained text."""
+    """The grammar state of one constrained sequence.
+
+    Args:
+        of: llguidance's matcher for the grammar.
+        vocabulary: llguidance's form of the tokenizer's vocabulary.
+        stop_tokens: tokens that end the sequence.
+    """
 
     def __init__(self, of: LLMatcher, vocabulary: LLTokenizer, stop_tokens: Sequence[int]) -> None:
         self._of = of
@@ -49,16 +55,16 @@ class Matcher:
 
     @property
     def may_stop(self) -> bool:
-        """Whether the text matches without further tokens."""
+        """Whether the tokens so far match the grammar, so that the sequence may end."""
         return self._of.is_accepting()
 
     @property
     def is_finished(self) -> bool:
-        """Whether the text matches, and no further token can be added."""
+        """Whether the tokens so far match the grammar, and no further token is allowed."""
         return self._of.is_stopped() and not self._of.is_error()
 
     def mask(self, out: NDArray[np.uint32], *, stops: bool = True) -> bool:
-        """Write the mask of allowed next tokens. Returns False, with nothing written, if the text is complete.
+        """Write the mask of allowed next tokens into `out`. Return False if no token may follow: the text is complete.
 
         Args:
             out: words [ceil(vocab / 32)] over the model's vocabulary: bit i of word w is token 32 w + i.
@@ -99,7 +105,7 @@ class Matcher:
             raise MeshwrightError(f"the constraint refuses token {token}: {_first_line(self._of.get_error())}")
 
     def num_accepted(self, tokens: list[int]) -> int:
-        """Return how many of these tokens may come next, in sequence; none is added to the text."""
+        """Return how many leading tokens of `tokens` the grammar allows next, one after the other. Adds none."""
         return self._of.validate_tokens(tokens)
 
     def rollback(self, count: int) -> None:
@@ -111,10 +117,10 @@ class ConstraintCompiler:
     """Compiles constraints for one tokenizer; safe to use from several threads.
 
     A constraint is first compiled in a separate process. If that process crashes or takes too long, the constraint is
-    refused. Constraints of one owner leave one of these processes for others.
+    refused. One owner (client) never uses all of these processes at once.
 
     Args:
-        tokenizer: the model's tokenizer; without one (None), texts cannot be constrained.
+        tokenizer: the model's tokenizer; if it is None, every constraint is refused.
         seconds: maximum time to compile a constraint.
         processes: number of processes.
     """
@@ -136,11 +142,11 @@ class ConstraintCompiler:
         return read_vocabulary(self._tokenizer.to_json(), list(self._tokenizer.stop_tokens))
 
     def matcher(self, constraint: Constraint, stop_tokens: tuple[int, ...] = (), owner: str = "") -> Matcher:
-        """Return a matcher for a new text.
+        """Return a matcher at the beginning of a sequence. Waits while the constraint is compiled, unless it is cached.
 
         Args:
-            stop_tokens: tokens that end the text, in addition to the tokenizer's.
-            owner: owner of the request; each owner's constraints have their own queue.
+            stop_tokens: tokens that end the sequence, in addition to the tokenizer's.
+            owner: the client; each client's constraints have their own queue.
 
         Raises:
             MeshwrightError: the constraint is invalid, unsupported, or too complex.
@@ -206,7 +212,7 @@ class ConstraintCompiler:
 
     @contextmanager
     def _process_of(self, owner: str, size: int) -> Iterator[_Process]:
-        """Yield a running process, once a constraint of `size` characters from `owner` is next."""
+        """Wait until it is the turn of an owner's constraint of `size` characters; yield an idle process for it."""
         assert self._tokenizer is not None
         with self._changed:
             turn = _Turn(owner, size)
@@ -231,7 +237,10 @@ class ConstraintCompiler:
                 self._changed.notify_all()
 
     def _next(self) -> _Turn | None:
-        """Return the next constraint: the shortest of the owner with the fewest running; None if all are busy."""
+        """Return the next constraint to compile: the shortest one of the owner with the fewest being compiled.
+
+        None if all processes are busy, or every waiting owner already uses all the processes that it may.
+        """
         if self._running.total() == self._num_processes:
             return None
         most = max(1, self._num_processes - 1)
@@ -241,14 +250,17 @@ class ConstraintCompiler:
 
 @dataclass(eq=False)
 class _Turn:
-    """A constraint waiting for a process."""
+    """A constraint that waits for a process."""
 
     owner: str
-    size: int
+    size: int  # Characters of its source.
 
 
 class _Process:
-    """A process that compiles constraints, restarted after a constraint ended it. described: the vocabulary."""
+    """A process that compiles constraints. `begin` starts it again after a constraint ended it.
+
+    described: the vocabulary, as the arguments of `read_vocabulary`.
+    """
 
     def __init__(self, described: tuple[str | None, list[int]]) -> None:
         self._described = described
@@ -258,7 +270,7 @@ class _Process:
         """Start the process unless it is running.
 
         Raises:
-            RuntimeError: it does not start in time.
+            RuntimeError: the process does not start in time.
         """
         if self._process is not None:
             return
@@ -277,10 +289,14 @@ class _Process:
             raise RuntimeError("the process that tries constraints does not start") from None
 
     def exchange(self, line: object, seconds: float) -> str | None:
-        """Send a line and return the answer: the reason why a grammar is refused, or None if it compiles.
+        """Send a value as a line of JSON. Return the answer: why the grammar is refused, or None if it compiles.
+
+        Args:
+            line: a grammar as [kind, source], or the vocabulary.
+            seconds: maximum time for the answer.
 
         Raises:
-            TimeoutError, EOFError: there is no answer; the process has been ended.
+            TimeoutError, EOFError: the answer is late, or the process ended. The process is ended in both cases.
         """
         process = self._process
         assert process is not None
@@ -314,7 +330,7 @@ class _Process:
 
 
 def bits_of(tokens: Iterable[int], words: int) -> NDArray[np.uint32]:
-    """Return a mask of `words` 32-bit words with the bits of these tokens set."""
+    """Return a token mask of `words` 32-bit words in which the bits of these tokens are set."""
     mask = np.zeros(words, np.uint32)
     for token in tokens:
         mask[token // WORD] |= np.uint32(1 << token % WORD)

@@ -18,16 +18,16 @@ from meshwright.units import show_bytes, show_seconds
 
 @dataclass
 class DecodeStats:
-    """Sums over consecutive decode steps, and over first tokens.
+    """Sums over decode steps that directly followed another step, and over sequences at their first token.
 
     Args:
-        steps: decode steps without another step between them.
-        seconds: time from the tokens of each of these steps to the tokens of the next.
-        sequences: rows of these steps that held a sequence.
-        cached: tokens in the pages of these sequences.
-        firsts: sequences with a first token.
-        first_seconds: time from their requests to their first tokens.
-        prompt_tokens: prompt tokens of these sequences.
+        steps: number of these decode steps.
+        seconds: time from reading the previous step's tokens to reading this step's, summed over these steps.
+        sequences: number of sequences decoded, summed over these steps.
+        cached: token capacity of the pages in use by these sequences, summed over these steps.
+        firsts: number of sequences that have generated a first token.
+        first_seconds: time from request to first token, summed over the sequences in `firsts`.
+        prompt_tokens: prompt tokens, summed over the sequences in `firsts`.
         generated_tokens: generated tokens of all sequences.
     """
 
@@ -41,9 +41,11 @@ class DecodeStats:
     generated_tokens: int = 0
 
     def add_step(self, starts: Sequence[int], seconds: float, page_size: int) -> None:
-        """Add a decode step that directly followed another one.
+        """Add a decode step that directly followed another step.
 
-        starts: position of each sequence's token.
+        Args:
+            starts: for each sequence, the position of the token that the step processed.
+            seconds: time from reading the previous step's tokens to reading this step's.
         """
         self.steps += 1
         self.seconds += seconds
@@ -52,20 +54,20 @@ class DecodeStats:
 
 
 class StepMeans(NamedTuple):
-    """Means of a decode step (seconds, sequences, cache bytes over all devices), and seconds to first token."""
+    """Means over decode steps, and the mean time to first token over sequences."""
 
-    step_seconds: float
-    batch: float
-    cache_bytes: float
-    first_token_seconds: float
+    step_seconds: float  # Per step.
+    batch: float  # Sequences per step.
+    cache_bytes: float  # Per step: bytes of the sequences' pages, over all devices.
+    first_token_seconds: float  # Per sequence, from request to first token.
 
 
 def measured_and_planned(
     stats: DecodeStats, model: LoadedModel, settings: EngineSettings, engine: EngineLayout, layout: ServingLayout
 ) -> tuple[StepMeans, StepMeans] | None:
-    """Return the measured means, and the predicted ones for the same number and lengths of sequences.
+    """Return the measured means, and the means predicted for the same number and lengths of sequences.
 
-    None if nothing is measured yet, or the plan predicts no speed.
+    None if nothing was measured yet, or the planner has no prediction for this system.
     """
     if not stats.steps or not stats.firsts:
         return None

@@ -1,4 +1,4 @@
-"""Draft tokens by n-grams: the tokens that followed an earlier occurrence of a text's last tokens (prompt lookup).
+"""Draft tokens from n-grams (prompt lookup): the tokens that followed an earlier occurrence of a sequence's last ones.
 
 Apoorv Saxena, Prompt Lookup Decoding (https://github.com/apoorvumang/prompt-lookup-decoding).
 """
@@ -9,11 +9,12 @@ from collections.abc import Iterable
 
 
 class NgramDrafts:
-    """Index of the latest positions of the n-grams of one text.
+    """The tokens of one sequence, with an index from each n-gram to the position after its latest occurrence.
 
     Args:
-        longest: tokens of the longest n-gram looked up; shorter ones are tried if it is not found.
-        shortest: tokens of the shortest n-gram; a single token predicts little.
+        tokens: the first tokens.
+        longest: number of tokens of the longest n-gram looked up; shorter ones are tried if it is not found.
+        shortest: number of tokens of the shortest n-gram looked up.
     """
 
     def __init__(self, tokens: Iterable[int], *, longest: int = 4, shortest: int = 1) -> None:
@@ -24,7 +25,7 @@ class NgramDrafts:
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Add tokens to the text, in time that does not depend on its length."""
+        """Add tokens to the sequence. The time does not depend on its length."""
         for token in tokens:
             end = len(self._tokens)
             for size in self._sizes:
@@ -33,9 +34,9 @@ class NgramDrafts:
             self._tokens.append(token)
 
     def draft(self, most: int) -> list[int]:
-        """Return up to `most` tokens that followed the latest earlier occurrence of the text's last n-gram.
+        """Return the `most` tokens that followed the latest earlier occurrence of the sequence's last n-gram.
 
-        If that occurrence is near the end, the draft repeats the tokens from there to the end.
+        If fewer tokens followed it, they are repeated. Returns no tokens if no n-gram occurred before.
         """
         length = len(self._tokens)
         for size in self._sizes:
@@ -48,7 +49,7 @@ class NgramDrafts:
 
 
 class ModelDrafts:
-    """Placeholder for drafts that a model computes on the devices; same methods as `NgramDrafts`."""
+    """Used in place of `NgramDrafts` if a draft model computes the draft tokens on the devices."""
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Do nothing: the draft model reads the tokens itself."""

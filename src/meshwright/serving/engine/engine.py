@@ -26,10 +26,9 @@ from meshwright.serving.engine.checks import checked
 from meshwright.serving.engine.constraints import ConstraintCompiler
 from meshwright.serving.engine.decode_stats import DecodeStats, StepMeans, measured_and_planned
 from meshwright.serving.engine.drafts import ModelDrafts, NgramDrafts
-from meshwright.serving.engine.faults import DeviceError, first_line, log_fault, on_devices
+from meshwright.serving.engine.faults import DeviceError, device_errors, first_line, log_fault
 from meshwright.serving.engine.inbox import Call, EngineInbox
 from meshwright.serving.engine.layout import engine_layout
-from meshwright.serving.engine.numbers import mask_of, numbers_of, targets_of
 from meshwright.serving.engine.request import (
     Ending,
     Output,
@@ -44,9 +43,10 @@ from meshwright.serving.engine.scheduler import EngineStep, Scheduler
 from meshwright.serving.engine.sequence import TokenSequence
 from meshwright.serving.engine.settings import EngineSettings
 from meshwright.serving.engine.stats import Stats
+from meshwright.serving.engine.step_arrays import mask_of, packed_inputs, targets_of
 
 AHEAD = 1
-"""Number of rounds of steps in flight before the oldest is read."""
+"""Number of rounds in flight before the oldest is read; a round is a decode step, a chunk of prompts, or both."""
 
 
 class Engine:
@@ -55,8 +55,9 @@ class Engine:
     `on_failure` is called on the engine's thread, in the handler of the exception that ends the engine.
 
     Args:
-        model: on GPUs its parameters' arrays are deleted, because the engine stores them otherwise.
-        draft: a model on the same mesh that drafts `num_drafts` tokens per step; None drafts from n-grams of the text.
+        model: the model. On GPUs its parameters' arrays are deleted, because the engine stores them in other arrays.
+        draft: a model on the same mesh that drafts `settings.num_drafts` tokens per step; None to draft from n-grams of
+            the sequence.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class Engine:
         self.model = self.runner.model
         self.scheduler = self._new_scheduler()
         self.on_failure: Callable[[], None] = lambda: None
-        self._changes, self._sampling_rows = list[RowChange](), set[int]()
+        self._changes = list[RowChange]()
+        """Sampling options of rows, to be sent with the next step."""
+        self._sampling_rows = set[int]()
         """Rows that need the sampling program because they are not greedy."""
         self._constraints = ConstraintCompiler(model.tokenizer)
         self._active = dict[str, ActiveRequest]()
@@ -92,7 +95,7 @@ class Engine:
         )  # fmt: skip
 
     def _is_compiled(self, step: EngineStep) -> bool:
-        """Whether a scoring step's program is compiled; if compiling fails, end all requests with scoring."""
+        """Whether a scoring step's program is compiled. If compiling fails, end all requests that need scoring."""
         try:
             return self.runner.is_compiled(step)
         except Exception as error:
@@ -102,7 +105,7 @@ class Engine:
             return False
 
     def start(self, on_program: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Compile the first programs, then answer requests. on_program: called with (programs done, all programs)."""
+        """Compile the first programs, then start the thread that answers requests; see `Runner.compile`."""
         self.runner.compile(on_program)
         self._thread.start()
 
@@ -115,11 +118,7 @@ class Engine:
         self._constraints.close()
 
     def submit(self, request: Request, deliver: OutputCallback) -> str:
-        """Queue a request; see `EngineClient`.
-
-        Raises:
-            ClosedError, OverloadedError: the engine is shutting down or has failed; the queue is full.
-        """
+        """Queue a request. Return its id; for the exceptions see `EngineClient`."""
         request = checked(request, self.model, self.layout.context)
         number = next(self._numbers)
         request_id = f"{number:08x}"
@@ -138,7 +137,7 @@ class Engine:
         return request_id
 
     def _check_accepted(self, request: Request) -> None:
-        """Raise if a request's adapter was dropped meanwhile, or the queue is full."""
+        """Raise if a request's adapter is no longer loaded, or the queue is full."""
         if request.adapter is not None and request.adapter not in self.adapters.by_name.values():
             raise UnknownAdapterError(f"the adapter {request.adapter.name!r} was unloaded")
         queued = len(self.scheduler.waiting)
@@ -152,7 +151,7 @@ class Engine:
         """Load an adapter that `adapters.read` has read, between two steps.
 
         Raises:
-            MeshwrightError: no slot is free, or the name is taken.
+            MeshwrightError: no slot is free, or the name is in use.
         """
 
         def add() -> None:
@@ -188,7 +187,7 @@ class Engine:
         return not (self._active or self._inbox or self._rounds or self._inbox.is_receiving)
 
     def _run(self) -> None:
-        """Run the engine thread's loop: take requests, run steps, deliver outputs."""
+        """Run the loop of the engine's thread: receive requests, run steps, deliver outputs."""
         try:
             while not self._inbox.is_closing:
                 try:
@@ -212,7 +211,7 @@ class Engine:
         self._end_all("aborted", "the server is shutting down")
 
     def _forget_steps(self) -> None:
-        """Drop all sequences; start again with a new scheduler and an empty prefix cache."""
+        """Drop all dispatched steps; start again with a new scheduler and an empty prefix cache."""
         counters = self.scheduler.counters
         self.scheduler = self._new_scheduler()
         self.scheduler.counters = counters
@@ -222,7 +221,7 @@ class Engine:
                 sequence.row, sequence.pages = None, []
 
     def _fail(self, request_id: str, error: Exception) -> None:
-        """End the one request that caused an exception, which is being handled."""
+        """End the request that caused `error`, the exception being handled; raise it if it is a `DeviceError`."""
         if isinstance(error, DeviceError):
             raise error
         if isinstance(error, MeshwrightError):
@@ -278,7 +277,7 @@ class Engine:
         self._remove_if_done(sequence.request_id, active)
 
     def _on_admitted(self, sequence: TokenSequence) -> None:
-        """Queue the sampling parameters of a row, unless it was greedy and still is."""
+        """Queue the sampling options of a sequence's new row, unless the row was greedy before and still is."""
         assert sequence.row is not None
         request = sequence.request
         needs_sampling = replace(request.sampling, seed=0) != GREEDY or bool(request.logit_bias)
@@ -290,7 +289,7 @@ class Engine:
             (self._sampling_rows.add if needs_sampling else self._sampling_rows.discard)(sequence.row)
 
     def _run_round(self) -> None:
-        """Dispatch the next steps, and read the results of the oldest dispatched ones."""
+        """Dispatch the next round of steps, and read the results of the oldest round in flight."""
         steps = [found for step in self.scheduler.steps() if (found := self._dispatch(step)) is not None]
         self._num_steps += len(steps)
         if steps:
@@ -309,7 +308,10 @@ class Engine:
             self._read_at = now if self._rounds else None
 
     def _dispatch(self, step: EngineStep) -> tuple[EngineStep, Result] | None:
-        """Dispatch a step, without sequences whose input cannot be built; None if none is left."""
+        """Dispatch a step; return it with its results on the devices.
+
+        Requests whose input cannot be built are ended and left out. None if no sequence is left.
+        """
         try:
             result = self.runner.run(self._work_of(step))
         except DeviceError:
@@ -323,13 +325,13 @@ class Engine:
                 return None
             return self._dispatch(left)
         self._changes.clear()
-        with on_devices():
+        with device_errors():
             for array in jax.tree.leaves(result if step.has_logprobs else result._replace(logprobs=None)):
                 array.copy_to_host_async()
         return step, result
 
     def _without_faults(self, step: EngineStep) -> EngineStep:
-        """Return a step without the requests that fail even alone in a step, and end those requests."""
+        """End the requests whose input cannot be built even for a step of their own; return the step without them."""
         self.scheduler.put_back(step.copies)
         for change in list(self._changes):
             try:
@@ -349,12 +351,12 @@ class Engine:
         return replace(step, slices=left, copies=self.scheduler.pop_copies())
 
     def means(self) -> tuple[StepMeans, StepMeans] | None:
-        """Return measured and predicted figures of steps; see `measured_and_planned`."""
+        """Return the measured and the predicted means of decode steps; see `measured_and_planned`."""
         layout = ServingLayout(self.model.mesh_shape, self.context.cache_split or "heads")
         return measured_and_planned(self.decode_stats, self.model, self.settings, self.layout, layout)
 
     def _work_of(self, step: EngineStep) -> Work:
-        """Return the input arrays of a step, with the kind and shape of its program."""
+        """Return the input of a step: its arrays, and the kind and shape of its program."""
         needs_sampling = any(
             part.is_chosen and (part.row in self._sampling_rows or part.sequence.needs_sampling_program)
             for part in step.slices
@@ -365,7 +367,7 @@ class Engine:
         return Work(
             kind,
             shape,
-            numbers_of(step, shape, self.scheduler.tables(step), self.layout.shards * self.layout.rows),
+            packed_inputs(step, shape, self.scheduler.tables(step), self.layout.shards * self.layout.rows),
             mask_of(step, shape, self.runner.words) if kind == "sampling" else None,
             targets_of(step, shape) if step.is_scored else None,
             tuple(step.copies),
@@ -378,7 +380,7 @@ class Engine:
             self._read_scores(step, result)
             return
         assert result.made is not None
-        with on_devices():
+        with device_errors():
             made = np.asarray(result.made)
             logprobs = [*map(np.asarray, result.logprobs)] if result.logprobs and step.has_logprobs else None
         for part in step.slices:
@@ -423,10 +425,10 @@ class Engine:
         self._remove_if_done(sequence.request_id, active)
 
     def _read_scores(self, step: EngineStep, result: Result) -> None:
-        """Wait for the log probabilities and hidden states of prompt chunks."""
+        """Wait for the results of a scoring step, and add them to their requests."""
         assert result.logprobs is not None
         assert result.hidden is not None
-        with on_devices():
+        with device_errors():
             arrays, hidden = [np.asarray(array) for array in result.logprobs], np.asarray(result.hidden)
         for part in step.slices:
             sequence, active = part.sequence, self._active.get(part.sequence.request_id)
@@ -448,12 +450,19 @@ class Engine:
             self._active.pop(request_id, None)
 
     def _end_others(self, active: ActiveRequest, done: Ending, error: str = "") -> None:
-        """Report the end of completions without their own sequence: a scored prompt is computed only once."""
+        """Report the end of completions without a sequence: with `max_tokens` 0, the prompt is computed only once."""
         for number in range(len(active.sequences), active.request.num_completions):
             self._add_output(active, Output(completion=number, done=done, error=error))
 
     def _end_request(self, request_id: str, done: Ending, error: str = "", *, is_scheduled: bool = True) -> None:
-        """End a request's sequences whose end was not reported yet. is_scheduled: whether the scheduler has them."""
+        """End a request, and report the end of its completions that have not ended.
+
+        Args:
+            request_id: the request; nothing happens if it has ended.
+            done: why it ends.
+            error: message for the client.
+            is_scheduled: whether the scheduler still has the sequences.
+        """
         if (active := self._active.get(request_id)) is None:
             return
         for sequence in active.sequences:

@@ -16,8 +16,8 @@ class DeviceError(Exception):
 
 
 @contextmanager
-def on_devices() -> Iterator[None]:
-    """Raise any exception inside as a `DeviceError`."""
+def device_errors() -> Iterator[None]:
+    """Inside the context, every exception becomes a `DeviceError`."""
     try:
         yield
     except Exception as error:
@@ -25,9 +25,9 @@ def on_devices() -> Iterator[None]:
 
 
 def log_fault(what: str) -> str:
-    """Log the exception being handled under a new id. Return the message for the client, with the id.
+    """Log the exception being handled under a new id. Return the message for the client, which has the id.
 
-    what: the work that the exception ended.
+    what: what the exception ended, for the log.
     """
     fault = secrets.token_hex(4)
     _LOG.error("error %s ended %s", fault, what, exc_info=True)
@@ -35,6 +35,6 @@ def log_fault(what: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception, with its type."""
+    """Return the type of an exception and the first line of its message."""
     lines = f"{type(error).__name__}: {error}".splitlines()
     return lines[0]

@@ -1,7 +1,7 @@
-"""An engine over several processes: process 0 has the requests, and sends each step to the others to dispatch.
+"""An engine over several processes: process 0 has the requests, and sends each step to the other processes.
 
-All processes call `Runner.run` with the same work in the same order, so that their devices compute one program. Process
-0 sends the work over a TCP connection to each of the others; `processes/` detects lost processes.
+All processes call `Runner.run` with the same steps in the same order, so that their devices run one program. Process 0
+sends the steps over a TCP connection to each other process. `execution.processes` detects lost processes.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from meshwright.support.field_types import nested
 from meshwright.support.signals import handled_signals
 
 ADDRESS_BYTES = 512
-"""Bytes of the message with address and secret that process 0 sends to the others by a JAX collective."""
+"""Size of the message by which process 0 broadcasts its address and a secret, with a JAX collective."""
 
 SECONDS_TO_CONNECT = 60.0
-"""How long process 0 waits for the others to connect, after all have loaded the model."""
+"""How long process 0 waits for the other processes to connect, after all have loaded the model."""
 
-ARRAYS = ("numbers", "mask", "targets")
+ARRAYS = ("packed", "mask", "targets")
 """The array fields of `Work`."""
 
 STOP = b"stop\n"
@@ -47,10 +47,10 @@ STOP = b"stop\n"
 
 
 class Leader:
-    """Process 0's connections to the others. Create it on process 0 while the others call `connect`.
+    """Process 0's connections to the other processes. Create it on process 0 while the others call `connect`.
 
     Args:
-        host: host name at which the others reach this machine; None for its own name.
+        host: host name at which the other processes reach this machine; None for its fully qualified name.
 
     Raises:
         MeshwrightError: a process did not connect.
@@ -64,13 +64,13 @@ class Leader:
             self._connections = list(_accepted(listener, secret, jax.process_count() - 1))
 
     def send(self, work: Work | SlotWeights) -> None:
-        """Send a step, or an adapter, to the other processes, which dispatch it."""
+        """Send a step, or an adapter to load, to the other processes."""
         frame = encode_work(work)
         for connection in self._connections:
             connection.sendall(struct.pack(">Q", len(frame)) + frame)
 
     def watch(self, on_stop: Callable[[], None]) -> None:
-        """Call `on_stop`, in a thread, when any other process is asked to end."""
+        """Call `on_stop`, in a thread, for each other process that receives a signal to end."""
 
         def listen(connection: socket.socket) -> None:
             with contextlib.suppress(OSError):
@@ -108,7 +108,7 @@ def connect() -> socket.socket:
 
 
 def follow(connection: socket.socket, run: Callable[[Work | SlotWeights], object]) -> None:
-    """Run the steps and load the adapters that process 0 sends, until it sends no more.
+    """Call `run` with each step and each adapter that process 0 sends, until process 0 tells this process to end.
 
     Raises:
         MeshwrightError: process 0 is gone.
@@ -119,7 +119,10 @@ def follow(connection: socket.socket, run: Callable[[Work | SlotWeights], object
 
 @contextlib.contextmanager
 def signals_passed_on(connection: socket.socket) -> Iterator[None]:
-    """On the first SIGTERM or SIGINT, make process 0 drain and end the server; a second signal ends this process."""
+    """Inside the context, the first SIGTERM or SIGINT makes process 0 drain and end the server.
+
+    A second signal ends this process.
+    """
 
     def pass_on(_: int, __: object) -> None:
         with contextlib.suppress(OSError):
@@ -130,7 +133,7 @@ def signals_passed_on(connection: socket.socket) -> Iterator[None]:
 
 
 def encode_work(work: Work | SlotWeights) -> bytes:
-    """Encode a step, or an adapter: a line of JSON, then its arrays."""
+    """Encode a step, or an adapter, for `decode_work`: a line of JSON, then the bytes of its arrays."""
     if isinstance(work, SlotWeights):
         return _frame({"slot": work.slot}, dict(leaves(work.factors)))
     arrays = {name: array for name in ARRAYS if (array := getattr(work, name)) is not None}
@@ -149,7 +152,7 @@ def _frame(head: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def decode_work(frame: bytes) -> Work | SlotWeights:
-    """The inverse of `encode_work`."""
+    """Return the step, or the adapter, that `encode_work` encoded."""
     at = frame.index(b"\n") + 1
     head, arrays = json.loads(frame[:at]), {}
     for name, dtype, shape in head["arrays"]:
@@ -171,7 +174,7 @@ def decode_work(frame: bytes) -> Work | SlotWeights:
 
 
 def _broadcast(line: str) -> str:
-    """Return process 0's line on every process."""
+    """Return the `line` of process 0, on every process."""
     padded = np.frombuffer(line.encode().ljust(ADDRESS_BYTES), np.uint8)
     return bytes(np.asarray(multihost_utils.broadcast_one_to_all(padded))).decode().strip()
 

@@ -1,7 +1,7 @@
-"""Compile grammars with llguidance; run as a program, it tries untrusted grammars in a separate process.
+"""Compile grammars with llguidance. Run as a program, this module tries untrusted grammars in a separate process.
 
 `python -m meshwright.serving.engine.grammars` reads a line with a vocabulary, then a line for each grammar, and answers
-each. A grammar can overflow the stack, or compile for minutes: then only that process is lost.
+each line. A grammar can overflow the stack, or compile for minutes: then only that process is lost.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ STACK_BYTES = 1 << 20
 NUM_TRIED = 4
 """Number of tokens generated to try a grammar."""
 NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
+"""Names of the kinds of `Constraint`, for errors."""
 MOST_REASON = 300
-"""Maximum number of characters of a reason in errors: llguidance quotes the whole grammar."""
+"""Maximum number of characters of llguidance's message in an error: it quotes the whole grammar."""
 
 
 class _ByteTokens:
@@ -54,7 +55,11 @@ class _ByteTokens:
 
 
 def read_vocabulary(tokenizer_json: str | None, stop_tokens: list[int]) -> LLTokenizer:
-    """Read the tokens as bytes from the text of a tokenizer.json; None for one token per byte.
+    """Return the vocabulary of a tokenizer, with each token as bytes, for llguidance.
+
+    Args:
+        tokenizer_json: the text of a tokenizer.json; None for a vocabulary with one token per byte.
+        stop_tokens: the tokens that end a text.
 
     Raises:
         MeshwrightError: the tokenizer is neither byte-level nor SentencePiece.
@@ -70,7 +75,7 @@ def read_vocabulary(tokenizer_json: str | None, stop_tokens: list[int]) -> LLTok
 
 
 def compile_grammar(vocabulary: LLTokenizer, kind: str, source: str) -> LLMatcher:
-    """Return the matcher of a new text, for a `Constraint`'s kind and source.
+    """Return a matcher at the beginning of a text, for a `Constraint`'s kind and source.
 
     Raises:
         MeshwrightError: the source is not a valid grammar, uses features that llguidance lacks, or exceeds `LIMITS`.
@@ -88,7 +93,7 @@ def compile_grammar(vocabulary: LLTokenizer, kind: str, source: str) -> LLMatche
 
 
 def _error_after(matcher: LLMatcher, count: int) -> str:
-    """Generate `count` tokens, each the first allowed one; return why the grammar fails, or an empty text.
+    """Generate `count` tokens, each time the first allowed one. Return llguidance's error; empty if there is none.
 
     llguidance builds the lexer lazily, so some errors appear only during generation.
     """

@@ -1,4 +1,4 @@
-"""What other threads hand to the engine's thread: requests, ends of requests, and calls between two steps."""
+"""The queue from other threads to the engine's thread: new requests, aborts of requests, and functions to call."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from meshwright.serving.engine.faults import DeviceError
 from meshwright.serving.engine.request import ClosedError
 
 PAUSE_SECONDS, MOST_SECONDS = 0.004, 0.02
-"""An idle engine starts after a pause of this length in arrivals, or after this maximum delay, to batch requests."""
+"""An idle engine that receives a request waits for more, to batch them.
+
+It waits until none arrives for `PAUSE_SECONDS`, but at most `MOST_SECONDS`.
+"""
 
 
 class Call:
-    """A function that the engine's thread calls for another thread, which waits for it."""
+    """A function that the engine's thread calls for another thread; the other thread waits until it returns."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function, self.done = function, Future[None]()
 
     def run(self) -> None:
-        """Call the function; its exception is the waiting thread's, and raised here too if a device failed."""
+        """Call the function. An exception is raised in the waiting thread; a `DeviceError` is raised here too."""
         try:
             self.done.set_result(self._function())
         except Exception as error:
@@ -33,11 +36,13 @@ class Call:
 
 
 class EngineInbox:
-    """A queue of (request id, new request), (request id, None) for the end of one, and ("", call).
+    """A queue of pairs: (request id, new request), (request id, None) to abort a request, and ("", call).
 
     Attributes:
-        changed: its lock; notified when an item is added or the inbox closes.
-        failure: what ended the engine; empty while it runs.
+        changed: the queue's lock; notified when an item is added or the inbox closes.
+        is_closing: whether `close` was called.
+        is_receiving: whether the engine's thread is taking the items that `num_received` counted.
+        failure: the error that ended the engine; empty while it runs.
     """
 
     def __init__(self) -> None:
@@ -50,12 +55,12 @@ class EngineInbox:
 
     @property
     def requests(self) -> list[ActiveRequest]:
-        """The new requests."""
+        """The new requests in the queue."""
         with self.changed:
             return [item for _, item in self._items if isinstance(item, ActiveRequest)]
 
     def add(self, request_id: str, item: ActiveRequest | Call | None, check: Callable[[], None] = lambda: None) -> None:
-        """Add an item. check: raises if a new request must not be added.
+        """Add an item to the queue. check: called first; if it raises, the item is not added.
 
         Raises:
             ClosedError: the engine is shutting down or has failed.
@@ -70,24 +75,27 @@ class EngineInbox:
             self.changed.notify()
 
     def call(self, function: Callable[[], None]) -> None:
-        """Call a function on the engine's thread, between two steps, and wait for it; raises its exception."""
+        """Have the engine's thread call a function between two steps. Wait for it, and raise its exception."""
         call = Call(function)
         self.add("", call)
         call.done.result()
 
     def close(self) -> None:
-        """Add no more requests, and end all waits."""
+        """Refuse new requests from now on, and end all waits."""
         with self.changed:
             self.is_closing = True
             self.changed.notify()
 
     def wait(self, seconds: float) -> None:
-        """Wait for an item, at most so long."""
+        """Wait until the queue has an item, at most for this time."""
         with self.changed:
             self.changed.wait_for(lambda: self._items or self.is_closing, seconds)
 
     def num_received(self, *, is_idle: bool) -> int:
-        """Return the number of items to take now. is_idle: wait for the first, and a little for others."""
+        """Return the number of items that the engine's thread takes now; 0 if the inbox is closing.
+
+        is_idle: whether the engine has no work. Then wait for the first item, and briefly for more (`PAUSE_SECONDS`).
+        """
         with self.changed:
             if is_idle:
                 self.changed.wait_for(lambda: self._items or self.is_closing)
@@ -100,12 +108,12 @@ class EngineInbox:
             return count
 
     def pop(self) -> tuple[str, ActiveRequest | Call | None]:
-        """Take the oldest item."""
+        """Remove the oldest item, and return it."""
         with self.changed:
             return self._items.popleft()
 
     def pop_all(self, error: str) -> list[ActiveRequest]:
-        """Take all new requests; end the calls with an error."""
+        """Empty the queue: return its new requests, and end its calls with a `ClosedError`."""
         with self.changed:
             items, self._items = self._items, deque()
         for _, item in items:

@@ -28,16 +28,16 @@ from meshwright.serving.engine.settings import EngineLayout, EngineSettings
 from meshwright.units import show_bytes
 
 ROWS = 64
-"""Default number of texts generated at once."""
+"""Default number of sequences generated at once."""
 
 CONTEXT = 4096
-"""Default maximum number of tokens of a text, if the model allows more."""
+"""Default maximum number of tokens of a sequence, if the model allows more."""
 
 WIDTHS = 2
-"""Number of page-table widths for which programs are compiled, each a quarter of the next."""
+"""Number of page-table widths for which programs are compiled. Each width is a quarter of the next one."""
 
 HALVINGS = 3
-"""How often the number of rows is halved for decode programs: all rows, half, and so on."""
+"""How often the number of rows is halved for decode programs: one for all rows, one for half of them, and so on."""
 
 LEAST_WIDTH = 64
 """Minimum tokens of a page table: a narrower one saves too little time to compile another program."""
@@ -56,7 +56,7 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
     """Return the layout of an engine, and the sharding context of its steps.
 
     Raises:
-        MeshwrightError: the mesh cannot serve, or the settings do not fit the mesh, the model or memory.
+        MeshwrightError: the mesh cannot serve this model, or the settings do not fit the mesh, the model or memory.
     """
     config, mesh = model.config, model.mesh_shape
     check_runnable(config, mesh)
@@ -77,8 +77,7 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
         raise MeshwrightError(f"page_size is {page}, which mesh {mesh} splits in {parts}; use a multiple of {parts}")
     longest = _context(model, settings)
     chunks = _chunks(settings.chunk_tokens, longest, shards)
-    one = math.ceil(longest / page)
-    """Number of pages of the longest text."""
+    one = math.ceil(longest / page)  # Pages of the longest sequence.
     of_window = pages_read(windows, page, one, max(length for _, length in chunks))
     wanted = rows * one
     if settings.cache_tokens is not None:
@@ -113,7 +112,7 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
         chunks=chunks,
         chunk_overhead=_ridge(model) * mesh.degree(context.rules["batch"]) / shards,
         num_drafts=settings.num_drafts,
-        # A prefix in pages has no state of linear attention.
+        # Pages do not have the state of linear attention at the end of a prefix.
         prefix_cache=settings.prefix_cache and config.attention.linear is None,
         switch=switching_length(config),
         has_state=config.attention.linear is not None,
@@ -123,7 +122,13 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
 
 
 def _split(asked: CacheSplit | None, parts: int, model: LoadedModel) -> CacheSplit:
-    """Return how the cache is split in addition to heads: by default by rows, if `parts` is more than 1."""
+    """Return how the cache is split over devices in addition to heads, by default by rows.
+
+    Args:
+        asked: the setting `cache_split`.
+        parts: number of parts into which rows or tokens of the cache can be split; 1 for no such split.
+        model: the model and mesh, for errors.
+    """
     if parts == 1:
         if asked in ("batch", "sequence"):
             raise MeshwrightError(
@@ -134,7 +139,7 @@ def _split(asked: CacheSplit | None, parts: int, model: LoadedModel) -> CacheSpl
 
 
 def _context(model: LoadedModel, settings: EngineSettings) -> int:
-    """Return the maximum number of tokens of a text."""
+    """Return the maximum number of tokens of a sequence, including its prompt."""
     learned = learned_positions(model.config)
     most = min(model.seq_len or CONTEXT, learned or model.seq_len or CONTEXT)
     if settings.context is None:
@@ -147,9 +152,14 @@ def _context(model: LoadedModel, settings: EngineSettings) -> int:
 
 
 def _chunks(tokens: int, context: int, shards: int) -> tuple[tuple[int, int], ...]:
-    """Return shapes of prompt chunks (rows of each shard, tokens), from one long prompt to many short ones.
+    """Return the shapes of prompt chunks, (rows of each shard, tokens of each row).
 
-    For each length there are four numbers of rows: all that `tokens` allows, a quarter, a sixteenth, and one.
+    Each of up to three lengths comes with up to four row counts: all that `tokens` allows, a quarter, a sixteenth, one.
+
+    Args:
+        tokens: maximum number of tokens of a chunk, over all shards.
+        context: maximum number of tokens of a sequence.
+        shards: number of shards.
     """
     each = max(1, tokens // shards)
     longest = min(each, 1 << (context - 1).bit_length())
@@ -159,12 +169,12 @@ def _chunks(tokens: int, context: int, shards: int) -> tuple[tuple[int, int], ..
 
 
 def stored_dtype(model: LoadedModel, settings: EngineSettings) -> Any:
-    """Return the dtype of keys and values in pages."""
+    """Return the dtype in which pages store keys and values."""
     return jnp.int8 if settings.kv_dtype == "int8" else DTYPES[model.dtype]
 
 
 def adapter_bytes(model: LoadedModel, settings: EngineSettings) -> int:
-    """Return the bytes of all adapter slots on a device."""
+    """Return the bytes of all adapter slots on one device."""
     config = settings.with_slots(model.config)
     mesh, itemsize = model.mesh_shape, np.dtype(DTYPES[model.dtype]).itemsize
     return itemsize * sum(
@@ -174,7 +184,7 @@ def adapter_bytes(model: LoadedModel, settings: EngineSettings) -> int:
 
 
 def _ridge(model: LoadedModel) -> float:
-    """Return the tokens whose matmuls (2 flops per parameter and token) take as long as reading the weights."""
+    """Return the tokens per step for which matmuls (2 flops per parameter, token) take as long as reading weights."""
     itemsize = np.dtype(DTYPES[model.dtype]).itemsize
     return model.system.peak(model.dtype) * itemsize / (2 * model.system.hbm_bytes_per_second)
 
@@ -187,9 +197,16 @@ def _affordable_pages(
     of_window: tuple[int, ...],
     num_rows: int,
 ) -> int:
-    """Return how many pages for layers without a window fit in the memory of a group of devices.
+    """Return how many pages for layers without a window fit in the memory of a shard, beside those with a window.
 
-    num_rows: of all groups; each has a state of linear attention, if the model has any.
+    Args:
+        model: the model, whose parameters are on the devices.
+        one: number of pages of the longest sequence, for layers without a window.
+        of_window: for each attention window, the maximum number of pages of one sequence that a step reads.
+        num_rows: rows of all shards; each row has a state of linear attention, if the model has any.
+
+    Raises:
+        MeshwrightError: not even the longest sequence fits.
     """
     with jax.set_mesh(model.mesh):
         states = abstract_states(model.config, context, num_rows, DTYPES[model.dtype])

@@ -1,4 +1,4 @@
-"""Lower the engine's steps of serving plans for meshes whose devices need not be present."""
+"""Lower the engine's step for a serving plan, on a mesh whose devices need not be present."""
 
 from __future__ import annotations
 
@@ -28,10 +28,15 @@ from meshwright.serving.engine.programs import Shape, greedy_program
 
 
 def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit) -> jax.stages.Lowered:
-    """Lower an engine's greedy step. serving: plan data in the format of `dataclasses.asdict`.
+    """Lower an engine's greedy step for a serving plan.
 
     In decode, each row has one token; in chunked prefill, a chunk of its prompt. Page tables and pages have the size
-    needed for the longest texts.
+    that the longest sequences need.
+
+    Args:
+        mesh: the mesh, whose devices may be abstract.
+        serving: the plan's `Serving`, as `dataclasses.asdict` writes it.
+        cache: how the cache is split over devices in addition to heads.
     """
     read, shape = serving_from_data(serving), MeshShape(**mesh.shape)
     layout = ServingLayout(shape, cache)
@@ -60,15 +65,15 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
             (params, pages),
         )
         params = for_server_products(params, model)
-        last, numbers = (
+        last, packed = (
             jax.ShapeDtypeStruct(size, jnp.int32, sharding=NamedSharding(mesh, P()))
             for size in ((read.batch,), (read.batch, program.columns.width))
         )
-        return greedy_program(model, shape, cache, program, dtype).lower(params, pages, last, numbers, None)
+        return greedy_program(model, shape, cache, program, dtype).lower(params, pages, last, packed, None)
 
 
 def check_engine_step(serving: Serving, layout: ServingLayout) -> None:
-    """Raise if an engine cannot run the step of a serving plan."""
+    """Raise a `MeshwrightError` if an engine cannot run the step of a serving plan."""
     check_serving(serving, layout)
     # int8 values have scales, and are multiplied in the compute dtype.
     plain = {name: serving.compute_dtype for name in ("weight_dtype", "kv_dtype") if getattr(serving, name) == "int8"}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class PagePool:
-    """The pages 0 to count - 1 of one group of layers, with a reference count each.
+    """The numbers (0 to count - 1) of a shard's pages for the layers of one attention window, with reference counts.
 
     In a list of a sequence's pages, None is a page that was released.
     """
@@ -21,7 +21,7 @@ class PagePool:
         return len(self._free)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Allocate free pages, each with one reference; if fewer are free, allocate none and return None."""
+        """Return the numbers of `count` free pages, each with one reference from now on; None if fewer are free."""
         if count > len(self._free):
             return None
         at = len(self._free) - count
@@ -44,7 +44,7 @@ class PagePool:
                 self._references[page] += 1
 
     def release(self, pages: Iterable[int | None]) -> None:
-        """Drop a reference to each page; a page without any is free.
+        """Drop a reference to each page. A page without references is free.
 
         Raises:
             RuntimeError: a page has no reference.
@@ -63,7 +63,7 @@ class PagePool:
 
 
 def first_needed_page(position: int, window: int | None, page_size: int) -> int:
-    """Return the first page of a sequence that its token at `position`, or a later token, reads.
+    """Return the index, in its sequence, of the first page that the token at `position` or a later token reads.
 
     window: number of tokens that a query attends to, including its own; None for all earlier tokens.
     """

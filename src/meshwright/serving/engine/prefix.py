@@ -1,4 +1,4 @@
-"""The prefix cache: pages of texts that were computed before, found by their tokens."""
+"""The prefix cache: pages of sequences that were computed before, found by their tokens."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from meshwright.serving.engine.pages import PagePool, first_needed_page
 
 
 class Hit(NamedTuple):
-    """The longest cached prefix of a text. The caller holds a reference to every page in it.
+    """The longest cached prefix of a sequence. The caller holds a reference to every page in it.
+
+    Layers are grouped by attention window; each group has its own pages.
 
     Args:
         length: tokens of the prefix.
         pages: for each group, the full pages of the prefix; None for a page that later tokens do not read.
-        copies: for each group, the page within which the prefix ends; None if later tokens do not read it. The text
-            continues in a copy, and the caller releases the page once it is copied. Empty if the prefix ends at the end
-            of a page.
+        copies: for each group, the page within which the prefix ends; None if later tokens do not read it. The sequence
+            continues in a copy of this page, and the caller releases the page once it is copied. Empty if the prefix
+            ends at the end of a page.
     """
 
     length: int
@@ -27,7 +29,12 @@ class Hit(NamedTuple):
 
 
 class _Node:
-    """A page of tokens, which follow the tokens of its ancestors; the root of a tree has none."""
+    """A full page of tokens, which follow the tokens of the node's ancestors. The root of a tree has no tokens.
+
+    Args:
+        key: the tokens of the page.
+        pages: for each group, the number of the cached page; None if it is not cached.
+    """
 
     __slots__ = ("children", "key", "keys", "pages", "parent", "salt")
 
@@ -42,7 +49,7 @@ class _Node:
 
 
 class PrefixCache:
-    """A radix tree over full pages of tokens for each salt; the cache holds a reference to each of its pages.
+    """For each salt, a tree whose nodes are full pages of tokens. The cache holds a reference to each of its pages.
 
     Layers are grouped by attention window, and a node has a page for each group. A node may lack the page of a group
     with a window: then no prefix can end where the window would read that page.
@@ -56,9 +63,9 @@ class PrefixCache:
     Attributes:
         num_lookups: calls of `match`.
         num_hits: calls that found a prefix.
-        num_tokens: tokens of the texts that were looked up.
-        num_cached_tokens: tokens of the prefixes found.
-        num_nodes: pages of tokens in the trees.
+        num_tokens: tokens of the sequences looked up, over all calls.
+        num_cached_tokens: tokens of the prefixes found, over all calls.
+        num_nodes: number of nodes in all trees, without the roots.
     """
 
     def __init__(self, page_size: int, pools: Sequence[PagePool], windows: Sequence[int | None]) -> None:
@@ -76,9 +83,9 @@ class PrefixCache:
         Args:
             limit: maximum tokens of the prefix; for a prompt one less than its tokens, because the last must be
                 computed.
-            salt: only texts that were inserted with an equal salt are found.
-            min_copied: minimum number of tokens (from 1) for which a partly matching page is copied; `page_size` for no
-                copies.
+            salt: only sequences that were inserted with an equal salt are found.
+            min_copied: minimum number of matching tokens (from 1) for which a page that matches in part is copied;
+                `page_size` for no copies.
         """
         limit = min(limit, len(tokens))
         path, runs, depth = self._longest(tokens, limit, salt)
@@ -97,16 +104,17 @@ class PrefixCache:
         return self._take(path[1 : depth + 1], copied, length)
 
     def longest(self, tokens: Sequence[int], limit: int, salt: Hashable = None) -> int:
-        """Return the tokens of the longest cached prefix in full pages, without taking references; see `match`."""
+        """Return the number of tokens of the longest cached prefix of full pages. Takes no references; see `match`."""
         return self._longest(tokens, min(limit, len(tokens)), salt)[2] * self._page_size
 
     def insert(self, tokens: Sequence[int], pages: Sequence[Sequence[int | None]], salt: Hashable = None) -> None:
-        """Add a text's computed full pages. Pages that are already cached stay, and missing ones are added.
+        """Add a sequence's computed full pages. Pages that are already cached stay, and missing ones are added.
 
         Args:
-            tokens: the text; tokens after the last full page are ignored.
+            tokens: the sequence; tokens after the last full page are ignored.
             pages: for each group, an entry for each page of tokens; None for a page released because it left the
                 window.
+            salt: the salt with which `match` finds the sequence.
 
         Raises:
             RuntimeError: None is given for a page of a group without a window.
@@ -137,10 +145,10 @@ class PrefixCache:
                     self._used[group].move_to_end(path[at])
 
     def evict(self, group: int, count: int) -> int:
-        """Free up to `count` pages of a group that only the cache holds; return how many were freed.
+        """Free up to `count` pages of a group that only the cache references. Return how many were freed.
 
-        The least recently used pages go first. A page still in use is moved to the most recently used. A leaf is
-        removed with its pages of all groups; an inner node can only lose the page of a group with a window.
+        The least recently used pages are freed first; a page that is in use counts as most recently used again. A leaf
+        is removed with its pages of all groups. An inner node can only lose the page of a group with a window.
         """
         pool, used = self._pools[group], self._used[group]
         freed = passed = 0
@@ -161,7 +169,7 @@ class PrefixCache:
         return freed
 
     def clear(self) -> None:
-        """Release every page."""
+        """Remove all nodes, and release their pages."""
         for group, used in enumerate(self._used):
             self._pools[group].release(node.pages[group] for node in used)
             used.clear()
@@ -169,10 +177,12 @@ class PrefixCache:
         self.num_nodes = 0
 
     def _longest(self, tokens: Sequence[int], limit: int, salt: Hashable) -> tuple[list[_Node], list[list[int]], int]:
-        """Return a text's path in the tree, the runs that end at each node, and the depth of the longest usable prefix.
+        """Find the longest usable prefix, in full pages of the first `limit` tokens.
 
-        The path is the root and the cached nodes of the full pages of the first `limit` tokens. A run has, for each
-        group, the number of the first of the consecutive pages that end at a node.
+        Returns:
+            The path of cached nodes from the root on; the run of each node in the path; and the depth in the path of
+            the longest usable prefix. A node's run has, for each group, the index (in the sequence) of the first of the
+            consecutive cached pages that end at the node.
         """
         path, runs = [self._roots.get(salt) or _Node(salt, (), None, [])], [[0] * len(self._pools)]
         for page, at in enumerate(range(0, limit - self._page_size + 1, self._page_size)):
@@ -184,18 +194,26 @@ class PrefixCache:
         return path, runs, max(d for d, run in enumerate(runs) if self._is_enough(d * self._page_size, run))
 
     def _extend(self, run: list[int], node: _Node, at: int) -> list[int]:
-        """Extend a run by page `at`, the node's."""
+        """Return the run of a child `node`, whose page has index `at` in the sequence, from its parent's run."""
         return [at + 1 if page is None else first for page, first in zip(node.pages, run, strict=True)]
 
     def _is_enough(self, length: int, run: list[int]) -> bool:
-        """Whether a run has all pages before position `length` that later tokens read."""
+        """Whether a run has all pages before position `length` that the tokens from this position on read."""
         needed = (first_needed_page(length, window, self._page_size) for window in self._windows)
         return all(first <= need for first, need in zip(run, needed, strict=True))
 
     def _most_alike(
         self, node: _Node, rest: tuple[int, ...], at: int, run: list[int], least: int
     ) -> tuple[_Node | None, int]:
-        """Return the usable child (page `at`) that shares the most leading tokens with `rest`, and their number."""
+        """Return the usable child that shares the most leading tokens with `rest`, and their number.
+
+        Args:
+            node: the parent.
+            rest: the next tokens of the sequence, at most a page.
+            at: index of the child's page in the sequence.
+            run: the parent's run.
+            least: minimum number of shared tokens. If no child has as many, the result is (None, least - 1).
+        """
         found, most = None, least - 1
         begin = bisect_left(node.keys, rest)
         # Keys farther from the insertion point share fewer leading tokens with `rest`.
@@ -212,7 +230,13 @@ class PrefixCache:
         return found, most
 
     def _take(self, path: list[_Node], copied: _Node | None, length: int) -> Hit:
-        """Take references to the pages that are read after a prefix, and mark them as used last."""
+        """Return the hit for a path. Take references to the pages that later tokens read; mark them as used last.
+
+        Args:
+            path: the nodes of the prefix's full pages, without the root.
+            copied: the node of the page within which the prefix ends; None if it ends at the end of a page.
+            length: tokens of the prefix.
+        """
         pages: list[list[int | None]] = []
         copies: list[int | None] = []
         for group, (pool, used, window) in enumerate(zip(self._pools, self._used, self._windows, strict=True)):

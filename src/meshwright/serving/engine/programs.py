@@ -1,7 +1,8 @@
-"""The engine's device programs: process some tokens of some rows with the paged cache, and choose the next token.
+"""The engine's device programs: process some tokens of some rows with the paged cache, and choose the next tokens.
 
-One program decodes all rows, with one token each and draft tokens after it. Others of the same form process chunks of
-prompts. A step's input is one array of numbers, `Columns`, so a single transfer sends it to the devices.
+Decode programs process, for each row, its newest token and the draft tokens after it. Programs of the same form process
+chunks of prompts. The input of a step is packed into one array of integers (`Columns`), which one transfer sends to the
+devices. Dims: rows of the step or, where named, of the engine; s tokens of each row; n chosen tokens of each row.
 """
 
 from __future__ import annotations
@@ -34,41 +35,45 @@ CacheArrays = tuple[Any, ...]
 """The `Pages` of each window, and after them the `DeltaState` of linear attention, if the model has any."""
 
 WORD = 32
-"""Tokens per mask word; the first token is the lowest bit."""
+"""Tokens per word of a token mask; the first token of a word is its lowest bit."""
 
 FROM_LAST = -1
-"""Placeholder for the row's newest token, which is on the devices."""
+"""Token id in a step's input for the row's newest token, which is on the devices and not known to the host."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of a step: rows, tokens of each, and entries of each window's page table."""
+    """Shape of a step, over all shards."""
 
     rows: int
-    length: int
-    entries: tuple[int, ...]
-    num_chosen: int = 1  # Maximum tokens chosen for each row: 1, or with drafts the number of its tokens.
+    length: int  # Tokens of each row.
+    entries: tuple[int, ...]  # For each attention window, the entries of a row's page table.
+    num_chosen: int = 1  # Maximum tokens chosen for each row: 1, or in a decode step with drafts `length`.
 
     @property
     def columns(self) -> Columns:
-        """The columns of a step's array of numbers."""
+        """The columns of the packed input of a step of this shape."""
         return Columns(self)
 
 
 class Columns:
-    """Column indices and slices of a step's array of numbers [rows, width]: the columns below, tokens, page tables.
+    """Column indices and slices of the packed input of a step, int32 [rows, width].
 
-    There is a page table for each window, preceded by the number of its first page.
+    First come the columns below, then the tokens, then a page table for each attention window.
 
     Attributes:
-        row: the row's number in the engine; the number of rows if unused.
-        start: position of the row's first token.
-        count: number of its tokens.
-        is_chosen: whether a token is chosen after the last one.
-        prefill_length: tokens at the sequence's prefill, on which the rotary frequencies of some models depend.
-        drawn: number of tokens chosen for the sequence so far.
+        row: the row's number in the engine; for an unused row, the number of rows of the engine.
+        start: position in its sequence of the row's first token.
+        count: number of the row's tokens.
+        is_chosen: whether a token is chosen after the row's last token.
+        prefill_length: tokens at the sequence's last prefill, on which the rotary frequencies of some models depend.
+        drawn: number of tokens chosen for the sequence before this step.
         slot: slot of the row's adapter, from 1; 0 for none.
-        num_logprobs: log probabilities to return per token, its own and the likeliest ones; 0 for none.
+        num_logprobs: 1 + the number of likeliest tokens to return with log probabilities per token; 0 for none at all.
+        tokens: slice of the row's token ids.
+        tables: for each attention window, the column with the index (in the sequence) of the first page in the table,
+            and the slice of the table's page numbers.
+        width: number of columns.
     """
 
     row, start, count, is_chosen, prefill_length, drawn, slot, num_logprobs = range(8)
@@ -84,43 +89,47 @@ class Columns:
 
 
 class RowState(NamedTuple):
-    """State of each row for sampling, on the devices."""
+    """Sampling state of each row of the engine, on the devices."""
 
-    samplers: Array  # [rows, 7]: temperature, top-k, top-p, min-p and the penalties.
+    samplers: Array  # [rows, 7]: temperature, top-k, top-p, min-p; repetition, presence and frequency penalty.
     seed: Array  # [rows]
-    written: Written
-    bias: Array  # [rows, vocab]
+    written: Written  # Tokens in the row's sequence so far, for penalties.
+    bias: Array  # [rows, vocab]: added to the logits.
 
 
 class Logprobs(NamedTuple):
-    """Log probabilities of tokens [rows, n], and the likeliest tokens at their positions [rows, n, MOST_LOGPROBS]."""
+    """Log probabilities of tokens, and of the likeliest tokens at the same positions, likeliest first."""
 
-    own: Array
-    values: Array
-    tokens: Array
+    own: Array  # [rows, n]: log probability of each token.
+    values: Array  # [rows, n, MOST_LOGPROBS]: log probabilities of the likeliest tokens.
+    tokens: Array  # [rows, n, MOST_LOGPROBS]: ids of the likeliest tokens.
 
 
 @lru_cache(maxsize=256)
 def greedy_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, dtype: Any) -> Any:
-    """Return the step in which every row takes the likeliest token.
+    """Return the jitted step in which every row takes the likeliest token.
 
-    (params, pages, last, numbers, drafts) -> pages, last, made. last: the newest token of every row of the engine
-    [rows]. drafts: draft tokens on the devices [shape.rows, num_chosen - 1], or None. made: the chosen tokens
-    [shape.rows, num_chosen], -1 for none. pages are donated.
+    It is (params, pages, last, packed, drafts) -> pages, last, made. `last` is the newest token of every row of the
+    engine [rows]. `packed` is the input with the columns of `Columns`. `drafts` are draft tokens on the devices
+    [shape.rows, num_chosen - 1], or None. `made` are the accepted tokens [shape.rows, num_chosen], -1 for none. The
+    pages are donated.
+
+    Args:
+        split: how the cache is split over devices in addition to heads.
     """
     layout = decode_layout(model, mesh, split)
 
     def step(
-        params: Any, pages: CacheArrays, last: Array, numbers: Array, drafts: Array | None
+        params: Any, pages: CacheArrays, last: Array, packed: Array, drafts: Array | None
     ) -> tuple[Any, Array, Array]:
-        read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype, drafts=drafts)
+        read, x, table, pages = _through(params, pages, last, packed, model, layout, shape, dtype, drafts=drafts)
         seed = jnp.zeros(shape.rows, jnp.uint32)
         scores = logits(params, x, table, model, layout, slots=read.slot)
         chosen = [
             jax.reshard(choose(own, likeliest_of(seed), Written(), read.drawn), P())
             for own in jnp.unstack(scores, axis=1)
         ]
-        made, last = _taken(read, jnp.stack(chosen, axis=1), last)
+        made, last = _accepted(read, jnp.stack(chosen, axis=1), last)
         return pages, last, made
 
     return jax.jit(step, donate_argnums=1)
@@ -128,11 +137,12 @@ def greedy_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape
 
 @lru_cache(maxsize=256)
 def sampling_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, dtype: Any) -> Any:
-    """Return the step in which each row has its own sampling options.
+    """Return the jitted step in which each row has its own sampling options.
 
-    (params, pages, last, numbers, drafts, row state, mask) -> pages, last, made, written, `Logprobs` of the chosen
-    tokens. made: the chosen tokens, as in `greedy_program`. mask: allowed tokens as bits, [shape.rows, num_chosen,
-    words]. pages and written are donated.
+    It is (params, pages, last, packed, drafts, written, samplers, seed, bias, mask) -> pages, last, made, written,
+    `Logprobs` of the chosen tokens. `written`, `samplers`, `seed` and `bias` are the fields of `RowState`. `mask` has
+    the bits of the allowed tokens [shape.rows, num_chosen, words]. The pages and `written` are donated. The rest is as
+    in `greedy_program`.
     """
     layout = decode_layout(model, mesh, split)
 
@@ -140,7 +150,7 @@ def sampling_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, sha
         params: Any,
         pages: CacheArrays,
         last: Array,
-        numbers: Array,
+        packed: Array,
         drafts: Array | None,
         written: Written,
         samplers: Array,
@@ -148,11 +158,11 @@ def sampling_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, sha
         bias: Array,
         mask: Array,
     ) -> tuple[Any, Array, Array, Written, Logprobs]:
-        read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype, drafts=drafts)
+        read, x, table, pages = _through(params, pages, last, packed, model, layout, shape, dtype, drafts=drafts)
         whole = jax.reshard(logits(params, x, table, model, layout, slots=read.slot), P())
         state = RowState(samplers, seed, written, bias)
         chosen, written = _choose_each(whole, read, state, mask)
-        made, last = _taken(read, chosen, last)
+        made, last = _accepted(read, chosen, last)
         return pages, last, made, written, _logprobs(whole, chosen, read.num_logprobs)
 
     return jax.jit(step, donate_argnums=(1, 5))
@@ -160,17 +170,18 @@ def sampling_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, sha
 
 @lru_cache(maxsize=64)
 def scoring_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, dtype: Any) -> Any:
-    """Return the step that processes a chunk of a prompt for its log probabilities and hidden states.
+    """Return the jitted step that computes log probabilities and hidden states of a chunk of a prompt in each row.
 
-    (params, pages, last, numbers, targets) -> pages, `Logprobs` of the targets [rows, s], and hidden states after the
-    last norm, summed over the tokens of the chunk [rows, d], in float32.
+    It is (params, pages, last, packed, targets) -> pages, `Logprobs` of the targets [rows, s], hidden. `targets` has
+    the token after each token [rows, s]. `hidden` is the hidden state after the last norm, summed over the row's tokens
+    [rows, d], in float32. The pages are donated. Arguments are as in `greedy_program`.
     """
     layout = decode_layout(model, mesh, split)
 
     def step(
-        params: Any, pages: CacheArrays, last: Array, numbers: Array, targets: Array
+        params: Any, pages: CacheArrays, last: Array, packed: Array, targets: Array
     ) -> tuple[Any, Logprobs, Array]:
-        read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype, is_whole=True)
+        read, x, table, pages = _through(params, pages, last, packed, model, layout, shape, dtype, is_whole=True)
         scores = logits(params, x, table, model, layout, slots=read.slot)
         final = program(model).logits[0]
         assert isinstance(final, Norm)
@@ -184,9 +195,9 @@ def scoring_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shap
 
 @lru_cache(maxsize=8)
 def row_program() -> Any:
-    """Return a program that sets one row's state: (state, row, own) -> state, which is donated.
+    """Return the jitted (state, row, own) -> state, which sets the sampling state of one row; `state` is donated.
 
-    own: the row's state, without the row dimension.
+    `own` is the row's state, without the row dim.
     """
 
     def put(state: RowState, row: Array, own: RowState) -> RowState:
@@ -197,9 +208,11 @@ def row_program() -> Any:
 
 @lru_cache(maxsize=8)
 def copy_program(axes: tuple[str, ...]) -> Any:
-    """Return a program that copies pages of each shard: (pages, sources [shards, n], targets [shards, n]) -> pages.
+    """Return the jitted (pages, sources, targets) -> pages, which copies pages within each shard; they are donated.
 
-    pages are donated. axes: mesh axes whose devices have separate pages. A target past the last page copies nothing.
+    `sources` and `targets` are page numbers [shards, n]. A target past the last page copies nothing.
+
+    axes: mesh axes along which shards have separate pages.
     """
 
     def copy(pages: Pages, sources: Array, targets: Array) -> Pages:
@@ -219,12 +232,12 @@ def copy_program(axes: tuple[str, ...]) -> Any:
     return jax.jit(copy, donate_argnums=0)
 
 
-class _Read(NamedTuple):
-    """The columns of a step's numbers, each over its rows."""
+class _StepColumns(NamedTuple):
+    """Columns of a step's packed input as arrays [rows] or [rows, s], on every device; see `Columns`."""
 
     row: Array
-    tokens: Array
-    is_token: Array
+    tokens: Array  # [rows, s], with draft tokens.
+    is_token: Array  # [rows, s]: False for padding.
     is_chosen: Array
     drawn: Array
     slot: Array
@@ -235,7 +248,7 @@ def _through(
     params: Any,
     pages: CacheArrays,
     last: Array,
-    numbers: Array,
+    packed: Array,
     model: ModelConfig,
     layout: ShardingContext,
     shape: Shape,
@@ -243,15 +256,19 @@ def _through(
     *,
     drafts: Array | None = None,
     is_whole: bool = False,
-) -> tuple[_Read, Array, Array, CacheArrays]:
-    """Run a step's tokens; return its numbers, the residual stream, the embedding table, and the updated pages.
+) -> tuple[_StepColumns, Array, Array, CacheArrays]:
+    """Run the layers on a step's tokens.
 
-    The stream is limited to the tokens after which one is chosen, unless is_whole.
+    Args are those of the steps, and is_whole: whether to return the residual stream of all tokens. If not, it is that
+    of the tokens after which a token is chosen.
+
+    Returns:
+        The columns of the packed input, the residual stream [rows, s or n, d], the embedding table, and the pages.
     """
     columns, spec = shape.columns, layout.spec("batch", "sequence")
-    # Each device reads the numbers of its own rows. Columns that every device needs are read from the unsplit array, to
-    # avoid a gather.
-    own = jax.reshard(numbers, spec)
+    # Each device reads the packed input of its own rows. Columns that every device needs are read from the replicated
+    # array, to avoid a gather.
+    own = jax.reshard(packed, spec)
     tokens = newest_first(own[:, columns.tokens], last, own, layout)
     if drafts is not None:
         tokens = jnp.concatenate([tokens[:, :1], jax.reshard(drafts, spec)], axis=1)
@@ -261,21 +278,27 @@ def _through(
         # One term per row is nonzero, so the sum is exact.
         is_last = places == jnp.maximum(own[:, Columns.count, None] - 1, 0)
         x = lax.reduce_sum(jnp.where(is_last[..., None], x, 0), axes=(1,))[:, None]
-    asked = numbers[:, columns.tokens]
-    read = _Read(
-        row=numbers[:, Columns.row],
+    asked = packed[:, columns.tokens]
+    read = _StepColumns(
+        row=packed[:, Columns.row],
         tokens=asked if drafts is None else jnp.concatenate([asked[:, :1], drafts], axis=1),
-        is_token=places < numbers[:, Columns.count, None],
-        is_chosen=numbers[:, Columns.is_chosen] > 0,
-        drawn=numbers[:, Columns.drawn],
-        slot=numbers[:, Columns.slot],
-        num_logprobs=numbers[:, Columns.num_logprobs],
+        is_token=places < packed[:, Columns.count, None],
+        is_chosen=packed[:, Columns.is_chosen] > 0,
+        drawn=packed[:, Columns.drawn],
+        slot=packed[:, Columns.slot],
+        num_logprobs=packed[:, Columns.num_logprobs],
     )
     return read, x, table, pages
 
 
 def newest_first(tokens: Array, last: Array, own: Array, layout: ShardingContext) -> Array:
-    """Replace FROM_LAST in tokens [rows, s] by the newest token of each row. own: the step's numbers, split by rows."""
+    """Return tokens [rows, s] with FROM_LAST replaced by the newest token of the row.
+
+    Args:
+        tokens: token ids of the step.
+        last: the newest token of every row of the engine [rows].
+        own: the packed input of the step, sharded by rows.
+    """
     newest = last.at[own[:, Columns.row]].get(mode="clip", out_sharding=layout.spec("batch"))
     return jnp.where(tokens == FROM_LAST, newest[:, None], tokens)
 
@@ -291,9 +314,15 @@ def through_pages(
     dtype: Any,
     place: int = 0,
 ) -> tuple[Array, Array, CacheArrays]:
-    """Run tokens [rows, s], the step's from `place` on; return the residual stream, the table and the updated pages.
+    """Run the layers on tokens [rows, s]: the tokens of each row's step from index `place` on.
 
-    own: the numbers of the step, split by rows. tables: for each of the pages, the columns of its page table.
+    Args:
+        own: the packed input of the step, sharded by rows.
+        tables: for each of `pages`, the columns of its page table; see `Columns.tables`.
+        place: index of the first token in the row's tokens of this step.
+
+    Returns:
+        The residual stream [rows, s, d], the embedding table, and the updated cache.
     """
     start, count = own[:, Columns.start, None], own[:, Columns.count, None]
     places = place + jnp.arange(tokens.shape[1])[None]
@@ -319,8 +348,12 @@ def through_pages(
     return x, table, tuple(cache.state if isinstance(cache, DeltaCache) else cache.pages for cache in caches)
 
 
-def _choose_each(scores: Array, read: _Read, state: RowState, mask: Array) -> tuple[Array, Written]:
-    """Choose a token after each position [rows, n]; return them, and the rows' `Written` with the accepted ones."""
+def _choose_each(scores: Array, read: _StepColumns, state: RowState, mask: Array) -> tuple[Array, Written]:
+    """Choose a token from each of the logits `scores` [rows, n, vocab].
+
+    Returns:
+        The tokens [rows, n], and `Written` of all rows of the engine, with the accepted tokens added.
+    """
     vocab = scores.shape[-1]
     samplers = samplers_at(state.samplers, state.seed, read.row)
     bias, written = (
@@ -347,7 +380,7 @@ def _choose_each(scores: Array, read: _Read, state: RowState, mask: Array) -> tu
 
 
 def samplers_at(limits: Array, seed: Array, row: Array) -> Samplers:
-    """Return the samplers of some rows from those of all; see `RowState`."""
+    """Return the sampling options of the rows `row`, from those of all rows of the engine (`RowState.samplers`)."""
     own = [limits.at[row, at].get(mode="clip") for at in range(limits.shape[1])]
     return Samplers(
         temperature=own[0],
@@ -361,10 +394,10 @@ def samplers_at(limits: Array, seed: Array, row: Array) -> Samplers:
     )
 
 
-def _taken(read: _Read, chosen: Array, last: Array) -> tuple[Array, Array]:
-    """Return the accepted tokens [rows, n], -1 for none, and the newest token of each row of the engine.
+def _accepted(read: _StepColumns, chosen: Array, last: Array) -> tuple[Array, Array]:
+    """Return the accepted tokens [rows, n], -1 for none, and the newest token of every row of the engine.
 
-    A draft token that differs from the chosen token is rejected, and the chosen token is the step's last.
+    A draft token that differs from the chosen token at its position is rejected; the row ends with the chosen token.
     """
     num_chosen = chosen.shape[1]
     if num_chosen == 1:
@@ -379,9 +412,9 @@ def _taken(read: _Read, chosen: Array, last: Array) -> tuple[Array, Array]:
 
 
 def _logprobs(scores: Array, tokens: Array, num_wanted: Array) -> Logprobs:
-    """Return log probabilities of tokens [rows, n] from logits [rows, n, vocab], and the likeliest tokens with theirs.
+    """Return the log probabilities of tokens [rows, n], and of the likeliest tokens, from logits [rows, n, vocab].
 
-    num_wanted: `Columns.num_logprobs` of each row. Values that no row requests are zeros.
+    num_wanted: `Columns.num_logprobs` of each row. Results that no row requests are zeros.
     """
     shape, most = (*tokens.shape, min(MOST_LOGPROBS, scores.shape[-1])), jnp.max(num_wanted)
 

@@ -40,7 +40,7 @@ class ClosedError(MeshwrightError):
 
 
 class Adapter(NamedTuple):
-    """A loaded low-rank adapter: its name, its slot from 1, and a number that no other one of that name will have."""
+    """A loaded low-rank adapter: its name, its slot from 1, and a version unique to each load."""
 
     name: str
     slot: int
@@ -68,9 +68,10 @@ class Request:
         stop_tokens: tokens that end a completion.
         min_tokens: minimum tokens of a completion before a token may end it.
         logit_bias: token ids, each with a number that is added to its logit.
-        logprobs: alternatives to return for each generated token; None for no log probabilities.
+        logprobs: number of likeliest tokens to return with each generated token's log probability; None for no log
+            probabilities.
         prompt_logprobs: the same for each token of the prompt except the first.
-        pooled: whether to return the mean of the prompt's hidden states.
+        pooled: whether to return the mean of the prompt's hidden states over its tokens.
         constraint: a constraint on each completion.
         skip_special_tokens: whether texts leave out the tokenizer's special tokens.
         timeout_seconds: time after `submit` at which the request is aborted.
@@ -101,11 +102,11 @@ class Request:
 
 
 class TokenLogprob(NamedTuple):
-    """A token's natural log probability, and the likeliest tokens at its position with theirs."""
+    """A token's natural log probability, and the likeliest tokens at its position."""
 
     token: int
     logprob: float
-    likeliest: tuple[tuple[int, float], ...]
+    likeliest: tuple[tuple[int, float], ...]  # (token, log probability), likeliest first.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +116,7 @@ class Output:
     Args:
         completion: index of the completion.
         tokens: new tokens, without the one that ended the completion.
-        text: their text: whole characters only, and never the possible beginning of a stop string.
+        text: their text. Incomplete characters, and what may be the beginning of a stop string, are held back.
         logprobs: log probabilities of each new token, if requested; from the logits before penalties and temperature.
         done: why the completion ended here; None while it continues.
         stop: the stop string that ended it.
@@ -138,7 +139,7 @@ class Output:
 
 
 class OutputCallback(Protocol):
-    """Called with new outputs of a request, on the engine's thread: it must return at once."""
+    """A function that the engine's thread calls with new outputs of a request. It must return at once."""
 
     def __call__(self, outputs: Sequence[Output]) -> None:
         """Handle new outputs."""

@@ -1,4 +1,4 @@
-"""Runs steps on the devices, with the parameters, pages and compiled programs.
+"""Run steps on the devices; `Runner` has the parameters, pages and compiled programs.
 
 The programs with the widest page tables can run every step except scoring, so a server is ready once these are
 compiled. Programs with narrower tables save time, and are compiled while requests are already answered.
@@ -36,7 +36,7 @@ from meshwright.execution.runtime.arrays import DTYPES
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.serving.engine.adapters import SlotWeights, empty_factors, with_empty_slots, write_slot
 from meshwright.serving.engine.draft_programs import draft_prefill_program, draft_program, why_not_draft
-from meshwright.serving.engine.faults import on_devices
+from meshwright.serving.engine.faults import device_errors
 from meshwright.serving.engine.layout import stored_dtype
 from meshwright.serving.engine.programs import (
     WORD,
@@ -53,7 +53,7 @@ from meshwright.serving.engine.scheduler import EngineStep, PageCopy
 from meshwright.serving.engine.settings import EngineLayout, EngineSettings
 
 COPIES = 8
-"""Pages of a shard that one run of the copy program copies."""
+"""Number of pages of each shard that one call of the copy program copies."""
 
 LIMITS = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
@@ -62,13 +62,13 @@ LIMITS = (
 
 
 class RowChange(NamedTuple):
-    """New sampling options of a row, with its text so far and its logit bias."""
+    """New sampling options of a row of the engine, and its sequence so far, to which penalties apply."""
 
     row: int
     sampling: Sampling
     prompt: Sequence[int]
-    made: Sequence[int]
-    bias: Sequence[tuple[int, float]]
+    made: Sequence[int]  # Generated tokens.
+    bias: Sequence[tuple[int, float]]  # (token, number added to its logit).
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,17 @@ class Work:
     """The input of a step, the same on every process.
 
     Args:
-        kind: "greedy", "sampling" (each row with its own options) or "scoring" of prompts.
-        numbers: see `Columns`.
-        mask: bits of the tokens that rows may choose; None if all may be chosen.
-        targets: the tokens to score, for scoring.
+        kind: the program: "greedy", "sampling" (each row with its own options) or "scoring" of prompts.
+        packed: the packed input, int32 [rows, width]; see `Columns`.
+        mask: bits of the tokens that each row may choose [rows, num_chosen, words]; None if all may be chosen.
+        targets: the token after each token [rows, s], for scoring.
         copies: pages to copy before the step.
-        changes: rows with new sampling options.
+        changes: new sampling options to set before the step.
     """
 
     kind: str
     shape: Shape
-    numbers: np.ndarray
+    packed: np.ndarray
     mask: np.ndarray | None = None
     targets: np.ndarray | None = None
     copies: tuple[PageCopy, ...] = ()
@@ -94,19 +94,19 @@ class Work:
 
 
 class Result(NamedTuple):
-    """Results of a step on the devices: chosen tokens [rows, n], -1 for none; log probabilities; hidden states."""
+    """Results of a step, on the devices; None for what its program does not compute."""
 
-    made: Array | None
+    made: Array | None  # Accepted tokens [rows, n], -1 for none.
     logprobs: Logprobs | None
-    hidden: Array | None
+    hidden: Array | None  # Hidden states summed over each row's tokens [rows, d].
 
 
 class _Arrays(NamedTuple):
-    """Device arrays that programs use: of the model, its draft model, and the rows' state."""
+    """Device arrays that programs take: parameters and pages of the model and of its draft model, and row states."""
 
     params: Any
     pages: tuple[Pages, ...]
-    last: Array
+    last: Array  # The newest token of each row of the engine [rows].
     state: RowState
     draft_params: Any
     draft_pages: tuple[Pages, ...]
@@ -114,7 +114,7 @@ class _Arrays(NamedTuple):
 
 @dataclass
 class _Draft:
-    """A draft model and its pages. group: index of the served model's page table that it uses."""
+    """A draft model and its pages. group: index, among the served model's windows, of the page table that it uses."""
 
     config: ModelConfig
     context: ShardingContext
@@ -128,8 +128,8 @@ class Runner:
     """The device side of an engine. All processes must make the same calls in the same order.
 
     Attributes:
-        model: the model, without the parameters that the runner stores otherwise.
-        before_run: called with each step and adapter before it is dispatched, to have other processes dispatch it too.
+        model: the model; its parameters are left out if the runner stores them in arrays of its own.
+        before_run: called with each step or adapter before it is dispatched. Process 0 sends it to the others in it.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Runner:
             raise MeshwrightError(f"{draft.config.name} cannot draft for {model.config.name}: {reason}")
         self._mesh, self._dtype = model.mesh, DTYPES[model.dtype]
         self._config = settings.with_slots(model.config)
-        # Quantised parameters, and on GPUs those of each layer, are the runner's own; the loaded ones are dropped.
+        # The runner makes new arrays of quantised parameters, and on GPUs of each layer; the loaded ones are dropped.
         has_own = settings.weight_dtype is not None or model.system.chip.kind == "gpu"
         self.model = replace(model, params={}) if has_own else model
         self._layout, self._context = layout, context
@@ -160,7 +160,7 @@ class Runner:
             self._params = for_server_products(self._params, self._config)
             self._draft = None
             if draft is not None:
-                # It uses the page numbers of layers without a window, which have all tokens of a text.
+                # It uses the page numbers of layers without a window, whose pages have all tokens of a sequence.
                 group = layout.windows.index(None)
                 of = decode_layout(draft.config, context.mesh, self._split)
                 params = for_server_products(placed_params(draft.params, draft.config, of), draft.config)
@@ -176,7 +176,7 @@ class Runner:
         self._compiling = dict[tuple[str, Shape], Future[bool]]()
 
     def _empty_arrays(self, dtype: Any) -> Any:
-        """Return empty pages of the model and its draft model, newest tokens and row states, all from one program.
+        """Return, all from one program: (pages of the model, pages of its draft model), newest tokens, row states.
 
         dtype: dtype of keys and values in the model's pages.
         """
@@ -204,7 +204,7 @@ class Runner:
 
     @property
     def has_draft(self) -> bool:
-        """Whether a draft model makes the drafts."""
+        """Whether a draft model computes the draft tokens."""
         return self._draft is not None
 
     @property
@@ -214,17 +214,17 @@ class Runner:
 
     @property
     def words(self) -> int:
-        """Number of words of a token mask."""
+        """Number of 32-bit words of a token mask."""
         return -(-self._vocab // WORD)
 
     def shape_of(self, step: EngineStep) -> Shape:
-        """Return the shape of a step's program."""
+        """Return the shape of a step, over all shards."""
         entries = self._layout.entries(step.width, step.length)
         return Shape(self._layout.shards * step.rows, step.length, entries, 1 if step.is_chunk else step.length)
 
     @cached_property
     def programs(self) -> tuple[tuple[str, Shape], ...]:
-        """Kinds and shapes of all steps that generate text, widest page tables first.
+        """The programs of all steps that generate text, as (kind, shape), widest page tables first.
 
         The sampling program also processes chunks of prompts, with temperature 0 for greedy rows: choosing a token is
         cheap compared with a chunk, and a greedy program of each shape would double compile time.
@@ -244,10 +244,10 @@ class Runner:
         """The programs that are compiled before the first request; see `is_compiled` for scoring."""
         layout = self._layout
         if jax.process_count() == 1:
-            # The number of programs with the widest page tables.
+            # `programs` begins with the widest page tables: two for each row count of decode steps, one for each chunk.
             return self.programs[: 2 * len(layout.decoded) + len(layout.chunks)]
-        # With several processes compile scoring first too: if one compiled later, the others would wait in a
-        # collective.
+        # With several processes, compile the programs for scoring before the first request too: if one process compiled
+        # later than the others, these would wait in a collective.
         scored = [
             ("scoring", self.shape_of(EngineStep([], True, rows, width, length)))
             for rows, length in layout.chunks
@@ -256,7 +256,7 @@ class Runner:
         return (*self.programs, *scored)
 
     def compile(self, on_program: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Compile the programs that a server needs first, several at once, and then the others in a thread.
+        """Compile the first programs, several at once; then start to compile the others in a thread.
 
         on_program: called with the number of first programs compiled so far, and the number of all first programs.
         """
@@ -271,7 +271,8 @@ class Runner:
             for number, done in enumerate(as_completed(compiling), start=1):
                 self._compiled[compiling[done]] = done.result()
                 on_program(number, len(compiling))
-        # Compile these too, by running them without effect: a change of a row, a copy to no page, an empty adapter.
+        # Compile the smaller programs by calls without effect: greedy options for a row, a copy to no page, an adapter
+        # of zeros.
         with jax.set_mesh(self._mesh):
             self._state = row_program()(self._state, np.int32(0), self.row_state(RowChange(0, GREEDY, (), (), ())))
         self._copy([PageCopy(0, window, 0, count) for window, count in enumerate(self._layout.pages)])
@@ -293,7 +294,10 @@ class Runner:
             future.result()
 
     def with_program(self, kind: str, step: EngineStep) -> EngineStep:
-        """Return the step, with the widest page tables if the program for its own width is not compiled yet."""
+        """Return the step; with the widest page tables if the program for its own width is not compiled yet.
+
+        kind: the kind of the step's program.
+        """
         if step.is_scored or (kind, self.shape_of(step)) in self._compiled:
             return step
         return replace(step, width=self._layout.widths[-1])
@@ -328,17 +332,17 @@ class Runner:
         return _Arrays(self._params, self._pages, self._last, self._state, *drafting)
 
     def _lowered(self, kind: str, shape: Shape) -> Iterator[tuple[str, jax.stages.Lowered]]:
-        """Yield a step's program and the draft model's for the same step, lowered.
+        """Yield the name and the lowered program of a step, and of the draft model in the same step.
 
-        They are traced for abstract arrays, because steps that run meanwhile donate the real ones.
+        Programs are traced for abstract arrays, because steps that run meanwhile donate the real ones.
         """
         program = {"greedy": greedy_program, "sampling": sampling_program, "scoring": scoring_program}[kind]
         made = program(self._config, self._context.mesh, self._split, shape, self._dtype)
-        numbers, whole = np.zeros((shape.rows, shape.columns.width), np.int32), NamedSharding(self._mesh, P())
+        packed, whole = np.zeros((shape.rows, shape.columns.width), np.int32), NamedSharding(self._mesh, P())
         targets, mask = np.zeros((shape.rows, shape.length), np.int32), None
         if kind == "sampling":
             mask = jax.ShapeDtypeStruct((shape.rows, shape.num_chosen, self.words), jnp.uint32, sharding=whole)
-        work, drafts = Work(kind, shape, numbers, mask, targets), None  # type: ignore
+        work, drafts = Work(kind, shape, packed, mask, targets), None  # type: ignore
         if self._draft is not None:
             draft_kind = self._draft_kind(work)
             own = (self._draft.config, self._context.mesh, self._split, shape, self._draft.group, self._draft.dtype)
@@ -354,17 +358,20 @@ class Runner:
 
     @staticmethod
     def _draft_kind(work: Work) -> str:
-        """Return the draft model's program for a step: prefill of the same tokens, or drafts for the step to verify."""
+        """Return the name of the draft model's program in a step.
+
+        It is a prefill of the same tokens, or computes draft tokens for the step to verify, greedily or by sampling.
+        """
         return "prefill" if work.shape.num_chosen == 1 or work.kind == "scoring" else f"draft, {work.kind}"
 
     def _draft_arguments(self, work: Work, arrays: _Arrays) -> tuple[Any, ...]:
         if self._draft_kind(work) == "prefill":
-            return (arrays.draft_params, arrays.draft_pages, work.numbers)
+            return (arrays.draft_params, arrays.draft_pages, work.packed)
         own = (arrays.state.samplers, arrays.state.seed) if work.kind == "sampling" else (None, None)
-        return (arrays.draft_params, arrays.draft_pages, arrays.last, work.numbers, *own)
+        return (arrays.draft_params, arrays.draft_pages, arrays.last, work.packed, *own)
 
     def _arguments(self, work: Work, drafts: Any, arrays: _Arrays) -> tuple[Any, ...]:
-        first = (arrays.params, arrays.pages, arrays.last, work.numbers)
+        first = (arrays.params, arrays.pages, arrays.last, work.packed)
         if work.kind == "scoring":
             return (*first, work.targets)
         if work.kind == "greedy":
@@ -373,12 +380,12 @@ class Runner:
         return (*first, drafts, own.written, own.samplers, own.seed, own.bias, mask)
 
     def load_adapter(self, weights: SlotWeights) -> None:
-        """Write an adapter into a slot, for the steps that are dispatched later.
+        """Write an adapter into a slot, for all steps dispatched after this call.
 
         Raises:
             DeviceError: the write failed.
         """
-        with on_devices():
+        with device_errors():
             self.before_run(weights)
             self._write(weights)
 
@@ -394,7 +401,7 @@ class Runner:
         """
         changes = [(change.row, self.row_state(change)) for change in work.changes]
         program = self._compiled[work.kind, work.shape]
-        with on_devices(), jax.set_mesh(self._mesh):
+        with device_errors(), jax.set_mesh(self._mesh):
             self.before_run(work)
             for row, own in changes:
                 self._state = row_program()(self._state, np.int32(row), own)
@@ -416,7 +423,7 @@ class Runner:
             return Result(tokens, rest[1], None)
 
     def _free_mask(self, shape: Shape) -> Array:
-        """Return a mask that allows all tokens, cached on the devices."""
+        """Return a mask that allows all tokens, for a step of this shape. Masks are cached on the devices."""
         size = (shape.rows, shape.num_chosen)
         if size not in self._free_masks:
             mask = np.full((*size, self.words), 0xFFFFFFFF, np.uint32)
@@ -426,7 +433,7 @@ class Runner:
         return self._free_masks[size]
 
     def row_state(self, change: RowChange) -> RowState:
-        """Return a row's state, on the host."""
+        """Return the sampling state of a row as host arrays without the row dim."""
         vocab = self._vocab
         seen, made, bias = np.zeros(vocab, bool), np.zeros(vocab, np.int32), np.zeros(vocab, np.float32)
         seen[list(change.prompt)] = True

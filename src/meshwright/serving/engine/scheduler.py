@@ -1,10 +1,11 @@
 """The scheduler: continuous batching with chunked prefill (arXiv:2309.06180, 2308.16369), and allocation of pages.
 
-A free row goes to the owner with the fewest rows; among its sequences to the group (the requests of one HTTP request)
-with the fewest; then to the oldest sequence. A group without a row preempts the youngest sequence of a group that has
-several, or of an owner with at least two more rows. If pages run out, pages that only the prefix cache references are
-evicted, then the youngest sequence of the largest group is preempted: it loses its pages and is computed again later.
-So each group's oldest sequence makes progress, and no sequence starves.
+A sequence has an owner (the client) and a group (all prompts and completions of one HTTP request). A free row goes to
+the owner with the fewest rows; among its sequences to the group with the fewest rows; then to the oldest sequence. If
+no row is free, a group without a row preempts the youngest sequence of a group of the same owner that has several rows,
+or of an owner with at least two more rows. If pages run out, pages that only the prefix cache references are evicted;
+then the youngest sequence of the owner and group with most rows is preempted: it loses its pages and is computed again
+later. So each group's oldest sequence makes progress, and no sequence starves.
 """
 
 from __future__ import annotations
@@ -25,51 +26,37 @@ from meshwright.serving.engine.shares import RowShares, in_turns
 
 
 class SequenceRow(NamedTuple):
-    """One sequence's row in a step.
-
-    Args:
-        at: its row in the step.
-        start: position of its first token.
-        tokens: its known tokens; empty if its only token is the one chosen last, still on the devices.
-        is_chosen: whether a token is chosen after the last.
-        drawn: number of tokens chosen for the sequence before this step.
-    """
+    """One sequence's row in a step."""
 
     sequence: TokenSequence
-    at: int
-    row: int
-    start: int
-    tokens: list[int]
-    is_chosen: bool
-    drawn: int
+    at: int  # The row's index in the step.
+    row: int  # The sequence's row in the engine.
+    start: int  # Position in the sequence of the first token.
+    tokens: list[int]  # Token ids; empty if the only token is the newest one, which is still on the devices.
+    is_chosen: bool  # Whether a token is chosen after the last one.
+    drawn: int  # Number of tokens chosen for the sequence before this step.
 
 
 class PageCopy(NamedTuple):
-    """A page to copy before a step, within the pages of one shard and window."""
+    """A page to copy before a step, within the pages of one shard and attention window."""
 
     shard: int
-    window: int
-    source: int
+    window: int  # Index in `EngineLayout.windows`.
+    source: int  # Page number.
     target: int
 
 
 @dataclass(frozen=True)
 class EngineStep:
-    """One step on the devices.
-
-    Args:
-        is_chunk: whether it processes prompts; if not, it decodes.
-        rows, width, length: rows of each shard, entries of its page tables, tokens of a row.
-        is_scored: whether it processes prompts for their log probabilities and hidden states.
-    """
+    """One step on the devices."""
 
     slices: list[SequenceRow]
-    is_chunk: bool
-    rows: int
-    width: int
-    length: int
-    is_scored: bool = False
-    copies: list[PageCopy] = field(default_factory=list)
+    is_chunk: bool  # Whether it processes chunks of prompts; if not, it decodes.
+    rows: int  # Rows of each shard.
+    width: int  # Entries of a page table for all pages of the longest sequence.
+    length: int  # Tokens of each row, with padding.
+    is_scored: bool = False  # Whether it processes prompts for their log probabilities and hidden states.
+    copies: list[PageCopy] = field(default_factory=list)  # To make before the step.
 
     @property
     def has_logprobs(self) -> bool:
@@ -79,18 +66,20 @@ class EngineStep:
 
 @dataclass
 class Totals:
-    """Totals since the start."""
+    """Totals since the engine started."""
 
-    preempted: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
+    preempted: int = 0  # Preemptions.
+    prompt_tokens: int = 0  # Tokens processed in chunks, those of preempted sequences again.
+    cached_tokens: int = 0  # Prompt tokens found in the prefix cache.
 
 
 class Scheduler:
     """The queue, the rows and the pages of an engine; nothing here runs on a device.
 
-    on_error: called with a sequence and its exception, to end it. can_score: whether a scoring step's program is
-    compiled.
+    Args:
+        on_admitted: called with a sequence when it gets a row.
+        on_error: called with a sequence and the exception that it caused, to end it; None to raise the exception.
+        can_score: returns whether the program of a scoring step is compiled.
     """
 
     def __init__(
@@ -114,19 +103,19 @@ class Scheduler:
         self._copies = list[PageCopy]()
         self._on_admitted, self._on_error, self._can_score = on_admitted, on_error, can_score
         self._was_scored = False
-        """Whether the last chunk was scored; scored and other chunks alternate."""
+        """Whether the last chunk was of scored prompts; chunks of scored and of other prompts alternate."""
         self._shares = RowShares()
         self._is_settled = False
-        """Whether no waiting sequence may displace a running one."""
+        """Whether no waiting sequence may preempt a running one for its row."""
 
     @property
     def num_pages(self) -> int:
-        """Number of pages over all shards, of the window with most pages."""
+        """Number of pages over all shards, for the attention window with most pages; each window has its own."""
         return max(self.layout.pages) * self.layout.shards
 
     @property
     def num_free_pages(self) -> int:
-        """Number of free pages, of the pages that `num_pages` counts."""
+        """Number of free pages among those that `num_pages` counts."""
         most = self.layout.pages.index(max(self.layout.pages))
         return sum(pools[most].num_free for pools in self.pools)
 
@@ -146,21 +135,26 @@ class Scheduler:
         self._free_row(sequence)
 
     def steps(self) -> Iterable[EngineStep]:
-        """Yield the next steps: a decode step of all sequences with computed prompts, and a chunk of prompts."""
+        """Yield a decode step of the sequences with computed prompts, and a chunk of prompts, if any are ready."""
         if (decode := self._decode()) is not None:
             yield decode
         if (chunk := self._chunk()) is not None:
             yield chunk
 
     def append_tokens(self, sequence: TokenSequence, tokens: list[int]) -> None:
-        """Add the tokens that a step chose, once they are on the host: several if drafts were accepted."""
+        """Add the tokens that a step chose for a sequence, once on the host. Several if drafts were accepted."""
         sequence.in_flight -= 1
         self._is_settled &= sequence.row is not None
         sequence.tokens += tokens
         sequence.computed += len(tokens) - 1 if sequence.row is not None else 0
 
     def tables(self, step: EngineStep) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return, for each window, the first page of each slice of a step, and its table's entries."""
+        """Return the page tables of a step.
+
+        Returns:
+            For each attention window: for each of the step's `slices`, the index in the sequence of the first page in
+            its table [n], and the page numbers of the table [n, entries].
+        """
         found = []
         rows = np.array([part.row for part in step.slices])
         starts = np.array([part.start for part in step.slices])
@@ -222,7 +216,7 @@ class Scheduler:
         return EngineStep(placed, False, rows, self._width(end), length, copies=self.pop_copies())
 
     def _chunk(self) -> EngineStep | None:
-        """Return a prefill step: scored and other prompts alternate if both are ready; None if none is."""
+        """Return a prefill step, of scored or of other prompts in alternation; None if no sequence is ready."""
         self._admit()
         ready = [
             sequence
@@ -236,13 +230,13 @@ class Scheduler:
         return next((step for step in found if step is not None), None)
 
     def _chunk_of(self, ready: list[TokenSequence], *, is_scored: bool) -> EngineStep | None:
-        """Return the prefill step with most prompt tokens per estimated cost, for scored prompts or for others."""
+        """Return the prefill step, of scored or of other prompts, with the most prompt tokens per estimated cost."""
         by_shard: list[list[TokenSequence]] = [[] for _ in range(self.layout.shards)]
         for sequence in in_turns(ready):
             by_shard[sequence.shard].append(sequence)
 
         def throughput(chunk: tuple[int, int]) -> float:
-            """Prompt tokens in a chunk of this shape, divided by its cost in tokens, with padding and weight reads."""
+            """Prompt tokens in a chunk of this shape, per token of its cost: tokens with padding, and weight reads."""
             rows, length = chunk
             count = sum(
                 min(length, len(sequence.tokens) - sequence.computed)
@@ -289,7 +283,7 @@ class Scheduler:
         return replace(step, slices=slices, copies=self.pop_copies())
 
     def _width(self, end: int) -> int:
-        """Return the width of page tables for sequences of `end` tokens."""
+        """Return the smallest page-table width for which programs are compiled and that fits `end` tokens."""
         pages = -(-end // self.layout.page_size)
         return next(width for width in self.layout.widths if width >= pages)
 
@@ -299,11 +293,11 @@ class Scheduler:
         return copies
 
     def put_back(self, copies: list[PageCopy]) -> None:
-        """Queue again copies that were not made."""
+        """Queue copies again that a step did not make."""
         self._copies = [*copies, *self._copies]
 
     def _restart_at_switch(self, sequence: TokenSequence) -> bool:
-        """Restart a sequence that has reached the length where LongRoPE's frequencies change. Return whether it has."""
+        """Whether a sequence reached the length where LongRoPE's frequencies change. If so, compute it again."""
         switch = self.layout.switch
         if switch is None or sequence.computed < switch or sequence.prefill_length > switch:
             return False
@@ -313,7 +307,7 @@ class Scheduler:
         return True
 
     def _blame(self, sequence: TokenSequence, error: Exception) -> None:
-        """End the sequence that caused an exception. Call while the exception is being handled."""
+        """End the sequence that caused `error` by `on_error`, or raise it. Call while the exception is handled."""
         if self._on_error is None:
             raise error
         self._on_error(sequence, error)
@@ -349,7 +343,7 @@ class Scheduler:
         return sequence.computed >= len(sequence.request.prompt) or sequence.done is not None
 
     def _assign_row(self, sequence: TokenSequence) -> bool:
-        """Assign a row to a sequence, with the cached pages of its prefix; False if there is none, or too few pages."""
+        """Assign a row to a sequence, with its cached prefix's pages; False if no row or too few pages are free."""
         layout, length = self.layout, len(sequence.tokens)
         shards = [shard for shard, rows in enumerate(self._free_rows) if rows]
         if not shards:
@@ -391,14 +385,14 @@ class Scheduler:
         return True
 
     def _shard_score(self, sequence: TokenSequence, shard: int, limit: int) -> float:
-        """Return how well a shard suits a sequence: cached fraction of its tokens plus fraction of free rows."""
+        """Return how well a shard suits a sequence: the cached fraction of its tokens plus the shard's free rows."""
         if self.layout.shards == 1:
             return 0.0
         known = self.prefixes[shard].longest(sequence.tokens, limit, self._prefix_salt(sequence)) if limit else 0
         return known / len(sequence.tokens) + len(self._free_rows[shard]) / self.layout.rows
 
     def _prefix_salt(self, sequence: TokenSequence) -> Hashable:
-        """Return the request's salt and adapter, with the length if a model's rotary frequencies depend on it."""
+        """Return what sequences that share a prefix have in common: salt, adapter, and length if RoPE depends on it."""
         of_length = None
         if self.layout.switch is not None:
             of_length = sequence.prefill_length > self.layout.switch
@@ -423,7 +417,7 @@ class Scheduler:
         return max(length for _, length in self.layout.chunks)
 
     def _allocate_pages(self, sequence: TokenSequence, length: int) -> bool:
-        """Grow a sequence's pages to `length` tokens, preempting others; False if it was preempted itself."""
+        """Allocate a sequence's pages up to `length` tokens, preempting others; False if it was preempted itself."""
         count = -(-length // self.layout.page_size)
         for window, pages in enumerate(sequence.pages):
             while (missing := count - len(pages)) > 0:
@@ -440,7 +434,7 @@ class Scheduler:
         return True
 
     def _allocate(self, shard: int, window: int, count: int) -> list[int] | None:
-        """Allocate pages, evicting from the prefix cache if too few are free; None if that is not enough."""
+        """Allocate pages, evicting from the prefix cache if too few are free. Return their numbers; None if too few."""
         pool = self.pools[shard][window]
         pages = pool.allocate(count)
         if pages is None:
@@ -449,7 +443,7 @@ class Scheduler:
         return pages
 
     def _preempt(self, sequence: TokenSequence) -> None:
-        """Preempt a sequence: free its row and pages, and queue it in order of arrival to be computed again."""
+        """Preempt a sequence: free its row and pages, and queue it, in order of arrival, to be computed again."""
         self._free_row(sequence)
         sequence.computed = 0
         self.counters.preempted += 1
@@ -489,7 +483,7 @@ class Scheduler:
         )
 
     def _free_out_of_window(self, sequence: TokenSequence) -> None:
-        """Release pages that no later token's attention window reaches."""
+        """Release the sequence's pages that no later token attends to, in layers with a window."""
         for window, width in enumerate(self.layout.windows):
             if width is not None:
                 held, first = sequence.pages[window], first_needed_page(sequence.computed, width, self.layout.page_size)

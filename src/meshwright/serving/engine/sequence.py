@@ -14,17 +14,23 @@ from meshwright.serving.engine.request import Ending, Request
 
 @dataclass(eq=False)
 class TokenSequence:
-    """One of the sequences of a request (`num_completions` of them).
+    """The sequence of one completion: the prompt and the tokens generated after it.
 
     Args:
+        number: index of the completion in its request.
+        request: the request, with the completion's own seed.
         tokens: the prompt, and the generated tokens that are on the host.
-        order: arrival number; older sequences are scheduled first and preempted last.
+        order: order of arrival; older sequences (lower numbers) are scheduled first and preempted last.
         computed: number of tokens whose keys and values are in pages, counting dispatched steps.
-        in_flight: number of generated tokens of dispatched steps that are not on the host yet.
+        in_flight: number of dispatched steps whose chosen tokens for this sequence are not on the host yet.
         row: its row in the engine's batch; None while it waits.
-        pages: for each window, a page for each `page_size` tokens; None for a page that was released.
+        shard: the shard of its row.
+        pages: for each attention window, the number of each page of `page_size` tokens; None once it was released.
         prefill_length: number of tokens at its last prefill, on which the rotary frequencies of some models depend.
-        cached: number of prompt tokens found in the prefix cache; None before its first row.
+        cached: number of prompt tokens found in the prefix cache, 0 once reported in an output; None before its first
+            row.
+        done: why it ended; None while it is generated.
+        submitted: time at which the engine received it, on the clock `time.monotonic`.
     """
 
     request_id: str
@@ -40,11 +46,11 @@ class TokenSequence:
     shard: int = 0
     pages: list[list[int | None]] = field(default_factory=list)
     freed: list[int] = field(default_factory=list)
-    """For each window, the number of leading pages that were released."""
+    """For each attention window, the number of leading pages that were released."""
     is_scored: bool = False
-    """Whether the prompt's log probabilities or hidden states are still to be computed, without the prefix cache."""
+    """Whether the prompt's log probabilities or hidden states must still be computed (without the prefix cache)."""
     inserted: int = 0
-    """Number of tokens whose pages were inserted into the prefix cache."""
+    """Number of leading tokens whose pages were inserted into the prefix cache."""
     prefill_length: int = 0
     cached: int | None = None
     done: Ending | None = None
@@ -54,13 +60,13 @@ class TokenSequence:
     matcher: Matcher | None = None
     """The state of its constraint; None for no constraint."""
     mask: np.ndarray | None = None
-    """The bit mask of next tokens that its constraint allows."""
+    """The bit mask of next tokens that its constraint allows; None for no constraint."""
     not_ends: np.ndarray | None = None
     """The bit mask of all tokens except stop tokens, used up to min_tokens; None if there is no minimum."""
 
     @property
     def group(self) -> tuple[str, str]:
-        """The owner, and the group of requests with which the sequence shares rows."""
+        """The owner (client), and the name of the owner's group of requests that share rows like a single request."""
         return self.request.owner, self.request.group or self.request_id
 
     @property
@@ -70,7 +76,7 @@ class TokenSequence:
 
     @property
     def needs_sampling_program(self) -> bool:
-        """Whether the next token needs more than the greedy program, whatever the row's sampling options are."""
+        """Whether the next token needs the sampling program even if the row's sampling options are greedy."""
         request = self.request
         return request.logprobs is not None or self.mask is not None or self.num_generated - 1 < request.min_tokens
 

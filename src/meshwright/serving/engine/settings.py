@@ -23,8 +23,8 @@ class EngineSettings:
         rows: maximum number of sequences generated at once, over all devices.
         context: maximum number of tokens of a sequence, including its prompt.
         page_size: tokens of a page.
-        cache_tokens: number of tokens that fit in the pages of layers without a window, over all devices.
-        cache_split: how the cache is split in addition to heads.
+        cache_tokens: number of tokens for which layers without an attention window have pages, over all devices.
+        cache_split: how the cache is split over devices in addition to heads.
         kv_dtype: dtype of keys and values: int8 with a scale for each token and head, or None for the compute dtype.
         weight_dtype: dtype of the layers' matmul weights: int8 with a scale for each column, or None for the loaded
             dtype.
@@ -32,9 +32,9 @@ class EngineSettings:
         prefix_cache: whether pages of sequences that ended are kept for prompts with the same prefix.
         adapter_slots: maximum number of low-rank adapters that are loaded at once.
         adapter_rank: maximum rank of an adapter.
-        adapter_ends: which of the embedding and the output head (`step.lora`) adapters may have, besides all matmuls of
-            layers that can.
-        num_drafts: draft tokens per step, from n-grams of the sequence or a draft model; 0 for none.
+        adapter_ends: of the embedding and the output head (their names in `step.lora`), those that adapters may change
+            besides matmuls of layers.
+        num_drafts: draft tokens per row and decode step, from n-grams of the sequence or a draft model; 0 for none.
         max_queue: maximum number of waiting sequences; further requests are refused and can be retried.
     """
 
@@ -80,16 +80,20 @@ class EngineLayout:
         page_size: tokens of a page.
         shards: groups of devices with separate rows and pages.
         rows: rows of each shard.
-        windows: attention windows of the model's layers, in the order of its caches; None for no window.
+        windows: the different attention windows of the model's layers, in tokens; None for no window. Layers with the
+            same window share page numbers.
         pages: pages of each shard, for each window.
         widths: page-table entries for which programs are compiled, ascending; the last one fits `context`.
-        decoded: rows per shard for which decoding is compiled, ascending; the last is all rows.
-        chunks: shapes of prompt chunks, of scored prompts too: rows of each shard, and tokens of each row.
-        chunk_overhead: time to read the weights once, as an equivalent number of a shard's tokens.
-        switch: length from which all rotary frequencies of a text change (LongRoPE); None for other models.
+        decoded: rows per shard for which decode programs are compiled, ascending; the last is all rows.
+        chunks: shapes of chunks of prompts: rows of each shard, and tokens of each row.
+        chunk_overhead: number of a shard's tokens whose computation takes as long as reading the weights once.
+        num_drafts: draft tokens per row and decode step.
+        prefix_cache: whether pages of sequences that ended are kept for prompts with the same prefix.
+        switch: number of tokens of a sequence from which all its rotary frequencies change (LongRoPE); None for other
+            models.
         stretched_from: length from which the rotary frequencies depend on the prompt's length (dynamic scaling); None
             for other models.
-        has_state: whether rows have a state of linear attention, which has no earlier tokens' states in it.
+        has_state: whether each row has a recurrent state of linear attention, which cannot go back to an earlier token.
     """
 
     context: int
@@ -109,5 +113,10 @@ class EngineLayout:
     has_state: bool = False
 
     def entries(self, width: int, length: int) -> tuple[int, ...]:
-        """Return each window's page-table entries in a step of `length` tokens a row, for texts of `width` pages."""
+        """Return, for each window, the page-table entries of a row in a step.
+
+        Args:
+            width: pages of the longest sequence in the step.
+            length: tokens of each row.
+        """
         return pages_read(self.windows, self.page_size, width, length)

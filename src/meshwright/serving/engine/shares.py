@@ -1,4 +1,4 @@
-"""Count the batch rows of each owner of requests and each group, so that the scheduler can share rows fairly."""
+"""Count the batch rows of each owner (client) and group of requests, so that the scheduler can share rows fairly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from meshwright.serving.engine.sequence import TokenSequence
 
 
 class RowShares:
-    """The number of batch rows in use, by owner and by group of requests."""
+    """The number of rows in use, by owner (client) and by group of requests."""
 
     def __init__(self) -> None:
         self._owners = Counter[str]()
@@ -25,14 +25,17 @@ class RowShares:
             del self._groups[sequence.group]
 
     def of(self, sequence: TokenSequence) -> tuple[int, int, int]:
-        """Return the rows of a sequence's owner and group, and its order of arrival, as a sort key.
+        """Return a sort key: the rows of a sequence's owner, the rows of its group, and its order of arrival.
 
-        The least is admitted next; the greatest is preempted first.
+        The waiting sequence with the least key is admitted next; the running one with the greatest is preempted first.
         """
         return self._owners[sequence.request.owner], self._groups[sequence.group], sequence.order
 
     def displaced_by(self, sequence: TokenSequence, running: Iterable[TokenSequence]) -> TokenSequence | None:
-        """Return the running sequence to preempt for one whose group has no row; None if rows are shared fairly."""
+        """Return the running sequence to preempt so that `sequence` gets its row.
+
+        None if the group of `sequence` has a row already, or rows are shared fairly.
+        """
         own = sequence.request.owner
         if self._groups[sequence.group]:
             return None

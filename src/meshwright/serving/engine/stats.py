@@ -10,12 +10,12 @@ class Stats:
     """The state of an engine, and its totals since the start.
 
     Args:
-        queued: sequences and requests that wait.
-        running: sequences in the batch.
-        num_pages: pages of the KV cache.
+        queued: sequences that wait for a row, and requests that the engine's thread has not received yet.
+        running: sequences that have a row.
+        num_pages: pages of the KV cache, for the attention window with most pages.
         used_pages: pages that a request or the prefix cache holds.
         computed_tokens: prompt tokens that were computed.
-        prefix_hit_tokens: prompt tokens found in the prefix cache instead.
+        prefix_hit_tokens: prompt tokens found in the prefix cache, which were not computed.
         generated_tokens: generated tokens, including those of aborted requests.
         preemptions: how often a sequence lost its pages to others and was computed again.
         num_steps: device steps.

@@ -24,19 +24,19 @@ from meshwright.serving.http.request_body import read_body
 from meshwright.serving.http.service import ServerState
 
 RETRY_STATUSES = (429, 503)
-"""Response statuses of a replica after which another replica is tried."""
+"""Statuses of a replica's response after which the request is sent to another replica."""
 
 MAX_LOST_REPLICAS = 2
-"""A request during which this many replicas died gets an error, because it may be the cause."""
+"""If this many replicas died while they answered a request, it gets an error, because it may be the cause."""
 
 HOP_HEADERS = frozenset(
     (b"connection", b"content-length", b"date", b"keep-alive", b"server", b"transfer-encoding", b"x-request-id")
 )
-"""Headers of a replica's response that are not forwarded: they concern its connection, or the front sets its own."""
+"""Headers of a replica's response that are not forwarded: they concern its connection, or the proxy sets its own."""
 
 
 class Replica(Protocol):
-    """A server behind the front."""
+    """A server behind the proxy."""
 
     @property
     def url(self) -> str | None:
@@ -45,17 +45,18 @@ class Replica(Protocol):
 
     @property
     def starts(self) -> int:
-        """How many times the replica was started; an increase means that its cache is lost."""
+        """How many times the replica was started. If it increases, the replica has lost its prefix cache."""
         ...
 
 
 class Front:
-    """The proxy between clients and replicas.
+    """The reverse proxy between clients and replicas.
 
     Args:
-        state: API keys, limits and readiness of the front itself.
+        state: API keys, limits and readiness of the proxy.
         replicas: the replicas.
-        key: the front's own API key at the replicas, which also accept the keys in `state`.
+        key: API key that the proxy sends to the replicas, unless it forwards the client's key. Replicas also accept the
+            keys in `state`.
     """
 
     def __init__(self, state: ServerState, replicas: Sequence[Replica], key: str) -> None:
@@ -85,7 +86,7 @@ class Front:
         )
 
     def app(self) -> ASGIApp:
-        """Return the front as an ASGI app, with its middleware."""
+        """Return the proxy as an ASGI app, with its middleware."""
         paths = frozenset((*(endpoint.path for endpoint in ENDPOINTS), "/", "/v1/models", "/openapi.json"))
         return add_middleware(self._handle, self._state, self._requests, paths | {"/health", "/ready", "/metrics"})
 
@@ -124,7 +125,7 @@ class Front:
     async def _until_disconnect(
         self, work: Coroutine[Any, Any, None], receive: Receive, response: _ResponseSender
     ) -> None:
-        """Run the work on a request; cancel it if the client disconnects."""
+        """Run a coroutine that answers a request; cancel it if the client disconnects."""
         task = asyncio.ensure_future(work)
         disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
         self._tasks.add(task)
@@ -142,7 +143,7 @@ class Front:
             await asyncio.gather(task, disconnect, return_exceptions=True)
 
     def _ready(self) -> list[int]:
-        """Return the replicas that accept requests; forget the cached prompts of restarted ones."""
+        """Return the numbers of the replicas that accept requests. Restarted replicas count as having empty caches."""
         for number, replica in enumerate(self._replicas):
             if replica.starts != self._starts[number]:
                 self._starts[number] = replica.starts
@@ -182,7 +183,11 @@ class Front:
         )  # fmt: skip
 
     async def _send(self, number: int, request: Request, body: bytes, response: _ResponseSender) -> bool:
-        """Forward a request and its response. Return False, with nothing sent to the client, on a rejection."""
+        """Forward a request to replica `number`, and its response to the client.
+
+        Returns:
+            False if the replica rejects the request (`RETRY_STATUSES`); then nothing was sent to the client.
+        """
         url, query = self._replicas[number].url, request.url.query
         if url is None:
             return False
@@ -208,7 +213,7 @@ class Front:
         return True
 
     async def _metrics(self) -> Response:
-        """Return the metrics of the front and of all ready replicas."""
+        """Return the metrics of the proxy and of all ready replicas."""
 
         async def scrape(number: int) -> str:
             try:
@@ -224,7 +229,7 @@ class Front:
 
 
 class _Transport(httpx.AsyncHTTPTransport):
-    """Connections to replicas; one that closes while it is opened raises `ConnectError` like any other failure."""
+    """Connections to replicas. A connection that closes while it is opened raises `ConnectError`, like any failure."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request."""
@@ -235,7 +240,12 @@ class _Transport(httpx.AsyncHTTPTransport):
 
 
 class _ResponseSender:
-    """Sends a response to the client. rejection: the last response of a replica that rejected the request."""
+    """Sends a response to the client.
+
+    Attributes:
+        is_started: whether a part of the response was sent.
+        rejection: the response of the replica that rejected the request last.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
@@ -248,19 +258,19 @@ class _ResponseSender:
         await response(self._scope, self._receive, self._send)
 
     async def send(self, status: int, headers: list[tuple[bytes, bytes]], part: bytes) -> None:
-        """Send a part of a stream, with the status and headers before the first."""
+        """Send a part of a streamed response, with the status and headers before the first part."""
         if not self.is_started:
             self.is_started = True
             await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
     async def end(self) -> None:
-        """End a stream."""
+        """End a streamed response."""
         if self.is_started:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def fail(self, error: ApiError) -> None:
-        """Send an error; in a stream that has started, as its last event."""
+        """Send an error; if a streamed response has started, as its last event."""
         if not self.is_started:
             await self.respond(error.response())
             return
@@ -268,7 +278,7 @@ class _ResponseSender:
 
 
 def _prompt_blocks(body: bytes) -> tuple[bytes, ...]:
-    """Return the blocks of a request's prompt; empty for invalid JSON, for which the replica sends the error."""
+    """Return the `prefix_blocks` of a request's body; empty for invalid JSON, for which the replica sends the error."""
     try:
         fields = pydantic_core.from_json(body)
     except ValueError:

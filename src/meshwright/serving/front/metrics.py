@@ -1,4 +1,4 @@
-"""Merge the Prometheus metrics of a front and its replicas."""
+"""Merge the Prometheus metrics of a proxy and the replicas behind it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from prometheus_client.registry import Collector
 
 
 def merged_metrics(front: CollectorRegistry, texts: Mapping[int, str], num_open: Mapping[int, int]) -> bytes:
-    """Return the metrics of the front and of each replica, in Prometheus' text format.
+    """Return the metrics of the proxy and of its replicas, in Prometheus' text format.
 
     Samples of a replica get the label `replica`.
 
     Args:
-        front: the front's own metrics.
-        texts: the metrics of the ready replicas, by number, in Prometheus' text format.
-        num_open: number of open requests of each replica.
+        front: the metrics of the proxy itself.
+        texts: the metrics of each ready replica, in Prometheus' text format, by number of the replica.
+        num_open: the number of open requests of each replica, by number of the replica.
     """
     families: dict[str, Metric] = {}
     for number, text in texts.items():

@@ -1,4 +1,4 @@
-"""Several server processes on this machine, each with a part of the devices, behind a front on one port."""
+"""Several server processes on this machine, each with a part of the devices, behind a proxy on one port."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshwright.serving.http.server import HttpServer, serve_app
 from meshwright.serving.http.service import ServerState
 
 FRONT_OPTIONS = {"model", "on", "host", "port", "cors", "allowed_host", "replicas"}
-"""Options that the front handles itself and does not pass to its replicas."""
+"""Options that the proxy handles itself and does not pass to its replicas."""
 
 
 def serve_replicas(
@@ -28,10 +28,13 @@ def serve_replicas(
     """Serve with several processes, each with a part of the devices and a copy of the weights, behind one port.
 
     Args:
-        args: the options.
-        state: limits, keys and hosts.
+        args: the options of `meshwright serve`.
+        state: limits, API keys and hosts of the proxy.
         on_ready: as in `serve_http`.
-        on_line: called, in threads, with lines about replicas.
+        on_line: called, in threads, with lines about replicas and from their stderr.
+
+    Raises:
+        MeshwrightError: an option cannot be used with several replicas, or the devices cannot be divided among them.
     """
     if args.plan is not None:
         raise MeshwrightError(f"--plan {args.plan} is of one server; with --replicas leave it out, and give --mesh")
@@ -39,7 +42,7 @@ def serve_replicas(
         raise MeshwrightError(
             f"--adapter-folder {args.adapter_folder} loads adapters into one server; leave it or --replicas out"
         )
-    # The system has all devices; the mesh is that of one replica, which checks it.
+    # `system` has the devices of all replicas. `--mesh` is the mesh of one replica, which checks it.
     system = find_model(args.model, on=args.on, dtype=args.dtype, adapter=split_adapters(args.adapter)[0]).system
     num_devices = devices_per_process(
         system, args.replicas, "replicas", "leave --replicas {0} out, and have dp={0} in --mesh for as many copies"
@@ -67,7 +70,7 @@ def serve_replicas(
 
 
 def _replica_options(args: ServeArgs) -> list[str]:
-    """Return the options that are passed on to each replica, as words of a command line."""
+    """Return the options that each replica gets, as words of a command line."""
     words = list[str]()
     for field in fields(args):
         if field.name not in FRONT_OPTIONS and (value := getattr(args, field.name)) not in (field.default, None):

@@ -11,13 +11,13 @@ from hashlib import blake2b
 from typing import Any
 
 BLOCK_BYTES = 128
-"""Bytes per block of a prompt: about 32 tokens of text, two pages of the KV cache."""
+"""Bytes per block of a prompt. 128 bytes are about 32 tokens of text, or two pages of the KV cache."""
 
 MAX_PROMPT_BLOCKS = 512
-"""Maximum number of blocks of a prompt that routing considers."""
+"""Maximum number of leading blocks of a prompt that routing considers."""
 
 MAX_REPLICA_BLOCKS = 1 << 16
-"""Maximum number of blocks remembered for each replica, the most recently used ones."""
+"""Maximum number of blocks remembered for each replica; the least recently used ones are forgotten."""
 
 IMBALANCE_REQUESTS, IMBALANCE_FACTOR = 8, 1.5
 """A replica is too busy if its open requests exceed the least busy one's by both this number and this factor.
@@ -30,7 +30,10 @@ PROMPT_FIELDS = ("tools", "instructions", "messages", "context", "prompt", "pref
 
 
 def prefix_blocks(fields: Mapping[str, Any]) -> tuple[bytes, ...]:
-    """Return hashes of the prompt's prefixes, each one block longer; a common prefix gives the same first hashes."""
+    """Return the blocks of a request's prompt: for each block, a hash of the prompt up to its end.
+
+    Prompts with a common prefix have the same first hashes. fields: the JSON object of the request's body.
+    """
     prompt = [fields[name] for name in PROMPT_FIELDS if name in fields]
     text = json.dumps(prompt, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
     digest, hashes = blake2b(digest_size=8), []
@@ -42,7 +45,7 @@ def prefix_blocks(fields: Mapping[str, Any]) -> tuple[bytes, ...]:
 
 @dataclass
 class _ReplicaState:
-    """Open requests of a replica, and the blocks it probably has in its prefix cache, most recently used last."""
+    """A replica's number of open requests, and the blocks probably in its prefix cache, most recently used last."""
 
     num_open: int = 0
     blocks: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
@@ -58,7 +61,7 @@ class Router:
         self._replicas = [_ReplicaState() for _ in range(num_replicas)]
 
     def choose(self, blocks: Sequence[bytes], among: Collection[int]) -> int:
-        """Return the replica, one of `among`, for a prompt with these blocks.
+        """Return the number of the replica, one of `among`, for a prompt with these blocks.
 
         The longest cached prefix decides, then the fewest open requests, then the fewest cached blocks, which spreads
         new prompts. Replicas that are much busier than the least busy one are not considered.
@@ -74,7 +77,7 @@ class Router:
 
     @contextmanager
     def open_request(self, number: int, blocks: Sequence[bytes]) -> Iterator[None]:
-        """Count a request as open on a replica; its prompt counts as cached from the beginning."""
+        """Count a request as open on a replica inside the context. Its prompt counts as cached from then on."""
         replica = self._replicas[number]
         replica.num_open += 1
         for block in blocks:
@@ -88,7 +91,7 @@ class Router:
             replica.num_open -= 1
 
     def forget(self, number: int) -> None:
-        """Forget the blocks of a replica whose cache is lost."""
+        """Forget the blocks of a replica that has lost its prefix cache."""
         self._replicas[number].blocks.clear()
 
     def num_open(self, number: int) -> int:

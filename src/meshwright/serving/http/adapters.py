@@ -1,4 +1,4 @@
-"""The named adapters of a server, and which of them requests may load and unload."""
+"""The named adapters of a server, and loading and unloading them on request."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ class AdapterEngine(Protocol):
     adapters: AdapterTable
 
     def load_adapter(self, name: str, factors: Factors) -> None:
-        """Load an adapter that `adapters.read` has read."""
+        """Load an adapter whose weights `adapters.read` returned."""
         ...
 
 
 class ServedAdapters:
-    """The adapters that requests can name, and from where requests may load others.
+    """The adapters that requests can use by name, and those that requests may load.
 
     Args:
         engine: the engine.
-        folder: the directory with all adapters that requests may load; None if they may load and unload none.
+        folder: the directory that contains all adapters that requests may load; None if requests may not load or unload
+            adapters.
     """
 
     def __init__(self, engine: AdapterEngine, folder: Path | None) -> None:
@@ -39,11 +40,11 @@ class ServedAdapters:
 
     @property
     def by_name(self) -> Mapping[str, Adapter]:
-        """The loaded adapters."""
+        """The loaded adapters, by name."""
         return self._engine.adapters.by_name
 
     async def change(self, change: Callable[[Path], None]) -> None:
-        """Call a function that loads or unloads an adapter, with the folder, in a thread.
+        """Call `change`, which loads or unloads an adapter, in a thread. It gets the folder of adapters.
 
         Raises:
             ApiError: requests may not load adapters, or the function raises a `MeshwrightError`.
@@ -56,7 +57,7 @@ class ServedAdapters:
             raise (from_engine_error(error) if isinstance(error, ClosedError) else ApiError(str(error))) from None
 
     def load(self, name: str, path: str, folder: Path) -> None:
-        """Load an adapter from inside the folder."""
+        """Load an adapter under a name. path: its directory inside the folder, relative or absolute."""
         directory = folder if "\0" in path else (folder / path).resolve()
         if directory == folder or not directory.is_relative_to(folder):
             raise ApiError(
@@ -66,7 +67,7 @@ class ServedAdapters:
         self._engine.load_adapter(name, self._engine.adapters.read(name, directory))
 
     def unload(self, name: str, _: Path) -> None:
-        """Unload an adapter; its open requests are answered."""
+        """Unload an adapter; open requests that use it are still answered."""
         if name not in self.by_name:
             names = ", ".join(map(repr, self.by_name)) or "none"
             raise ApiError(

@@ -18,7 +18,7 @@ KEYS_VARIABLE = "MESHWRIGHT_API_KEYS"
 
 
 def limits_and_keys(args: ServeArgs) -> tuple[RequestLimits, tuple[ApiKey, ...]]:
-    """Return the limits of requests, and the API keys of the file and of the environment.
+    """Return the limits of requests, and the API keys from the environment (`KEYS_VARIABLE`) and from --api-keys.
 
     Raises:
         MeshwrightError: the file cannot be read, or a limit is given twice.

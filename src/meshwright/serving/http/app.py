@@ -47,13 +47,13 @@ PAGE_POLICY = (
     "default-src 'none'; style-src {style}; script-src {script}; connect-src 'self'; img-src data:; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'"
 )
-"""The page runs only its own script, loads nothing from elsewhere, and must not be framed by other pages."""
+"""Content security policy of the chat page: only its own script, no outside resources, not framed by other pages."""
 
 
 class ModelCard(BaseModel):
-    """A served model, or an adapter of it (`parent`), which requests name like a model.
+    """A model in `/v1/models`: the served model, or one of its adapters, with the served model as `parent`.
 
-    max_model_len: the maximum number of tokens of a prompt and its completion together (vLLM's).
+    max_model_len: the maximum number of tokens of a prompt and its completion together; a field that vLLM added.
     """
 
     id: str
@@ -72,7 +72,7 @@ class ModelList(BaseModel):
 
 
 def make_app(service: Service) -> tuple[ASGIApp, AsyncEngine]:
-    """Create the app of a service. Return it with the engine wrapper that holds its open streams."""
+    """Create the ASGI app of a service. Return it with its `AsyncEngine`, which has the open output streams."""
     metrics = Metrics(service.stats, service.means)
     async_engine = AsyncEngine(service.engine, metrics, on_closed=service.fail)
     state = AppState(service=service, async_engine=async_engine, token_decoder=TokenDecoder(service.tokenizer))
@@ -161,7 +161,7 @@ def _chat_page(service: Service) -> Response:
 
 
 def _hash_of(tag: str, html: str) -> str:
-    """Return the hash of the page's only element with this tag, as a content security policy needs it."""
+    """Return the hash of the page's only `tag` element, in the form of a content security policy."""
     source = html.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 

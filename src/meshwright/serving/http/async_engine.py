@@ -1,4 +1,4 @@
-"""The engine for the event loop: passes outputs from the engine's thread to the coroutines that wait for them."""
+"""An asyncio wrapper of the engine: passes outputs from the engine's thread to the coroutines that wait for them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ THREADS = 64
 
 
 class PromptOutput(NamedTuple):
-    """An output of the engine. prompt: index of its prompt in the HTTP request."""
+    """An output of the engine, with the index of its prompt in the HTTP request."""
 
     prompt: int
     output: Output
@@ -54,14 +54,14 @@ class AsyncEngine:
         self.on_closed = on_closed
         self._threads = ThreadPoolExecutor(THREADS, "constraints")
         self._compiling = WeakValueDictionary[str, asyncio.Semaphore]()
-        """A semaphore for each owner with constraints being compiled; it limits the owner's threads."""
+        """For each owner (client) whose constraints are being compiled, a semaphore that limits the owner's threads."""
         self._streams: set[OutputStream] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._to_notify: deque[OutputStream] = deque()
         self._is_notify_scheduled = False
 
     async def submit_in_thread(self, request: Request, deliver: OutputCallback) -> str:
-        """Submit a request whose constraint takes long to compile, in one of its owner's few threads."""
+        """Submit a request in a thread, because its constraint takes long to compile. Each owner has a few threads."""
         turns = self._compiling.setdefault(request.owner, asyncio.Semaphore(THREADS // 4))
         async with turns:
             loop = asyncio.get_running_loop()
@@ -102,8 +102,11 @@ class OutputStream:
     Args:
         async_engine: the engine to submit to.
         requests: the engine's requests, one per prompt.
-        service: the client of the request, and its limits of prompts at once and of time.
-        is_streamed: whether to wake the reader at every output, or only when a completion ends.
+        service: the client of the HTTP request, its adapter and its limits.
+        is_streamed: whether to wake the reader at every output; if not, only when a completion ends.
+
+    Raises:
+        ApiError: the completions may have more tokens together than the limit.
     """
 
     def __init__(
@@ -132,13 +135,13 @@ class OutputStream:
         self._limits = limits
         self._num_submitted = 0
         self._outputs: deque[tuple[int, float, Sequence[Output]]] = deque()
-        """Outputs not read yet, each with its prompt and time of arrival."""
+        """Outputs not read yet: (index of the prompt, time of arrival, outputs)."""
         self._request_ids: dict[int, str] = {}
-        """Engine ids of the unfinished prompts."""
+        """Engine ids of the unfinished prompts, by index of the prompt."""
         self._num_unfinished: dict[int, int] = {}
-        """Number of unfinished completions of each prompt."""
+        """Number of unfinished completions of each submitted prompt, by index of the prompt."""
         self._timings: dict[tuple[int, int], _Timing] = {}
-        """Times by (prompt, completion)."""
+        """Times of each completion, by (index of the prompt, index of the completion)."""
         self._error: ApiError | None = None
         self.has_news = asyncio.Event()
 
@@ -162,7 +165,7 @@ class OutputStream:
         """Wait for all completions; return one output for each, ordered by prompt and completion.
 
         Raises:
-            ApiError: as `batches`.
+            ApiError: as in `batches`.
         """
         collected: dict[tuple[int, int], list[Output]] = {}
         async for batch in self.batches():
@@ -249,7 +252,7 @@ class OutputStream:
         return deliver
 
     def _observe(self, prompt: int, seconds: float, output: Output) -> None:
-        """Record an output's time of arrival, and the end of a completion.
+        """Record an output that arrived at `seconds`, and the end of its completion.
 
         Raises:
             ApiError: the completion failed, or the engine aborted it.
@@ -286,7 +289,7 @@ def answer_timeout(seconds: float) -> ApiError:
 
 
 def _joined(outputs: Sequence[Output]) -> Output:
-    """Concatenate all outputs of one completion."""
+    """Return one output with the tokens, text and log probabilities of all outputs of a completion."""
     return replace(
         outputs[0],
         tokens=tuple(token for output in outputs for token in output.tokens),
@@ -299,7 +302,7 @@ def _joined(outputs: Sequence[Output]) -> Output:
 
 @dataclass
 class _Timing:
-    """Times of a completion in seconds of `time.perf_counter`, and its number of tokens so far."""
+    """Times of a completion on the clock `time.perf_counter`, and its number of tokens so far."""
 
     submit_seconds: float
     first_token_seconds: float = 0.0

@@ -1,6 +1,6 @@
-"""uvicorn's HTTP protocol with further limits: size and time of the headers, and clients that stop reading.
+"""uvicorn's HTTP protocol with more limits: size and time of the headers, and time in which a client reads nothing.
 
-Errors before a request reaches the app are JSON too.
+Errors before a request reaches the app have JSON bodies too.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ def limited_protocol(limits: RequestLimits) -> type[asyncio.Protocol]:
 
 
 PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
-"""An interim status, which clients skip. Sending it to a client that is gone resets the connection."""
+"""The probe: an interim status, which clients skip. Sending it to a client that is gone resets the connection."""
 
 PROBE_SECONDS = 0.2
-"""Seconds between two probes: if the first caused a reset, the second finds the connection closed."""
+"""Seconds between two probes: if the first one caused a reset, the connection is closed before the second."""
 
 
 class _LimitedProtocol(HttpToolsProtocol):
+    """One connection. A head is the request line and headers of one request."""
+
     limits: RequestLimits
     _is_in_head = True
     _head_bytes = 0
@@ -48,7 +50,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:
-        """Keep the connection of a client that sends no more but awaits an answer; close it if there is no request."""
+        """Return whether to keep the connection of a client that sends no more: only if it awaits an answer."""
         cycle = self.cycle
         if (
             self._is_in_head
@@ -62,13 +64,13 @@ class _LimitedProtocol(HttpToolsProtocol):
         return False
 
     def _probe(self) -> None:
-        """Probe whether a client that stopped sending is still there, until its answer starts."""
+        """Until the answer starts, check repeatedly that a client which sends no more is still connected."""
         if not self.transport.is_closing() and not self.cycle.response_started:
             self.transport.write(PROCESSING)
             self._probe_timer = self.loop.call_later(PROBE_SECONDS, self._probe)
 
     def pause_writing(self) -> None:
-        # Unread data in the buffer would keep the connection open even after `close`.
+        # Abort: after `close`, unread data in the buffer would keep the connection open.
         self._unread_timer = self.loop.call_later(self.limits.unread_seconds, self.transport.abort)
         super().pause_writing()
 
@@ -117,7 +119,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._reject(ApiError(message, status=408, headers=CLOSE))
 
     def _reject(self, error: ApiError) -> None:
-        """Send an error without the app and close the connection; a response that has started is cut off."""
+        """Send an error and close the connection, without calling the app. A response that has started is cut off."""
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:

@@ -24,7 +24,7 @@ from meshwright.serving.http.service import Service
 B = TypeVar("B", bound=BaseModel)
 
 EventBatches = AsyncGenerator[list[BaseModel], None]
-"""The events of a stream, in batches; events that become ready together are sent in one write."""
+"""Server-sent events of a response, in batches. The events of a batch are sent in one write."""
 
 EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -42,7 +42,7 @@ class AppState:
 
     Args:
         service: the engine, tokenizer and limits.
-        async_engine: the engine for the event loop.
+        async_engine: the asyncio wrapper of the engine.
         token_decoder: decodes single tokens, for log probabilities.
     """
 
@@ -58,11 +58,11 @@ class Endpoint(Generic[B]):
     Args:
         path: path of its URL.
         summary: short description for the OpenAPI document.
-        request: pydantic model of its request body.
-        response: pydantic model of its response.
-        handler: returns the response, or the events of a stream, for a validated request.
-        chunk: pydantic model of a stream's events; None for an endpoint that does not stream.
-        has_named_events: whether events are sent with their type as name, without a `[DONE]` event at the end.
+        request: pydantic model of the request body.
+        response: pydantic model of the response body.
+        handler: returns the response, or the events of a streamed response, for a validated request body.
+        chunk: pydantic model of a streamed response's events; None for an endpoint that does not stream.
+        has_named_events: whether each event is sent with its type as name, and no `[DONE]` event at the end.
     """
 
     path: str
@@ -90,7 +90,7 @@ class EndpointApp:
             data = await read_body(request, limits)
         except ClientDisconnect:
             return
-        # Handlers read limits and the model from the service, never its lifecycle: a copy can have this key's limits.
+        # A copy with this request's values. Handlers never read the server's state (ready, draining) from it.
         service = replace(
             self._state.service, limits=limits, api_key=scope[API_KEY], body_size=len(data),
             client=request.client.host if request.client else "",
@@ -148,7 +148,10 @@ class _ResponseSender:
         await self._send(message)
 
     async def send_events(self, batches: EventBatches, *, has_names: bool) -> None:
-        """Send server-sent events. An error before the first event is raised; a later one is sent as the last event."""
+        """Send server-sent events. An error before the first event is raised; a later error is sent as the last event.
+
+        has_names: as `Endpoint.has_named_events`.
+        """
         last = b"" if has_names else b"data: [DONE]\n\n"
         async with contextlib.aclosing(batches):
             try:

@@ -1,4 +1,4 @@
-"""Error responses in OpenAI's format. A message has the reason, the value, and what would be right."""
+"""Error responses in OpenAI's format. A message says what is wrong, the value, and what would be right."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 """The `type` of an error by HTTP status; other statuses are `server_error` from 500, else `invalid_request_error`."""
 
 CLOSE = {"connection": "close"}
-"""Headers of a response after which the connection is closed."""
+"""Response header that makes the server close the connection after the response."""
 
 
 class ErrorFields(BaseModel):
@@ -28,8 +28,8 @@ class ErrorFields(BaseModel):
     Args:
         message: what is wrong, the value, and what would be right.
         type: the class of error, see `TYPES`.
-        param: the field at fault, if it is one.
-        code: a stable identifier for programs, if there is one.
+        param: name of the request's invalid field; None if the error is of no single field.
+        code: a stable identifier of the error for programs, if there is one.
     """
 
     message: str
@@ -50,9 +50,9 @@ class ApiError(Exception):
     Args:
         message: what is wrong, the value, and what would be right.
         status: the HTTP status.
-        param: the field at fault.
-        code: a stable identifier for programs.
-        headers: headers of the response.
+        param: name of the request's invalid field.
+        code: a stable identifier of the error for programs.
+        headers: additional headers of the response.
     """
 
     def __init__(
@@ -73,7 +73,10 @@ class ApiError(Exception):
         self.body = ErrorResponse(error=ErrorFields(message=message, type=kind, param=param, code=code))
 
     def renamed(self, fields: Mapping[str, str]) -> ApiError:
-        """Return the same error with fields renamed, also if a field's name begins the message."""
+        """Return the error with request fields renamed, in `param` and as the first word of the message.
+
+        fields: new names by old name.
+        """
         was = self.body.error
         param, first = fields.get(was.param or "", was.param), was.message.partition(" ")[0]
         message = fields.get(first, first) + was.message[len(first) :]
@@ -102,7 +105,10 @@ def internal_error(error: Exception, request_id: str) -> ApiError:
 
 
 def from_engine_error(error: MeshwrightError) -> ApiError:
-    """Convert an error of `submit` to a response: 404, 429 for a full queue, 503 for a closed engine, else 400."""
+    """Convert an error of `EngineClient.submit` to an error response.
+
+    Status 404 for an adapter that is not loaded, 429 for a full queue, 503 for a closed engine, else 400.
+    """
     if isinstance(error, OverloadedError):
         retry = {"retry-after": str(max(1, math.ceil(error.retry_seconds)))}
         return ApiError(str(error), status=429, code="overloaded", headers=retry)
@@ -110,7 +116,7 @@ def from_engine_error(error: MeshwrightError) -> ApiError:
         return ApiError(str(error), status=404, param="model", code="model_not_found")
     if isinstance(error, ClosedError):
         return ApiError(str(error), status=503, code="closed")
-    # The engine's errors begin with the engine's name of the field at fault; for a prompt, with "token".
+    # An error of the engine begins with the engine's name of the invalid field; of a prompt, with "token".
     first = str(error).partition(" ")[0]
     param = "prompt" if first == "token" else first if first in ("stop_tokens", "logit_bias") else None
     return ApiError(str(error), param=param).renamed({"stop_tokens": "stop_token_ids"})

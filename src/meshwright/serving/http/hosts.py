@@ -1,7 +1,7 @@
-"""Check the Host and Origin of requests, so that pages of other sites cannot use a server on this machine.
+"""Check the Host and Origin of requests, so that web pages of other sites cannot use a server on this machine.
 
-A browser lets a page call its own site. If the site's name later resolves to 127.0.0.1 (DNS rebinding, as in Ollama's
-CVE-2024-28224), the site is this server: only the Host header shows that the page came from elsewhere.
+A browser lets a page call the site it came from. If an attacker's site name later resolves to 127.0.0.1 (DNS rebinding,
+as in Ollama's CVE-2024-28224), these calls reach this server, and only the Host header shows the other site's name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|\[?[0-9a-f:.]+\]?")
 
 
 def check_cors(origins: Sequence[str]) -> tuple[str, ...]:
-    """Return the origins of `--cors`.
+    """Return the origins of `--cors`, after checking that each is an origin or "*".
 
     Raises:
         MeshwrightError: a text is not an origin.
@@ -55,8 +55,8 @@ def refuse_foreign(
 
     Args:
         headers: headers of the request.
-        bound: address that the server listens on.
-        allowed: further hosts, in lower case; "*" for all.
+        bound: host or address that the server listens on.
+        allowed: additional host names of the server, in lower case; "*" for all.
         origins: origins whose pages may call the server; "*" for all.
         has_keys: whether requests need an API key, which other sites' pages do not have.
     """

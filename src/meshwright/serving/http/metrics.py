@@ -15,10 +15,10 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Content type of Prometheus' text format."""
 
 FIRST_TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
-"""Bucket bounds of the time to first token."""
+"""Bucket bounds of the time to first token, in seconds."""
 
 TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
-"""Bucket bounds of the time per output token."""
+"""Bucket bounds of the time per output token, in seconds."""
 
 GAUGES = {
     "queued": "Requests waiting in the queue",
@@ -90,7 +90,12 @@ class Metrics:
             self.registry.register(_MeansCollector(means))
 
     def observe_completion(self, *, first_token_seconds: float | None, token_seconds: float | None) -> None:
-        """Record the latencies of a finished completion; None if it has no first token, or no second one."""
+        """Record the latencies of a finished completion.
+
+        Args:
+            first_token_seconds: time to first token; None if the completion has no token.
+            token_seconds: mean time per token after the first; None if it has fewer than two tokens.
+        """
         if first_token_seconds is not None:
             self._time_to_first_token.observe(first_token_seconds)
         if token_seconds is not None:
@@ -108,7 +113,7 @@ class _EngineCollector(Collector):
         self._stats = stats
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # Without this method the registry would collect now, before the engine exists.
+        return ()  # Without this method the registry would call `collect` when this collector is registered.
 
     def collect(self) -> Iterable[Metric]:
         stats = self._stats()

@@ -15,7 +15,7 @@ from meshwright.serving.http.hosts import refuse_foreign
 from meshwright.serving.http.service import ApiKey, RequestLimits, ServerState
 
 PUBLIC_PATHS = {"/", "/health", "/ready"}
-"""Paths that need no API key: the chat page, which asks its user for the key, and health probes."""
+"""Paths that need no API key: the chat page, which asks the user for a key, and health probes."""
 
 PROBES = {"/health", "/ready"}
 """Paths that are answered for any Host header, because load balancers may send their own."""
@@ -25,7 +25,7 @@ ALWAYS_AVAILABLE = {*PUBLIC_PATHS, "/metrics", "/openapi.json", "/v1/models"}
 
 
 LIMITS, API_KEY, REQUEST_ID = "meshwright.limits", "meshwright.api_key", "meshwright.request_id"
-"""Keys of an ASGI scope: the limits of the request, by default the server's; the API key; the request's id."""
+"""Keys of an ASGI scope: the request's limits (`RequestLimits`), its API key (empty for none), and its id."""
 
 
 def add_middleware(app: ASGIApp, state: ServerState, requests: Counter, paths: frozenset[str]) -> ASGIApp:
@@ -34,8 +34,8 @@ def add_middleware(app: ASGIApp, state: ServerState, requests: Counter, paths: f
     Args:
         app: the app with the endpoints.
         state: API keys, limits and readiness.
-        requests: counts responses by endpoint and status.
-        paths: paths that are counted by name; all others are counted as "other".
+        requests: metric that counts responses by endpoint and status.
+        paths: paths that the metric counts by name; it counts all others as "other".
     """
     app = ServerMiddleware(app, state, requests, paths)
     if state.cors_origins:
@@ -47,7 +47,7 @@ def add_middleware(app: ASGIApp, state: ServerState, requests: Counter, paths: f
 
 
 class ServerMiddleware:
-    """Checks each request, counts responses, and gives each an x-request-id; see `add_middleware`."""
+    """Checks each request, counts responses, and adds an x-request-id to each response; see `add_middleware`."""
 
     def __init__(self, app: ASGIApp, state: ServerState, requests: Counter, paths: frozenset[str]) -> None:
         self._app = app
@@ -55,7 +55,7 @@ class ServerMiddleware:
         self._requests = requests
         self._paths = paths
         self._num_open = Counts[ApiKey | None]()
-        """Number of unanswered requests to the model, by API key; None is the key of requests without one."""
+        """Number of unanswered requests to the model by API key; requests without a key count under None."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -88,7 +88,14 @@ class ServerMiddleware:
             self._num_open[key] -= is_counted
 
     def _rejection(self, scope: Scope, path: str, key: ApiKey | None, limits: RequestLimits) -> ApiError | None:
-        """Return the error of a request that must not reach the app; None for a request that may."""
+        """Return the error response to a request that is rejected; None if the app answers the request.
+
+        Args:
+            scope: the ASGI scope.
+            path: the path of the URL.
+            key: the request's valid API key, if it has one.
+            limits: limits of the request.
+        """
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         version, num_hosts = scope["http_version"], sum(name == b"host" for name, _ in headers)
         if version not in ("1.0", "1.1") or num_hosts > 1 or (version == "1.1" and not num_hosts):
@@ -136,7 +143,7 @@ class ServerMiddleware:
 
 
 def headers_too_large(limit: int) -> ApiError:
-    """Return the error for a request line and headers over the limit, in bytes."""
+    """Return the error for a request whose request line and headers have more than `limit` bytes."""
     return ApiError(
         f"the request line and headers are over {limit:,} bytes; send fewer or shorter headers",
         status=431, code="too_large", headers=CLOSE,

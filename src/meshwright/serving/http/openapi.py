@@ -38,13 +38,12 @@ TEXT_PATHS = {
 def openapi_document(
     service: Service, endpoints: Sequence[Endpoint], json_paths: dict[str, tuple[str, type[BaseModel]]]
 ) -> dict[str, Any]:
-    """Generate the document.
+    """Return the document as JSON data.
 
     Args:
         service: the server, for its name and whether it needs API keys.
         endpoints: the POST endpoints.
-        json_paths: GET requests that are answered with JSON: by path, the summary and the pydantic model of the
-            response.
+        json_paths: the GET endpoints that answer with JSON: {path: (summary, pydantic model of the response)}.
     """
     responses: list[type[BaseModel]] = [ErrorResponse, *(response for _, response in json_paths.values())]
     responses += [model for endpoint in endpoints for model in (endpoint.response, endpoint.chunk) if model]

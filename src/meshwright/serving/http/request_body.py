@@ -1,8 +1,8 @@
 """Read the body of an HTTP request into a validated pydantic model: size and time limits, JSON, fields.
 
-An unknown field is an error that suggests the nearest known field. An OpenAI field that would change the answer and is
-not implemented is an error too. Only the fields of `IgnoredFields`, which concern a client's OpenAI account and never
-change an answer, are accepted without effect. A field that is null counts as left out.
+An unknown field is an error whose message suggests the nearest known field. So is a field of OpenAI's API that would
+change the answer and is not implemented. Only the fields of `IgnoredFields`, which concern a client's OpenAI account
+and never change an answer, are accepted without effect. A field that is null counts as left out.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from meshwright.serving.http.service import RequestLimits
 M = TypeVar("M", bound=BaseModel)
 
 DISCARD_FACTOR = 16
-"""An oversized body is still read and discarded, up to this many times the limit, before the connection is closed.
+"""A body over the limit is still read and discarded, up to this many times the limit, before the error is sent.
 
-Otherwise a client that is still sending would not read the error.
+A client that is still sending would not read the error.
 """
 
 UNKNOWN_FIELD = "unknown_field"
@@ -46,7 +46,7 @@ class RequestModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, data: Any) -> Any:
-        """Drop null fields, and refuse the first unknown one: pydantic would list them all."""
+        """Return the fields without null ones. Refuse only the first unknown field, where pydantic would list all."""
         if not isinstance(data, dict):
             return data
         known = {field.alias or name for name, field in cls.model_fields.items()}
@@ -74,7 +74,7 @@ class IgnoredFields(RequestModel):
 
 
 def check_content_type(request: Request) -> None:
-    """Raise if the content type of a body is not JSON."""
+    """Raise an `ApiError` if the content type of a request is not JSON."""
     content_type = request.headers.get("content-type", "")
     if content_type.split(";")[0].strip().lower() != "application/json":
         # A page of another origin can send other content types without a CORS preflight.
@@ -85,7 +85,7 @@ def check_content_type(request: Request) -> None:
 
 
 def parse_request(model: type[M], body: bytes, limits: RequestLimits) -> M:
-    """Parse a body as JSON, and validate its fields.
+    """Parse a body as JSON, validate its fields, and return it as `model`.
 
     Raises:
         ApiError: the body is not a JSON object, has more fields or values than the limits, or a field is unknown,
@@ -102,7 +102,10 @@ def parse_request(model: type[M], body: bytes, limits: RequestLimits) -> M:
 
 
 def _check_structure(body: bytes, limits: RequestLimits) -> None:
-    """Raise if a body has more parts than the limits, counted by punctuation: parsing it would take long."""
+    """Raise an `ApiError` if a body has more strings, fields or list items than the limits, counted by punctuation.
+
+    Parsing such a body would take long.
+    """
     most = {"strings": 4 * limits.body_fields, "fields": limits.body_fields, "values": limits.body_values}
     if all(body.count(mark) <= most[what] for what, mark in (("strings", b'"'), ("fields", b":"), ("values", b","))):
         return
@@ -117,7 +120,7 @@ def _check_structure(body: bytes, limits: RequestLimits) -> None:
 
 
 async def read_body(request: Request, limits: RequestLimits) -> bytes:
-    """Read a request's body.
+    """Return the body of a request.
 
     Raises:
         ApiError: the body is too large or arrives too slowly.
@@ -132,7 +135,7 @@ async def read_body(request: Request, limits: RequestLimits) -> bytes:
 
 
 async def _read_at_most(request: Request, limit: int) -> bytes:
-    """Read a body of at most `limit` bytes, counted as they arrive: content-length may be missing or wrong."""
+    """Read a body; raise an `ApiError` if it has more than `limit` bytes. content-length may be missing or wrong."""
     header = request.headers.get("content-length", "")
     declared = int(header) if header.isdigit() else 0
     parts, size = [], 0
@@ -155,7 +158,7 @@ async def _read_at_most(request: Request, limit: int) -> bytes:
 
 
 def validate_request(model: type[M], data: dict[str, Any]) -> M:
-    """Validate the fields of a request.
+    """Return the fields of a request body (`data`), validated, as `model`.
 
     Raises:
         ApiError: a field is unknown, missing or invalid.
@@ -167,7 +170,7 @@ def validate_request(model: type[M], data: dict[str, Any]) -> M:
 
 
 def _validation_error(error: ValidationError, model: type[BaseModel], data: dict[str, Any]) -> ApiError:
-    """Convert pydantic's errors to one `ApiError`: about the unknown field, else about the first invalid one."""
+    """Convert pydantic's errors to one `ApiError`: about the first unknown field, else about the first invalid one."""
     errors = error.errors(include_url=False, include_input=False)
     unknown = next((each for each in errors if each["type"] == UNKNOWN_FIELD), None)
     if unknown is not None:
@@ -192,7 +195,10 @@ def _validation_error(error: ValidationError, model: type[BaseModel], data: dict
 
 
 def _path(data: Any, location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """Return the keys that lead to an error in the data: pydantic's location without the names of union members."""
+    """Return the keys and indices in `data` that lead to an error.
+
+    location: pydantic's location of the error, which also has the names of union members.
+    """
     path: list[int | str] = []
     for number, key in enumerate(location):
         if isinstance(data, dict) and (key in data or number == len(location) - 1):
@@ -212,7 +218,7 @@ def _value_at(data: Any, path: Sequence[int | str]) -> Any:
 
 
 def _show_path(path: Sequence[int | str]) -> str:
-    """Return a path in the usual notation: messages[0].role."""
+    """Return the path of a field as text, such as messages[0].role."""
     text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
     return text.removeprefix(".") or "the body"
 

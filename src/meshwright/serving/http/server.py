@@ -24,13 +24,14 @@ from meshwright.serving.http.service import ServerState, Service
 from meshwright.support.signals import handled_signals
 
 SECONDS_IDLE = 60
-"""Keep-alive time of a connection.
+"""Keep-alive time of a connection without a request.
 
-It exceeds the 5 s of OpenAI's clients: a server that closes a connection just as a request arrives causes an error.
+OpenAI's clients close idle connections after 5 s. If the server closed one first, just as a request arrives on it, the
+request would fail.
 """
 
 SECONDS_TO_CLOSE = 5
-"""Seconds that clients have at shutdown to read the ends of their responses."""
+"""Seconds that clients have at shutdown to read the rest of their responses."""
 
 
 def serve_http(
@@ -54,8 +55,7 @@ def serve_http(
         grace_seconds: time for accepted requests to finish.
         start: loads and compiles the model; runs in a thread while `/health` answers 200 and `/ready` 503. Its
             exceptions end the server and are raised here.
-        on_ready: called with the URL once requests are answered; runs in a thread. Its exceptions are treated as those
-            of `start`.
+        on_ready: called with the URL once requests are answered; runs in a thread. Its exceptions end the server too.
 
     Raises:
         MeshwrightError: the address cannot be listened on.
@@ -78,7 +78,7 @@ def serve_http(
 
 def serve_app(server: HttpServer) -> None:
     """Run a server until SIGTERM or SIGINT, in the main thread. A second signal ends the process at once."""
-    # Only a second signal is abrupt, even if the server is already stopping for another reason.
+    # The first signal never ends the process at once, even if the server is already stopping for another reason.
     was_signalled = False
 
     def handle(number: int, _: object) -> None:
@@ -97,7 +97,7 @@ class HttpServer:
     """An app on a port; it listens as soon as it is constructed.
 
     Args:
-        service: limits and lifecycle.
+        service: the limits of requests, and the server's state (ready, draining, failed), which this class updates.
         app: the ASGI app.
         fail: ends all open requests with an error.
         host, port, grace_seconds, start, on_ready: as in `serve_http`.
@@ -171,14 +171,14 @@ class HttpServer:
             runner.run(run())
 
     def stop(self) -> None:
-        """Start to shut down. Can be called from any thread and from signal handlers."""
+        """Begin to shut down. Can be called from any thread and from signal handlers."""
         self.is_stopping = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # The loop is closed.
                 self._loop.call_soon_threadsafe(self._stop.set)
 
     async def _until_stopped(self) -> None:
-        """Run `start`, accept requests, and wait for `stop`."""
+        """Run `start` in a thread, then accept requests until `stop` is called. Raise the error of either, if any."""
         started = asyncio.get_running_loop().create_future()
         # A daemon thread, not one of a pool: `stop` must not wait for a compilation.
         threading.Thread(target=self._run_start, args=(started,), name="start", daemon=True).start()
@@ -224,7 +224,7 @@ def _set(future: asyncio.Future[None], error: BaseException | None) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket."""
+    """Return a socket that listens on a host and port; a `MeshwrightError` if that is not possible."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)

@@ -23,7 +23,7 @@ from meshwright.support.field_types import check_fields
 T = TypeVar("T")
 
 LONG_BODY = 4096
-"""Longer bodies, in bytes, are parsed and tokenized in a thread; shorter ones take a millisecond on the event loop."""
+"""Bodies of more bytes are parsed and tokenized in a thread; shorter ones take a millisecond on the event loop."""
 
 WORKERS = ThreadPoolExecutor(4, "tokenizing")
 """Threads for long bodies; only a few, because most of their work holds Python's global lock."""
@@ -31,21 +31,21 @@ WORKERS = ThreadPoolExecutor(4, "tokenizing")
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
-    """Limits of one HTTP request. (The engine limits its queue.)
+    """Maximum values of one HTTP request. (The engine limits its queue.)
 
     Args:
         requests: requests to the model answered at once for one API key, or for all clients of a server without keys;
             None for no limit.
         body_bytes: size of the body.
-        body_fields: number of fields of all objects in the body.
-        body_values: number of items of all lists in the body, plus fields.
-        body_seconds: time until the body is complete.
+        body_fields: number of fields of all JSON objects in the body.
+        body_values: number of items of all JSON lists in the body, plus fields.
+        body_seconds: time until the body has arrived.
         head_bytes: size of the request line and headers.
-        head_seconds: time until the headers are complete.
+        head_seconds: time until the headers have arrived.
         seconds: time until the answer is complete.
-        unread_seconds: time during which the client reads nothing of its answer.
+        unread_seconds: time in which the client reads nothing of its answer.
         prompts: prompts in one request.
-        prompts_at_once: completions of one request that the engine holds at the same time.
+        prompts_at_once: completions of one request that are in the engine at the same time.
         prompt_tokens: tokens of each prompt; None for the model's context.
         choices: completions per prompt (`n`).
         max_tokens: tokens of each completion; None for the rest of the model's context.
@@ -91,14 +91,14 @@ class ApiKey:
 
 @dataclass(kw_only=True)
 class ServerState:
-    """Access and lifecycle of a server, read by its middleware; a front proxy has one too.
+    """Access control and state of a server, read by its middleware. A proxy in front of replicas has one too.
 
     Args:
         limits: limits of a request whose API key has none of its own.
         api_keys: valid keys; a request must have one of them. Empty to answer all requests.
         cors_origins: origins whose pages may call the server (CORS); "*" for all.
-        allowed_hosts: further hosts that requests may be for, besides localhost and `host`; "*" for all.
-        host: the address that the server listens on; set by `HttpServer`.
+        allowed_hosts: host names that a request's Host header may have besides localhost and `host`; "*" for all.
+        host: the host or address that the server listens on; set by `HttpServer`.
         is_ready: whether requests are accepted.
         is_draining: whether the server is shutting down.
         num_active: accepted requests that have no complete answer yet.
@@ -129,8 +129,8 @@ class Service(ServerState):
     """A server of one engine.
 
     Args:
-        engine: the engine that answers.
-        model: the name by which clients request the model.
+        engine: the engine that answers requests.
+        model: the name of the model in requests and responses.
         context: maximum number of tokens of a prompt and its completion together.
         tokenizer: the model's tokenizer; None if prompts and completions are token ids only.
         stats: returns the engine's counters, for `/metrics`.
@@ -171,7 +171,7 @@ class Service(ServerState):
 
     @property
     def adapters_by_name(self) -> Mapping[str, Adapter]:
-        """The loaded adapters."""
+        """The loaded adapters, by name."""
         return self.adapters.by_name if self.adapters else {}
 
     def find_adapter(self, name: str | None) -> Adapter | None:
@@ -190,14 +190,14 @@ class Service(ServerState):
         raise ApiError(message, status=404, param="model", code="model_not_found")
 
     def check_num_prompts(self, param: str, count: int) -> None:
-        """Raise if the field `param` of a request has more prompts than the limit."""
+        """Raise an `ApiError` if the field `param` of a request has more prompts (`count`) than the limit."""
         if count > self.limits.prompts:
             raise ApiError(
                 f"{param} has {count} prompts; this server accepts at most {self.limits.prompts}", param=param
             )
 
     def check_num_tokens(self, param: str, count: int) -> None:
-        """Raise if a text in the field `param` has more tokens than the limit."""
+        """Raise an `ApiError` if a text in the field `param` has more tokens (`count`) than the limit."""
         limit = self.limits.prompt_tokens
         if limit is not None and count > limit:
             raise ApiError(
@@ -213,15 +213,15 @@ class Service(ServerState):
         kept: int | None = None,
         add_special_tokens: bool = True,
     ) -> list[int]:
-        """Tokenize a text of the field `param`.
+        """Return the tokens of a text in the field `param`.
 
         Args:
             text: the text.
             param: the field, for errors.
-            most: maximum tokens; far longer texts are refused before tokenizing. None if the caller cuts or splits the
-                text.
-            kept: number of last tokens that the caller uses; earlier ones may be left out. None for all.
-            add_special_tokens: whether to add the special tokens that begin a text.
+            most: maximum number of tokens. A text with far too many characters is refused without tokenizing it. None
+                if the caller cuts or splits the text.
+            kept: number of tokens at the end that the caller uses; earlier ones may be left out. None for all.
+            add_special_tokens: whether to add the tokenizer's special tokens at the beginning.
 
         Raises:
             ApiError: the text is too long by its characters, or the model has no tokenizer.
@@ -231,15 +231,16 @@ class Service(ServerState):
         return await self.run(partial(tokenizer.encode, self.end(text, kept), add_special_tokens=add_special_tokens))
 
     def end(self, text: str, num_tokens: int | None) -> str:
-        """Return the end of a text, cut by characters, with at least `num_tokens` tokens; the whole text for None.
+        """Return an end of a text that has at least `num_tokens` tokens; the whole text for None.
 
-        `LONG_BODY` more characters are kept, because tokens at the cut may differ from those of the whole text.
+        The text is not tokenized. `LONG_BODY` more characters are kept, because tokens at the cut may differ from those
+        of the whole text.
         """
         each = self.tokenizer.most_characters if self.tokenizer else None
         return text if each is None or num_tokens is None else text[-each * num_tokens - LONG_BODY :]
 
     def check_num_characters(self, param: str, text: str, most: int | None) -> None:
-        """Raise if a text certainly has more than `most` tokens, by its number of characters; None for no limit."""
+        """Raise an `ApiError` if a text has so many characters that it has more than `most` tokens (None: no limit)."""
         each = self.tokenizer.most_characters if self.tokenizer else None
         limits = [limit for limit in (most, self.limits.prompt_tokens) if limit is not None]
         # A short text is tokenized, so that the error can report its number of tokens.
@@ -251,7 +252,7 @@ class Service(ServerState):
             )  # fmt: skip
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Call a function whose time grows with the body; in a thread if the body is long."""
+        """Call a function whose time grows with the size of the body, in a thread if the body is long."""
         if self.body_size <= LONG_BODY:
             return function()
         return await asyncio.get_running_loop().run_in_executor(WORKERS, function)

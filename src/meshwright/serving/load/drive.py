@@ -1,4 +1,4 @@
-"""Send streaming requests at a rate or a concurrency, and record when each part of an answer arrives."""
+"""Send streaming requests to a server, at a rate or a concurrency, and record when each part of an answer arrives."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Target:
     """The server to measure.
 
     Args:
-        url: its address, without /v1.
+        url: the server's URL, without /v1.
         model: name of the model to request.
         api_key: API key, if the server requires one.
-        timeout_seconds: maximum time between parts of an answer.
+        timeout_seconds: maximum time between two parts of an answer.
     """
 
     url: str
@@ -40,7 +40,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """The arrival of requests: a Poisson process of `rate` per second, or `concurrency` requests at all times."""
+    """When requests are sent: a Poisson process of `rate` per second, or `concurrency` open requests at all times."""
 
     rate: float | None = None
     concurrency: int | None = None
@@ -55,10 +55,10 @@ class Answer:
 
     Args:
         begin: when the request was sent.
-        end: when its last part arrived.
-        arrivals: when each part with tokens arrived.
-        prompt_tokens: tokens of the prompt, as the server counts them.
-        output_tokens: tokens of the answer, as the server counts them; if it does not, the number of parts.
+        end: when the answer ended, or failed.
+        arrivals: when each part of the answer that has tokens arrived.
+        prompt_tokens: tokens of the prompt, as the server counts them; 0 if it does not.
+        output_tokens: tokens of the answer, as the server counts them; if it does not, the number of `arrivals`.
         error: the kind of failure; empty for a complete answer.
         reason: the server's error message.
         late_seconds: how much later than scheduled the request was sent.
@@ -100,12 +100,12 @@ def drive(
     *,
     seed: int,
 ) -> list[Answer]:
-    """Send all requests and wait for their answers, which are returned in the order in which they ended.
+    """Send all requests, and wait for their answers. Return the answers in the order in which they ended.
 
     Args:
         target: the server.
         requests: the requests, in the order in which they are sent.
-        load: their arrival.
+        load: when they are sent.
         seed: seed of the random arrival times.
     """
     return asyncio.run(_drive(target, requests, load, seed))
@@ -141,7 +141,7 @@ async def _drive(target: Target, requests: Sequence[LoadRequest], load: Arrivals
 
 
 def _arrivals(rate: float, seed: int) -> Iterator[float]:
-    """Yield the arrival times of a Poisson process, whose gaps are exponential."""
+    """Yield the times of a Poisson process, in seconds from its start, without end."""
     rng, at = Random(seed), 0.0
     while True:
         yield at
@@ -151,7 +151,13 @@ def _arrivals(rate: float, seed: int) -> Iterator[float]:
 async def _answer(
     client: httpx.AsyncClient, target: Target, request: LoadRequest, start: float, due: float | None
 ) -> Answer:
-    """Send a request and read its stream; a failure is recorded as an answer too."""
+    """Send a request and read its streamed answer. A failure is returned as an `Answer` with an error.
+
+    Args:
+        target: the server.
+        start: start of the load, on the clock `time.perf_counter`.
+        due: when the request was to be sent, in seconds from `start`; None without a schedule.
+    """
     body: dict[str, Any] = {
         "model": target.model,
         "prompt": request.prompt,
@@ -161,7 +167,7 @@ async def _answer(
         "stream_options": {"include_usage": True},
     }
     if request.is_random:
-        body["ignore_eos"] = True  # Not OpenAI's; vLLM, SGLang and meshwright have it.
+        body["ignore_eos"] = True  # Not a field of OpenAI's API; vLLM, SGLang and meshwright have it.
     begin = time.perf_counter() - start
     arrivals: list[float] = []
     usage = Counter[str]()
@@ -182,7 +188,7 @@ async def _answer(
                     error, reason = "error in the stream", text
                     break
                 usage.update({name: count for name, count in (data.get("usage") or {}).items() if type(count) is int})
-                # A part without text counts too (special tokens), except the last, which may have no token.
+                # A part without text counts too, because it may be a special token; not the last, which may have none.
                 if any(choice.get("text") or not choice.get("finish_reason") for choice in data.get("choices", ())):
                     arrivals.append(time.perf_counter() - start)
     except httpx.HTTPStatusError:
@@ -208,7 +214,7 @@ async def _answer(
 
 
 def _message(text: str) -> str:
-    """Return the message of an error in OpenAI's format, or else its text, in one line."""
+    """Return the message of an error in OpenAI's format, or of any other error the whole text, in one line."""
     with suppress(ValueError, LookupError, TypeError):
         text = str(json.loads(text)["error"]["message"])
     return " ".join(text.split())[:MAX_REASON]

@@ -1,4 +1,4 @@
-"""Latency percentiles, throughput and goodput of a load."""
+"""Latency percentiles, throughput and goodput of a load: of many requests sent by `drive`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class LoadFigures:
     """Figures of one load.
 
     Args:
-        load: the arrival of its requests.
+        load: when its requests were sent.
         num_requests: number of requests sent.
         num_answered: number of complete answers.
         errors: number of failures of each kind.
         reasons: the server's first error message for each kind of failure, if it had one.
         seconds: time from the first request to the end of the last answer.
-        prompt_tokens: prompt tokens of complete answers.
+        prompt_tokens: prompt tokens of the requests with complete answers.
         output_tokens: tokens of complete answers.
-        latencies: mean and percentiles of each of `MEASURES`, as {"mean": …, "p50": …}; without values, no entry.
-        slo: latency limits, in seconds by measure.
-        goodput: answers per second that meet every limit in `slo`; None without limits.
+        latencies: {measure: {"mean": …, "p50": …, …}} in seconds, for each of `MEASURES` that has values.
+        slo: latency limits, {measure: seconds}.
+        goodput: complete answers per second of which every latency is within `slo`; None without limits.
         late_seconds: 99th percentile of how much later than scheduled requests were sent. If it is large, the client
             was the bottleneck, not the server.
     """
@@ -69,7 +69,13 @@ class LoadFigures:
 
 
 def load_figures(load: Arrivals, answers: Sequence[Answer], slo: Mapping[str, float]) -> LoadFigures:
-    """Compute the figures of a load. slo: latency limits in seconds, by measure."""
+    """Return the figures of a load.
+
+    Args:
+        load: when the requests were sent.
+        answers: an answer for each request.
+        slo: latency limits, {measure: seconds}.
+    """
     complete = [answer for answer in answers if not answer.error]
     values = {measure: [value for answer in complete for value in _values(answer, measure)] for measure in MEASURES}
     seconds = max(answer.end for answer in answers) - min(answer.begin for answer in answers)
@@ -94,7 +100,7 @@ def load_figures(load: Arrivals, answers: Sequence[Answer], slo: Mapping[str, fl
 
 
 def read_slo(text: str) -> dict[str, float]:
-    """Parse latency limits in seconds by measure, such as `ttft=0.5,tpot=0.05`.
+    """Return {measure: limit in seconds} from a text such as `ttft=0.5,tpot=0.05`.
 
     Raises:
         MeshwrightError: a measure is unknown or given twice, or its limit is not above 0.
@@ -113,7 +119,10 @@ def read_slo(text: str) -> dict[str, float]:
 
 
 def _values(answer: Answer, measure: str) -> Iterable[float]:
-    """Return the values of a measure in one answer; empty if it has too few tokens."""
+    """Return the values of a latency measure in one answer, in seconds; none if the answer has too few tokens.
+
+    `itl` has a value for each pair of consecutive parts, the other measures one value.
+    """
     if measure == "e2e":
         return (answer.end - answer.begin,)
     if not answer.arrivals:
@@ -128,6 +137,6 @@ def _values(answer: Answer, measure: str) -> Iterable[float]:
 
 
 def _summary(values: Sequence[float]) -> dict[str, float]:
-    """Return the mean and percentiles of values."""
+    """Return the mean and percentiles of values, as {"mean", "p50", "p90", "p99"}."""
     percentiles = np.percentile(values, PERCENTILES).tolist()
     return {"mean": float(np.mean(values))} | {f"p{n}": v for n, v in zip(PERCENTILES, percentiles, strict=True)}

@@ -12,32 +12,32 @@ from meshwright.errors import MeshwrightError
 
 PROMPT_LEN, OUTPUT_LEN = (246.0, 547.0), (322.0, 244.0)
 
-"""Mean and standard deviation of the lengths of ShareGPT's prompts and answers, in tokens.
+"""(mean, standard deviation) of the lengths of ShareGPT's prompts, and of its answers, in tokens.
 
-They are from NanoFlow's table of data sets (Zhu et al., arXiv:2408.12757). Lengths are sampled from log-normal
-distributions with these. With the limits below, the means are 168 and 320 tokens; vLLM's paper (Kwon et al.,
-arXiv:2309.06180, figure 11) has 161 and 338.
+They are from NanoFlow's table of data sets (Zhu et al., arXiv:2408.12757). Lengths are sampled from the log-normal
+distributions with this mean and deviation. With the limits below, the sampled means are 168 and 320 tokens; vLLM's
+paper (Kwon et al., arXiv:2309.06180, figure 11) has 161 and 338.
 """
 
 MIN_LEN, MAX_PROMPT_LEN, MAX_LEN = 4, 1024, 2048
 """Limits in tokens: minimum of a prompt and of an answer, maximum of a prompt, maximum of both together.
 
-Lengths outside are resampled, because vLLM's benchmark leaves such conversations out.
+Lengths outside these limits are sampled again, because vLLM's benchmark leaves such conversations out.
 """
 
 PROMPT_TOKENS = range(32, 96)
-"""Token ids of random prompts; they exist in every vocabulary, and are rarely special tokens.
+"""Token ids of random prompts. They exist in every vocabulary, and are rarely special tokens.
 
-As bytes they are ASCII digits, capitals and punctuation.
+In a vocabulary of bytes they are ASCII digits, capitals and punctuation.
 """
 
 
 class LoadRequest(NamedTuple):
-    """One request. is_random: whether its prompt is random tokens, so that end tokens must not end the answer early."""
+    """One request."""
 
     prompt: str | list[int]
     max_tokens: int
-    is_random: bool
+    is_random: bool  # Whether the prompt is random tokens; then stop tokens do not end the answer.
 
 
 def random_requests(
@@ -57,10 +57,10 @@ def random_requests(
         max_len: maximum tokens of a prompt and its answer; below `MAX_LEN` all lengths shrink in proportion.
         prompt_len: tokens of every prompt; None for ShareGPT's distribution.
         output_len: tokens of every answer; None for ShareGPT's distribution.
-        variant: variants have prompts of the same lengths with different tokens, so that no prefix is cached.
+        variant: requests of another variant have the same lengths and different tokens, so that no prefix is cached.
 
     Raises:
-        MeshwrightError: the lengths exceed max_len.
+        MeshwrightError: prompt_len and output_len together exceed max_len.
     """
     least = (prompt_len or 1) + (output_len or 1)
     if least > max_len:
@@ -76,7 +76,7 @@ def random_requests(
 
 
 def _lengths(rng: Random) -> tuple[int, int]:
-    """Sample the lengths of a prompt and its answer."""
+    """Sample the lengths of a prompt and its answer, in tokens."""
     while True:
         prompt, output = random_length(rng, *PROMPT_LEN), random_length(rng, *OUTPUT_LEN)
         if MIN_LEN <= prompt <= MAX_PROMPT_LEN and output >= MIN_LEN and prompt + output <= MAX_LEN:

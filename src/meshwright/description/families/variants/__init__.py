@@ -1,1 +1,1 @@
-"""Families that differ from Llama only in features that `ModelConfig` has: how their files are read and written."""
+"""Families that differ from Llama only in features of `ModelConfig`: read and write their config.json."""

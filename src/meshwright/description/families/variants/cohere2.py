@@ -18,11 +18,11 @@ _EPSILON = "layer_norm_eps"
 
 
 def read(fields: Fields) -> Features:
-    """Read Llama's fields, the windows and the factor of logits."""
+    """Read Llama's fields, the windows and the factor of the logits."""
     features = llama.read(fields, norms=Norms(kind="layer"), norm_field=_EPSILON)
     layers = range(features["num_layers"])
     windows = fields.windows(len(layers), every=fields.whole("sliding_window_pattern", 4))
-    # Fields of the released models, which transformers does not read.
+    # The released models' files have these fields, which transformers does not read.
     for field, value in _RELEASED.items():
         fields.only(field, value)
     fields.unused_options("layer_switch", "use_embedding_sharing", "use_parallel_embedding")

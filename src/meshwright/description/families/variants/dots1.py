@@ -14,7 +14,7 @@ DOTS1 = Family("dots1")
 
 
 def read(fields: Fields) -> Features:
-    """Read Llama's fields, the experts, and the window: in layers from `max_window_layers` on."""
+    """Read Llama's fields, the experts, and the window, which layers from `max_window_layers` on have."""
     layers, first = fields.whole("num_hidden_layers"), fields.whole("max_window_layers", 62, least=0)
     return llama.read(fields) | {
         "attention": AttentionConfig(windows=fields.windows(layers, full=range(first)), qk_norm="head"),

@@ -41,5 +41,5 @@ FAMILY = PublishedFamily(
     readers={"glm4_moe": read},
     names=names_of({**LLAMA_NAMES, **SHARED_EXPERT_NAMES}),
     write=write,
-    buffers=(r"^model\.layers\.(46|92)\.",),  # The multi-token prediction module of the two released sizes.
+    buffers=(r"^model\.layers\.(46|92)\.",),  # The multi-token prediction modules of the two released sizes.
 )

@@ -13,7 +13,7 @@ GRANITE = Family("granite")
 
 
 def read(fields: Fields) -> Features:
-    """Read Llama's fields and the factors; logits are divided by theirs."""
+    """Read Llama's fields and the factors; the file's factor of the logits is a divisor."""
     scales = Scales(
         embedding=fields.positive("embedding_multiplier", 1.0),
         attention=fields.positive("attention_multiplier", 1.0),
@@ -50,7 +50,7 @@ def _write(model: ModelConfig, kind: str, architecture: str) -> dict[str, Any]:
         "embedding_multiplier": scales.embedding,
         "attention_multiplier": model.head_dim**-0.5 if scales.attention is None else scales.attention,
         "residual_multiplier": scales.residual,
-        # Twice inverted, 49 would become 49.00000000000001.
+        # Rounded, because 49 inverted twice is 49.00000000000001.
         "logits_scaling": float(f"{1 / scales.logits:.12g}"),
     }
 
@@ -61,7 +61,7 @@ FAMILY = PublishedFamily(
     family=GRANITE,
     readers={"granite": read, "granitemoe": read_moe},
     names=names_of({**LLAMA_NAMES, "layers.router": f"{_MOE}.router.layer.weight"})
-    # Tensors of all experts of a layer, [experts, out, in]; gate and up are one.
+    # A tensor holds all experts of a layer, [experts, out, in]; gate and up share one.
     | {
         "layers.expert_gate": Published(f"{_MOE}.input_linear.weight", is_transposed=True, part=(0, 2)),
         "layers.expert_up": Published(f"{_MOE}.input_linear.weight", is_transposed=True, part=(1, 2)),

@@ -15,12 +15,12 @@ HUNYUAN = Family("hunyuan_v1_dense")
 def read(fields: Fields) -> Features:
     """Read Llama's fields, and norms of queries and keys."""
     fields.unused_options("eod_token_id")
-    fields.whole("head_dim")  # Not derived in transformers.
+    fields.whole("head_dim")  # Required: transformers does not derive it.
     return _read(fields) | {"attention": AttentionConfig(qk_norm="rotated head")}
 
 
 def _read(fields: Fields) -> Features:
-    """Read Llama's fields. Frequencies of type `dynamic` with an `alpha` have another theta, whatever the length."""
+    """Read Llama's fields. Rope scaling of type `dynamic` with an `alpha` changes theta, at every sequence length."""
     name = "rope_scaling" if fields.mapping("rope_scaling") else "rope_parameters"
     rope = fields.mapping(name)
     if "dynamic" not in (rope.get("rope_type"), rope.get("type")) or not rope.get("alpha"):

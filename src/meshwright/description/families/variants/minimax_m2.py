@@ -1,4 +1,4 @@
-"""MiniMax-M2: Mixtral's experts, chosen by sigmoids with a bias, and one norm over all heads together."""
+"""MiniMax-M2: Mixtral's experts, chosen by sigmoids with a bias; norms over all query heads and over all key heads."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ ROUTING = Routing(scores="sigmoid", has_choice_bias=True)
 
 
 def read(fields: Fields) -> Features:
-    """Read Llama's fields, the experts, and the rotated dims of a head, which released files have as a number."""
+    """Read Llama's fields, the experts, and the rotated dims of a head, which released files give as a number."""
     features = llama.read(fields, has_rope=False)
     fields.only("scoring_func", "sigmoid")
     fields.only("use_qk_norm", True)
     fields.only("use_routing_bias", True)
     fields.only("qk_norm_type", "per_layer")
     fields.only("shared_intermediate_size", 0)
-    # What transformers does not read of released files: layers of an earlier model, and multi-token prediction.
+    # transformers does not read these fields of the released files, on layers of an earlier model and multi-token
+    # prediction.
     fields.unused_options("attn_type_list", "mlp_intermediate_size", "shared_moe_mode")
     fields.unused_options("layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta")
     fields.unused_options("use_mtp", "num_mtp_modules", "mtp_transformer_layers")

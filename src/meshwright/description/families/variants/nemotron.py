@@ -16,7 +16,7 @@ _EPSILON = "norm_eps"
 
 def read(fields: Fields) -> Features:
     """Read Llama's fields and the rotated fraction of a head."""
-    fields.whole("num_key_value_heads")  # Without a default in transformers.
+    fields.whole("num_key_value_heads")  # Required: transformers has no default.
     norms = Norms(kind="layer", has_bias=True, offset=1.0)
     features = llama.read(fields, norms=norms, partial_field="partial_rotary_factor", norm_field=_EPSILON)
     return features | {"gated": False}

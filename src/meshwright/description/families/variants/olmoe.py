@@ -14,7 +14,7 @@ OLMOE = Family("olmoe")
 
 
 def read(fields: Fields) -> Features:
-    """Read Llama's fields, and the experts; values are not clipped."""
+    """Read Llama's fields and the experts. Clipping of queries, keys and values is not supported."""
     features = llama.read(fields)
     fields.only("clip_qkv")
     fields.only("head_dim", features["embed"] // features["num_heads"])

@@ -15,7 +15,7 @@ _EPSILON = "layer_norm_eps"
 
 
 def read(fields: Fields) -> Features:
-    """Read Llama's fields, the rotated fraction of a head, and whether queries and keys are normed."""
+    """Read Llama's fields, the rotated fraction of a head, and whether queries and keys have norms."""
     fields.only("tie_word_embeddings", False)
     fields.unused_options("resid_pdrop", "embd_pdrop")
     norms = Norms(kind="layer", has_bias=True)

@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama with biases of queries, keys and values, and a field of its own for that of attention's output."""
+"""Seed-OSS: Llama with biases of queries, keys and values; attention's output bias has a field of its own."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ SMOLLM3 = Family("smollm3")
 
 
 def read(fields: Fields) -> Features:
-    """Read Llama's fields, the layers without rotary embedding, and the window if it is on: in those layers only."""
+    """Read Llama's fields, the layers without rotary embedding, and the window, which only these layers have."""
     layers = fields.whole("num_hidden_layers")
     rotates = rotated_layers(fields, layers)
     is_on, rotated = fields.flag("use_sliding_window", False), [n for n in range(layers) if rotates[n]]

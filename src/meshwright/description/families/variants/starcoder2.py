@@ -17,7 +17,7 @@ _EPSILON = "norm_epsilon"
 def read(fields: Fields) -> Features:
     """Read Llama's fields, and whether matmuls have biases."""
     has_bias, norms = fields.flag("use_bias", True), Norms(kind="layer", has_bias=True)
-    # Fields of the released models, which transformers does not read; dropout is that of training.
+    # The released models' files have these fields, which transformers does not read, or uses only in training.
     fields.only("mlp_type", "default")
     fields.only("norm_type", "layer_norm")
     fields.unused_options("residual_dropout", "embedding_dropout")

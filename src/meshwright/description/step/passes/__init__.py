@@ -1,7 +1,7 @@
-"""Passes over the ops of a step: from the ops of a model on logical dims to what devices run.
+"""Passes over the ops of a step: from a model's ops on logical axes to the ops that devices run.
 
-In the order that `step.train` runs them: `shard` assigns mesh axes to every value (`shard_ends` outside the layers,
+`step.train` runs them in this order: `shard` assigns mesh axes to every value (`shard_ends` outside the layers,
 `shard_experts` for experts) and builds `nodes`; `differentiate` adds backward ops, weight gathers and gradient
-reductions; `rematerialize` selects the ops to recompute; `microbatch` and `pipeline` (`schedule`) count how often each
-region runs; `optimizer` (`muon`) adds the update.
+reductions; `rematerialize` selects the ops to recompute; `microbatch` sets the sizes of a microbatch; `pipeline`
+(`schedule`) counts how often each region runs; `optimizer` (`muon`) adds the update.
 """

@@ -1,7 +1,7 @@
 """Differentiate pass: derive the backward ops from the forward ops.
 
-A gradient is resharded in reverse: a gathered value's gradient is reduce-scattered, a summed value's is gathered. A
-weight's gradient is summed over the axes that split the tokens it processed. A matmul has two gradients, each a matmul.
+A gradient is resharded in reverse: if a value is all-gathered, its gradient is reduce-scattered, and vice versa. A
+weight's gradient is summed over the axes that split the tokens it processed. The two gradients of a matmul are matmuls.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ from meshwright.description.step.passes.nodes import (
 from meshwright.record import Phase
 
 
-def gradients_of(
+def nodes_with_gradients(
     nodes: Iterable[Node], with_gradient: Iterable[str], *, is_at_once: bool
 ) -> Iterator[tuple[Node, bool]]:
-    """Yield (node, whether its inputs have a gradient), without backward work that no trained parameter needs.
+    """Yield (node, whether any of its inputs has a gradient), without backward work that no trained parameter needs.
 
     Args:
         nodes: nodes of a layer, in order.
-        with_gradient: names of values with a gradient before the first node.
-        is_at_once: whether attention computes all scores at once through memory, so that compilers can drop unused
-            results.
+        with_gradient: names of the values before the first node that have a gradient.
+        is_at_once: whether attention computes all scores at once, in memory, so that compilers can drop unused results.
     """
     found = set(with_gradient)
     for node in nodes:
@@ -48,7 +47,7 @@ def gradients_of(
 
 
 def _without_dead_gradients(node: Node, read: set[str], *, is_at_once: bool) -> Node:
-    """Return a node whose backward computes only the gradients of its `read` inputs."""
+    """Return the node with a backward that computes only the gradients of the inputs in `read`."""
     if not read and not node.is_trained:
         return replace(node, saved=()) if node.saved else node
     core = next((work for work in node.work if isinstance(work, Core)), None)
@@ -62,7 +61,7 @@ def _without_dead_gradients(node: Node, read: set[str], *, is_at_once: bool) -> 
         for each in node.work
         if not (isinstance(each, Exchange) and each.gradient_of and each.gradient_of not in gradients)
     )
-    # The gradient of values needs only the softmax; those of queries and keys also need values and output.
+    # The gradient of values needs only the softmax. The gradients of queries and keys also need values and output.
     saved = (names["query"], names["key"]) if is_at_once and gradients == frozenset(("value",)) else node.saved
     return replace(node, work=work, saved=saved)
 
@@ -96,7 +95,8 @@ def backward_ops(node: Node, *, has_input_gradient: bool = True) -> tuple[Op, ..
     """Return the backward ops of a node, without the collectives of weight gradients (`scatters`).
 
     Args:
-        has_input_gradient: whether a parameter before the node is trained, so that its input needs a gradient.
+        node: the node.
+        has_input_gradient: whether the node's input needs a gradient, because a parameter before the node is trained.
     """
     return tuple(_backward(node, has_input_gradient))
 
@@ -106,7 +106,7 @@ def _backward(node: Node, has_input_gradient: bool) -> Iterator[Op]:
         if isinstance(work, Product) and work.passes == "forward":
             continue
         if isinstance(work, Product):
-            # With one column, compilers make it an elementwise multiplication.
+            # If the weight has one column, compilers make this gradient an elementwise multiplication.
             if has_input_gradient and math.prod(dim.size or 0 for dim in work.columns) != 1:
                 yield _matmul(node, work, "backward", "input_gradient")
             if work.weight is None or work.weight.is_trained:
@@ -136,14 +136,14 @@ def _backward_of_rest(node: Node, work: Work) -> Iterator[Op]:
 
 @lru_cache(maxsize=1 << 14)
 def gathers(work: Weight, region: Region, phase: Phase) -> tuple[Communicate, ...]:
-    """Return the collectives that gather a weight from its stored layout for use."""
+    """Return the collectives that gather a weight from its layout in storage to its layout in use."""
     moves = moves_between(work.stored, work.used)
     return tuple(_collected(move, work.name, region, phase, of_weight=True) for move in moves)
 
 
 @lru_cache(maxsize=1 << 14)
 def scatters(work: Weight, region: Region) -> tuple[Communicate, ...]:
-    """Return the collectives that sum a weight's gradient over its tokens' axes, into the weight's stored layout."""
+    """Return the collectives that sum a weight's gradient over `work.pending`, into the weight's layout in storage."""
     before = replace(work.used, unreduced=work.pending, width="gradient")
     moves = moves_between(before, replace(work.stored, width="gradient"))
     return tuple(_collected(move, work.name, region, "backward", of_weight=True) for move in moves)
@@ -151,7 +151,7 @@ def scatters(work: Weight, region: Region) -> tuple[Communicate, ...]:
 
 @lru_cache(maxsize=1 << 14)
 def sums(work: Vector, region: Region) -> tuple[Communicate, ...]:
-    """Return the all-reduces of a scale's or bias's gradient over the axes that split its tokens, dim by dim.
+    """Return the all-reduces of a scale's or bias's gradient, one for each group of axes in `work.pending`.
 
     JAX's deferred sums (`reduced` types) do not support elementwise products (JAX 0.10.2), so each layer's gradient is
     summed separately.
@@ -172,7 +172,7 @@ def sums(work: Vector, region: Region) -> tuple[Communicate, ...]:
 
 
 def _matmul(node: Node, work: Product, phase: Phase, role: str) -> Matmul:
-    """Return the op of a matmul in one of its roles (`ir.Matmul`)."""
+    """Return the op of a matmul in a phase and a role (`Matmul.role`)."""
     return Matmul(
         name=work.name,
         target=node.writes,
@@ -215,7 +215,7 @@ def _attention(work: Core, region: Region, phase: Phase) -> AttentionOp:
 
 
 def _exchanged(work: Exchange, region: Region, phase: Phase) -> Communicate:
-    """Return the op of a collective inside a custom kernel."""
+    """Return the `Communicate` op of an `Exchange` in one phase."""
     return Communicate(
         name=work.name,
         kind=work.kind,
@@ -230,9 +230,10 @@ def _exchanged(work: Exchange, region: Region, phase: Phase) -> Communicate:
 
 
 def _moved(work: Move, before: Array, after: Array, name: str, region: Region, phase: Phase) -> Iterator[Communicate]:
-    """Yield the collectives of a reshard; in a collective matmul, as the sends of a ring.
+    """Yield the collectives of a reshard from `before` to `after`.
 
-    S. Wang et al., ASPLOS 2023 (doi.org/10.1145/3567955.3567959).
+    In a collective matmul, those over tp are sends round a ring (S. Wang et al., ASPLOS 2023,
+    doi.org/10.1145/3567955.3567959).
     """
     for move in moves_between(before, after):
         op = _collected(move, name, region, phase)

@@ -21,16 +21,16 @@ from meshwright.description.step.workload import Workload
 from meshwright.mesh import LAYOUT, MeshShape
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Coefficients of X, X Xᵀ X and (X Xᵀ)² X in an iteration (Keller Jordan, github.com/KellerJordan/Muon)."""
+"""Coefficients of X, X Xᵀ X and (X Xᵀ)² X in a Newton-Schulz iteration (github.com/KellerJordan/Muon)."""
 
 ITERATIONS = 5
 
 RMS = 0.2
-"""Root mean square of an update, at which AdamW's learning rates and decay apply (arXiv:2502.16982, section 2.2)."""
+"""Root mean square of an update, chosen so that AdamW's learning rates and decay apply (arXiv:2502.16982, 2.2)."""
 
 
 class Matrix(NamedTuple):
-    """How a parameter's dims form matrices: `num_stacked` leading dims, `num_rows` dims of rows, the rest columns."""
+    """How a parameter's dims form matrices: `num_stacked` dims that count them, `num_rows` row dims, then columns."""
 
     num_stacked: int
     num_rows: int
@@ -59,18 +59,21 @@ def is_matrix(parameter: Parameter) -> bool:
     return matrix_of(parameter) is not None
 
 
-def symbol(parameter: Parameter) -> str:
-    """Return the symbol (`Extents`) of a parameter's number of matrices, added zero matrices included."""
+def count_symbol(parameter: Parameter) -> str:
+    """Return the name of the symbolic dim (`Extents`) whose size is a parameter's number of matrices."""
     return f"matrices of {parameter.axes[0]}{' and experts' if 'expert' in parameter.axes else ''}"
 
 
-def dealt_devices(mesh: MeshShape, strategy: Strategy) -> int:
-    """Return the number of devices that share the matrices: all, or a stage's if it runs its own program."""
+def program_devices(mesh: MeshShape, strategy: Strategy) -> int:
+    """Return the number of devices that run one program: all, or one stage's if each stage has its own program."""
     return mesh.num_devices // (1 if is_spmd_pipeline(mesh, strategy) else mesh.pp)
 
 
 def matrix_counts(model: Model, mesh: MeshShape, strategy: Strategy) -> dict[str, int]:
-    """Return the size of each `symbol`: matrices over all devices of one program, without replicas."""
+    """Return, by `count_symbol`, the number of a parameter's matrices that the devices of one program orthogonalise.
+
+    Added zero matrices are included. Parameters with the same symbol have the same number.
+    """
     found: dict[str, int] = {}
     for _, parameter in leaves(parameters(model)):
         if not is_matrix(parameter):
@@ -82,31 +85,34 @@ def matrix_counts(model: Model, mesh: MeshShape, strategy: Strategy) -> dict[str
         if "expert" in parameter.axes:
             parts *= mesh.ep
             count *= parameter.shape[parameter.axes.index("expert")] // mesh.ep
-        devices = dealt_devices(mesh, strategy) // parts
-        found[symbol(parameter)] = -(-count // devices) * devices * parts
+        devices = program_devices(mesh, strategy) // parts
+        found[count_symbol(parameter)] = -(-count // devices) * devices * parts
     return found
 
 
 def matrices(workload: Workload) -> dict[str, Parameter]:
-    """Return the parameters that Muon updates in a step, by path: those that are matrices and not frozen."""
+    """Return the parameters that Muon updates, by path: those that form matrices and are not frozen."""
     found = leaves(parameters(workload.model))
     return {path: each for path, each in found if is_matrix(each) and path not in workload.frozen_paths}
 
 
-def dealt_matrices(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[tuple[Parameter, int]]:
-    """Yield each parameter that Muon updates, and how many of its matrices one device multiplies."""
-    counts, devices = matrix_counts(workload.model, mesh, strategy), dealt_devices(mesh, strategy)
+def matrices_per_device(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[tuple[Parameter, int]]:
+    """Yield each parameter that Muon updates, and how many of its matrices one device orthogonalises."""
+    counts, devices = matrix_counts(workload.model, mesh, strategy), program_devices(mesh, strategy)
     for parameter in matrices(workload).values():
-        yield parameter, counts[symbol(parameter)] // devices
+        yield parameter, counts[count_symbol(parameter)] // devices
 
 
 def matrix_moves(
     path: str, parameter: Parameter, dims: tuple[Dim, ...], live: Collection[str]
 ) -> Iterator[Communicate]:
-    """Yield the collectives that distribute a parameter's matrices and return them.
+    """Yield the collectives that distribute a parameter's matrices over devices and return the results.
 
     Args:
-        live: mesh axes larger than 1.
+        path: the parameter's path.
+        parameter: its declaration.
+        dims: its dims in storage.
+        live: the mesh axes larger than 1.
     """
     matrix = matrix_of(parameter)
     assert matrix is not None
@@ -114,7 +120,7 @@ def matrix_moves(
     split = [axis for dim in stacked for axis in dim.axes]
     stored = {axis for dim in inner for axis in dim.axes}
     copies = tuple(axis for axis in LAYOUT if axis in live and axis not in (*split, *stored))
-    count = Dim(symbol(parameter), None, (*split, *copies))
+    count = Dim(count_symbol(parameter), None, (*split, *copies))
     shares = Array("matrices", (count, *inner))
     for dim in inner:
         if dim.axes:
@@ -125,7 +131,7 @@ def matrix_moves(
 
 
 def short_and_long(parameter: Parameter) -> tuple[int, int]:
-    """Return the smaller and the larger dim of a parameter's matrices."""
+    """Return the sizes of the shorter and the longer dim of a parameter's matrices."""
     matrix = matrix_of(parameter)
     assert matrix is not None
     short, long = sorted(matrix.sizes(parameter.shape))
@@ -133,7 +139,7 @@ def short_and_long(parameter: Parameter) -> tuple[int, int]:
 
 
 def matrix_products(parameter: Parameter) -> tuple[tuple[int, int, int], ...]:
-    """Return rows, inner dim and columns of an iteration's matmuls: X Xᵀ, its square, and their sum times X."""
+    """Return (rows, inner dim, columns) of each matmul of an iteration: X Xᵀ, its square, and their sum times X."""
     short, long = short_and_long(parameter)
     return ((short, long, short), (short, short, short), (short, short, long))
 

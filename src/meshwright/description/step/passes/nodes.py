@@ -1,4 +1,7 @@
-"""The forward pass on a mesh: nodes with their work, sharded arrays, and reshards between layouts."""
+"""The forward pass on a mesh as nodes. A node is one op of the model with its work: what devices do for it (`Work`).
+
+Work is a matmul, a weight to gather, a reshard, attention, another collective or an elementwise pass.
+"""
 
 from __future__ import annotations
 
@@ -42,33 +45,37 @@ LETTERS = {
 """The letter in the notation for each logical axis of a parameter."""
 
 IMBALANCE = "loss of imbalance"
-"""Name of the sum of the experts' load, for the loss."""
+"""Name of the all-reduce of the experts' load, for the load balancing loss."""
 
 Phases = tuple[Literal["forward", "recompute", "backward"], ...]
 
 
 class Tag(Enum):
-    """The kind of a value, by which remat policies decide whether to save it."""
+    """The kind of a node's result, by which remat policies decide whether to save it."""
 
     PRODUCT = "product"
+    """The result of a matmul, or of experts."""
     READ = "read by a product"
+    """Another value that a matmul or attention reads."""
     OTHER = "other"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
-    """Sharding information for the shard pass: sharding rules, and the axes larger than 1.
+    """What the shard pass knows of a mesh and a strategy: sharding rules, and the axes larger than 1.
 
-    Compared by identity, for fast caching: `step.train.layout_of` returns one object per layout.
+    Layouts are compared by identity, for fast caching: `step.train.layout_of` returns one object per layout.
 
     Attributes:
-        live: axes larger than 1.
-        batch: axes that split sequences.
-        sequence: axes that split tokens in blocks.
-        residual: axes that split tokens of the residual stream between blocks.
-        sp_method: how queries reach the keys of a split sequence.
-        is_packed: whether rows hold several documents.
+        rules: for each logical axis, the mesh axes that shard it.
+        live: mesh axes larger than 1.
+        batch: axes that split the sequences of a batch.
+        sequence: axes that split the tokens of a sequence inside blocks.
+        residual: axes that split the tokens of a sequence in the residual stream between blocks.
+        sp_method, collective_matmul, tp_stream: as in `Strategy`.
+        is_packed: whether a row of the batch has several documents.
         is_pair: whether sp is 2.
+        dropout: whether the strategy has dropout.
         is_gathered_once: whether weights are gathered at the start of a step (ZeRO 1 and 2), not in each layer.
         frozen: paths of parameters without gradient.
     """
@@ -89,7 +96,7 @@ class Layout:
 
     @cached_property
     def live_rules(self) -> Mapping[str, tuple[str, ...]]:
-        """The axes larger than 1 of each rule."""
+        """The rules with only the axes larger than 1."""
         return {name: tuple(axis for axis in axes if axis in self.live) for name, axes in self.rules.items()}
 
     def axes(self, name: str) -> tuple[str, ...]:
@@ -98,7 +105,7 @@ class Layout:
 
     @property
     def tokens(self) -> tuple[Dim, Dim]:
-        """Batch and sequence dims in matmuls."""
+        """Batch and sequence dims of activations inside blocks."""
         return Dim("B", None, self.batch), Dim("S", None, self.sequence)
 
     @property
@@ -107,19 +114,20 @@ class Layout:
         return Dim("B", None, self.batch), Dim("S", None, self.residual)
 
     def used(self, dims: Iterable[tuple[str, int]]) -> tuple[Dim, ...]:
-        """Return the dims of a parameter as matmuls use it."""
+        """Return the dims of a parameter in use, with the axes that split them. dims: (logical axis, size) of each."""
         return tuple(Dim(LETTERS[name], size, self.axes(IN_USE.get(name, name))) for name, size in dims)
 
     def stored(self, dims: Iterable[tuple[str, int]]) -> tuple[Dim, ...]:
-        """Return the dims of a parameter in storage."""
+        """Return the dims of a parameter in storage, with the axes that split them. dims: as in `used`."""
         return tuple(Dim(LETTERS[name], size, self.axes(name)) for name, size in dims)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """A matmul with a weight, or with the value named `right`. image: as in `Matmul`.
+    """A matmul with a weight, or with the value named `right`. Fields are as in `ir.Matmul`.
 
-    passes: whether only the forward pass has it, or only backward, as two gradients of a value computed otherwise.
+    passes: `forward` if backward has no gradients of this matmul; `backward` if only its two gradients are computed,
+    because the forward pass computes its result in another way.
     """
 
     name: str
@@ -139,10 +147,10 @@ class Product:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Weight:
-    """A parameter with its layouts in storage and in use; its gradient is resharded in reverse.
+    """A parameter with its layouts in storage and in use. Its gradient is resharded in reverse.
 
-    Compared by identity, for fast caching. pending: axes that split the tokens, over which the gradient is a partial
-    sum. is_trained: whether there is a gradient.
+    Weights are compared by identity, for fast caching. pending: axes over which the gradient is a partial sum, because
+    they split the tokens. is_trained: whether there is a gradient.
     """
 
     name: str
@@ -153,12 +161,13 @@ class Weight:
 
 
 def weight_of(path: str, dims: Iterable[tuple[str, int]], tokens: Iterable[str], layout: Layout) -> Weight:
-    """Return a parameter with these dims, from its stored layout to the layout in use.
+    """Return a parameter as a `Weight`.
 
     Args:
-        path: its path; the arrays are named by its last part.
-        dims: its dims.
-        tokens: axes that split the tokens that it is used for, over which its gradient is summed unless they split it.
+        path: the parameter's path; its arrays get the last name in it.
+        dims: (logical axis, size) of each of its dims.
+        tokens: axes that split the tokens it is used for. Its gradient is a partial sum over those of them that do not
+            split the parameter.
         layout: the layout.
     """
     name, dims = path.rpartition(".")[2], tuple(dims)
@@ -175,9 +184,9 @@ def weight_of(path: str, dims: Iterable[tuple[str, int]], tokens: Iterable[str],
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Vector:
-    """A replicated scale or bias. Its gradient is all-reduced over each group of `pending` axes, one after the other.
+    """A scale or bias, stored as it is used. Its gradient is all-reduced over each group of axes in `pending` in turn.
 
-    Compared by identity. is_trained: whether there is a gradient.
+    Vectors are compared by identity. is_trained: whether there is a gradient.
     """
 
     name: str
@@ -188,7 +197,10 @@ class Vector:
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """A reshard of a value; its gradient, a partial sum over `pending`, is resharded in reverse."""
+    """A reshard of a value from `before` to `after`. Its gradient is resharded in reverse.
+
+    pending: axes over which the gradient is a partial sum. is_ring: whether it is part of a collective matmul.
+    """
 
     name: str
     before: Array
@@ -199,10 +211,7 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class Core:
-    """Attention between its projections, with its sharded arrays.
-
-    gradients: as in `AttentionOp`.
-    """
+    """The attention op `op` with its sharded arrays. Fields are as in `ir.AttentionOp`."""
 
     op: Attention
     query: Array
@@ -215,11 +224,11 @@ class Core:
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """A collective inside a custom kernel.
+    """A collective inside an op. Backward does not reverse it: `phases` lists the phases in which it runs.
 
-    array: as in `record.Collective`. phases: the phases in which it runs; recompute counts if the node is recomputed.
-    is_end: whether its result is saved by no remat policy; the train step adds it separately. gradient_of: as in
-    `Communicate`.
+    array: the array whose size is the collective's bytes (`record.Collective`). phases: with `recompute`, it runs if
+    the node is recomputed. is_end: whether no remat policy saves its result; the train step then adds it separately.
+    Other fields are as in `ir.Communicate`.
     """
 
     name: str
@@ -235,7 +244,7 @@ class Exchange:
 
 @dataclass(frozen=True, kw_only=True)
 class PassOver:
-    """An elementwise pass over the elements of some arrays."""
+    """An elementwise pass over some arrays."""
 
     kind: Pass
     arrays: tuple[Array, ...]
@@ -246,9 +255,9 @@ Work = Product | Weight | Vector | Move | Core | Exchange | PassOver
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Node:
-    """One forward op: names of the values it reads and writes, and its work. Compared by identity.
+    """One forward op: the names of the values that it reads and writes, and its work. Compared by identity.
 
-    saved: values that its backward reads. tag: kind of its result for remat policies.
+    saved: names of the values that its backward reads. tag: the kind of its result, for remat policies.
     """
 
     region: Region
@@ -261,12 +270,12 @@ class Node:
 
     @property
     def is_trained(self) -> bool:
-        """Whether one of its own parameters has a gradient."""
+        """Whether one of the node's own parameters has a gradient."""
         return any(isinstance(work, Weight | Vector) and work.is_trained for work in self.work)
 
 
 class Collected(NamedTuple):
-    """One collective of a reshard, with its array before and after."""
+    """One collective of a reshard, with the array before and after it."""
 
     kind: Kind
     axes: tuple[str, ...]
@@ -281,10 +290,7 @@ class Collected(NamedTuple):
 
 @lru_cache(maxsize=1 << 14)
 def moves_between(before: Array, after: Array) -> tuple[Collected, ...]:
-    """Return the collectives that convert one layout into another, by `notation.reshard`.
-
-    Layouts contain only axes larger than 1.
-    """
+    """Return the collectives that reshard `before` to `after` (`notation.reshard`). All axes are larger than 1."""
     if before.dims == after.dims and before.unreduced == after.unreduced:
         return ()
     source, target = before.notation, after.notation
@@ -305,5 +311,5 @@ def _laid(array: Array, to: ShardedArray) -> Array:
 
 
 def outermost_first(axes: Iterable[str]) -> tuple[str, ...]:
-    """Return mesh axes in the order in which they are laid out over devices, outermost first."""
+    """Return mesh axes in the order of `LAYOUT`, outermost first."""
     return tuple(sorted(axes, key=LAYOUT.index))

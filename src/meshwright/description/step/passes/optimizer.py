@@ -1,4 +1,4 @@
-"""Optimizer pass: communication of the parameter update. Its state is in `cost.model_states`.
+"""Optimizer pass: the collectives of the parameter update. `planning.cost.model_states` has the optimizer's state.
 
 The gradient norm is a sum over the axes that split each parameter; Adafactor (arXiv:1804.04235) also averages rows,
 columns and whole arrays.
@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from meshwright.description.step.ir import Array, Communicate, Dim, Region
 
 FACTORED_FROM = 128
-"""Size from which Optax factors the two largest dims of a second moment (`optax.scale_by_factored_rms`)."""
+"""Smallest size of the two largest dims from which Optax factors a second moment (`optax.scale_by_factored_rms`)."""
 
 _SCALARS_OF_ADAFACTOR = 3
-"""Number of means of squares of a whole array: one of its update, two of the parameter (`optax.adafactor`)."""
+"""Number of means of squares of a whole array: one of the update and two of the parameter (`optax.adafactor`)."""
 
 
 def factored_dims(shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return the second largest and largest dim of a parameter, which Adafactor averages over; None if not factored.
+    """Return the indices of the second largest and the largest dim of a parameter; None if it is not factored.
 
-    Of equal dims the later one counts as larger.
+    Adafactor averages squares over each of these dims. Of equal dims the later one counts as larger.
     """
     by_size = sorted(range(len(shape)), key=shape.__getitem__)
     if len(shape) < 2 or shape[by_size[-2]] < FACTORED_FROM:
@@ -29,7 +29,12 @@ def factored_dims(shape: tuple[int, ...]) -> tuple[int, int] | None:
 
 
 def update_moves(path: str, dims: tuple[Dim, ...], *, is_adafactor: bool) -> Iterator[Communicate]:
-    """Yield the all-reduces in the update of a parameter over the axes that split its dims, one dim after another."""
+    """Yield the all-reduces in the update of a parameter.
+
+    The gradient norm needs one for each split dim, over the dim's axes. Adafactor adds all-reduces of its means.
+
+    dims: the parameter's dims in storage.
+    """
     scalar = Array("scalar", (), width="float32")
     for dim in dims:
         if dim.axes:
@@ -53,10 +58,13 @@ def update_moves(path: str, dims: tuple[Dim, ...], *, is_adafactor: bool) -> Ite
 
 
 def sum_of_copies(path: str, dims: tuple[Dim, ...], at: int, copies: int) -> Communicate:
-    """Return the all-reduce of the gradients of copied kv heads, over the devices that hold copies of one head.
+    """Return the all-reduce of the gradients of copied kv heads.
 
     Args:
-        dims: of the parameter with all copies; `at` is the dim of the heads.
+        path: the parameter's path.
+        dims: the dims of the parameter with all copies.
+        at: the index of the dim of kv heads.
+        copies: the number of copies of each head.
     """
     heads = Dim("N", (dims[at].size or 0) // copies)
     array = Array("gradient", (*dims[:at], heads, *dims[at + 1 :]), width="float32")

@@ -1,10 +1,10 @@
-"""Pipeline pass: repetitions of each region on a device, and communication between stages.
+"""Pipeline pass: how often a device runs each region, and the collectives between stages.
 
-Stages of one SPMD program run every tick together (`Strategy.spmd_pipeline`), on zeros if the schedule has no work for
-them. Layers and the lookup before them run in all ticks, the loss from the tick in which the first microbatch has
-passed the layers; with virtual stages, ticks that need no lookup or loss skip it. Dense layers before MoE layers run
-with the lookup, and again in backward, on all stages: each on a share of the sequences, or on all if pp does not divide
-them (`stages.batch_before_stages`).
+Stages that are one SPMD program (`FrameworkProfile.spmd_pipeline`) run every tick together, on zeros if the schedule
+has no work for them. Layers and the lookup before them run in all ticks. The loss runs from the tick in which the first
+microbatch has passed the layers. With virtual stages, ticks that need no lookup or loss skip it. Dense layers before
+MoE layers run with the lookup, and again in backward, on all stages: each stage runs them on a share of the sequences,
+or on all sequences if pp does not divide them (`stages.batch_before_stages`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from meshwright.mesh import MeshShape
 from meshwright.record import Phase
 
 BATCH, EMBEDDING, LOGITS, STAGES, UPDATE = "batch", "embedding", "logits", "stages", "update"
-"""Regions outside the layers; `batch` is work on all microbatches before the lookup."""
+"""Names of the regions outside the layers. `batch` has the ops on the batch before the lookup."""
 
 KEPT_INPUTS = "kept inputs"
-"""Name of the sends of saved layer inputs, which 1F1B stages store for each other."""
+"""Name of the sends of saved layer inputs, which stages of 1F1B store for each other."""
 
 
 def is_spmd_pipeline(mesh: MeshShape, strategy: Strategy) -> bool:
@@ -36,7 +36,7 @@ def is_spmd_pipeline(mesh: MeshShape, strategy: Strategy) -> bool:
 
 
 def schedule_of(mesh: MeshShape, strategy: Strategy) -> Schedule:
-    """Return the schedule of a pipeline."""
+    """Return the schedule of the pipeline on a mesh."""
     return Schedule(
         stages=mesh.pp,
         microbatches=strategy.num_microbatches,
@@ -51,63 +51,72 @@ def stage_layers(num_layers: int, mesh: MeshShape) -> int:
 
 
 def stage_slots(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
-    """Return how many layer slots the largest stage runs per microbatch, including empty ones in an SPMD pipeline."""
+    """Return the number of layers that the largest stage runs per microbatch.
+
+    In an SPMD pipeline, it is the number of slots for layers (`step.stages`), which may be empty.
+    """
     virtual = strategy.virtual_stages if is_spmd_pipeline(mesh, strategy) else 1
     return virtual * chunk_slots(num_layers, mesh.pp, virtual)
 
 
 def pre_pipeline_stack(program: Program, mesh: MeshShape, strategy: Strategy) -> Stack | None:
-    """Return the stack that runs with the lookup on all stages: dense layers before MoE layers; None without any."""
+    """Return the stack of dense layers before MoE layers, which runs with the lookup on all stages of an SPMD pipeline.
+
+    None without such layers or such a pipeline.
+    """
     return program.stacks[0] if is_spmd_pipeline(mesh, strategy) and len(program.stacks) > 1 else None
 
 
 def pre_pipeline_strategy(strategy: Strategy, stack: Stack) -> Strategy:
-    """Return the strategy for layers before the pipeline: several layers are a loop, recomputed as a whole."""
+    """Return the strategy for the layers of `stack`, which run before the pipeline.
+
+    Several such layers run as a loop that is recomputed as a whole; `recomputes_whole_blocks` is then set.
+    """
     return _recomputing(strategy, is_whole=stack.num_layers > 1)
 
 
 @lru_cache(maxsize=1 << 12)
 def _recomputing(strategy: Strategy, *, is_whole: bool) -> Strategy:
-    """Return the strategy with `recomputes_whole_blocks` set."""
+    """Return the strategy with `recomputes_whole_blocks` set to `is_whole`; cached."""
     return replace(strategy, profile=replace(strategy.profile, recomputes_whole_blocks=is_whole))
 
 
 def is_shared_before(program: Program, batch: int, mesh: MeshShape, strategy: Strategy) -> bool:
-    """Whether each stage runs the layers before the pipeline for a share of the sequences."""
+    """Whether each stage runs the layers before the pipeline for only a share of the sequences."""
     if pre_pipeline_stack(program, mesh, strategy) is None:
         return False
     return "pp" in batch_before_stages(batch, mesh, strategy)
 
 
 def repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> dict[str, Repeat]:
-    """Return how often a device runs each region in a step."""
+    """Return how often a device runs each region in a step, by the region's name."""
     if is_spmd_pipeline(mesh, strategy):
         return _lockstep_repeats(program, mesh, strategy)
     parts = strategy.num_microbatches
-    ends = _alike(parts, parts / mesh.pp)
+    ends = _equal_counts(parts, parts / mesh.pp)
     found = {
-        BATCH: _alike(parts),
+        BATCH: _equal_counts(parts),
         EMBEDDING: ends,
         LOGITS: ends,
-        STAGES: _alike(parts * strategy.virtual_stages),
-        UPDATE: _alike(1),
+        STAGES: _equal_counts(parts * strategy.virtual_stages),
+        UPDATE: _equal_counts(1),
     }
     remaining = sum(stack.num_layers for stack in program.stacks)
     for stack in program.stacks:
-        # Stages are cut from the sequence of all stacks, so the counts of the stacks add up to those of all layers.
+        # All layers, whatever their stack, are divided among stages; so the counts of the stacks add up to one stage's.
         count = stage_layers(remaining, mesh) - stage_layers(remaining - stack.num_layers, mesh)
-        found[stack.name] = _alike(parts * count, parts * stack.num_layers / mesh.pp, once=count)
+        found[stack.name] = _equal_counts(parts * count, parts * stack.num_layers / mesh.pp, once=count)
         remaining -= stack.num_layers
     return found
 
 
-def _alike(count: int, mean: float | None = None, once: int = 1) -> Repeat:
-    """Return a `Repeat` whose useful, executed and static counts are equal."""
+def _equal_counts(count: int, mean: float | None = None, once: int = 1) -> Repeat:
+    """Return a `Repeat` whose useful, executed and static counts are all `count`, and by default the mean too."""
     return Repeat(useful=count, executed=count, static=count, mean=count if mean is None else mean, once=once)
 
 
 def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> dict[str, Repeat]:
-    """Return the counts of regions in an SPMD pipeline, whose stages run every tick together."""
+    """Return `repeats` for an SPMD pipeline, whose stages run every tick together."""
     schedule, virtual, parts = schedule_of(mesh, strategy), strategy.virtual_stages, strategy.num_microbatches
     ticks, stack = schedule.ticks, program.stacks[-1]
     slots = stage_slots(stack.num_layers, mesh, strategy)
@@ -115,11 +124,11 @@ def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> 
     first = ticks if virtual == 1 else parts
     last = parts if virtual == 1 else ticks - schedule.warm_up
     found = {
-        BATCH: _alike(parts),
+        BATCH: _equal_counts(parts),
         EMBEDDING: Repeat(useful=parts, executed=first, static=ticks, mean=first),
         LOGITS: Repeat(useful=parts, executed=parts, static=last, mean=parts),
         STAGES: Repeat(useful=parts * virtual, executed=ticks, static=ticks, mean=ticks),
-        UPDATE: _alike(1),
+        UPDATE: _equal_counts(1),
         stack.name: Repeat(useful=parts * slots, executed=in_ticks, static=in_ticks, mean=in_ticks, once=slots),
     }
     if before := pre_pipeline_stack(program, mesh, strategy):
@@ -131,10 +140,10 @@ def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> 
 
 
 def kept_layers(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
-    """Return how many layer inputs a device of an SPMD pipeline saves for backward at once.
+    """Return the largest number of layer inputs that a device of an SPMD pipeline saves for backward at a time.
 
-    GPipe: one per layer and tick. 1F1B: one per layer and microbatch: those in its slots, one in transit between paired
-    stages, and the one in progress.
+    GPipe: one per layer slot and tick. 1F1B: for each layer slot, one for each saved microbatch (`Schedule.kept`), one
+    in transit between paired stages, and one in progress.
     """
     schedule = schedule_of(mesh, strategy)
     chunk = chunk_slots(num_layers, mesh.pp, strategy.virtual_stages)
@@ -144,10 +153,10 @@ def kept_layers(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
 
 
 def stage_moves(program: Program, mesh: MeshShape, strategy: Strategy, layout: Layout) -> Iterator[Communicate]:
-    """Yield the sends between stages: the stream, its gradient, and inputs that stages store for each other.
+    """Yield the collectives between stages: sends of the stream, its gradient, and inputs that other stages store.
 
-    If tp does not split the stream, stages with their own programs send a share from each tp device, and gather them on
-    arrival (arXiv:2104.04473, section 4.1).
+    If tp does not split the stream and each stage is a separate program, every tp device sends a share of the stream,
+    and the shares are gathered on arrival (arXiv:2104.04473, section 4.1).
     """
     if mesh.pp == 1:
         return
@@ -172,7 +181,7 @@ def stage_moves(program: Program, mesh: MeshShape, strategy: Strategy, layout: L
         yield _over_pp(KEPT_INPUTS, "collective-permute", kept, "forward", region)
     for op in layers.ops:
         if isinstance(op, Dispatch):
-            # Each stage has the loads of its own layers.
+            # Each stage has only the loads of its own layers.
             once = Region(STAGES, is_once=True)
             slots = mesh.pp * stage_slots(layers.num_layers, mesh, strategy)
             load = Array("load", (Dim("slots", slots), Dim("load", 3 * op.num_experts)), width="float32")
@@ -184,7 +193,9 @@ def end_moves(
 ) -> Iterator[Communicate]:
     """Yield the collectives over pp at the ends of an SPMD pipeline, whose stages share the embedding and unembedding.
 
-    They move the stream to the first stage and from the last. is_shared: as in `is_shared_before`.
+    They bring the stream to the first stage and from the last one.
+
+    is_shared: result of `is_shared_before`.
     """
     if not is_spmd_pipeline(mesh, strategy):
         return
@@ -198,7 +209,7 @@ def end_moves(
 
 
 def _stream_dim(program: Program) -> Dim:
-    """Return the width of the residual stream."""
+    """Return the dim of the residual stream's width."""
     size = next(op.columns[1] for op in program.embedding if isinstance(op, Lookup))
     return Dim("D", size)
 

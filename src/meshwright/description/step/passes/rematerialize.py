@@ -1,7 +1,7 @@
 """Rematerialize pass: which ops of a layer are recomputed for backward, given the values that a policy saves.
 
-An unsaved value is recomputed if backward, or another recomputed op, reads it. So the last matmul of a layer is never
-recomputed, nor is its collective.
+An unsaved value is recomputed if backward or another recomputed op reads it. So the last matmul of a layer and its
+collective are never recomputed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEPT: Mapping[Remat, frozenset[Tag]] = {
     "alternate": frozenset({Tag.PRODUCT}),
     "named": frozenset(),
 }
-"""Values of a layer that each policy saves besides its input."""
+"""By remat policy, the tags of the nodes whose results it saves, besides the layer's input."""
 
 
 NAMED: Mapping[str, tuple[str, ...]] = {
@@ -34,8 +34,7 @@ NAMED: Mapping[str, tuple[str, ...]] = {
     "mlp": ("gate", "up"),
     "down": ("mlp_added",),
 }
-"""The values saved under each name that a framework's policy can list; `context` is attention's result.
-"""
+"""By a name in `FrameworkProfile.saved_values`: the names of the values (results of nodes) that it stands for."""
 
 
 def keeps_read(remat: Remat) -> bool:
@@ -47,20 +46,21 @@ def keeps_read(remat: Remat) -> bool:
 def recomputed(
     nodes: tuple[Node, ...], remat: Remat, *, is_whole: bool = False, saved: tuple[str, ...] = ()
 ) -> frozenset[int]:
-    """Return the positions of the nodes of a layer that are recomputed for backward.
+    """Return the indices of the nodes of a layer that are recomputed for backward.
 
     Args:
         nodes: the nodes of the layer, in order.
         remat: the policy.
-        is_whole: with `block` and `offload`, recompute all ops, like frameworks that recompute a block to its end.
-        saved: with `named`, the values that are saved, by the names in `NAMED`.
+        is_whole: whether to recompute all nodes with `block` and `offload`, like frameworks that recompute a block to
+            its end.
+        saved: with `named`, the names (keys of `NAMED`) of the values that are saved.
     """
     if is_whole and remat in ("block", "offload"):
         return frozenset(range(len(nodes)))
     kept = frozenset(name for value in saved for name in NAMED[value]) if remat == "named" else frozenset[str]()
     found = _needed(nodes, KEPT[remat], kept)
     if remat == "alternate":
-        # Attention is saved, every second matmul is recomputed (torchtitan's selective checkpointing of ops).
+        # Attention is saved, and every second matmul is recomputed (torchtitan's selective checkpointing of ops).
         products = [i for i, node in enumerate(nodes) if any(isinstance(work, Product) for work in node.work)]
         attention = {i for i, node in enumerate(nodes) if any(isinstance(work, Core) for work in node.work)}
         found = (found - attention) | set(products[1::2])
@@ -68,9 +68,12 @@ def recomputed(
 
 
 def _needed(nodes: Sequence[Node], kept: frozenset[Tag], named: frozenset[str]) -> set[int]:
-    """Return the positions of nodes whose result backward needs and which is not saved, and of nodes they need.
+    """Return the indices of the nodes to recompute: backward or another of them reads their unsaved result.
 
-    kept: the tags of saved results. named: names of results of matmuls and of attention that are saved too.
+    Args:
+        nodes: the nodes of a layer, in order.
+        kept: the tags of results that are saved.
+        named: names of results of matmuls and of attention that are saved too.
     """
     writers = _writers(nodes)
     waiting = [writers[i, name] for i, node in enumerate(nodes) for name in node.saved]
@@ -88,9 +91,10 @@ def _needed(nodes: Sequence[Node], kept: frozenset[Tag], named: frozenset[str]) 
 
 
 def _writers(nodes: Sequence[Node]) -> dict[tuple[int, str], int | None]:
-    """Map (position of a node, value it reads or saves) to the position of the writer; None for the layer's input.
+    """Return, by (index of a node, name of a value that it reads or saves), the index of the node that wrote the value.
 
-    A name may be written several times (rotation in place): a node reads the latest value before it.
+    It is None for the layer's input. A name may be written several times (rotation in place); a node reads the latest
+    value before it.
     """
     last: dict[str, int] = {}
     found: dict[tuple[int, str], int | None] = {}

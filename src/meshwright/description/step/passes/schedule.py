@@ -1,10 +1,11 @@
 """Pipeline schedules: which microbatch each stage works on in each slot. Used by the runtime, costs and pictures.
 
-All stages run the same program in lockstep, so a schedule is a sequence of slots, in which all stages run forward or
-all run backward. With v virtual stages device i has chunks i, i + p, i + 2p … of the layers (arXiv:2104.04473, section
-2.2); groups of p microbatches pass all chunks in order, so each device's output is always the next device's next input.
-GPipe (arXiv:1811.06965) runs all microbatches forward, then backward in reverse order. 1F1B starts backward as soon as
-the first microbatch has passed all chunks, and alternates.
+All stages run the same program in lockstep, so a schedule is a sequence of slots: in a slot, all stages run forward or
+all run backward. A slot's number among those of its phase is its tick. With p stages and v virtual stages, device i has
+the chunks i, i + p, i + 2p, … of the layers (arXiv:2104.04473, section 2.2). Microbatches pass all chunks in order in
+groups of p, so that a device's output is always the next device's next input. GPipe (arXiv:1811.06965) runs all
+microbatches forward, then backward in reverse order. 1F1B starts backward as soon as the first microbatch has passed
+all chunks, and then alternates.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ Number = Any
 
 
 class Unit(NamedTuple):
-    """One microbatch in one chunk of a device's layers."""
+    """The unit of a device's work in a schedule: one pass of a microbatch through one chunk of the device's layers.
+
+    chunk: counted among the device's own chunks.
+    """
 
     microbatch: Number
     chunk: Number
 
 
 class Cell(NamedTuple):
-    """Work of one stage in one slot."""
+    """The work of one stage in one slot: a pass of a microbatch through one of the stage's own chunks."""
 
     slot: int
     stage: int
@@ -69,12 +73,12 @@ class Schedule:
 
     @property
     def units(self) -> int:
-        """Forward units of a device per step: microbatches x chunks."""
+        """Number of forward units of a device in a step: microbatches times virtual stages."""
         return self.microbatches * self.virtual_stages
 
     @property
     def ticks(self) -> int:
-        """Number of forward slots, and of backward slots."""
+        """Number of forward slots in a step, which is also the number of backward slots."""
         return self.units + self.stages - 1
 
     @property
@@ -88,17 +92,17 @@ class Schedule:
         return (self.stages - 1) / self.units
 
     def forward(self, index: Number) -> Unit:
-        """Return the unit that a device runs as its `index`-th forward."""
+        """Return the unit of a device's forward number `index`, counted from 0."""
         p, v = self.stages, self.virtual_stages
         return Unit(index // (p * v) * p + index % p, index // p % v)
 
     def backward(self, index: Number) -> Unit:
-        """Return the unit that a device of 1F1B runs as its `index`-th backward: chunks are in the opposite order."""
+        """Return the unit of a device's backward number `index` in 1F1B. Chunks are in the opposite order."""
         microbatch, chunk = self.forward(index)
         return Unit(microbatch, self.virtual_stages - 1 - chunk)
 
     def age(self, stage: Number, chunk: Number) -> Number:
-        """Return the ticks between a unit's forward and its backward on a stage of 1F1B."""
+        """Return the number of ticks between a unit's forward and its backward on a stage of 1F1B."""
         p, v = self.stages, self.virtual_stages
         return 2 * (p - 1 - stage) + 2 * p * (v - 1 - chunk)
 
@@ -109,10 +113,10 @@ class Schedule:
 
     @property
     def kept(self) -> int:
-        """Number of ticks whose inputs a device saves for backward at once.
+        """Number of ticks for which a device has memory for inputs that backward needs.
 
-        GPipe: all. 1F1B: the number of stages, if stages store for each other. Interleaved: the ticks from the first
-        chunk's forward on the first stage to its backward.
+        GPipe: all ticks. 1F1B without virtual stages: the number of stages, because stages store inputs for each other.
+        Interleaved 1F1B: the ticks from the first chunk's forward on the first stage to its backward.
         """
         if self.kind == "gpipe":
             return self.ticks
@@ -120,7 +124,7 @@ class Schedule:
 
     @property
     def most_kept(self) -> int:
-        """Maximum number of units whose inputs a device saves at once; interleaved: counted on the first stage."""
+        """Largest number of units whose inputs a device saves at a time; in interleaved 1F1B, on the first stage."""
         if self.kind == "gpipe" or self.is_balanced:
             return min(self.units, self.kept)
         waiting = most = 0
@@ -131,7 +135,7 @@ class Schedule:
         return most
 
     def cells(self) -> Iterator[Cell]:
-        """Yield the work of every stage, by slot and stage."""
+        """Yield the work of each stage in each slot, ordered by slot and stage; idle stages are left out."""
         slots = self._slots()
         for slot, (phase, tick) in enumerate(slots):
             for stage in range(self.stages):
@@ -142,7 +146,7 @@ class Schedule:
                     yield Cell(slot, stage, *unit, phase)
 
     def _slots(self) -> list[tuple[Pass, int]]:
-        """Return the phase of each slot, and its tick within that phase; GPipe's backward ticks count down."""
+        """Return (phase, tick) of each slot in order; GPipe's backward ticks count down."""
         forward: list[tuple[Pass, int]] = [("forward", tick) for tick in range(self.ticks)]
         backward: list[tuple[Pass, int]] = [("backward", tick) for tick in range(self.ticks)]
         if self.kind == "gpipe":
@@ -153,7 +157,9 @@ class Schedule:
 
 
 def chunk_layers(num_layers: int, chunks: int) -> tuple[int, ...]:
-    """Return the number of layers in each chunk, in the order that tokens pass them: nearly even, larger ones first.
+    """Return the number of layers in each chunk, in the order in which tokens pass them.
+
+    Numbers differ by at most one; larger ones come first.
 
     Raises:
         MeshwrightError: a chunk would have no layers.
@@ -166,9 +172,9 @@ def chunk_layers(num_layers: int, chunks: int) -> tuple[int, ...]:
 
 
 def slot_layers(num_layers: int, stages: int, virtual_stages: int = 1) -> tuple[int | None, ...]:
-    """Return the layer in each slot of a pipelined stack, stage by stage, chunk by chunk; None for an empty slot.
+    """Return the layer in each layer slot (`step.stages`), ordered by stage, then chunk; None for an empty slot.
 
-    Each chunk has one slot for every layer of the longest chunk, so that every stage runs the same program.
+    Each chunk has one such slot for every layer of the longest chunk, so that every stage runs the same program.
     """
     counts = chunk_layers(num_layers, stages * virtual_stages)
     starts = [sum(counts[:chunk]) for chunk in range(len(counts))]

@@ -1,7 +1,7 @@
-"""Shard pass: mesh axes for the dims of every value, by the rules; reshards between layouts follow from the notation.
+"""Shard pass: assign mesh axes to the dims of every value in a layer, by the sharding rules.
 
-Yields a `Node` for each op of a region: values read and written, and their shardings. A change of sharding becomes a
-`Move`; `notation.reshard` derives its collectives.
+Each op of the layer becomes a `Node`: the values that it reads and writes, and its work on sharded arrays. A change of
+sharding becomes a `Move`, whose collectives `notation.reshard` derives.
 """
 
 from __future__ import annotations
@@ -80,11 +80,12 @@ class _BlockSharder:
         self.branches: dict[str, str] = {}
 
     def nodes(self) -> Iterator[Node]:
-        """Yield a node for each op, with reshards between them."""
+        """Yield a node for each op of the block, and for each reshard between ops."""
         for op in self.ops:
             is_second = isinstance(op, Norm) and op.source == STREAM
             if (is_second and self.arrays) or (self.name == "block" and isinstance(op, Linear) and _is_of_mlp(op)):
-                # The second of two parallel blocks starts here, with its norm, or its first matmul if they share one.
+                # The MLP of a block in parallel with attention starts here, with its norm, or if both share a norm with
+                # its first matmul.
                 self.block = Block.MLP
             match op:
                 case Norm():
@@ -121,7 +122,7 @@ class _BlockSharder:
         return Node(region=self.region, block=self.block, work=work, reads=reads, writes=writes, saved=saved, tag=tag)
 
     def _array(self, name: str) -> Array:
-        """Return a value with its sharding; at the start of a block, the residual stream."""
+        """Return the sharded array of a value; that of the residual stream if no op has written it yet."""
         if name == STREAM and name not in self.arrays:
             return self._stream(STREAM)
         return self.arrays[name]
@@ -136,7 +137,7 @@ class _BlockSharder:
         return first.size if isinstance(first, Norm) else first.fan_in
 
     def _norm(self, op: Norm) -> Iterator[Node]:
-        """Yield a norm over the last dim; its input's partial sums are added first."""
+        """Yield the nodes of a norm over the last dim. Partial sums of its input are added first."""
         if op.source != STREAM:
             yield from self._summed((op.source,), op.source)
         source = self._array(op.source)
@@ -155,9 +156,10 @@ class _BlockSharder:
         yield self._node(*work, reads=(op.source,), writes=op.target, saved=(op.source,))
 
     def _vector(self, name: str, dims: tuple[tuple[str, int], ...], on: Array, width: Width = "float32") -> Vector:
-        """Return a parameter used elementwise: its gradient is summed over the axes that split its tokens.
+        """Return a parameter that is added to or multiplied with the value `on`.
 
-        width: format of the gradient sum; norms use float32, a bias the dtype of its operand.
+        Its gradient is summed over the axes that split the tokens, in the dtype `width`: float32 for norms, the
+        operand's for a bias.
         """
         used = self.layout.used(dims)
         split = {axis for dim in used for axis in dim.axes}
@@ -166,7 +168,7 @@ class _BlockSharder:
         return Vector(name=path, array=array, pending=(*others, batch), is_trained=path not in self.layout.frozen)
 
     def _linear(self, op: Linear) -> Iterator[Node]:
-        """Yield a matmul with a weight. Its input is gathered along the tokens over the axes that split the weight."""
+        """Yield the nodes of a matmul with a weight. Its input is gathered over the tokens first (`_entry`)."""
         if op.low_rank and op.low_rank.has_magnitude:
             yield from self._with_magnitude(op, op.low_rank)
             return
@@ -196,13 +198,13 @@ class _BlockSharder:
         )
         work: list[Work] = [weight, product]
         if op.has_bias and op.num_experts:
-            # If tp sums the matmul, one tp device adds the bias; the gradient sum includes the zeros of the others.
+            # If the result is a partial sum over tp, one tp device adds the bias; the others' gradients of it are zero.
             summed = outermost_first({*tokens, *partial})
             array, bias = Array(op.name, self.layout.used(op.bias_dims)), f"{path}_bias"
             is_trained = bias not in self.layout.frozen
             work.append(Vector(name=bias, array=array, pending=(summed,), is_trained=is_trained))
         elif op.has_bias:
-            # With partial sums over tp, the bias is added after the sum, in the layout of the stream between blocks.
+            # If the result is a partial sum over tp, the bias is added after the sum, in the stream's layout.
             on = self._stream(op.target) if partial else self.arrays[op.target]
             work.append(self._vector(f"{op.name}_bias", op.bias_dims, on, "compute"))
         tag = Tag.OTHER if partial else Tag.PRODUCT
@@ -212,11 +214,11 @@ class _BlockSharder:
             yield from self._branch(op, op.low_rank, tag)
 
     def _branch(self, op: Linear, branch: LowRank, tag: Tag) -> Iterator[Node]:
-        """Yield the low-rank branch of a matmul, added to the matmul's result.
+        """Yield the nodes of a matmul's low-rank branch, which is added to the matmul's result.
 
-        Instead of the branch's input or output, its inner value [tokens, rank] is resharded over tp: gathered if tp
-        splits the columns (it is computed from the stream between blocks), scattered to the layout of that stream if tp
-        splits the rows.
+        The inner value [tokens, rank] is resharded over tp instead of the branch's input or output, which are larger.
+        If tp splits the matmul's outputs, it is computed from the stream between blocks and gathered; if tp splits the
+        inputs, it is reduce-scattered to the layout of that stream.
         """
         layout, rank, path = self.layout, (RANK, branch.rank), f"{self.stack}.{op.name}"
         is_column = op.inputs[0][0] == "embed"
@@ -240,12 +242,12 @@ class _BlockSharder:
         if not partial:
             yield self._node(*out, added, reads=(split, op.target), writes=op.target, saved=saved, tag=tag)
         else:
-            # The branch is added after the matmul's sum over tp, whose gradient is resharded differently (`_summed`).
+            # The branch is added after the matmul's sum over tp, because its gradient has another layout (`_summed`).
             self.branches[op.target] = made = f"{op.target} of low rank"
             yield self._node(*out, added, reads=(split,), writes=made, saved=saved)
 
     def _with_magnitude(self, op: Linear, branch: LowRank) -> Iterator[Node]:
-        """Yield a matmul and its branch, times a magnitude over the norm of each output's column (DoRA)."""
+        """Yield the nodes of a matmul with its branch, multiplied by magnitude / column norm of each output (DoRA)."""
         total, norms = f"{op.target} before magnitudes", f"{op.target} norms"
         yield from self._linear(replace(op, target=total, low_rank=replace(branch, has_magnitude=False)))
         yield from self._summed((total,), total)
@@ -257,20 +259,20 @@ class _BlockSharder:
         yield self._node(*work, reads=both, writes=op.target, saved=both)
 
     def _rows(self, op: Linear) -> tuple[Dim, ...]:
-        """Return the row dims of a matmul: tokens in blocks, tokens of the residual stream, or expert rows."""
+        """Return the row dims of a matmul: tokens inside blocks, tokens of the residual stream, or an expert's rows."""
         if op.num_experts:
             return (Dim("R", None),)
         return self.layout.residual_tokens if op.is_on_residual else self.layout.tokens
 
     def _token_axes(self, op: Linear, lead: tuple[Dim, ...]) -> tuple[str, ...]:
-        """Return the axes that split the tokens of a weight, over which each device has a partial gradient."""
+        """Return the axes that split the tokens of a matmul, over which its weight's gradient is a partial sum."""
         if not op.num_experts:
             return outermost_first(axes_of(lead))
         experts = self.layout.axes("expert")
         return outermost_first(axis for dim in self.layout.tokens for axis in dim.axes if axis not in experts)
 
     def _entry(self, op: Linear) -> Generator[Node, None, str]:
-        """Yield the gather of a matmul's input over its tokens, once for all its readers; return the result's name."""
+        """Yield the gather of a matmul's input over tokens, once for all readers; return the name of the result."""
         array = self._array(op.source)
         is_split = any(dim.axes for dim in array.dims[2:])
         if not is_split and op.source not in self.entries:
@@ -292,7 +294,7 @@ class _BlockSharder:
         return self.entries.get(op.source, op.source)
 
     def _summed(self, sources: tuple[str, ...], target: str) -> Iterator[Node]:
-        """Yield the sum of values, and its reduction over tp to the layout of the residual stream."""
+        """Yield the nodes that add the partial sums among `sources` and reduce them to the residual stream's layout."""
         partial = tuple(name for name in sources if self.arrays[name].unreduced)
         if not partial:
             return
@@ -307,15 +309,15 @@ class _BlockSharder:
             yield self._node(reads=(target, *branches), writes=target, tag=Tag.PRODUCT)
 
     def _rotary(self, op: Rotary) -> Iterator[Node]:
-        """Yield the rotation of queries and keys in place."""
-        # Parts of a value are rotated when the whole value is written (`_concat`).
+        """Yield the nodes that rotate queries and keys in place."""
+        # A slice of a value is counted as rotated where the slices are joined (`_concat`).
         whole = tuple(self.arrays[value] for value in op.values if value not in self.parts)
         for value in op.values:
             passes = (PassOver(kind="rotary", arrays=whole),) if whole and value == op.values[0] else ()
             yield self._node(*passes, reads=(value,), writes=value, tag=Tag.READ)
 
     def _attention(self, op: Attention) -> Iterator[Node]:
-        """Yield the reshards that bring keys and values to their queries, and attention itself."""
+        """Yield the nodes of attention, and of the reshards that bring keys and values to the queries."""
         query, key, value = (self.arrays[name] for name in (op.query, op.key, op.value))
         names = (op.query, op.key, op.value)
         work: list[Work] = []
@@ -357,7 +359,7 @@ class _BlockSharder:
         )
 
     def _gated_delta(self, op: GatedDelta) -> Iterator[Node]:
-        """Yield linear attention: each device has whole sequences of its rows and heads, so nothing is communicated."""
+        """Yield the node of linear attention. It has no collectives: devices have whole sequences of their heads."""
         source, decay = self.arrays[op.value], self.arrays[op.decay]
         self.arrays[op.target] = replace(source, name=op.target)
         work: list[Work] = []
@@ -375,9 +377,10 @@ class _BlockSharder:
         yield self._node(*work, reads=reads, writes=op.target, saved=reads)
 
     def _ring(self, key: Array, value: Array) -> Iterator[Work]:
-        """Yield the ring sends over sp of keys, values and positions in both passes, and of gradients in float32.
+        """Yield the sends of ring attention over sp: keys, values and positions in all phases, gradients in backward.
 
-        With two devices the compiler removes sends in backward that repeat those of the recomputation.
+        Gradients are sent in float32. On a ring of two devices the compiler removes the sends in backward that repeat
+        those of the recomputation.
         """
         positions = Array("positions", self.layout.tokens, width="float32")
         phases: Phases = ("forward", "recompute", "backward")
@@ -393,14 +396,14 @@ class _BlockSharder:
             yield self._exchange("segments", "collective-permute", segments, phases)
 
     def _exchange(self, name: str, kind: Kind, array: Array, phases: Phases) -> Exchange:
-        """Return a collective over the axes of the sequence; permutes go round a ring."""
+        """Return a collective over the axes that split the sequence; a collective-permute goes round a ring."""
         is_ring = kind == "collective-permute"
         return Exchange(name=name, kind=kind, axes=self.layout.sequence, array=array, phases=phases, is_ring=is_ring)
 
     def _concat(self, op: Concat) -> Iterator[Node]:
-        """Yield a concatenation along the last dim; it has the sharding of the first value.
+        """Yield the node of a concatenation along the last dim. Its result has the sharding of the first source.
 
-        The gradient of a value shared by all heads is summed over the axes that split them.
+        The gradient of a source that all heads share is summed over the axes that split heads.
         """
         sources = [self.arrays[name] for name in op.sources]
         self.arrays[op.target] = _resized(sources[0], op.target, sum(array.dims[-1].size or 0 for array in sources))
@@ -411,25 +414,25 @@ class _BlockSharder:
         yield self._node(rotated, *moves, reads=op.sources, writes=op.target)
 
     def _gated(self, op: Gated) -> Iterator[Node]:
-        """Yield an MLP's activation."""
+        """Yield the node of an MLP's activation."""
         first = self.arrays[op.sources[0]]
         self.arrays[op.target] = replace(first, name=op.target)
         kind: Pass = "gated" if len(op.sources) > 1 else "activation"
         yield self._node(PassOver(kind=kind, arrays=(first,)), reads=op.sources, writes=op.target, saved=op.sources)
 
     def _sigmoid_gate(self, op: SigmoidGate) -> Iterator[Node]:
-        """Yield the reduction of a block's output over tp, and its multiplication by one number per token."""
+        """Yield the node that multiplies a value by a sigmoid gate. Partial sums of the value are added first."""
         yield from self._summed((op.source,), op.source)
         self.arrays[op.target] = source = replace(self.arrays[op.source], name=op.target)
         both = (op.source, op.by)
         yield self._node(PassOver(kind="gated", arrays=(source,)), reads=both, writes=op.target, saved=both)
 
     def _dispatch(self, op: Dispatch) -> Iterator[Node]:
-        """Yield the dispatch of rows: all-to-all over ep and gather over tp; without ep, a gather of the stream."""
+        """Yield the node that sends tokens to experts: all-to-all over ep and gather over tp; without ep, a gather."""
         layout = self.layout
         ep, tp = layout.axes("expert"), layout.axes("mlp")
         self.arrays[op.target] = Array(op.target, (Dim("R", None), Dim("D", self._embed())))
-        rows = Array(op.target, (Dim("E", op.num_experts, ep), *self.arrays[op.target].dims))
+        rows = Array(op.target, (Dim("E", op.num_stored, ep), *self.arrays[op.target].dims))
         work: list[Work] = [PassOver(kind="dispatch", arrays=(rows,))]
         reads = op.source
         if ep:
@@ -448,11 +451,11 @@ class _BlockSharder:
         yield self._node(*work, reads=(reads, op.router), writes=op.target, saved=(op.router,), tag=Tag.READ)
 
     def _combine(self, op: Combine) -> Iterator[Node]:
-        """Yield the return of experts' rows to their tokens."""
+        """Yield the node that sends the experts' output rows back to their tokens."""
         layout = self.layout
         ep, tp = layout.axes("expert"), layout.axes("mlp")
         self.arrays[op.target] = after = self._stream(op.target)
-        count = next(each.num_experts for each in self.ops if isinstance(each, Dispatch))
+        count = next(each.num_stored for each in self.ops if isinstance(each, Dispatch))
         rows = Array(op.target, (Dim("E", count, ep), Dim("R", None), after.dims[-1]))
         work: list[Work] = [PassOver(kind="combine", arrays=(rows,))]
         if ep:
@@ -463,7 +466,7 @@ class _BlockSharder:
         yield self._node(*work, reads=(op.source,), writes=op.target, tag=Tag.PRODUCT)
 
     def _add(self, op: Add) -> Iterator[Node]:
-        """Yield the addition of a block's output to the residual stream."""
+        """Yield the nodes that add a block's output to the residual stream."""
         partial = tuple(name for name in op.sources if self.arrays[name].unreduced)
         yield from self._summed(op.sources, "added")
         stream = self._stream(STREAM)
@@ -472,7 +475,7 @@ class _BlockSharder:
             kinds.append("dropout")
         kinds *= self.num_additions
         if any(isinstance(each, Gated) and len(each.sources) > 1 for each in self.ops):
-            # Gate and up both have a gradient of their shared input.
+            # Backward adds the gradients of gate and up with respect to their shared input.
             kinds.append("branch")
         passes = [PassOver(kind=kind, arrays=(stream,)) for kind in kinds]
         reads = (STREAM, *(name for name in op.sources if name not in partial), *(("added",) if partial else ()))
@@ -480,10 +483,10 @@ class _BlockSharder:
 
 
 def _is_of_mlp(op: Linear) -> bool:
-    """Whether a matmul opens an MLP."""
+    """Whether a matmul computes the hidden activations of an MLP."""
     return op.outputs[-1][0] == "mlp"
 
 
 def _resized(array: Array, name: str, size: int) -> Array:
-    """Return an array with another size of its last dim."""
+    """Return an array with another name and another size of its last dim."""
     return replace(array, name=name, dims=(*array.dims[:-1], array.dims[-1]._replace(size=size)))

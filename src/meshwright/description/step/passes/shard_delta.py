@@ -1,6 +1,6 @@
-"""The matmuls of the gated delta rule in chunks (`execution.runtime.attention.delta`), as products of two values.
+"""The matmuls of the gated delta rule, computed in chunks of tokens (`execution.runtime.attention.delta`).
 
-Their rows are the tokens of each head, padded to whole chunks.
+They multiply two values, not a value and a weight. Their rows are the tokens of each head, padded to whole chunks.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from meshwright.description.step.layer import DELTA_CHUNK, GatedDelta
 from meshwright.description.step.passes.nodes import Product
 
 TOKENS, AFTER_STATE = "Z", "Y"
-"""Symbols of a sequence's tokens, padded to whole chunks, and of those that read or write a state."""
+"""Symbols for the tokens of a sequence, padded to whole chunks, and for those of them that read or write a state."""
 
 
 def chunk_sizes(length: int, *, has_state: bool) -> dict[str, float]:
-    """Return the values of the symbols for sequences of `length` tokens.
+    """Return the sizes of the symbols `TOKENS` and `AFTER_STATE` for sequences of `length` tokens.
 
-    has_state: whether a state comes before them; without, a single chunk has none.
+    has_state: whether sequences start from a state; if False, a sequence of a single chunk has no state at all.
     """
     padded = -(-length // DELTA_CHUNK) * DELTA_CHUNK
     return {TOKENS: padded, AFTER_STATE: padded if has_state or padded > DELTA_CHUNK else 0}
 
 
 def delta_matmuls(op: GatedDelta, name: str, values: Array) -> list[Product]:
-    """Return the matmuls of all chunks.
+    """Return the matmuls of the gated delta rule, each for all chunks together.
 
     Args:
         op: the gated delta rule.
-        name: their name in records.
+        name: the name of all the matmuls in records.
         values: its values [batch, sequence, heads, group, value_dim], with their sharding.
     """
     batch, _, heads, group, _ = values.dims
@@ -45,7 +45,7 @@ def delta_matmuls(op: GatedDelta, name: str, values: Array) -> list[Product]:
         product(tokens, key, chunk, "queries", "keys of the chunk"),
     ]
     inverse = product(rows, chunk, Dim("J", DELTA_CHUNK), "systems", "inverses")
-    # Two for each doubling of the blocks that are inverted, from 2 on.
+    # The inverse of a chunk is computed from blocks of size 2, with two matmuls for each doubling of the size.
     found += [replace(inverse, passes="forward")] * (2 * (DELTA_CHUNK.bit_length() - 2))
     return [
         *found,

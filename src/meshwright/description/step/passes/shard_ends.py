@@ -29,7 +29,7 @@ EMBEDDING, LOGITS = Region("embedding"), Region("logits")
 
 @lru_cache(maxsize=1 << 10)
 def embedding_nodes(ops: tuple[EndOp, ...], layout: Layout) -> tuple[Node, ...]:
-    """Return the nodes before the layers. Devices that split a table's rows look up the same tokens and sum."""
+    """Return the nodes before the layers. Devices that split a table's rows look up the same tokens and add results."""
     return tuple(_embedding_nodes(ops, layout))
 
 
@@ -48,8 +48,11 @@ def _embedding_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
 
 
 def _lookup(op: Lookup, layout: Layout, split: tuple[str, ...]) -> Node:
-    """Return the lookup: the gather of its table, and the sum of its rows into the residual stream's layout."""
-    # Positions are looked up for a device's tokens between blocks, token ids for its tokens in matmuls.
+    """Return the node of a lookup: the gather of its table, and the reduction of rows to the residual stream's layout.
+
+    split: the axes that split the table's rows.
+    """
+    # A device looks up positions for its tokens of the residual stream, and token ids for its tokens inside blocks.
     tokens = layout.residual_tokens if op.is_positional else layout.tokens
     work: list[Work] = [weight_of(op.name, (op.rows, op.columns), axes_of(tokens), layout)]
     if not op.is_positional:
@@ -58,9 +61,10 @@ def _lookup(op: Lookup, layout: Layout, split: tuple[str, ...]) -> Node:
 
 
 def _sum_of_rows(name: str, columns: Dim, layout: Layout, split: tuple[str, ...]) -> Iterator[Move]:
-    """Yield the sum of looked up rows over the axes that split the table, into the layout of the residual stream.
+    """Yield the reshards that add looked up rows over the axes that split the table (`split`).
 
-    First scatter along the sequence, then along the batch; over other axes, all-reduce.
+    The results have the layout of the residual stream. They are reduce-scattered along the sequence, then along the
+    batch, and all-reduced over any other axes.
     """
     batch = tuple(axis for axis in layout.batch if axis != "pp") if "pp" in split else layout.batch
     lead = Dim("B", None, batch), Dim("S", None, layout.sequence)
@@ -73,7 +77,7 @@ def _sum_of_rows(name: str, columns: Dim, layout: Layout, split: tuple[str, ...]
 
 
 def _branch_of_lookup(op: Lookup, rank: int, layout: Layout, split: tuple[str, ...]) -> Iterator[Node]:
-    """Yield the low-rank branch of a lookup: A's rows are looked up like the table's, and multiplied by B."""
+    """Yield the nodes of a lookup's low-rank branch: rows of A are looked up like the table's, and multiplied by B."""
     low, name = (RANK, rank), "embedding low rank"
     weight = weight_of(f"{op.name}{LORA_A}", (op.rows, low), axes_of(layout.tokens), layout)
     moves = _sum_of_rows(name, layout.used((low,))[0], layout, split)
@@ -84,7 +88,7 @@ def _branch_of_lookup(op: Lookup, rank: int, layout: Layout, split: tuple[str, .
 
 
 def _branch_of_logits(op: Linear, layout: Layout, vocab: tuple[str, ...]) -> Iterator[Node]:
-    """Yield the low-rank branch of the logits: its inner value is gathered over tp, as a layer's is."""
+    """Yield the nodes of the logits' low-rank branch. Its inner value is gathered over tp, as in a layer."""
     assert op.low_rank
     low, name = (RANK, op.low_rank.rank), "logits low rank"
     inner = factor(f"{op.branch}{LORA_A}", layout.residual_tokens, op.inputs, (low,), layout)
@@ -144,7 +148,7 @@ def _logits_nodes(ops: tuple[EndOp, ...], layout: Layout, objective: Objective) 
 
 
 def _dot_product(op: DotProduct, layout: Layout) -> tuple[Node, Array]:
-    """Return the matmul of all left rows with all right rows of a batch, split over tp; and its result, the logits."""
+    """Return the node of a `DotProduct`, and its result, the logits. Its columns, the right rows, are split over tp."""
     split, width = layout.axes("vocab"), Dim("D", op.size)
     left = Array(op.left, (*layout.residual_tokens, width))
     right = replace(left, name=op.right)
@@ -168,16 +172,17 @@ def _dot_product(op: DotProduct, layout: Layout) -> tuple[Node, Array]:
 
 
 LOSS = "loss"
-"""Name of the all-reduce of the mean loss over tokens, or over pairs with their metrics."""
+"""Name of the all-reduce of the loss (with dpo, of the loss and its metrics)."""
 
 PAIR_MEANS = 7
-"""Numbers that a step of dpo averages over its pairs: the loss and six metrics (`training.preference`)."""
+"""How many means over pairs a step of dpo computes: the loss and six metrics (`training.preference`)."""
 
 
 def _loss(layout: Layout, vocab: tuple[str, ...], logits: Array, objective: Objective) -> Iterator[Node]:
-    """Yield the node of the softmax over a split vocab, and of the mean over tokens. Target logits are not recomputed.
+    """Yield the node of the loss: its softmax over a vocab that may be split, and its mean over tokens.
 
-    With dpo, log-probabilities are summed over each sequence, and the loss is a mean over pairs.
+    Target logits are not recomputed. With dpo, log-probabilities are summed over each sequence, and the loss is a mean
+    over pairs.
     """
     tokens = Array("softmax", layout.tokens, width="float32")
     work: list[Work] = [PassOver(kind="loss", arrays=(logits,))]
@@ -203,7 +208,7 @@ def _loss(layout: Layout, vocab: tuple[str, ...], logits: Array, objective: Obje
 
 
 def _scales(op: Norm, layout: Layout) -> Iterator[Work]:
-    """Yield the scale and bias of a norm of the residual stream; its elementwise pass is counted with the logits."""
+    """Yield the scale and bias of a norm outside the layers. Its elementwise pass is counted with the logits."""
     for name in (op.name, *((f"{op.name}_bias",) if op.has_bias else ())):
         along = layout.residual
         yield Vector(
@@ -215,7 +220,7 @@ def _scales(op: Norm, layout: Layout) -> Iterator[Work]:
 
 
 def _bias(op: Linear, layout: Layout) -> Vector:
-    """Return the bias of the logits, added in float32."""
+    """Return the bias of the logits, which is added in float32."""
     name, used = f"{op.name}_bias", layout.used(op.outputs)
     split = {axis for dim in used for axis in dim.axes}
     batch, *others = (outermost_first(axis for axis in dim.axes if axis not in split) for dim in layout.tokens)

@@ -14,16 +14,25 @@ from meshwright.description.step.passes.nodes import (
 )
 
 
-def _there(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: Phases) -> Iterator[Exchange]:
-    """Yield the all-to-all over ep to the experts, and the gather of received rows over tp."""
+def _to_experts(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: Phases) -> Iterator[Exchange]:
+    """Yield the collectives that bring rows to experts: an all-to-all over ep, then an all-gather over tp.
+
+    Args:
+        name: the name of the collectives.
+        ep, tp: the mesh axes larger than 1 that split experts and their widths.
+        sent: the array that a device sends.
+        phases: the phases in which they run.
+    """
     yield Exchange(name=name, kind="all-to-all", axes=ep, array=sent, phases=phases)
     if tp:
         whole = replace(sent, dims=(Dim("CT", None), *sent.dims[1:]))
         yield Exchange(name=name, kind="all-gather", axes=tp, array=whole, phases=phases)
 
 
-def _back(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: Phases) -> Iterator[Exchange]:
-    """Yield the return of rows: reduce-scatter over tp, all-to-all over ep."""
+def _from_experts(
+    name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: Phases
+) -> Iterator[Exchange]:
+    """Yield the collectives that bring rows back from experts: a reduce-scatter over tp, then an all-to-all over ep."""
     if tp:
         whole = replace(sent, dims=(Dim("CT", None), *sent.dims[1:]))
         yield Exchange(name=name, kind="reduce-scatter", axes=tp, array=whole, phases=phases)
@@ -31,15 +40,18 @@ def _back(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phas
 
 
 def dispatch_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int, op: Dispatch) -> Iterator[Exchange]:
-    """Yield the sends of token copies to their experts (GShard, arXiv:2006.16668), with routing weights and counts."""
+    """Yield the collectives that send token copies, their weights and counts to experts (GShard, arXiv:2006.16668).
+
+    ep, tp: as in `_to_experts`. embed: the width of a token copy.
+    """
     forward: Phases = ("forward", "recompute")
     backward: Phases = ("backward",)
     rows = Array("rows", (Dim("C", None), Dim("D", embed)))
     shares = Array("shares", (Dim("C", None),), width="float32")
-    yield from _there("experts dispatch", ep, tp, rows, forward)
-    yield from _back("experts dispatch", ep, tp, rows, backward)
-    yield from _there("routing shares", ep, tp, shares, forward)
-    yield from _back("routing shares", ep, tp, shares, backward)
+    yield from _to_experts("experts dispatch", ep, tp, rows, forward)
+    yield from _from_experts("experts dispatch", ep, tp, rows, backward)
+    yield from _to_experts("routing shares", ep, tp, shares, forward)
+    yield from _from_experts("routing shares", ep, tp, shares, backward)
     if op.capacity_factor is None:
         counts = Array("counts", (Dim("sent", None),), width="float32")
         yield Exchange(name="routing counts", kind="all-to-all", axes=ep, array=counts, phases=forward)
@@ -49,14 +61,17 @@ def dispatch_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int, op: Dis
 
 
 def combine_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int) -> Iterator[Exchange]:
-    """Yield the return of token copies. Backward sends no routing weights, because experts apply them."""
+    """Yield the collectives that send token copies back from experts, which have applied the routing weights."""
     rows = Array("rows", (Dim("C", None), Dim("D", embed)))
-    yield from _back("experts combine", ep, tp, rows, ("forward",))
-    yield from _there("experts combine", ep, tp, rows, ("backward",))
+    yield from _from_experts("experts combine", ep, tp, rows, ("forward",))
+    yield from _to_experts("experts combine", ep, tp, rows, ("backward",))
 
 
 def routing_of_tokens(tp: tuple[str, ...], layout: Layout) -> Iterator[Exchange]:
-    """Yield the collectives of routing over tp, without ep: gathers of experts and weights, and sums of gradients."""
+    """Yield the collectives of routing over tp if there is no ep.
+
+    The chosen experts and routing weights of tokens are gathered, and the gradients of the weights are summed.
+    """
     if not tp:
         return
     array = Array("routing", (Dim("A", None),), width="float32")

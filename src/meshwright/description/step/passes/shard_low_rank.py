@@ -21,12 +21,12 @@ from meshwright.record import Kind
 
 
 def factor(path: str, rows: tuple[Dim, ...], inputs: Dims, outputs: Dims, layout: Layout) -> tuple[Weight, Product]:
-    """Return one of the two matmuls of a low-rank branch, and its weight.
+    """Return one of the two weights of a low-rank branch, and the matmul with it.
 
     Args:
-        path: of the weight.
-        rows: the tokens that it is multiplied with.
-        inputs, outputs: its dims.
+        path: the weight's path.
+        rows: the dims of the tokens that are multiplied by it.
+        inputs, outputs: (logical axis, size) of the weight's dims.
         layout: the layout.
     """
     weight = weight_of(path, (*inputs, *outputs), axes_of(rows), layout)
@@ -35,15 +35,15 @@ def factor(path: str, rows: tuple[Dim, ...], inputs: Dims, outputs: Dims, layout
 
 
 def column_norms(op: Linear, rank: int, name: str, path: str, layout: Layout) -> Iterator[Work]:
-    """Yield the norms of the columns of a weight with its low-rank branch, for the whole vector of outputs.
+    """Yield the work that computes the column norms of a weight plus its low-rank branch, for all outputs.
 
-    Devices sum squares over all axes that split the inputs of the weight as a layer finds it.
+    Squares are summed over the axes that split the weight's inputs, in storage or, with ZeRO 1 and 2, in use.
 
     Args:
         op: the matmul.
         rank: the rank of its branch.
-        name: of the norms.
-        path: of the weight.
+        name: the name of the norms.
+        path: the weight's path.
         layout: the layout.
     """
     of_layer = layout.used if layout.is_gathered_once else layout.stored

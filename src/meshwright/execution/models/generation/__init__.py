@@ -1,1 +1,1 @@
-"""Token generation: a KV cache, contiguous or in pages, the steps that use it, and sampling."""
+"""Token generation: a KV cache, contiguous or in pages, the programs that use it, and sampling."""

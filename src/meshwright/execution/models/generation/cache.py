@@ -1,8 +1,9 @@
-"""The KV cache of generation: every row of a batch has its own position.
+"""The contiguous KV cache of generation, in which every row of a batch has its own position.
 
-A cache covers all layers with the same window, with `slots` tokens for each row: position p is in slot p mod slots.
-With a window there is one slot per token of the window, so that a new token replaces the oldest one; without, there is
-a slot for every position. Slots of padding after a short prompt are masked until they are overwritten.
+A cache holds the keys and values of all layers with the same attention window. Each row has `slots` slots, one token
+each: position p is in slot p mod slots. With a window there are as many slots as the window has tokens, so that a new
+token replaces the oldest one; without a window there is a slot for every position. Slots of padding after a short
+prompt are masked until they are overwritten.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 
 
 class Cache(NamedTuple):
-    """Keys and values [layers, batch, kv_heads, slots, head_dim]; of new tokens [batch, seq, kv_heads, head_dim].
+    """The keys and values of a cache, or of new tokens of one layer that are not yet written to it.
 
-    With slots next to the head dim, TPUs write a token and read a layer without copying the whole cache.
+    Arrays of a cache are [layers, batch, kv_heads, slots, head_dim]: because slots are next to the head dim, TPUs write
+    a token and read a layer without copying the whole cache. Arrays of new tokens are [batch, seq, kv_heads, head_dim].
 
-    In latent attention `key` holds the latent [layers, batch, 1, slots, rank], from which keys and values are computed,
-    and `value` the rotary part of keys: one head that all queries share.
+    With latent attention there is one kv head: `key` holds the latents, whose head dim is their rank and from which
+    keys and values are computed, and `value` holds the rotary part of the keys, which all query heads share.
     """
 
     key: Array
@@ -35,11 +37,11 @@ class Cache(NamedTuple):
 
 
 Caches = tuple[Cache, ...]
-"""The caches of a model, one for each window in the order of `layers_by_window`."""
+"""The caches of a model, one for each attention window, in the order of `layers_by_window`."""
 
 
 def abstract_caches(model: ModelConfig, layout: ShardingContext, num_rows: int, length: int, dtype: Any) -> Caches:
-    """Return a model's caches for sequences of up to `length` tokens, as shapes and shardings."""
+    """Return a model's caches for rows of up to `length` tokens, as `jax.ShapeDtypeStruct`s with shardings."""
     latent = model.attention.latent
     split = layout.mesh.degree(split_axes(layout, latent is not None)) if layout.cache_split == "sequence" else 1
     heads = 1 if latent else padded(model, layout.mesh, layout.rules).num_kv_heads
@@ -54,17 +56,17 @@ def abstract_caches(model: ModelConfig, layout: ShardingContext, num_rows: int, 
 
 
 def empty_caches(abstract: Caches) -> Caches:
-    """Return caches of zeros."""
+    """Return caches of zeros with the shapes, dtypes and shardings of `abstract`."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, out_sharding=leaf.sharding.spec), abstract)
 
 
 def split_axes(layout: ShardingContext, is_latent: bool) -> tuple[str, ...]:
-    """Return the mesh axes that split rows or slots of a cache; for a latent, which has no heads, also tp."""
+    """Return the mesh axes that may split rows or slots of a cache: fsdp and sp; for latents (one head) also tp."""
     return layout.axes("embed") + layout.axes("group") + (layout.axes("kv_heads") if is_latent else ())
 
 
 def cache_spec(layout: ShardingContext, is_latent: bool) -> P:
-    """Return the sharding of a cache: heads over tp, and by `cache_split` its rows, its slots or nothing else."""
+    """Return the spec of a cache: heads over tp; `layout.cache_split` says whether rows or slots are split too."""
     parts = split_axes(layout, is_latent)
     rows = layout.axes("batch") + (parts if layout.cache_split == "batch" else ())
     slots = parts if layout.cache_split == "sequence" else ()
@@ -72,9 +74,9 @@ def cache_spec(layout: ShardingContext, is_latent: bool) -> P:
 
 
 def with_prompts(cache: Cache, new: Cache, layer: Array | int, lengths: Array) -> Cache:
-    """Write the keys and values [b, s, k, h] of whole prompts to one layer of the cache.
+    """Return the cache with the keys and values `new` [b, s, k, h] of whole prompts written to one layer.
 
-    new: at least as many rows as the cache; extra rows are ignored. lengths: prompt length of each row [b].
+    new: has at least as many rows as the cache; extra rows are ignored. lengths: prompt length of each row [b].
     """
 
     def put(whole: Array, new: Array) -> Array:
@@ -93,9 +95,10 @@ def with_prompts(cache: Cache, new: Cache, layer: Array | int, lengths: Array) -
 
 
 def _last_tokens(new: Array, lengths: Array, slots: int) -> Array:
-    """Return each row's last `slots` tokens of `new` [b, s, k, h], in the slots of their positions: [b, slots, k, h].
+    """Return the last `slots` tokens of each row of `new` [b, s, k, h], as [b, slots, k, h]: position p at p mod slots.
 
-    Each device writes its own tokens; results are summed over sp.
+    If the tokens are split, each device writes its own tokens, and the results are summed over devices. lengths: the
+    number of tokens of each row [b].
     """
     spec: Any = jax.typeof(new).sharding.spec
     along = spec[1] or ()
@@ -105,7 +108,7 @@ def _last_tokens(new: Array, lengths: Array, slots: int) -> Array:
         first = lax.axis_index(along) * length if along else 0
         positions = first + jnp.arange(length)[None]
         is_kept = (positions < lengths[:, None]) & (positions >= lengths[:, None] - slots)
-        places = jnp.where(is_kept, positions % slots, slots)  # Others are dropped.
+        places = jnp.where(is_kept, positions % slots, slots)  # Index `slots` is out of range and dropped.
         empty = jnp.zeros((rows, slots, *new.shape[2:]), new.dtype)
         written = empty.at[jnp.arange(rows)[:, None], places].set(new, mode="drop")
         return lax.psum(written, along) if along else written
@@ -115,9 +118,9 @@ def _last_tokens(new: Array, lengths: Array, slots: int) -> Array:
 
 
 def with_tokens(cache: Cache, new: Cache, layer: Array | int, positions: Array) -> Cache:
-    """Write the keys and values [b, 1, k, h] of one token a row, at positions [b, 1], to one layer of the cache.
+    """Return the cache with the keys and values `new` [b, 1, k, h] of one token a row written to one layer.
 
-    Each device writes its own rows and slots.
+    positions: the position of each row's token [b, 1]. Each device writes its own rows and slots.
     """
 
     def put(whole: Array, new: Array) -> Array:
@@ -129,7 +132,7 @@ def with_tokens(cache: Cache, new: Cache, layer: Array | int, positions: Array) 
             if spec[3]:
                 length = whole.shape[3]
                 slots -= lax.axis_index(spec[3]) * length
-                slots = jnp.where((slots >= 0) & (slots < length), slots, length)  # Other devices' are dropped.
+                slots = jnp.where((slots >= 0) & (slots < length), slots, length)  # Out of range is dropped.
             return whole.at[layer, jnp.arange(whole.shape[1]), :, slots].set(
                 new[:, 0], mode="drop", unique_indices=True, indices_are_sorted=True
             )

@@ -1,4 +1,4 @@
-"""Attention of the newest tokens over a KV cache, of slots or of pages."""
+"""Attention of the newest tokens over a KV cache, contiguous (`Cache`) or in pages (`PagedCache`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshwright.execution.runtime.mesh import mesh_platform
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
 CACHED_ATTENTION = "cached_attention"
-"""The named scope of attention over the cache, and of writing to it."""
+"""Named scope of attention over the cache and of writes to it."""
 
 
 @jax.named_scope(CACHED_ATTENTION)
@@ -36,18 +36,19 @@ def write_and_attend(
     sinks: Array | None = None,
     is_latent: bool = False,
 ) -> tuple[Array, Any]:
-    """Return the attention output of queries [b, s, k, g, h] at positions [b, s], and the cache with their tokens.
+    """Write new tokens to a cache and attend to it; return the output [b, s, k, g, h] and the updated cache.
+
+    Softmax is in float32. Queries are sent to the devices that hold the cache, and outputs back. If slots are split
+    over devices, each device attends to its own slots; the largest scores are combined first, then the weighted values
+    and the sums of weights are summed (flash decoding, pytorch.org/blog/flash-decoding).
 
     Args:
-        new: keys and values [b, s, k, h] of the queries' tokens, written before attention reads the cache. s is 1
-          unless the cache is paged.
-        sinks: logits [k, g] that take a share of each softmax.
-        is_latent: whether the cache holds latents: then queries are [b, s, 1, heads, rank + rotary] and outputs are
-          latents.
-
-    Softmax is in float32. Queries are sent to the devices that hold the cache, and results back. If slots are split,
-    each device attends to its own slots; the maxima are combined, then the weighted values and the sums of weights are
-    summed (flash decoding, pytorch.org/blog/flash-decoding).
+        query: queries [b, s, k, g, h] at `positions` [b, s]. s is 1 unless the cache is paged.
+        new: keys and values [b, s, k, h] of the same tokens, which are written before attention reads the cache.
+        cache: the cache of all layers with this window; `layer` is this layer's index in it.
+        sinks: logits [k, g], added to the denominator of each softmax without a value.
+        is_latent: whether the cache holds latents. Then queries are [b, s, 1, heads, rank + rotary], and outputs are
+          averaged latents [b, s, 1, heads, rank].
     """
     parts = split_axes(layout, is_latent) if layout.cache_split == "sequence" else ()
     if isinstance(cache, PagedCache):
@@ -106,7 +107,10 @@ def _read_slots(
     window: int | None,
     scoring: Scoring,
 ) -> tuple[Array, Array, Array]:
-    """Return a device's keys and values [b, k, t, h], and the mask of its queries [b, s, t]. slots: of all devices."""
+    """Return a device's keys and values [b, k, t, h], and the mask [b, s, t] that is True where a query attends.
+
+    slots: number of slots of a row over all devices. parts: mesh axes that split them.
+    """
     own = jnp.arange(key.shape[2]) + (lax.axis_index(parts) * key.shape[2] if parts else 0)
     # Distance from the query back to the newest position that is in each slot.
     distance = (positions[:, :, None] - own[None, None]) % slots
@@ -128,7 +132,7 @@ def _read_pages(
     scoring: Scoring,
     dtype: Any,
 ) -> tuple[Array, Array, Array]:
-    """Like `_read_slots`, for pages."""
+    """Like `_read_slots`, for pages. table, first: as in `PagedCache`. slots: mesh axes that split the slots."""
     key, value, distance = read_pages(pages, layer, table, first, positions, slots, dtype)
     visible = distance >= 0
     if window is not None:
@@ -150,7 +154,7 @@ def _attend_to_pages(
     scoring: Scoring,
     window: int | None,
 ) -> Array:
-    """Like `_attend_on_device`, with the kernel for GPUs."""
+    """Like `_attend_on_device`, with the GPU kernel of `paged_kernel`. table, first: as in `PagedCache`."""
     slots = pages.key.shape[3]
     own = attend_to_pages(
         query,
@@ -181,10 +185,13 @@ def _attend_on_device(
     scoring: Scoring,
     is_latent: bool,
 ) -> Array:
-    """Compute attention on one device.
+    """Return the attention output on one device, combined over the devices that share the rows.
 
-    read: returns keys, values and the mask, given positions and the stored arrays. parts: axes that split the slots.
-    across: the axes of `parts` that split the query heads of the result.
+    Args:
+        stored: the arrays of the cache, as `read` takes them.
+        read: returns keys, values and the mask, given positions and `stored`.
+        parts: mesh axes that split the slots.
+        across: those of `parts` that split the query heads of the result.
     """
     key, value, visible = read(positions, *stored)
     scored = partial(jnp.einsum, "bskgh,bkth->bskgt", preferred_element_type=jnp.float32)
@@ -219,9 +226,14 @@ def _combined(
     across: tuple[str, ...] | None,
     dtype: Any,
 ) -> Array:
-    """Return the outputs [b, s, k, g, h] from weighted values, their weights' sums and the largest scores [b, s, k, g].
+    """Return the attention output [b, s, k, g, h] in `dtype`, from the results of the devices that share the rows.
 
-    They are summed over `parts`. sinks: logits [k, g], of which each softmax gets one.
+    Args:
+        product: values [b, s, k, g, h] summed with weights exp(score - largest) over a device's keys.
+        sums: sums of these weights [b, s, k, g].
+        largest: largest score of each query over all devices [b, s, k, g].
+        sinks: logits [k, g], one for each softmax; None without sinks.
+        parts, across: as in `_attend_on_device`.
     """
     if sinks is not None:
         # If a row is split over devices, only one device adds its sink.
@@ -240,7 +252,7 @@ def _combined(
 
 
 def _has_kernel(query: Array, pages: Pages) -> bool:
-    """Return whether attention of queries [b, s, k, g, h] over pages has a kernel on the current mesh's devices."""
+    """Whether attention of queries [b, s, k, g, h] over pages runs as a GPU kernel on the current mesh."""
     sharding: Any = jax.typeof(pages.key).sharding
     slots = sharding.shard_shape(pages.key.shape)[3]
     return mesh_platform() == "gpu" and fits_kernel(query.shape[1] * query.shape[3], pages, slots)

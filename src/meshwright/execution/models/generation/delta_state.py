@@ -1,4 +1,4 @@
-"""The state of linear attention in generation: of fixed size for each row, whatever its length."""
+"""The state of linear attention in generation, whose size does not depend on a row's length."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 
 
 class DeltaState(NamedTuple):
-    """States of all layers with linear attention, for each row.
+    """The states of all layers with linear attention, for each row.
 
-    The last values of the convolutions' inputs, of queries, keys and values [layers, rows, taps - 1, *channels], and
-    the memory of the delta rule [layers, rows, heads, group, key_dim, value_dim] in float32.
+    query, key, value: the last inputs of each convolution [layers, rows, taps - 1, *channels]. memory: the matrix
+    memory of the delta rule [layers, rows, heads, group, key_dim, value_dim] in float32.
     """
 
     query: Array
@@ -29,7 +29,11 @@ class DeltaState(NamedTuple):
 
 
 class DeltaCache(NamedTuple):
-    """States, and which rows and tokens a step has, see `models.linear_attention`: row, start and count [rows]."""
+    """The states, and the rows and tokens of a step, as `models.linear_attention` reads them.
+
+    row: each row's index in the states [rows]. start: position of its first token [rows]. count: number of its tokens
+    [rows].
+    """
 
     state: DeltaState
     row: Array
@@ -38,9 +42,9 @@ class DeltaCache(NamedTuple):
 
 
 def abstract_states(model: ModelConfig, layout: ShardingContext, num_rows: int, dtype: Any) -> tuple[DeltaState, ...]:
-    """Return the states of a model as shapes and shardings: one for all its layers, none without linear attention.
+    """Return a model's states as `jax.ShapeDtypeStruct`s: (`DeltaState`,), or () without linear attention.
 
-    dtype: dtype of the convolutions' last inputs.
+    dtype: dtype of the stored inputs of the convolutions.
     """
     found = [(op, stack.num_layers) for stack in layers(model) for op in stack.ops if isinstance(op, GatedDelta)]
     if not found:

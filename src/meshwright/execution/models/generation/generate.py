@@ -1,8 +1,7 @@
 """Generate tokens: prefill the prompts in one program, then decode one token of every row per step from a KV cache.
 
-Prompts may differ in length: each row has its own position. Weights are stationary, as in the plan of a server
-Prompts may differ in length: each row has its own position. Weights are stationary, as in the plan of a server
-(`step.serve_ops`). With ring attention or Ulysses, prompts are sharded as in training.
+Prompts may differ in length: each row has its own position. Weights are stationary (never gathered), as in the plan of
+a server (`step.serve_ops`). With ring attention or Ulysses, prompts are sharded as in training.
 """
 
 from __future__ import annotations
@@ -64,20 +63,20 @@ SHORTEST_PROMPT = 16
 """Prompts are padded to a power of two, at least this one, so that few programs are compiled."""
 
 SLOTS = 64
-"""Slots of a cache are allocated in multiples of this number, so that few programs are compiled."""
+"""A row's slots in a cache are a multiple of this number, so that few programs are compiled."""
 
 
 def decode_layout(model: ModelConfig, mesh: MeshShape, split: CacheSplit = "heads") -> ShardingContext:
-    """Return the sharding context of decoding. split: the dim of the cache that is split in addition to heads."""
+    """Return the sharding context of decoding. split: the dim of the cache that is split besides heads, if any."""
     return ShardingContext(mesh, generation_rules(model, mesh), cache_split=split)
 
 
 def prompt_layout(
     model: ModelConfig, mesh: MeshShape, split: CacheSplit = "heads", sp_method: SequenceMethod = "gather"
 ) -> ShardingContext:
-    """Return the sharding context of prefill: as in decoding, but with the stream between matmuls split along tokens.
+    """Return the sharding context of prefill: that of decoding, but the stream between blocks is split along tokens.
 
-    With ring attention or Ulysses, sp splits whole prompts, as in training.
+    With ring attention or Ulysses it is the sharding context of training, in which sp splits the sequence.
     """
     if sp_method != "gather":
         return ShardingContext(mesh)
@@ -86,7 +85,7 @@ def prompt_layout(
 
 
 def prompt_parts(layout: ShardingContext) -> int:
-    """Return the number that must divide the padded length of prompts."""
+    """Return the number that the padded length of prompts must be a multiple of."""
     return math.lcm(layout.mesh.degree(layout.rules["residual_sequence"]), layout.mesh.degree(layout.rules["embed"]))
 
 
@@ -101,15 +100,16 @@ def generate_tokens(
     dtype: Any,
     sp_method: SequenceMethod = "gather",
 ) -> Iterator[np.ndarray]:
-    """Yield the next token of every prompt, [rows] each, `num_tokens` times. Call it under `jax.set_mesh`.
+    """Yield `num_tokens` arrays [prompts], each with the next token of every prompt. Call under `jax.set_mesh`.
 
     Args:
-        prompts: the tokens of each row, at least one.
-        sampling: how the tokens of each row are chosen.
-        sp_method: how keys reach queries in prefill; models with a softcap or sinks always gather keys.
+        prompts: the tokens of each prompt, at least one token each.
+        sampling: how the tokens of each prompt are chosen.
+        sp_method: how keys reach queries in prefill. Models with a softcap, sinks or linear attention always use
+          "gather".
     """
     if model.attention.linear is not None:
-        # Its state is carried along whole sequences, which sp does not split.
+        # The state of linear attention passes along the whole sequence, so sp cannot split it.
         sp_method = "gather"
     check_linear_serving(model, mesh)
     num_prompts, split = len(prompts), cache_split(model, mesh, len(prompts))
@@ -158,16 +158,19 @@ def generate_tokens(
 
 
 def switching_length(model: ModelConfig) -> int | None:
-    """Return the length above which LongRoPE changes all rotary frequencies of a text; None for other models.
+    """Return the text length above which LongRoPE changes all rotary frequencies; None for models without LongRoPE.
 
-    The cached keys are rotated with the frequencies of shorter texts, so the text is prefilled again, as transformers
-    does for Phi-3.
+    Cached keys are rotated with the frequencies of shorter texts, so a text that passes this length is prefilled again,
+    as in transformers for Phi-3.
     """
     return next((s.original_max_seq_len for s in model.rope_scalings if isinstance(s, LongRopeScaling)), None)
 
 
 def cache_split(model: ModelConfig, mesh: MeshShape, num_rows: int) -> CacheSplit:
-    """Choose how to split the cache: by rows if they divide evenly over all devices, else by slots."""
+    """Return how the cache of `num_rows` rows is split: by rows if all devices get equally many, else by slots.
+
+    "heads": by heads alone, if no other mesh axis could split it.
+    """
     layout = decode_layout(model, mesh)
     parts = mesh.degree(split_axes(layout, model.attention.latent is not None))
     is_even = num_rows % (parts * mesh.degree(layout.rules["batch"])) == 0
@@ -175,7 +178,7 @@ def cache_split(model: ModelConfig, mesh: MeshShape, num_rows: int) -> CacheSpli
 
 
 def placed_params(params: Mapping[str, Any], model: ModelConfig, layout: ShardingContext) -> Any:
-    """Put parameters where decoding reads them, with its padding; those that are there already are not copied."""
+    """Return parameters padded and sharded as decoding reads them; arrays that already are so are not copied."""
 
     def place(parameter: Parameter, array: Array) -> Array:
         spec = layout.spec(*parameter.axes)
@@ -188,15 +191,16 @@ def placed_params(params: Mapping[str, Any], model: ModelConfig, layout: Shardin
 
 
 def _on_host(tokens: Array) -> np.ndarray:
-    """Return the tokens of all rows, including those on other processes' devices."""
+    """Return the tokens of all rows as a NumPy array, including rows on devices of other processes."""
     return np.asarray(tokens if tokens.is_fully_addressable else jax.jit(lambda own: jax.reshard(own, P()))(tokens))
 
 
 class Programs(NamedTuple):
-    """The programs of generation. Both return the chosen tokens [rows], the caches, and the updated `Written`.
+    """The jitted programs of generation. Both return the chosen tokens [rows], the caches, and the updated `Written`.
 
-    prefill: (params, tokens [at least rows, s], lengths [rows], samplers, written, number). decode: (params, tokens
-    [rows], caches, positions [rows], samplers, written, number); its caches are donated. written, number: see `choose`.
+    Arguments of prefill: params, tokens [at least rows, s], lengths [rows], samplers, written, number. Arguments of
+    decode: params, tokens [rows], caches (donated), positions [rows], samplers, written, number. `number` is the `step`
+    of `choose`.
     """
 
     prefill: Any
@@ -213,7 +217,7 @@ def programs(
     dtype: Any,
     sp_method: SequenceMethod = "gather",
 ) -> Programs:
-    """Return the programs for rows of up to `length` tokens; JAX compiles prefill for each padded length of prompts."""
+    """Return the programs for `rows` rows of up to `length` tokens; prefill compiles for each padded prompt length."""
     layout, of_prompts = decode_layout(model, mesh, split), prompt_layout(model, mesh, split, sp_method)
     caches = abstract_caches(model, layout, rows, length, dtype)
     empty: Any = (*caches, *abstract_states(model, layout, rows, dtype))
@@ -311,13 +315,19 @@ def through_cache(
     lengths: Array | None = None,
     slots: Array | None = None,
 ) -> tuple[Array, Array, Any]:
-    """Return the residual stream [rows, s, d] of tokens at positions [rows, s], the embeddings, and the updated caches.
+    """Run all layers on new tokens [rows, s] at positions [rows, s], over caches of earlier tokens.
 
-    caches: `Caches` if s is 1, or one `PagedCache` for each window, and the `DeltaCache` of linear attention, if any.
-    lengths: see `positions_in_cache`. slots: see `LayerContext`.
+    Args:
+        caches: a `Cache` (s is 1) or a `PagedCache` for each window; then, if layers have linear attention, a
+          `DeltaState` after `Cache`s or a `DeltaCache` after `PagedCache`s.
+        lengths: see `positions_in_cache`.
+        slots: see `LayerContext`.
+
+    Returns:
+        The residual stream [rows, s, d] after all layers, the embedding table, and the updated caches.
     """
     x, table = embed(params, tokens, PositionInfo(positions, {}), model, layout, dtype, slots)
-    # On a device, heads may have fewer rows than the stream.
+    # A device may have fewer rows of queries, keys and values than of the residual stream.
     rows = head_rows(layout, model.attention.latent is not None) or None
     ends = None if lengths is None else jax.reshard(lengths, P(rows, None))
     info = positions_in_cache(jax.reshard(positions, P(rows, None)), model, ends)
@@ -337,7 +347,7 @@ def through_cache(
 
 
 def _through_states(stack: Stack, x: Array, weights: Any, context: LayerContext) -> tuple[Array, DeltaState]:
-    """Run a layer with linear attention; return the stream and the states of all layers."""
+    """Run a layer with linear attention; return the residual stream and the updated states of all such layers."""
     result = run_layer(stack, x, weights, context)
     assert isinstance(result.cache, DeltaCache), "a layer without linear attention"
     return result.stream, result.cache.state
@@ -350,14 +360,16 @@ def _through_layers(
     caches: tuple[Any, ...],
     model: ModelConfig,
 ) -> tuple[Array, Any]:
-    """Run all layers; returns the stream and the caches. Stacked weights run in a loop over repeating cycles of layers,
-    weights in an array for each layer (`for_server_products`) one layer after the other.
+    """Run all layers; return the residual stream and the updated caches.
 
-    layer: (stack of one layer, stream, weights, cache of its window, index in that cache) -> stream and cache.
+    Layers repeat in cycles (for example by window). Stacked weights run in a loop over cycles; weights in one array for
+    each layer (`for_server_products`) run one layer after the other.
+
+    layer: runs one layer: (its `Stack`, stream, weights, cache of its window, index in that cache) -> stream and cache.
     """
     windows = list(layers_by_window(model))
+    # For each cache, the number of its layers in earlier stacks.
     before = [0] * len(caches)
-    """For each cache, the number of its layers in earlier stacks."""
     for stacks in alternating(layers(model)):
         period, count = math.lcm(*(stack.period for stack in stacks)), stacks[0].num_layers
         members = [stack.layer(number) for number in range(min(period, count)) for stack in stacks]
@@ -374,7 +386,7 @@ def _through_layers(
             caches_of: list[int] = caches_of,
             first: list[int] = first,
         ) -> tuple[Array, tuple[Any, ...]]:
-            """Run the first `count` layers of a cycle."""
+            """Run the first `count` layers of cycle `number`; return the updated (stream, caches)."""
             x, caches = carry
             for place, (member, own) in enumerate(zip(members[:count], caches_of, strict=False)):
                 turn, own_stack = divmod(place, len(stacks))
@@ -404,11 +416,11 @@ def _through_layers(
 
 
 def _attends(stack: Stack) -> bool:
-    """Whether a stack of one layer has attention, and not linear attention."""
+    """Whether a one-layer stack has softmax attention, not linear attention."""
     return any(isinstance(op, Attention) for op in stack.ops)
 
 
 def _window(stack: Stack) -> int | None:
-    """Return the window of a stack of one layer."""
+    """Return the attention window of a one-layer stack, in tokens; None if it attends to all earlier tokens."""
     (window,) = {window for op in stack.ops if isinstance(op, Attention) for window in op.windows}
     return window

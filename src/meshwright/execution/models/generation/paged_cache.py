@@ -1,8 +1,8 @@
 """A KV cache in pages, which a server assigns to texts as they grow (arXiv:2309.06180).
 
-Layers with the same window share a cache. A page has `page_size` consecutive tokens of one text in all of these layers;
-a table lists for each row the pages that have its tokens. Devices with different rows have separate pages, numbered
-from 0 on each.
+Layers with the same attention window share a cache. A page holds `page_size` consecutive tokens of one text, in all of
+these layers; a table lists the pages of each row. Devices with different rows have separate pages, numbered from 0 on
+each of them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 
 
 class Pages(NamedTuple):
-    """Keys and values [layers, pages, kv_heads, page_size, head_dim], as in `Cache`.
+    """Keys and values [layers, pages, kv_heads, page_size, head_dim]; for latent attention, see `Cache`.
 
-    scales: of keys and of values [layers, pages, kv_heads, page_size] if both are int8, else None: each token and head
-    has one scale, its largest absolute value over 127.
+    scales: if keys and values are int8, the scales of keys and of values, each [layers, pages, kv_heads, page_size];
+    else None. The scale of a token and head is its largest absolute value / 127.
     """
 
     key: Array
@@ -35,11 +35,13 @@ class Pages(NamedTuple):
 
 
 class PagedCache(NamedTuple):
-    """Pages, and where the tokens of a step are in them.
+    """Pages, and the places in them of the rows of a step.
 
     Args:
-        table: the pages of each row [rows, entries], starting at the row's page number `first` [rows].
-        is_token: true for tokens of the step [rows, s], which are written, false for padding.
+        table: page indices of each row [rows, entries]. Entry i of a row is the page with its tokens from position
+          (first + i) * page_size.
+        first: the number of each row's first page that is in the table [rows].
+        is_token: True for tokens of the step [rows, s], which are written; False for padding.
     """
 
     pages: Pages
@@ -51,11 +53,11 @@ class PagedCache(NamedTuple):
 def abstract_pages(
     model: ModelConfig, layout: ShardingContext, counts: tuple[int, ...], page_size: int, dtype: Any
 ) -> tuple[Pages, ...]:
-    """Return a model's pages as shapes and shardings, for each window in the order of `layers_by_window`.
+    """Return a model's pages as `jax.ShapeDtypeStruct`s, a `Pages` for each window in the order of `layers_by_window`.
 
     Args:
-        counts: the number of pages on each device for each window.
-        page_size: in tokens; the degree that splits the slots must divide it.
+        counts: for each window, the number of pages on a device.
+        page_size: tokens of a page; a multiple of the degree that splits slots.
         dtype: dtype of keys and values; int8 adds scales.
     """
     latent, spec = model.attention.latent, cache_spec(layout, model.attention.latent is not None)
@@ -82,9 +84,9 @@ def page_axes(layout: ShardingContext, model: ModelConfig) -> tuple[str, ...]:
 
 
 def with_tokens_in_pages(cache: PagedCache, new: Cache, layer: Array | int, positions: Array) -> PagedCache:
-    """Write the keys and values [b, s, k, h] of tokens at positions [b, s] to one layer of the cache.
+    """Return the cache with the keys and values `new` [b, s, k, h] of tokens written to one layer.
 
-    Each device writes its own rows and slots.
+    positions: positions of the tokens [b, s]. Each device writes its own rows and slots.
     """
     pages = cache.pages
     spec: Any = jax.typeof(pages.key).sharding.spec
@@ -107,7 +109,7 @@ def with_tokens_in_pages(cache: PagedCache, new: Cache, layer: Array | int, posi
         slot = positions % page_size - (lax.axis_index(slots) * num_slots if slots else 0)
         page = jnp.take_along_axis(table, positions // page_size - first[:, None], axis=1, mode="clip")
         is_here = kept & (slot >= 0) & (slot < num_slots)
-        page = jnp.where(is_here, page, num_pages)  # Others are dropped.
+        page = jnp.where(is_here, page, num_pages)  # Index `num_pages` is out of range and dropped.
         return [whole.at[layer, page, :, slot].set(own, mode="drop") for whole, own in zip(stored, new, strict=True)]
 
     stored = [pages.key, pages.value, *(pages.scales or ())]
@@ -129,10 +131,15 @@ def with_tokens_in_pages(cache: PagedCache, new: Cache, layer: Array | int, posi
 def read_pages(
     pages: Pages, layer: Array, table: Array, first: Array, positions: Array, slots: tuple[str, ...], dtype: Any
 ) -> tuple[Array, Array, Array]:
-    """Return keys and values [b, k, t, h] of each row's pages on one device, and distances to the queries [b, s, t].
+    """Return keys and values [b, k, t, h] of each row's pages on one device, and their distances [b, s, t].
 
-    slots: the axes that split the slots of a page. dtype: dtype to which int8 keys and values are converted. Keys after
-    a query have a negative distance.
+    A distance is the query's position less the key's; it is negative for keys after the query.
+
+    Args:
+        table, first: as in `PagedCache`.
+        positions: positions of the queries [b, s].
+        slots: mesh axes that split the slots of a page.
+        dtype: dtype to which int8 keys and values are converted.
     """
 
     def gathered(stored: Array, scale: Array | None) -> Array:

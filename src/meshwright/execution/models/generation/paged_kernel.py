@@ -1,7 +1,7 @@
-"""Attention of a few new tokens over pages, on NVIDIA GPUs: a Pallas kernel that reads each page once, where it lies.
+"""Attention of a few new tokens over pages on NVIDIA GPUs, as a Pallas kernel that reads each page once, in place.
 
-Without it XLA:GPU gathers a sequence's pages into one array, and the matmuls read that array: three times the bytes.
-The tokens of a sequence are divided over several programs of the grid, whose results are combined afterwards (flash
+Without the kernel, XLA:GPU gathers a sequence's pages into one array and reads that array: three times the bytes. The
+tokens of a sequence are divided over several programs of the grid, whose results are combined afterwards (flash
 decoding, pytorch.org/blog/flash-decoding).
 """
 
@@ -22,19 +22,20 @@ from meshwright.execution.models.generation.paged_cache import Pages
 from meshwright.execution.runtime.triton_rows import MOST_ROWS, padded_rows
 
 BLOCK_TOKENS = 64
-"""Tokens that a program of the grid reads at once."""
+"""Tokens that a program of the grid reads in one iteration of its loop."""
 
 BUSY_PROGRAMS = 1024
 """Programs that keep a GPU busy: about 8 for each of an H100's 132 multiprocessors."""
 
 _MASKED = -1e30
-"""Score of a key that a query does not attend to: finite, so that no difference of two is NaN."""
+"""Score of a key that a query does not attend to: finite, so that the difference of two such scores is not NaN."""
 
 
 class Partial(NamedTuple):
-    """Attention over some of the keys: weighted values [..., h], sums of weights and largest scores [...], float32.
+    """Attention over some of the keys, to be combined with the results for the other keys; all float32.
 
-    Weights are exponentials of the scores less the largest one.
+    product: values [..., h] summed with weights exp(score - largest). sums: sums of these weights [...]. largest: the
+    largest score of each query [...].
     """
 
     product: Array
@@ -43,11 +44,11 @@ class Partial(NamedTuple):
 
 
 def fits_kernel(queries: int, pages: Pages, slots: int) -> bool:
-    """Return whether the kernel takes so many queries of a kv head, and pages with so many slots on each device.
+    """Whether the kernel can run for `queries` queries of a kv head in a row, and pages with `slots` slots on a device.
 
-    More queries are a chunk of a prompt, which is bound by its matmuls.
-    Triton's arrays have sizes that are powers of 2. Pallas computes places of arrays of up to 4 GiB in 32 bits (JAX
-    0.10.2 to 0.12), which are too few for more than 2^31 values of a byte.
+    False for more than `MOST_ROWS` queries (chunks of prompts, which are bound by matmuls) or `BLOCK_TOKENS` slots, for
+    sizes that are not powers of 2 (Triton), and for 2^31 to 2^32 elements of 1 byte: Pallas indexes arrays of up to
+    4 GiB with 32 bits, which is too few for these (JAX 0.10.2 to 0.12).
     """
     small = pages.key.dtype.itemsize > 1 or pages.key.size < 1 << 31 or pages.key.size > 1 << 32
     return queries <= MOST_ROWS and slots <= BLOCK_TOKENS and all(map(_is_power, (slots, pages.key.shape[4]))) and small
@@ -67,17 +68,17 @@ def attend_to_pages(
     scoring: Scoring,
     is_interpreted: bool = False,
 ) -> Partial:
-    """Attend with queries [b, s, k, g, h] at positions [b, s] to the pages of one device, [layers, pages, k, slots, h].
+    """Return attention of queries [b, s, k, g, h] at positions [b, s] over the pages of one device, as a `Partial`.
 
-    Called inside `jax.shard_map` without `check_vma`.
+    Call it inside `jax.shard_map` without `check_vma`. The arrays of the result are [b, s, k, g, ...].
 
     Args:
-        table: pages of each row [b, entries], of which the first is number `first` [b] of its sequence.
-        offset: the position in a page of this device's first slot.
+        pages: keys and values [layers, pages, k, slots, h], with the slots of each page that this device has.
+        layer: index of the layer in the pages.
+        table, first: as in `PagedCache`, [b, entries] and [b].
+        offset: the slot of the whole page that is this device's first slot.
         page_size: tokens of a page over all devices that share it.
-        is_interpreted: run on a CPU, slowly.
-
-    Returns arrays [b, s, k, g, ...].
+        is_interpreted: run in Pallas's interpreter, slowly, on a CPU.
     """
     batch, length, heads, group, head_dim = query.shape
     slots, tokens, queries = pages.key.shape[3], table.shape[1] * pages.key.shape[3], length * group
@@ -85,13 +86,13 @@ def attend_to_pages(
     work = _divided(table.shape[1], slots, batch * heads)
 
     def padded(x: Array, value: int = 0) -> Array:
-        """Pad the rows, which are before the last dim."""
+        """Pad the dim before the last with `value`, from `queries` to `rows`."""
         return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, rows - queries), (0, 0)], constant_values=value)
 
     of_heads = jnp.moveaxis(query, 2, 1).reshape(batch, heads, queries, head_dim)
     of_rows = padded(jnp.repeat(positions, group, axis=1)[..., None], -1)[..., 0]
     numbers = [jnp.broadcast_to(jnp.asarray(one, jnp.int32), batch) for one in (first, layer, offset, 0)]
-    # Slots of all layers and pages one after the other, as they lie in memory.
+    # Merge layers, pages, heads and slots into one dim, without a copy.
     arrays = [array.reshape(-1, head_dim) for array in pages[:2]] + [scale.reshape(-1) for scale in pages.scales or ()]
     read = sum(array.dtype.itemsize * math.prod(array.shape[1:]) for array in arrays) * batch * heads * tokens
     written = 4 * batch * heads * work.splits * rows * (head_dim + 2)
@@ -118,7 +119,7 @@ def attend_to_pages(
     weights = jnp.exp(largest - most)
 
     def by_token(x: Array) -> Array:
-        """[b, k, rows, ...] as [b, s, k, g, ...]."""
+        """Reshape [b, k, rows, ...] to [b, s, k, g, ...]."""
         return jnp.moveaxis(x[:, :, :queries].reshape(batch, heads, length, group, *x.shape[3:]), 1, 2)
 
     return Partial(
@@ -137,12 +138,12 @@ class _Work(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The pages of all programs, of which the last are padding."""
+        """The number of table entries that all programs read for a row, including padding at the end."""
         return self.splits * self.blocks * self.entries
 
 
 def _divided(pages: int, slots: int, groups: int) -> _Work:
-    """Divide `pages` pages of `slots` tokens over enough programs of the grid, for each of `groups` rows and heads."""
+    """Return how `pages` pages of `slots` tokens are divided, for each of `groups` combinations of row and kv head."""
     entries = BLOCK_TOKENS // slots
     blocks = math.ceil(pages / entries)
     of_split = math.ceil(blocks / min(blocks, max(1, BUSY_PROGRAMS // groups)))
@@ -158,11 +159,12 @@ def _on_grid(
     *,
     is_interpreted: bool,
 ) -> Any:
-    """Return the call of a kernel on a grid of rows, kv heads and splits.
+    """Return `pl.pallas_call` of a kernel on a grid of (rows, kv heads, splits).
 
     Args:
-        sizes: queries of a row and head, and dims of a head.
-        num_arrays: of the cache, which each program reads where it needs them.
+        grid: numbers of rows and of kv heads.
+        sizes: number of queries of a row and kv head (padded), and head dim.
+        num_arrays: number of arrays of the cache, which programs index themselves instead of in blocks.
     """
     from jax.experimental.pallas import triton  # Imported late: 0.1 s that only GPUs need.
 
@@ -205,10 +207,12 @@ def _kernel(
     blocks: int,
     entries: int,
 ) -> None:
-    """Attend over the `blocks` blocks of pages of one split, of `entries` pages each.
+    """Attend over the pages of one split: `blocks` blocks of `entries` pages each.
 
-    starts: number of the row's first page, layer, and offset of this device's slots. rest: the scales of int8 keys and
-    values if there are any, then the results.
+    Args:
+        starts: [4]: the number of the row's first page in the table, the layer, `offset` of `attend_to_pages`, unused.
+        positions: positions of the queries; -1 for padding.
+        rest: the scales of int8 keys and values, if any, then the three results (see `Partial`).
     """
     *scales, product, sums, largest = rest
     head, split = pl.program_id(1), pl.program_id(2)

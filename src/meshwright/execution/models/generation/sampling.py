@@ -1,6 +1,6 @@
-"""From logits to the next token: penalties, temperature, top-k, top-p and min-p, set for each row separately.
+"""Choose the next token from logits, with penalties, temperature, top-k, top-p and min-p of each row.
 
-They are applied in the same order as in transformers: penalties, the temperature, then top-k, top-p and min-p.
+The order is that of transformers: penalties, temperature, top-k, top-p, min-p.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Sampling:
     Args:
         temperature: 0 always takes the likeliest token; 1 samples from the model's own distribution.
         top_k: only the k likeliest tokens can be chosen; 0 for all.
-        top_p: only the likeliest tokens whose probabilities together reach p (arXiv:1904.09751).
-        min_p: only tokens at least min_p times as likely as the likeliest (arXiv:2407.01082).
+        top_p: only the likeliest tokens whose probabilities together reach top_p can be chosen (arXiv:1904.09751).
+        min_p: only tokens at least min_p times as likely as the likeliest can be chosen (arXiv:2407.01082).
         repetition_penalty: divides positive logits of tokens that the text already has, and multiplies negative ones
           (arXiv:1909.05858).
-        presence_penalty: subtracted from the logits of tokens that were generated before; the prompt does not count.
-        frequency_penalty: subtracted once for each time the token was generated
+        presence_penalty: subtracted from the logit of a token that was generated before; the prompt does not count.
+        frequency_penalty: subtracted from the logit of a token once for each time it was generated
           (https://platform.openai.com/docs/api-reference/completions/create).
         seed: seed of this text's random numbers, which are the same in any batch.
     """
@@ -63,7 +63,7 @@ class Sampling:
 
 
 class Samplers(NamedTuple):
-    """The `Sampling` of all rows, each field [rows]; None for a field that has no effect in any row."""
+    """The `Sampling` of all rows as arrays [rows]; None for a field that is neutral in every row."""
 
     temperature: Array | None
     top_k: Array | None
@@ -76,9 +76,10 @@ class Samplers(NamedTuple):
 
 
 class Written(NamedTuple):
-    """The tokens that each row's text already has, [rows, vocab] each; None if no penalty needs them.
+    """The tokens that each row's text has so far, which penalties read; a field is None if no penalty reads it.
 
-    seen: whether the text has each token, prompt included. made: how often each token was generated.
+    seen: whether the text, with its prompt, has each token of the vocabulary [rows, vocab]. made: how often each token
+    was generated [rows, vocab].
     """
 
     seen: Array | None = None
@@ -86,12 +87,12 @@ class Written(NamedTuple):
 
 
 def likeliest_of(seed: Array) -> Samplers:
-    """Return the samplers of rows that all take the likeliest token."""
+    """Return samplers with which all rows take the likeliest token. seed: [rows]."""
     return Samplers(None, None, None, None, None, None, None, seed)
 
 
 def written_before(samplers: Samplers, prompts: Sequence[np.ndarray], vocab: int) -> Written:
-    """Return the `Written` of prompts; a field is None if no row's penalties need it."""
+    """Return the `Written` of texts that have only their prompts; a field is None if no row's penalties read it."""
     seen = made = None
     if samplers.repetition_penalty is not None:
         seen = jnp.asarray(np.stack([np.isin(np.arange(vocab), prompt) for prompt in prompts]))
@@ -101,7 +102,7 @@ def written_before(samplers: Samplers, prompts: Sequence[np.ndarray], vocab: int
 
 
 def with_chosen(written: Written, chosen: Array) -> Written:
-    """Add one more token of each row's text."""
+    """Return `written` with one more generated token of each row, `chosen` [rows]."""
     rows = jnp.arange(chosen.shape[0])
     return Written(
         None if written.seen is None else written.seen.at[rows, chosen].set(True),
@@ -114,7 +115,7 @@ GREEDY = Sampling()
 
 
 def samplers_of(rows: Sequence[Sampling]) -> Samplers:
-    """Convert the samplings of all rows to arrays."""
+    """Return the samplings of all rows as arrays."""
 
     def column(name: str) -> Any:
         values = [getattr(row, name) for row in rows]
@@ -126,10 +127,13 @@ def samplers_of(rows: Sequence[Sampling]) -> Samplers:
 
 
 def choose(scores: Array, rows: Samplers, written: Written, step: Array) -> Array:
-    """Choose the next token [rows] from float32 logits [rows, vocab], which may be sharded.
+    """Return the next token of each row [rows], chosen from float32 logits [rows, vocab], which may be sharded.
 
-    step: the number of tokens sampled before, for all rows or each of [rows]; a row's seed and step determine its
-    random numbers.
+    Args:
+        rows: the sampling of each row.
+        written: the tokens that the rows have so far.
+        step: the number of tokens generated before, a scalar or [rows]. A row's seed and step determine its random
+          numbers.
     """
     if rows == likeliest_of(rows.seed):
         return _likeliest(scores)
@@ -140,7 +144,7 @@ def choose(scores: Array, rows: Samplers, written: Written, step: Array) -> Arra
     temperature, is_greedy = rows.temperature, rows.temperature == 0
 
     def draw() -> Array:
-        kept = _kept(scores / jnp.where(is_greedy, 1.0, temperature)[:, None], rows)
+        kept = _apply_limits(scores / jnp.where(is_greedy, 1.0, temperature)[:, None], rows)
         steps = jnp.broadcast_to(step, rows.seed.shape)
         keys = jax.vmap(lambda seed, step: jax.random.fold_in(jax.random.key(seed), step))(rows.seed, steps)
         return jnp.where(is_greedy, likeliest, jax.vmap(jax.random.categorical)(keys, kept))
@@ -150,7 +154,7 @@ def choose(scores: Array, rows: Samplers, written: Written, step: Array) -> Arra
 
 
 def _penalised(scores: Array, rows: Samplers, written: Written) -> Array:
-    """Apply the penalties for tokens that are already in each text."""
+    """Return the logits with the penalties for tokens that each text already has."""
     if rows.repetition_penalty is not None and written.seen is not None:
         penalty = rows.repetition_penalty[:, None]
         scores = jnp.where(written.seen, jnp.where(scores > 0, scores / penalty, scores * penalty), scores)
@@ -163,7 +167,10 @@ def _penalised(scores: Array, rows: Samplers, written: Written) -> Array:
 
 
 def _likeliest(scores: Array) -> Array:
-    """Return each row's likeliest token, the first of equal ones; each part of a split vocab proposes a candidate."""
+    """Return each row's likeliest token [rows], the first of equal ones.
+
+    If the vocab is split, each device finds the likeliest token of its part, and only these candidates are gathered.
+    """
     spec: Any = jax.typeof(scores).sharding.spec
     if spec[1] is None:
         return jnp.argmax(scores, axis=-1)
@@ -179,8 +186,8 @@ def _likeliest(scores: Array) -> Array:
     return jax.shard_map(local, in_specs=spec, out_specs=P(spec[0]), check_vma=False)(scores)
 
 
-def _most_likely(scores: Array, rows: Samplers) -> Array:
-    """Set the logits of tokens beyond top-k and top-p to minus infinity."""
+def _apply_top_k_and_top_p(scores: Array, rows: Samplers) -> Array:
+    """Return the logits [rows, vocab] with those of tokens excluded by top-k and top-p set to minus infinity."""
     ordered = jnp.sort(scores, axis=-1, descending=True)
     rank = jnp.arange(scores.shape[-1])[None]
     keep = jnp.ones_like(ordered, bool)
@@ -194,14 +201,14 @@ def _most_likely(scores: Array, rows: Samplers) -> Array:
     return jnp.where(scores >= least, scores, -jnp.inf)
 
 
-def _kept(scores: Array, rows: Samplers) -> Array:
-    """Set the logits of tokens that may not be chosen to minus infinity."""
+def _apply_limits(scores: Array, rows: Samplers) -> Array:
+    """Return the logits [rows, vocab] with those of tokens excluded by top-k, top-p and min-p set to minus infinity."""
     limits = [rows.top_k != 0] if rows.top_k is not None else []
     limits += [rows.top_p < 1] if rows.top_p is not None else []
     if limits:
         # Sorting the vocabulary is the slowest part here.
         is_limited = jnp.any(jnp.stack(limits))
-        scores = jax.lax.cond(is_limited, lambda: _most_likely(scores, rows), lambda: scores)
+        scores = jax.lax.cond(is_limited, lambda: _apply_top_k_and_top_p(scores, rows), lambda: scores)
     if rows.min_p is not None:
         shares = jax.nn.softmax(scores, axis=-1)
         scores = jnp.where(shares >= rows.min_p[:, None] * shares.max(axis=-1, keepdims=True), scores, -jnp.inf)

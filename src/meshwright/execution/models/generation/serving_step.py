@@ -1,4 +1,4 @@
-"""Lower the prefill step of `generation` for meshes whose devices need not be present."""
+"""Lower the prefill program of `generation` for meshes whose devices need not be present."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_served(serving: Serving, mesh: MeshShape) -> None:
 
 
 def dtype_of(name: str, value: str) -> Dtype:
-    """Check that steps can be compiled in a serving plan's dtype, and return it. Raises if they cannot."""
+    """Return the dtype `value` of a serving plan's field `name`. Raises if no step can be compiled in it."""
     for known in DTYPES:
         if value == known:
             return known
@@ -48,10 +48,14 @@ def dtype_of(name: str, value: str) -> Dtype:
 
 
 def lower_prefill_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit) -> jax.stages.Lowered:
-    """Lower the prefill of whole prompts of one length: a new cache, and each prompt's likeliest next token.
+    """Lower the prefill of whole prompts of one length, which returns a new cache and each prompt's likeliest token.
+
+    Args:
+        serving: a `Serving` as plain data.
+        cache: the dim of the cache that is split besides heads.
 
     Raises:
-        MeshwrightError: the mesh does not divide the prompts.
+        MeshwrightError: the mesh does not divide the prompt length, or no step can be compiled (`check_served`).
     """
     read, shape = serving_from_data(serving), MeshShape(**mesh.shape)
     check_serving(read, ServingLayout(shape, cache))

@@ -1,8 +1,8 @@
-"""Weight-stationary matmuls of a server's layers (arXiv:2211.05102, section 3.2).
+"""Weight-stationary matmuls of layers in generation (arXiv:2211.05102, section 3.2): weights are never gathered.
 
-The stream [b, s, d] is split over fsdp along d. The first matmul of a block leaves partial sums over fsdp, its last one
-partial sums over sp and tp. `step.serving.SERVING_RULES` has the layouts, and `step.serve_ops` plans the same
-collectives.
+The residual stream [b, s, d] is split over fsdp along d. The first matmul of a block leaves partial sums over fsdp, and
+its last matmul leaves partial sums over sp and tp. `step.serving.SERVING_RULES` has the layouts, and `step.serve_ops`
+plans the same collectives.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.runtime.shards import on_shards
 
 WEIGHTS = "weights"
-"""The named scope of matmuls with weights, and of reading a layer's weights for them."""
+"""Named scope of matmuls with weights, and of slicing and dequantizing a layer's weights for them."""
 
 LEAST_TPU_ROWS = 8
-"""Rows that fill a TPU's registers: a matmul of this many rows costs no more than one of a single row."""
+"""Rows that fill a TPU's vector registers; a matmul of 8 rows takes no longer than one of a single row."""
 
 
 def for_server_products(params: Mapping[str, Any], model: ModelConfig) -> Any:
-    """Put parameters, arrays or abstract ones, where the compiler of the mesh's devices multiplies them in place.
+    """Return parameters, concrete or abstract, in a form that the compiler does not copy before each matmul.
 
-    On TPUs that is another memory layout, on GPUs an array for each layer; elsewhere they are unchanged.
+    On TPUs this is another memory layout, on GPUs one array for each layer; on CPUs they are unchanged.
     """
     if mesh_platform() == "tpu":
         return _in_tpu_layout(params, model)
-    return _apart(params) if mesh_platform() == "gpu" else params
+    return _split_by_layer(params) if mesh_platform() == "gpu" else params
 
 
-def _apart(params: Mapping[str, Any]) -> Any:
-    """Return parameters with a mapping for each layer of a stack: {stack: ({name: array}, ...)}.
+def _split_by_layer(params: Mapping[str, Any]) -> Any:
+    """Return parameters with one mapping for each layer of a stack: {stack: ({name: array}, ...)}.
 
-    From a stack XLA:GPU copies each layer's weights in every step before it multiplies them, so that it reads and
-    writes three times their bytes (XLA of JAX 0.10.2 and 0.11.2; `benchmarks/gpu_decode.py`). Stacked arrays are
-    deleted one by one as they are cut.
+    With stacked arrays, XLA:GPU copies each layer's weights in every step before it multiplies them, so that it reads
+    and writes three times their bytes (JAX 0.10.2 and 0.11.2; `benchmarks/gpu_decode.py`). Each stacked array is
+    deleted once it is divided.
     """
 
     def cut(leaf: Any) -> tuple[Any, ...]:
@@ -71,8 +71,8 @@ def _in_tpu_layout(params: Mapping[str, Any], model: ModelConfig) -> Any:
     """Return parameters in the memory layout in which XLA:TPU multiplies them.
 
     In this layout, each head's matrix [inputs, head_dim] of a weight [layers, inputs, ..., head_dim] is contiguous.
-    From the default layout the compiler would rearrange each layer's weights in every step (libtpu 0.0.42.1): 13% of a
-    step of Llama 3 8B, 64 rows on v5e:4x4. `Layout.AUTO` chooses the same layout.
+    With the default layout, the compiler would rearrange each layer's weights in every step (libtpu 0.0.42.1), which
+    takes 13% of a step of Llama 3 8B with 64 rows on v5e:4x4. `Layout.AUTO` chooses the same layout.
     """
 
     def in_layout(leaf: Any, order: tuple[int, ...]) -> Any:
@@ -94,10 +94,10 @@ def _in_tpu_layout(params: Mapping[str, Any], model: ModelConfig) -> Any:
 
 
 def pad_single_row(x: Array, layout: ShardingContext) -> Array:
-    """On TPUs, pad x [b, s, ...] with rows of zeros if a device has a single row.
+    """Return x [b, s, ...], on TPUs padded along s with zeros to 8 rows if a device has a single row (b * s = 1).
 
-    XLA:TPU multiplies a single row on the vector unit, two to three times as slow as eight rows on the matrix unit
-    (libtpu 0.0.42.1, by its own cycles).
+    XLA:TPU multiplies a single row on the vector unit, which takes two to three times as long as eight rows on the
+    matrix unit (libtpu 0.0.42.1, by the compiler's estimated cycles).
     """
     rows = x.shape[0] // layout.mesh.degree(layout.axes("batch")) * x.shape[1]
     if mesh_platform() != "tpu" or rows > 1:
@@ -106,7 +106,7 @@ def pad_single_row(x: Array, layout: ShardingContext) -> Array:
 
 
 def multiply_stored(subscripts: str, x: Array, weight: Array, layout: ShardingContext, *, dtype: Any, out: P) -> Array:
-    """Return the einsum of x [b, s, ...] and a weight that is not gathered, with spec `out` and in `dtype`."""
+    """Return the einsum of x [b, s, ...] and a weight that is not gathered, in `dtype` and with the spec `out`."""
     with jax.named_scope(WEIGHTS):
         rows = pad_single_row(x, layout)
         made = jnp.einsum(subscripts, rows, weight, preferred_element_type=dtype, out_sharding=out)
@@ -114,9 +114,10 @@ def multiply_stored(subscripts: str, x: Array, weight: Array, layout: ShardingCo
 
 
 def stationary_product(x: Array, weight: Array, op: Linear, layout: ShardingContext, dtype: Any = None) -> Array:
-    """Multiply x [b, s, *inputs] with a stored weight, leaving partial sums over the axes that split its inputs.
+    """Multiply x [b, s, *inputs] by a stored weight [*inputs, *outputs].
 
-    dtype: dtype of the result; default: the dtype of x.
+    The result [b, s, *outputs] is unreduced over the mesh axes that split the inputs. dtype: its dtype; default: that
+    of x.
     """
     names, outputs = [name for name, _ in op.inputs], [name for name, _ in op.outputs]
     tokens = "residual_sequence" if op.is_on_residual else "sequence"
@@ -129,19 +130,17 @@ def stationary_product(x: Array, weight: Array, op: Linear, layout: ShardingCont
 
 
 def low_rank_of_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingContext, slots: Array) -> Array:
-    """Return the low-rank branch of each row's adapter: partial sums with the spec of `stationary_product`'s result.
+    """Return the low-rank branch of a matmul with each row's adapter, with the spec of `stationary_product`'s result.
 
-    x is multiplied by the A of all slots as one matrix, and the values of other slots are masked: a step reads each
-    adapter once, however many rows use it, and adds no collective. (Gathering A and B for each row would read them for
-    each row.)
+    x is multiplied by the A of all slots as one matrix, and the products of other slots are set to zero. So a step
+    reads each adapter once, however many rows use it, and adds no collective; gathering A and B for each row would read
+    them once for each row.
 
     Args:
         x: the matmul's input [b, s, *inputs].
-        a: [*inputs, slots, rank].
-        b: [slots, rank, *outputs].
-        op: the matmul.
-        layout: the sharding context.
-        slots: the slot of each row [b], from 1; 0 for none.
+        a: A of all slots [*inputs, slots, rank].
+        b: B of all slots [slots, rank, *outputs].
+        slots: the slot of each row's adapter [b], from 1; 0 for a row without an adapter.
     """
     names, outputs = [name for name, _ in op.inputs], [name for name, _ in op.outputs]
     inner, columns = string.ascii_lowercase[: len(names)], string.ascii_uppercase[: len(outputs)]
@@ -149,7 +148,7 @@ def low_rank_of_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingC
 
     def local(x: Array, a: Array, b: Array, slots: Array) -> Array:
         low = jnp.einsum(f"yz{inner},{inner}nr->yznr", x, a)
-        low = of_own_slot(low, slots)
+        low = zero_other_slots(low, slots)
         made = jnp.einsum(f"yznr,nr{columns}->yz{columns}", low, b)
         return jax.lax.pcast(made, tuple(sums), to="unreduced") if sums else made
 
@@ -163,17 +162,18 @@ def low_rank_of_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingC
         return on_shards(local, layout, in_specs=specs, out_specs=out)(jax.reshard(x, specs[0]), a, b, own)
 
 
-def of_own_slot(low: Array, slots: Array) -> Array:
-    """Return the inner values [b, s, slots, rank] of low-rank branches, zeros for all slots but each row's own [b]."""
+def zero_other_slots(low: Array, slots: Array) -> Array:
+    """Return `low` [b, s, slots, rank] with zeros for all slots but each row's own; `slots` [b] counts from 1."""
     is_own = slots[:, None] == 1 + jnp.arange(low.shape[-2])[None]
     return jnp.where(is_own[:, None, :, None], low, 0)
 
 
 def sum_of_heads(x: Array, op: Linear, layout: ShardingContext, *, is_latent: bool, is_prompt: bool) -> Array:
-    """Sum queries, keys and values [b, s, *heads] over fsdp.
+    """Return queries, keys or values [b, s, *heads] summed over fsdp.
 
-    Prompts' tokens are scattered over fsdp, as are decode rows if the cache splits them. is_latent: whether keys and
-    values come from a latent: then sums are not scattered.
+    In prefill the sums are reduce-scattered along tokens; in decoding, along rows if the cache splits rows.
+
+    is_latent: whether keys and values come from a latent; then sums are all-reduced instead.
     """
     heads = [name for name, _ in op.outputs]
     if is_prompt:
@@ -185,7 +185,7 @@ def sum_of_heads(x: Array, op: Linear, layout: ShardingContext, *, is_latent: bo
 def attention_layout(layout: ShardingContext, is_latent: bool) -> ShardingContext:
     """Return the layout of attention in prefill, where fsdp splits the queries along the tokens.
 
-    If keys and values are computed from latents, each device has all tokens' queries.
+    With latent attention, fsdp does not split the queries.
     """
     return replace(
         layout,
@@ -195,13 +195,13 @@ def attention_layout(layout: ShardingContext, is_latent: bool) -> ShardingContex
 
 
 def head_rows(layout: ShardingContext, is_latent: bool) -> tuple[str, ...]:
-    """Return the axes that split the rows of queries, keys and values when they reach a cache."""
+    """Return the mesh axes that split the rows of queries, keys and values in attention over a cache."""
     is_split = layout.cache_split == "batch" and not is_latent
     return layout.axes("batch") + (layout.axes("embed") if is_split else ())
 
 
 def scatter_hidden(x: Array, layout: ShardingContext) -> Array:
-    """Sum an MLP's first matmul [b, s, f] over fsdp; a reduce-scatter over f if the degree divides f's local size."""
+    """Sum an MLP's first matmul result [b, s, f] over fsdp: a reduce-scatter along f if f divides, else all-reduce."""
     along, width = layout.axes("embed"), layout.axes("mlp")
     if x.shape[-1] % layout.mesh.degree((*along, *width)):
         return layout.place(x, "batch", "sequence", "mlp")
@@ -210,5 +210,5 @@ def scatter_hidden(x: Array, layout: ShardingContext) -> Array:
 
 
 def gather_hidden(x: Array, layout: ShardingContext) -> Array:
-    """Gather activated hidden values for the last matmul of an MLP."""
+    """Gather the activated hidden values x [b, s, f] over fsdp for the last matmul of an MLP."""
     return layout.place(x, "batch", "sequence", "mlp")

@@ -41,7 +41,7 @@ from meshwright.execution.text.chat import apply_chat_template
 from meshwright.execution.text.tokenizer import REPLACEMENT, Tokenizer
 from meshwright.execution.weights.save import MAX_FILE_BYTES
 from meshwright.mesh import MeshShape
-from meshwright.options.values import given
+from meshwright.options.given import given
 from meshwright.support.field_types import not_a_choice
 from meshwright.support.files import as_path
 
@@ -58,7 +58,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Chat
 """Text, tokens, or the messages of a chat, each with `role` and `content`."""
 
 LONGEST_WINDOW = 2048
-"""Default tokens of a window in scoring: longer windows take more time and barely change the score."""
+"""Largest default window in scoring, in tokens: longer windows take more time and barely change the score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +69,12 @@ class LoadedModel:
         params: the tree of sharded arrays, with the paths of `step.parameter_tree.parameters`; parameters of layers are
           stacked.
         dtype: dtype of matmuls.
-        stored_dtype: dtype of the weights that were loaded.
-        source: the files loaded with the weights, by name: config.json and the tokenizer's. Empty for a run, whose
-          config.json is generated on saving.
-        seq_len: length of the sequences that the model was trained on, if known.
-        sp_method: the method used in training.
+        stored_dtype: dtype of the weights in the files they were loaded from.
+        tokenizer: None if the model has no tokenizer.
+        source: contents of the files loaded with the weights, by name: config.json and the tokenizer's files. Empty for
+          a model loaded from a run, whose config.json is generated on saving.
+        seq_len: length of the sequences that the model was trained on, in tokens; None if not known.
+        sp_method: how queries reached keys split over sp in training; the default of `generate`.
     """
 
     config: ModelConfig
@@ -92,12 +93,12 @@ class LoadedModel:
         """Return float32 logits [batch, seq, vocab] of tokens [batch, seq]; each row is a text from its first position.
 
         Args:
-            lengths: tokens of each row without padding; default: all. They matter if rotary frequencies depend on a
-              text's length (longrope, dynamic); padding changes no other logits.
+            lengths: number of tokens of each row without padding; default: seq. They matter only if rotary frequencies
+              depend on a text's length (longrope, dynamic).
 
         Raises:
-            MeshwrightError: if tokens are not such an array or not below the vocabulary's size, or lengths do not
-              match.
+            MeshwrightError: tokens are not whole numbers [batch, seq] below the vocabulary's size, or lengths are not
+              `batch` whole numbers from 1 to seq.
         """
         array = _whole_numbers(tokens)
         if array is None or array.ndim != 2:
@@ -116,7 +117,10 @@ class LoadedModel:
             )
 
     def generate(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> list[Generated]:
-        """Generate text after one or several prompts, of any lengths. Options: see `GenerateOptions`."""
+        """Generate text after one or several prompts of any lengths; return a `Generated` for each prompt, in order.
+
+        Options: see `GenerateOptions`.
+        """
         return collect(self.stream(prompts, **options), has_text=self.tokenizer is not None)
 
     def stream(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> Iterator[TokenText]:
@@ -163,11 +167,11 @@ class LoadedModel:
     def score(
         self, texts: str | Sequence[Prompt], *, seq_len: int | None = None, stride: int | None = None
     ) -> list[Score]:
-        """Return the loss, perplexity and bits per byte of each text, in windows if it is longer than `seq_len`.
+        """Return the loss, perplexity and bits per byte of each text. Texts longer than `seq_len` are read in windows.
 
         Args:
             seq_len: input tokens of a window; default: the trained length, at most 2048.
-            stride: tokens between starts of windows; default: seq_len; see `text_losses`.
+            stride: tokens from the start of a window to that of the next (see `text_losses`); default: seq_len.
 
         Raises:
             MeshwrightError: there are no texts, or `seq_len` is below 1.
@@ -191,17 +195,17 @@ class LoadedModel:
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return the log probability in nats of each continuation after its context, for (context, continuation) pairs.
 
-        As in the LM evaluation harness (https://github.com/EleutherAI/lm-evaluation-harness): spaces at a context's end
-        belong to the continuation, and texts longer than the trained length are truncated at the start.
+        As in the LM evaluation harness (https://github.com/EleutherAI/lm-evaluation-harness), spaces at a context's end
+        belong to the continuation. Texts of more tokens than `usual_window` + 1 are truncated at the start.
         """
         rows, counts = self.continuations(pairs)
         return [-math.fsum(each[-count:].tolist()) for each, count in zip(self.losses(rows), counts, strict=True)]
 
     def continuations(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[Any], list[int]]:
-        """Return the tokens [n] of each context with its continuation, and the number of tokens in the continuation.
+        """Return, for each pair, the tokens [n] of context + continuation, and how many of them are the continuation's.
 
         Raises:
-            MeshwrightError: if a continuation has no tokens, or more than are scored at once.
+            MeshwrightError: a continuation has no tokens, or no token before it, or more tokens than `usual_window`.
         """
         rows, counts = [], []
         if isinstance(pairs, str) or not all(isinstance(one, tuple | list) and len(one) == 2 for one in pairs):
@@ -224,7 +228,7 @@ class LoadedModel:
         return min(self.seq_len or LONGEST_WINDOW, LONGEST_WINDOW)
 
     def encode(self, prompt: Prompt) -> np.ndarray:
-        """Convert a prompt to tokens [n]. Raises if it is empty or of another kind, or is text without a tokenizer."""
+        """Return the tokens [n] of a prompt. Raises if it is empty or no `Prompt`, or text without a tokenizer."""
         found: Any = prompt.messages if isinstance(prompt, Chat) else prompt
         is_messages = isinstance(found, Sequence) and len(found) and isinstance(found[0], Mapping)
         if isinstance(found, str) or is_messages:
@@ -255,12 +259,12 @@ class LoadedModel:
         It is written to a temporary directory and then renamed, so it is complete or absent.
 
         Args:
-            dtype: dtype of the weights in the files; default: as loaded.
-            max_file_bytes: larger weights are written to several files, with an index.
-            on_bytes: called with the bytes of each tensor written.
+            dtype: dtype of the weights in the files; default: `stored_dtype`.
+            max_file_bytes: largest size of a weights file; larger weights are written to several files, with an index.
+            on_bytes: called with the number of bytes of each tensor that is written.
 
         Raises:
-            MeshwrightError: if the directory is not empty or cannot be written, or no config.json describes the model.
+            MeshwrightError: the directory is not empty or cannot be written, or no config.json describes the model.
         """
         if dtype not in (None, *get_args(StoredDtype)):
             raise MeshwrightError(not_a_choice("dtype", dtype, get_args(StoredDtype)))
@@ -278,11 +282,14 @@ class LoadedModel:
 
     @cached_property
     def num_parameters(self) -> int:
-        """The number of parameters, without what the mesh pads."""
+        """The number of parameters, without padding for the mesh."""
         return num_parameters(self.config)
 
     def _num_bytes(self, text: Prompt, tokens: np.ndarray) -> int | None:
-        """Return the bytes of a text after its first token; a replacement character in that token counts as one."""
+        """Return the number of UTF-8 bytes of a text after its first token; None without a tokenizer.
+
+        A replacement character in the first token stands for one byte.
+        """
         if self.tokenizer is None:
             return None
         whole = text if isinstance(text, str) else self.tokenizer.decode(tokens.tolist())
@@ -298,7 +305,7 @@ class LoadedModel:
             )
 
     def _rows(self, prompts: Prompt | Sequence[Prompt]) -> list[np.ndarray]:
-        """Convert one or several prompts to tokens."""
+        """Return the tokens [n] of each prompt, given one or several prompts. Raises if there is none."""
         several: Any = prompts
         if isinstance(prompts, Chat):
             return [self.encode(prompts)]
@@ -314,7 +321,7 @@ class LoadedModel:
     def _read(
         self, prompts: Prompt | Sequence[Prompt], options: Mapping[str, Any]
     ) -> tuple[list[np.ndarray], ReadOptions]:
-        """Return the tokens of each prompt, and the options with their defaults. Raises if they cannot be run."""
+        """Return the tokens [n] of each prompt, and the options with their defaults. Raises if they cannot be run."""
         rows = self._rows(prompts)
         said: Any = given(options, GenerateOptions.__annotations__)
         sampling, stop = said.get("sampling", GREEDY), said.get("stop", ())
@@ -345,13 +352,13 @@ class LoadedModel:
         return rows, how
 
     def _steps(self, rows: list[np.ndarray], how: ReadOptions) -> Iterator[np.ndarray]:
-        """Yield the next token of every row, [rows] each."""
+        """Yield `how.max_tokens` arrays [rows], each with the next token of every row."""
         steps = generate_tokens(
             self.params, rows, self.config, self.mesh_shape,
             num_tokens=how.max_tokens, sampling=how.sampling, dtype=DTYPES[self.dtype], sp_method=how.sp_method,
         )  # fmt: skip
         while True:
-            # Between steps, the caller's mesh is current.
+            # The mesh is set only during a step, so that the caller's mesh is current between steps.
             with jax.set_mesh(self.mesh):
                 tokens = next(steps, None)
             if tokens is None:
@@ -360,7 +367,7 @@ class LoadedModel:
 
 
 def _samplings(values: Any) -> tuple[Sampling, ...]:
-    """Return the sampling of each prompt. Raises if `values` is anything else."""
+    """Return `values` as a tuple. Raises if it is not a sequence of `Sampling`."""
     if not isinstance(values, Sequence) or not all(isinstance(one, Sampling) for one in values):
         raise MeshwrightError(
             f"sampling is {_short(values)}; it is a Sampling, as Sampling(temperature=0.5), or one each"
@@ -383,7 +390,7 @@ def _check_messages(messages: Sequence[Any]) -> None:
 
 
 def _whole_numbers(values: Any) -> np.ndarray | None:
-    """Return an array of at least one whole number; None for anything else, including rows of several lengths."""
+    """Return `values` as an integer array; None if they are empty, not whole numbers, or rows of several lengths."""
     try:
         array = np.asarray(values)
     except ValueError:
@@ -392,6 +399,6 @@ def _whole_numbers(values: Any) -> np.ndarray | None:
 
 
 def _short(value: Any) -> str:
-    """Return a value, shortened for an error message."""
+    """Return the `repr` of a value, at most 60 characters of it, for an error message."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"

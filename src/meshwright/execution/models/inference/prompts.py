@@ -1,4 +1,4 @@
-"""Prompts in files: each line's object is parsed as text, tokens or messages."""
+"""Prompts in files: the JSON object of each line is parsed as text, tokens or messages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from meshwright.execution.models.inference.loaded import Chat, Prompt
 
 
 def prompt_of(data: Mapping[str, Any]) -> Prompt:
-    """Return the prompt of an object: `{"prompt": text or tokens}`, or `{"messages": […]}` with or without `tools`.
+    """Return the prompt in an object: `{"prompt": text or tokens}`, or `{"messages": […]}` with or without `tools`.
 
     Raises:
-        BadRecordError: if it has other fields.
+        BadRecordError: the object has other fields, or a prompt of another type.
     """
     names = [name for name in ("prompt", "messages") if data.get(name)]
     rest = data.keys() - {*names, *(("tools",) if names == ["messages"] else ())}
@@ -33,7 +33,7 @@ def prompt_of(data: Mapping[str, Any]) -> Prompt:
 
 
 def as_message(prompt: Prompt) -> Prompt:
-    """Convert a text to a user's first message; messages are returned unchanged. Raises if the prompt is tokens."""
+    """Return a text as a chat with one user message, and messages unchanged. Raises if the prompt is tokens."""
     if isinstance(prompt, Chat):
         return prompt
     if isinstance(prompt, str):

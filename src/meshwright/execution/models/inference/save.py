@@ -33,7 +33,7 @@ _NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
 def check_target(directory: str | Path) -> None:
-    """Raise if a model cannot be written to a directory: it is not empty, or cannot be created."""
+    """Raise if a model cannot be written to a directory, because it is not empty or cannot be created."""
     check_new_directory(directory)
     if Path(directory).is_dir() and any(Path(directory).iterdir()):
         raise MeshwrightError(f"{directory} is not empty; give a directory that is new")
@@ -46,15 +46,17 @@ def model_files(
     seq_len: int | None,
     dtype: StoredDtype,
 ) -> dict[str, bytes]:
-    """Return the files to store with a model's weights, by name; config.json includes the dtype.
+    """Return the contents of the files to store with a model's weights, by name: config.json, tokenizer and others.
 
     Args:
-        source: files that were loaded with the model. Its config.json is kept if it describes this model in this dtype.
-        tokenizer: if `source` has no config.json, the byte tokenizer is written; None for no tokenizer.
-        seq_len: length of the sequences that a run was trained on.
+        source: files that were loaded with the model. Its config.json is kept if it describes this model in this dtype,
+          else changed. Without one (a model that was trained from scratch) it is generated.
+        tokenizer: if not None and `source` has no config.json, the files of the byte tokenizer are added.
+        seq_len: length of the sequences that the model was trained on, in tokens; for a generated config.json.
+        dtype: dtype of the stored weights, which config.json names.
 
     Raises:
-        MeshwrightError: if no config.json describes the model.
+        MeshwrightError: no config.json describes the model.
     """
     if "config.json" not in source:
         trained = {} if seq_len is None else {"max_position_embeddings": seq_len}
@@ -85,7 +87,7 @@ def write_model(
     max_file_bytes: int,
     on_bytes: Callable[[int], None],
 ) -> None:
-    """Write weights and files to a temporary directory and rename it; see `save_weights`."""
+    """Write weights and files to a temporary directory, then rename it to `directory`; see `save_weights`."""
     check_target(directory)
     with whole_directory(directory) as partial:
         for name, data in files.items():

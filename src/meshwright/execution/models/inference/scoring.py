@@ -12,13 +12,13 @@ import numpy as np
 from meshwright.errors import MeshwrightError
 
 Losses = Callable[[Sequence[Any]], list[np.ndarray]]
-"""Maps texts as tokens [n] each to the loss in nats [n - 1] of each token after the first."""
+"""A function from texts, each as tokens [n], to the losses in nats [n - 1] of each text's tokens after the first."""
 
 SHORTEST = 16
-"""Texts are padded to a power of two from this length, or to the longest text, so that few programs are compiled."""
+"""Texts are padded to a power of two, at least this, but not beyond the longest text, so that few programs compile."""
 
 LOGITS = 1 << 26
-"""Approximate number of logits of a batch on a device: the largest array of a forward pass."""
+"""Approximate number of logits of a batch on a device; they are the largest array of a forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class Score:
     """The loss of a text.
 
     Args:
-        tokens: the number of predicted tokens: all but the first, which has no context.
-        nats: the sum of their losses.
-        num_bytes: UTF-8 bytes of the text of these tokens; None without a tokenizer.
+        tokens: number of predicted tokens: all but the first, which has no context.
+        nats: sum of the losses of these tokens.
+        num_bytes: number of UTF-8 bytes of the text of these tokens; None without a tokenizer.
     """
 
     tokens: int
@@ -37,7 +37,7 @@ class Score:
 
     @property
     def loss(self) -> float:
-        """The mean loss of a token in nats."""
+        """The mean loss per token in nats."""
         return self.nats / self.tokens
 
     @property
@@ -62,12 +62,13 @@ def total(scores: Sequence[Score]) -> Score:
 
 
 def text_losses(losses: Losses, texts: Sequence[np.ndarray], *, seq_len: int, stride: int) -> list[float]:
-    """Return the total loss in nats of each text; every token after the first counts once.
+    """Return the total loss in nats of each text, predicted in windows; every token after the first counts once.
 
     Args:
+        texts: the tokens [n] of each text.
         seq_len: input tokens of a window.
-        stride: tokens between starts of windows. Only tokens not predicted in earlier windows count, so a smaller
-            stride gives tokens more context.
+        stride: tokens from the start of a window to that of the next. In each window only the tokens that earlier
+            windows did not predict count, so a smaller stride gives tokens more context.
 
     Raises:
         MeshwrightError: `stride` is not from 1 to `seq_len`.
@@ -86,7 +87,7 @@ def text_losses(losses: Losses, texts: Sequence[np.ndarray], *, seq_len: int, st
 
 
 def windows(count: int, seq_len: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, end, number of last predictions that are new in this window) of each window."""
+    """Yield (start, end, num_new) of each window over `count` predictions; the last num_new are new in this window."""
     start, done = 0, 0
     while done < count:
         end = min(start + seq_len, count)
@@ -97,9 +98,11 @@ def windows(count: int, seq_len: int, stride: int) -> Iterator[tuple[int, int, i
 def batches(
     texts: Sequence[np.ndarray], *, vocab: int, groups: int
 ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield texts in batches of similar length: their indices, inputs [b, s], targets [b, s] and lengths [b].
+    """Yield batches of texts of similar length: indices of the texts, inputs [b, s], targets [b, s] and lengths [b].
 
-    groups: number of device groups that hold different rows; a batch has equally many rows for each.
+    Rows after the last index are padding.
+
+    groups: number of device groups that hold different rows; a batch has equally many rows for each group.
     """
     longest = max(len(text) for text in texts) - 1
     order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))

@@ -1,4 +1,4 @@
-"""Streaming text: the text that each token adds, and stop conditions."""
+"""Generated text as a stream: the text that each token adds, and the conditions that end a text."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from meshwright.execution.text.tokenizer import Tokenizer, TokenStream
 from meshwright.support.field_types import check_fields
 
 StoppedBy = Literal["length", "token", "text"]
+"""Why a text ended: the maximum number of tokens, a stop token, or a stop string."""
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -24,9 +25,9 @@ class GenerateOptions(TypedDict, total=False):
         max_tokens: maximum number of new tokens per text (default 200).
         stop: strings that end a text.
         stop_tokens: tokens that end a text; default: those in the model's files.
-        sampling: one for all prompts, or one for each; default: greedy.
+        sampling: one `Sampling` for all prompts, or one for each; default: greedy.
         sp_method: how queries of a prompt reach keys split over sp: gather the keys, or send them round a ring, so that
-            no device holds all keys of a long prompt; default: as in training, else gather.
+            no device holds all keys of a long prompt; default: the method of training if sp > 1, else gather.
     """
 
     max_tokens: int
@@ -38,7 +39,7 @@ class GenerateOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """`GenerateOptions` with defaults filled in, and a sampling for each prompt."""
+    """`GenerateOptions` with defaults filled in and a `Sampling` for each prompt. Raises if a value is out of range."""
 
     max_tokens: int
     stop: tuple[str, ...]
@@ -56,9 +57,9 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class Generated:
-    """Result of one prompt: its tokens, their text (None without a tokenizer), and why it ended.
+    """The text generated after one prompt: its tokens, their text (None without a tokenizer), and why it ended.
 
-    Tokens and text exclude the stop token or stop string.
+    Prompt, stop token and stop string are not included.
     """
 
     tokens: tuple[int, ...]
@@ -67,12 +68,13 @@ class Generated:
 
 
 class TokenText(NamedTuple):
-    """The text that one token adds.
+    """The text that one token adds to the text of one prompt.
 
     Args:
         row: the prompt's index.
-        text: whole characters only; empty while a character is incomplete or the text may begin a stop string.
-        token: None for a stop token.
+        text: whole characters that can be shown now. Incomplete characters, and text that may begin a stop string, are
+          held back until a later token.
+        token: the token; None for a stop token.
         done: why the text ends here; None if it continues.
     """
 
@@ -83,7 +85,7 @@ class TokenText(NamedTuple):
 
 
 def collect(pieces: Iterable[TokenText], *, has_text: bool) -> list[Generated]:
-    """Assemble the whole texts, in the order of their prompts."""
+    """Return the whole text of each prompt, in order. has_text: whether there is a tokenizer, else texts are None."""
     rows: dict[int, list[TokenText]] = {}
     for piece in pieces:
         rows.setdefault(piece.row, []).append(piece)
@@ -106,7 +108,10 @@ def pieces_of(
     stop: Sequence[str],
     stop_tokens: Sequence[int],
 ) -> Iterator[TokenText]:
-    """Yield the pieces of all texts, until all end; `steps` has the next token of every row, [rows] each."""
+    """Yield a `TokenText` for each token of each text, until all texts end.
+
+    steps: arrays [rows], each with the next token of every row. Other arguments: see `GenerateOptions`.
+    """
     rows = [GrowingText(tokenizer and TokenStream(tokenizer)) for _ in range(num_rows)]
     for number, tokens in enumerate(steps, start=1):
         for row, token in enumerate(tokens.tolist()):
@@ -119,7 +124,11 @@ def pieces_of(
 
 @dataclass
 class GrowingText:
-    """A text being generated. `shown`: number of characters already in pieces. `stop`: the string that ended it."""
+    """A text that is being generated.
+
+    stream: decodes tokens; None without a tokenizer. shown: number of characters of `text` that `add` has returned.
+    done: why the text ended; None if it continues. stop: the stop string that ended it, if any.
+    """
 
     stream: TokenStream | None
     text: str = ""
@@ -128,7 +137,10 @@ class GrowingText:
     stop: str | None = None
 
     def add(self, token: int, ends: Container[int], stop: Sequence[str], *, is_last: bool) -> str:
-        """Return the text that a token adds; possible beginnings of a stop string are held back."""
+        """Add a token; return the text that can be shown now, without a possible beginning of a stop string.
+
+        ends: the stop tokens. is_last: whether the text reaches its maximum length with this token.
+        """
         if token in ends:
             self.done = "token"
         else:

@@ -1,7 +1,7 @@
 """Multiple choice tasks, answered with the likeliest choice after the question.
 
-File format, prompts and both accuracies follow the LM evaluation harness
-(https://github.com/EleutherAI/lm-evaluation-harness), whose target delimiter is a space.
+File format, prompts and the two accuracies (`acc`, `acc_norm`) follow the LM evaluation harness
+(https://github.com/EleutherAI/lm-evaluation-harness), with a space between question and choice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Question:
 
 
 class TaskFigures(TypedDict):
-    """A task's figures in JSON and metrics: `TaskResult` without log likelihoods, with standard errors."""
+    """A task's results in JSON and metrics: number of questions, and both accuracies with their standard errors."""
 
     questions: int
     acc: float
@@ -41,13 +41,13 @@ class TaskFigures(TypedDict):
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The share of questions answered correctly.
+    """The answers to a task, and the shares of questions answered correctly.
 
     Args:
-        log_likelihoods: log likelihood of each choice of each question, in nats.
-        acc: share of questions whose likeliest choice is right.
-        acc_norm: the same with log likelihoods divided by the choices' UTF-8 bytes, which does not favour short
-          choices.
+        log_likelihoods: for each question, the log likelihood of each choice in nats.
+        acc: share of questions whose likeliest choice is right, 0 to 1.
+        acc_norm: the same with each log likelihood divided by the choice's number of UTF-8 bytes, so that short choices
+          are not favoured.
     """
 
     log_likelihoods: tuple[tuple[float, ...], ...]
@@ -55,12 +55,12 @@ class TaskResult:
     acc_norm: float
 
     def stderr(self, share: float) -> float | None:
-        """Return the standard error of one of the shares; None for a single question."""
+        """Return the standard error of `share`, which is `acc` or `acc_norm`; None for a single question."""
         count = len(self.log_likelihoods)
         return math.sqrt(share * (1 - share) / (count - 1)) if count > 1 else None
 
     def figures(self) -> TaskFigures:
-        """Return both shares with their standard errors."""
+        """Return both accuracies with their standard errors."""
         return TaskFigures(
             questions=len(self.log_likelihoods),
             acc=self.acc,
@@ -71,10 +71,12 @@ class TaskResult:
 
 
 def read_task(path: Path) -> list[Question]:
-    """Read a file with a JSON object a line: `query`, `choices` and `gold`, or `question` and `answer`.
+    """Return the questions in a file of JSON objects, one a line.
+
+    Fields are `query` (or `question`), `choices`, and `gold` (or `answer`); see `Question`.
 
     Raises:
-        MeshwrightError: if there is another field, or one of another type.
+        MeshwrightError: there is no question, or one with another field, or a field has another type.
     """
     found = [_question(data, place) for place, data in json_lines(path)]
     if not found:
@@ -83,7 +85,7 @@ def read_task(path: Path) -> list[Question]:
 
 
 def answer(model: LoadedModel, questions: Sequence[Question]) -> TaskResult:
-    """Answer each question with the likeliest of its choices, each after a space."""
+    """Return the model's answers to questions: the likeliest choice, each scored after the question and a space."""
     every = iter(model.log_likelihoods(_pairs(questions)))
     found = tuple(tuple(next(every) for _ in question.choices) for question in questions)
     right = right_normed = 0
@@ -95,17 +97,17 @@ def answer(model: LoadedModel, questions: Sequence[Question]) -> TaskResult:
 
 
 def check_answerable(model: LoadedModel, questions: Sequence[Question]) -> None:
-    """Raise as `answer` would if a choice cannot be scored; needs no parameters."""
+    """Raise if `answer` would, because a choice cannot be scored. The model's parameters are not read."""
     model.continuations(_pairs(questions))
 
 
 def _pairs(questions: Sequence[Question]) -> list[tuple[str, str]]:
-    """Pair each question with each of its choices, which follows a space."""
+    """Return (question, " " + choice) for each choice of each question."""
     return [(question.query, f" {choice}") for question in questions for choice in question.choices]
 
 
 def _question(data: dict[str, Any], place: str) -> Question:
-    """Parse one object as a question."""
+    """Return the question in an object at `place` (file and line). Raises if a field is unknown, missing or invalid."""
     names = [next((name for name in kind if name in data), kind[0]) for kind in (QUERY, ("choices",), GOLD)]
     if unknown := sorted(data.keys() - {*names}):
         raise MeshwrightError(

@@ -1,7 +1,7 @@
 """Grouped matmuls of experts on one device, optionally with operands quantized to 8 bits (see `quantised`).
 
-Each row has a scale, and each column of each expert's weight. For weight gradients, fp8 quantizes rows and cotangents
-with a scale per column.
+Each row has one scale, and so has each column of each expert's weight. For weight gradients, fp8 quantizes rows and
+cotangents with a scale per column; int8 does not quantize that matmul.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from meshwright.execution.runtime.shards import match_varying
 
 
 def expert_product(rows: Array, weights: Array, sizes: Array | None, matmul_dtype: MatmulDtype | None = None) -> Array:
-    """`grouped_matmul` in the rows' dtype, with an explicit backward. matmul_dtype: quantizes operands, if given."""
+    """Return `grouped_matmul` of rows with their experts' weights, in the rows' dtype, with an explicit backward.
+
+    sizes: the number of rows of each expert [e]; None if rows are [e, slots, d]. matmul_dtype: dtype to which operands
+    are quantized; None for no quantization.
+    """
     rows, weights = match_varying(rows, weights)
     return _expert_product(FORMATS[matmul_dtype] if matmul_dtype else UNROUNDED, rows, weights, sizes)
 
@@ -45,7 +49,7 @@ _expert_product.defvjp(_forward, _backward)
 
 
 def _product(rows: Array, weights: Array, sizes: Array | None, formats: Pair | None) -> Array:
-    """Multiply each row with the weights of its expert, both quantized if formats are given."""
+    """Multiply each row by the weight of its expert; `formats` are the dtypes to which both are quantized, if any."""
     if formats is None:
         return grouped_matmul(rows, weights, sizes, rows.dtype)
     left, right = _rounded(rows, formats[0], rows.ndim - 1), _rounded(weights, formats[1], 1)
@@ -57,7 +61,7 @@ def _product(rows: Array, weights: Array, sizes: Array | None, formats: Pair | N
 
 
 def _over_rows(rows: Array, cotangent: Array, sizes: Array | None, formats: Pair | None, dtype: Any) -> Array:
-    """Return the gradients of all experts' weights, from quantized rows and cotangents."""
+    """Return the gradients of all experts' weights, in `dtype`, from rows and cotangents, quantized to `formats`."""
     if formats is None:
         return grouped_matmul_transposed(rows, cotangent, sizes, dtype)
     arrays = (rows, cotangent)
@@ -73,7 +77,7 @@ def _over_rows(rows: Array, cotangent: Array, sizes: Array | None, formats: Pair
 
 
 def _rounded(array: Array, dtype: Any, summed: int) -> Any:
-    """Quantize an array, with a scale for each slice along the dim that the matmul sums over."""
+    """Quantize an array, with a scale for each slice along the dim `summed`, which the matmul sums over."""
     kept = [dim for dim in range(array.ndim) if dim != summed]
     return quantisation().quantize(array.astype(jnp.float32), dtype, channelwise_axes=kept)
 

@@ -1,9 +1,9 @@
 """Matmuls of operands quantized to 8 bits, with qwix.
 
-Each slice along the summed dims has a scale, computed from its largest value. Each device quantizes its shards: if a
-summed dim is sharded, each shard has its own scales, never larger than that of the whole slice, and is dequantized
-before the sum over devices. So no collective is added, and a matmul whose summed dims are not sharded gives the same
-result on any mesh (bit-identical for int8, which is summed in int32).
+Each slice along the summed dims has one scale, computed from its largest value. Each device quantizes its own shards.
+If a summed dim is sharded, each shard has its own scales, never larger than those of whole slices, and products are
+dequantized before the sum over devices. So no collective is added, and a matmul whose summed dims are not sharded gives
+the same result on any mesh (bit-identical for int8, which is summed in int32).
 
 Forward quantizes both operands. Backward with int8 quantizes only the matmul for the gradient of x: the weight
 gradient, a sum over many tokens, needs the precision of the compute dtype (SwitchBack, arXiv:2304.13013, section 2).
@@ -30,9 +30,10 @@ Pair = tuple[Any, Any]
 
 
 class Formats(NamedTuple):
-    """The formats of a matmul's operands (x, weight) and of its two gradient matmuls; None keeps the operands' dtypes.
+    """The dtypes to which the operands of three matmuls are quantized; None for a matmul that is not quantized.
 
-    of_x: formats of the cotangent and the weight. of_weight: formats of x and the cotangent.
+    forward: dtypes of (x, weight). of_x: dtypes of (cotangent, weight) in the gradient of x. of_weight: dtypes of
+    (x, cotangent) in the gradient of the weight.
     """
 
     forward: Pair | None
@@ -63,10 +64,15 @@ def multiply(
     layout: ShardingContext | None = None,
     out_sharding: P | None = None,
 ) -> Array:
-    """Return the einsum of two arrays, quantized to their formats, in `dtype`; summed in int32, or float32 for fp8.
+    """Return the einsum of two arrays quantized to the two dtypes in `formats`; int8 sums in int32, fp8 in float32.
 
-    layout: sharding context of the layer, required in pipeline stages. out_sharding: as in `jnp.einsum`, required if a
-    summed dim is sharded. Raises if qwix is not installed.
+    Args:
+        dtype: dtype of the result.
+        layout: sharding context of the layer, required in pipeline stages.
+        out_sharding: as in `jnp.einsum`, required if a summed dim is sharded.
+
+    Raises:
+        MeshwrightError: qwix is not installed.
     """
     qwix = quantisation()
     operands, result = subscripts.split("->")
@@ -76,7 +82,7 @@ def multiply(
         kept = [dim for dim, letter in enumerate(letters) if letter in result]
         return qwix.quantize(array.astype(jnp.float32), dtype, channelwise_axes=kept)
 
-    # No gradient flows here, so drop `reduced` from the types.
+    # This code is not differentiated, so drop `reduced` from the types.
     specs = tuple(P(*jax.typeof(array).sharding.spec.partitions) for array in (left, right))
     arrays = [jax.reshard(array, spec) for array, spec in zip((left, right), specs, strict=True)]
     if out_sharding is None:

@@ -1,9 +1,8 @@
-"""Weights of layers stored in int8 or nf4, and computed with in the dtype of the matmuls.
+"""Weights of layers stored in int8 or nf4, and dequantized to the dtype of the matmuls for each use.
 
-In int8 each column of a matmul has a scale, its largest absolute value over 127 (weight-only quantisation as in
-arXiv:2208.07339, without its outliers). In nf4 each block of up to 64 elements has one, its largest absolute value
-(arXiv:2305.14314, section 3). A server's weights in int8 take half the bytes of bf16, and half the reads of a step of
-decoding.
+In int8 each column of a weight has a scale, its largest absolute value / 127 (weight-only quantisation as in
+arXiv:2208.07339, without its outliers). In nf4 each block of up to 64 elements has a scale, its largest absolute value
+(arXiv:2305.14314, section 3). Weights in int8 take half the bytes of bf16, so a decode step reads half as much.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ NF4 = (
 
 
 class Int8Weight(NamedTuple):
-    """A weight [layers, …] in int8, and the scale of each column, of size 1 along the dims that matmuls sum over."""
+    """A weight [layers, …] in int8, and the scale of each column, with size 1 in the dims that the matmul sums over."""
 
     values: Array
     scale: Array
 
 
 class Nf4Weight(NamedTuple):
-    """A weight in nf4: bytes with one dim as [blocks, block / 2], and the scales [blocks, 1] of that dim.
+    """A weight in nf4, two elements a byte; see `description.step.trained.stored_weight`.
 
-    See `description.step.trained.stored_weight`.
+    One dim of the weight becomes two: [blocks, block / 2] in `values` (uint8), and [blocks, 1] in `scale`.
     """
 
     values: Array
@@ -62,7 +61,7 @@ STORED = {"int8": jnp.int8, "uint8": jnp.uint8, "bf16": jnp.bfloat16, "f32": jnp
 
 
 def quantised(weight: Array, parameter: Parameter, base: BaseFormat) -> Quantised:
-    """Return a stacked weight in a format, with its sharding. Call it under `jax.jit`."""
+    """Return a weight [layers, …] quantised to the format `base`, with its sharding. Call it under `jax.jit`."""
     if base == "int8":
         wide, summed = weight.astype(jnp.float32), summed_dims(parameter)
         scale = jnp.max(jnp.abs(wide), axis=summed, keepdims=True) / 127
@@ -75,7 +74,7 @@ def quantised(weight: Array, parameter: Parameter, base: BaseFormat) -> Quantise
 def abstract_quantised(
     parameter: Parameter, base: BaseFormat, mesh: Mesh | AbstractMesh, layout: ShardingContext
 ) -> Any:
-    """Return a quantised weight as shapes, dtypes and shardings."""
+    """Return the quantised weight of a parameter as `jax.ShapeDtypeStruct`s with shardings."""
 
     def abstract(array: StoredArray) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(mesh, layout.spec(*array.parameter.axes))
@@ -85,7 +84,7 @@ def abstract_quantised(
 
 
 def _in_nf4(weight: Array, dim: int, block: int) -> tuple[Array, Array]:
-    """Return the bytes and the scales of one layer's weight, with blocks along a dim."""
+    """Return the bytes (uint8) and scales (bf16) of one layer's weight, in blocks of `block` elements along `dim`."""
     spec: Any = jax.typeof(weight).sharding.spec
     shape = (*weight.shape[:dim], weight.shape[dim] // block, block, *weight.shape[dim + 1 :])
     out = P(*spec[: dim + 1], None, *spec[dim + 1 :])
@@ -107,8 +106,10 @@ def dequantised(weight: Any, dtype: Any) -> Any:
     values, scale = weight
     dim = next(dim for dim, (own, one) in enumerate(zip(values.shape, scale.shape, strict=True)) if own != one)
     halves = (values & jnp.uint8(15), values >> jnp.uint8(4))
-    # Each half by itself, so that compilers write no array but the result.
-    blocks = jnp.concatenate([(_of_code(half, NF4) * scale.astype(jnp.float32)).astype(dtype) for half in halves], dim)
+    # Each half is computed by itself, so that compilers write no array to memory but the result.
+    blocks = jnp.concatenate(
+        [(_values_of_codes(half, NF4) * scale.astype(jnp.float32)).astype(dtype) for half in halves], dim
+    )
     spec: Any = jax.typeof(values).sharding.spec
     shape = (*blocks.shape[: dim - 1], blocks.shape[dim - 1] * blocks.shape[dim], *blocks.shape[dim + 1 :])
     return jax.lax.reshape(blocks, shape, out_sharding=P(*spec[:dim], *spec[dim + 1 :]))
@@ -124,17 +125,17 @@ def is_quantised(leaf: Any) -> bool:
     return isinstance(leaf, Int8Weight | Nf4Weight)
 
 
-def _of_code(codes: Array, table: Sequence[float]) -> Array:
-    """Return the value of each code. Selects run on every device at the speed of memory; a lookup would not on TPUs."""
+def _values_of_codes(codes: Array, table: Sequence[float]) -> Array:
+    """Return table[code] of each code, by selects, which run at memory speed on every device; TPUs index slower."""
     if len(table) == 1:
         return jnp.full((), table[0], jnp.float32)
     half = len(table) // 2
     is_high = (codes & jnp.uint8(half)) != 0
-    return jnp.where(is_high, _of_code(codes, table[half:]), _of_code(codes, table[:half]))
+    return jnp.where(is_high, _values_of_codes(codes, table[half:]), _values_of_codes(codes, table[:half]))
 
 
 def in_int8(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
-    """Convert the matmul weights of layers to int8, keeping their sharding; routers and all else are unchanged."""
+    """Return parameters with the matmul weights of layers in int8, sharded as before; routers and others unchanged."""
     convert, declared = jax.jit(quantised, static_argnums=(1, 2)), parameters(model)
 
     def of_stack(stored: Any, own: Any) -> Any:
@@ -151,9 +152,9 @@ def in_int8(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
 def layer_weights(
     stored: Mapping[str, Any] | tuple[Mapping[str, Any], ...], number: Array | int, dtype: Any
 ) -> dict[str, Array]:
-    """Return the weights of one layer of a stack, dequantizing those in int8.
+    """Return the weights of layer `number` of a stack by name, quantised ones converted to `dtype`.
 
-    stored: stacked, or a mapping for each layer, of which `number` is then a Python number.
+    stored: weights stacked over layers; or a tuple with a mapping for each layer, and then `number` is a Python int.
     """
     if isinstance(stored, tuple):
         own = stored[number]

@@ -1,4 +1,4 @@
-"""The processes of one attempt of a job: start, read their output, send signals, and end them by process id."""
+"""The processes of one attempt of a job: start them, read their output, send them signals, and end them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import IO
 from meshwright.execution.processes.options import HOSTED
 
 END_SECONDS = 5.0
-"""Seconds that a process may take to end after it was told to, before it is killed."""
+"""Seconds that a process may take to end after it was told to end; then it is killed."""
 
 SHOWN_LINES = 200
-"""Maximum lines shown of one process other than the first, so that a flood does not hide the others."""
+"""Maximum lines shown of each process other than the first, so that one process does not hide the others."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Exit:
 
 
 class Children:
-    """The processes of one attempt.
+    """The processes of one attempt, numbered from 0.
 
-    The first process inherits this process's output, so its progress bar appears as usual. Lines of the others are
-    passed to `say` with the process number. Before the rendezvous they are held back, because after a wrong command all
-    processes print the same lines. Each process has its own process group: signals of a terminal reach this process,
-    which forwards them.
+    Process 0 inherits this process's output, so its progress bar appears as usual. Lines of the others are passed to
+    `say` with the process number. Until all have joined the rendezvous, these lines are held back, because after a
+    wrong command all processes print the same lines. Each process has its own process group: signals of a terminal
+    reach only this process, which forwards them.
 
     Args:
         commands: words of each process's command, the program first.
@@ -79,7 +79,7 @@ class Children:
             raise
 
     def pid(self, number: int) -> int:
-        """Return the id of a process."""
+        """Return the process id of process `number`."""
         return self._processes[number].pid
 
     def exits(self) -> list[Exit]:
@@ -102,14 +102,14 @@ class Children:
         return len(self._ended) == len(self._processes)
 
     def send(self, number: int) -> None:
-        """Send a signal to all running processes."""
+        """Send signal `number` to all running processes."""
         for process in self._processes:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)
 
     def show(self, number: int | None = None) -> None:
-        """Show the lines held back, of one process or of all, and later lines as they come."""
+        """Show the lines held back, of process `number` or of all (None), and all later lines as they come."""
         with self._showing:
             held, self._held = self._held or {}, None
             for one, lines in held.items():
@@ -118,11 +118,11 @@ class Children:
                         self._say(line)
 
     def mute(self) -> None:
-        """Stop showing lines of the other processes, which fail only as a consequence."""
+        """Stop showing lines: the processes that still run only fail as a consequence."""
         self._is_muted = True
 
     def end(self) -> None:
-        """Wait `END_SECONDS` for all processes to end, as their host told them to; then kill the rest."""
+        """Wait `END_SECONDS` for all processes, which the host of the rendezvous told to end; then kill the rest."""
         until = time.monotonic() + END_SECONDS
         while time.monotonic() < until and any(process.poll() is None for process in self._processes):
             time.sleep(0.05)
@@ -140,7 +140,7 @@ class Children:
         num_shown = 0
         for line in pipe:
             text = line.decode(errors="replace").rstrip()
-            # Gloo prints a greeting to stdout for each group of processes.
+            # Gloo (collectives of XLA:CPU) prints a line to stdout for each group of processes.
             if not text or text.startswith("[Gloo] Rank"):
                 continue
             num_shown += 1
@@ -155,7 +155,7 @@ class Children:
 
 
 def state_of(pid: int) -> str:
-    """Return Linux's state of a process that does not answer, as text; '' if the state is not the reason."""
+    """Return why a process does not answer, from its state in Linux, as text; '' if its state is not the reason."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             state = file.read().rpartition(")")[2].split()[0]
@@ -172,5 +172,5 @@ def _signal_name(number: int) -> str:
 
 
 def meshwright_command(words: Sequence[str], module: str = "meshwright") -> list[str]:
-    """Return a command of this meshwright, run by this Python."""
+    """Return the words of a command that runs `module` with arguments `words`, in this Python."""
     return [sys.executable, "-m", module, *words]

@@ -16,7 +16,8 @@ def devices_per_process(system: System, count: int, what: str = "processes", ins
         system: the devices of all processes.
         count: the number of processes.
         what: the noun for processes in errors.
-        instead: what to do instead on a machine whose chips one process drives; `{}` is the count.
+        instead: for errors, what to do instead on a machine of which one process must drive all chips; `{}` is the
+            count.
 
     Raises:
         MeshwrightError: the devices cannot be divided equally, or one process must drive all chips of the machine.
@@ -31,7 +32,10 @@ def devices_per_process(system: System, count: int, what: str = "processes", ins
 
 
 def process_environments(system: System, num_devices: int, count: int) -> list[Mapping[str, str]]:
-    """Return the environment variables of each process. CUDA_VISIBLE_DEVICES gives each `num_devices` GPUs.
+    """Return the additional environment variables of each process: on GPUs, CUDA_VISIBLE_DEVICES with its own GPUs.
+
+    Args:
+        system: the devices of all processes.
 
     Raises:
         MeshwrightError: CUDA_VISIBLE_DEVICES already names too few GPUs.

@@ -8,7 +8,7 @@ from meshwright.description.hardware.system import System
 from meshwright.errors import MeshwrightError
 
 SMALL_SLICE_CHIPS, MACHINE_CHIPS = 8, 4
-"""A slice of v5e or v6e of up to 8 chips is one machine; in larger slices each machine has 4 chips.
+"""A TPU v5e or v6e slice of up to 8 chips is one machine; in larger slices each machine has 4 chips.
 
 cloud.google.com/tpu/docs/v5e and /v6e, tables of configurations.
 """
@@ -16,11 +16,11 @@ cloud.google.com/tpu/docs/v5e and /v6e, tables of configurations.
 
 @dataclass(frozen=True)
 class Machines:
-    """Machines of one kind: number per slice, and chips per machine, the unit in which clusters count devices."""
+    """The machines of a system, all of one kind."""
 
     system: System
-    per_slice: int
-    chips: int
+    per_slice: int  # Machines in a slice.
+    chips: int  # Chips (or GPUs) of a machine.
 
     @property
     def count(self) -> int:
@@ -29,12 +29,16 @@ class Machines:
 
     @property
     def topology(self) -> str:
-        """The shape of a slice, such as `4x4x4`."""
+        """The shape of a slice in chips, such as `4x4x4`."""
         return "x".join(map(str, self.system.shape))
 
 
 def machines_of(system: System) -> Machines:
-    """Return the machines of a system. Raises if the last machine would be only partly used."""
+    """Return the machines of a system.
+
+    Raises:
+        MeshwrightError: the system is simulated, or does not use all chips of its last machine.
+    """
     chip, chips = system.chip, system.num_chips // system.num_slices
     if chip.kind == "cpu":
         raise MeshwrightError(f"{system} is simulated on one machine: meshwright launch -n N -- train … runs it here")

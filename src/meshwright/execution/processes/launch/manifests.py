@@ -1,7 +1,7 @@
 """A run as a cluster job: an sbatch script, a Kubernetes JobSet, or a script for Cloud TPU machines.
 
-Each starts one process per machine, and repeats the same command if a process is lost; with -o and --resume the command
-starts a run or resumes it. The run directory must be on a disk shared by all machines.
+Each of them starts one process per machine, and repeats the same command if a process is lost; with -o and --resume the
+command starts a run or resumes it. The run directory must be on a disk that all machines share.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GRACE_SECONDS = 120
 """Seconds before the end of a job at which it receives SIGTERM."""
 
 SAVE_SECONDS = GRACE_SECONDS - 20
-"""The --grace-seconds of a run in a job; the other 20 are for the signal to arrive and for the processes to end."""
+"""The --grace-seconds of a run in a job; the other 20 s are for the signal to arrive and for the processes to end."""
 
 PORT = 8476
 """The port of the rendezvous in a JobSet; JAX's service uses the next one. Each pod has its own address."""
@@ -30,7 +30,7 @@ GKE_ACCELERATORS = {
     "v6e": "tpu-v6e-slice",
     "tpu7x": "tpu7x",
 }
-"""Values of the node label cloud.google.com/gke-tpu-accelerator, by chip.
+"""{chip: value of the node label cloud.google.com/gke-tpu-accelerator}.
 
 cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 """
@@ -45,18 +45,25 @@ RUNTIMES = {
     "v5p": "v2-alpha-tpuv5",
     "v6e": "v2-alpha-tpuv6e",
 }
-"""The software of a Cloud TPU machine for JAX (cloud.google.com/tpu/docs/runtimes). TPU7x is available only in GKE."""
+"""{chip: software version of a Cloud TPU machine for JAX} (cloud.google.com/tpu/docs/runtimes).
+
+TPU7x is available only in GKE.
+"""
 
 
 def slurm(name: str, words: Sequence[str], machines: Machines, *, restarts: int) -> str:
     """Return an sbatch script that restarts the command on the same machines if a process is lost.
 
-    If a machine is lost, Slurm itself requeues the job (--requeue). Before the time limit Slurm signals the script
-    (B:), which makes scancel send SIGTERM to the processes of its step. srun itself must not receive a signal: on
-    SIGTERM, SIGHUP and SIGQUIT it kills the processes with SIGKILL (`_srun_signal_mgr` in Slurm's src/srun/srun_job.c),
-    and nothing is saved.
+    If a machine is lost, Slurm itself requeues the job (--requeue). Before the time limit Slurm signals only the script
+    (B:), which then has scancel send SIGTERM to the processes. srun must not receive a signal: on SIGTERM, SIGHUP and
+    SIGQUIT it kills the processes with SIGKILL (`_srun_signal_mgr` in Slurm's src/srun/srun_job.c), and nothing is
+    saved.
 
-    Options: the manual pages sbatch(1), srun(1) and scancel(1) of Slurm 22.05, slurm.schedmd.com/sbatch.html.
+    Options are documented in the manual pages sbatch(1), srun(1) and scancel(1) of Slurm 22.05,
+    slurm.schedmd.com/sbatch.html.
+
+    Args:
+        restarts: maximum number of restarts.
 
     Raises:
         MeshwrightError: the name is not one of Slurm's, or the chips are not GPUs.
@@ -116,14 +123,16 @@ if [ -n "$evicted" ]; then
 fi
 exit "$status"
 """
-"""Command of a pod. 143 is the exit code of a process ended by SIGTERM."""
+"""Shell script of a pod, where `{command}` is the run. 143 is the exit code of a process ended by SIGTERM."""
 
 
 def jobset(name: str, words: Sequence[str], machines: Machines, *, restarts: int, image: str, claim: str | None) -> str:
-    """Return a JobSet for kubectl: a job per slice, a pod per machine. Schema: sigs.k8s.io/jobset, v1alpha2.
+    """Return a JobSet for kubectl, as YAML: a job per slice, a pod per machine. Schema: sigs.k8s.io/jobset, v1alpha2.
 
-    image: a container image that has meshwright. claim: a persistent volume claim, mounted at /runs in every pod; None
-    for no volume.
+    Args:
+        restarts: maximum number of restarts.
+        image: a container image that has meshwright.
+        claim: a persistent volume claim, mounted at /runs in every pod; None for no volume.
     """
     import yaml
 
@@ -185,7 +194,7 @@ def jobset(name: str, words: Sequence[str], machines: Machines, *, restarts: int
 
 
 def _check_jobset(name: str, chip: Chip, image: str, claim: str | None) -> None:
-    """Raise if Kubernetes would reject a name, an image or a claim, or GKE does not offer the chip."""
+    """Raise a `MeshwrightError` if Kubernetes would reject a name, an image or a claim, or GKE has no such chip."""
     if not re.fullmatch(_IMAGE, image):
         raise MeshwrightError(f"{image!r} is not a container image, as us-docker.pkg.dev/me/run:1: --image")
     if claim is not None and not re.fullmatch(_CLAIM, claim):
@@ -200,7 +209,7 @@ def _check_jobset(name: str, chip: Chip, image: str, claim: str | None) -> None:
 
 
 def _slice_flags(machines: Machines) -> str:
-    """Return gcloud's flags for the chip and shape of a slice."""
+    """Return gcloud's flags for the chip and the shape of a slice."""
     system, chip = machines.system, machines.system.chip
     if chip.torus is not None and len(system.shape) == 3:
         return f"--type={chip.name} --topology={machines.topology}"
@@ -211,7 +220,8 @@ def _slice_flags(machines: Machines) -> str:
 def tpu_vm(name: str, words: Sequence[str], machines: Machines, *, restarts: int) -> str:
     """Return a script that requests Cloud TPU machines, starts the run on all of them, and restarts it if one is lost.
 
-    Flags: cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources and /tpu-vm/ssh.
+    gcloud's flags: cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources and /tpu-vm/ssh. Arguments are
+    as in `slurm`.
 
     Raises:
         MeshwrightError: the name is not one of Google Cloud's, or the chips are not Cloud TPUs.

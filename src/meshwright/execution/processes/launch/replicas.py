@@ -16,29 +16,33 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.processes.launch.children import Exit, meshwright_command
 
 REPLICA = "MESHWRIGHT_REPLICA"
-"""Environment variable set for replicas. They end when their standard input closes, i.e. when their front is gone."""
+"""Environment variable set for replicas, which end when their standard input closes: when this process is gone."""
 
 ASK_SECONDS = 2.0
-"""Seconds between two polls of a replica."""
+"""Seconds between two polls of a replica, and timeout of a poll."""
 
 SILENT_SECONDS = 20.0
 """A replica that has not answered for this long is killed and restarted."""
 
 LONGEST_WAIT_SECONDS = 60.0
-"""The longest wait before a restart; the first is 1 s, doubled by each restart that does not become ready."""
+"""The longest wait before a restart. The first wait is 1 s; each restart that does not become ready doubles it."""
 
 END_SECONDS = 10.0
-"""Seconds that a replica may take to end beyond its grace period."""
+"""Seconds that a replica may take to end after its grace period."""
 
 
 class Replica:
-    """A server in its own process.
+    """A server in its own process, which starts at once and is started again when it ends or hangs.
 
     Args:
         number: the replica's number, from 0.
-        words: arguments of `meshwright serve`.
-        environment: variables added to this process's own.
+        words: arguments of `meshwright`: a `serve` command.
+        environment: environment variables added to this process's own.
         say: called, in threads, with lines for the user.
+
+    Attributes:
+        starts: how many times the replica became ready.
+        url: its address; None while it accepts no requests.
     """
 
     def __init__(
@@ -60,7 +64,7 @@ class Replica:
         self._settled.wait()
 
     def stop(self) -> None:
-        """Tell the replica to drain."""
+        """Tell the replica to answer its accepted requests and end."""
         self._is_stopping.set()
         if (process := self._process) is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -94,7 +98,7 @@ class Replica:
         self._settled.set()
 
     def _attempt(self) -> tuple[int, bool]:
-        """Run the process to its end; return its exit code, and whether it ever accepted requests."""
+        """Run the process to its end. Return its exit code, and whether it became ready to accept requests."""
         process = self._process = subprocess.Popen(
             self._command, env=dict(os.environ) | {REPLICA: "1"} | dict(self._environment), text=True, errors="replace",
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0,
@@ -119,7 +123,7 @@ class Replica:
         return code, is_ready
 
     def _watch(self, process: subprocess.Popen[str]) -> None:
-        """Poll a replica until it ends; kill it if it does not answer."""
+        """Poll a replica until it ends. Kill it if it has not answered for `SILENT_SECONDS`."""
         heard = time.monotonic()
         with httpx.Client(trust_env=False, timeout=ASK_SECONDS) as client:
             while process.poll() is None:
@@ -134,7 +138,7 @@ class Replica:
         self.url = None
 
     def _read(self, process: subprocess.Popen[str]) -> None:
-        """Pass on the replica's stderr; before it is ready, its error line is held back for `error`."""
+        """Pass the lines of the replica's stderr to `say`, except its error before it is ready, which `error` has."""
         assert process.stderr is not None
         for line in process.stderr:
             self._last_line = line.rstrip()
@@ -146,8 +150,8 @@ class Replicas:
     """Several replicas, started together.
 
     Args:
-        words: arguments of `meshwright serve`.
-        environments: additional environment of each replica.
+        words: arguments of `meshwright`: a `serve` command.
+        environments: additional environment variables of each replica.
         say: called, in threads, with lines for the user.
     """
 
@@ -168,7 +172,10 @@ class Replicas:
                 raise MeshwrightError(f"replica {replica.number}: {replica.error}")
 
     def stop(self, grace_seconds: float) -> None:
-        """Tell all replicas to drain for at most `grace_seconds`, and wait until they have ended."""
+        """Tell all replicas to answer their accepted requests and end; kill those that need too long.
+
+        grace_seconds: the grace period of the replicas, after which they end by themselves.
+        """
         for replica in self.all:
             replica.stop()
         until = time.monotonic() + grace_seconds + END_SECONDS

@@ -1,7 +1,7 @@
-"""Supervise a job of several processes on this machine: a lost process is named, and the job continues.
+"""Supervise a job of several processes on this machine: if a process is lost, name it and restart the job.
 
-All processes of an attempt live and die together: their devices run one program, and only the last checkpoint has the
-state of a lost process. So one lost process ends the attempt, and the next attempt resumes from the checkpoint.
+An attempt is one start of all processes, to their end. Their devices run one program, and only the last checkpoint has
+the state of a lost process. So one lost process ends the attempt, and the next attempt resumes from the checkpoint.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from meshwright.execution.processes.launch.children import Children, Exit, meshw
 from meshwright.support.signals import drop_terminals, find_terminals, handled_signals, not_ignored
 
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
-"""Seconds before the first restart, doubled by each restart without a new checkpoint, and the longest wait."""
+"""Wait before the first restart, and the longest wait. Each restart without a new checkpoint doubles the wait."""
 
 STEADY_SECONDS = 600.0
-"""For a job without checkpoints, the count of restarts is reset after an attempt that lasted this long."""
+"""In a job without checkpoints, an attempt that lasted this long resets the count of restarts."""
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -37,27 +37,30 @@ INTERRUPTED = 130
 class Job:
     """A run of several processes, and the rules for restarting it."""
 
-    # Words of the command for a number of processes, to start (False) or continue with fewer (True). Raises
-    # MeshwrightError if the run cannot have that many.
+    # (number of processes, whether the run continues) -> the arguments of each process, without those of the
+    # rendezvous. Raises MeshwrightError if the run cannot have that many processes.
     words: Callable[[int, bool], Sequence[str]]
-    module: str  # The module that takes those words, and the options with which a process finds the others behind them.
-    # The run's; a new checkpoint there shows that a restart helped. None for a server, and for a script, which reports
-    # it.
+    module: str  # The module that each process runs with these arguments, and after them those of the rendezvous.
+    # The run directory, where a new checkpoint shows that a restart helped. None for a server, and for a script, whose
+    # processes report it.
     directory: Path | None
-    # Additional environment of each process, for a number of processes.
+    # Number of processes -> additional environment variables of each.
     environments: Callable[[int], Sequence[Mapping[str, str]]]
     num_processes: int  # At the start.
-    least: int  # Least number of processes after losses.
-    restarts: int  # Most restarts in a row without a new checkpoint; for a server, each within `STEADY_SECONDS`.
-    start_seconds: float  # Longest time that processes wait for each other.
-    stuck_seconds: float  # Longest time without a step, after the first.
+    least: int  # Minimum number of processes after losses.
+    # Maximum number of restarts in a row without a new checkpoint; for a server, after attempts of less than
+    # `STEADY_SECONDS`.
+    restarts: int
+    start_seconds: float  # Longest time that processes wait for each other at the start.
+    stuck_seconds: float  # Longest time without a step of any process, after the first step.
 
 
 def supervise(job: Job, say: Callable[[str], None]) -> int:
-    """Run a job to its end; return the exit code of process 0, or of the failure.
+    """Run a job to its end, with restarts. Return the exit code of process 0, or of the failure that ended the job.
 
-    SIGINT, SIGTERM and SIGHUP are passed on to all processes, which finish their step, save and end. say: called, also
-    from threads, with lines for the user.
+    SIGINT, SIGTERM and SIGHUP are passed on to all processes, which finish their step, save and end.
+
+    say: called, also from threads, with lines for the user.
     """
     number, used, directory = job.num_processes, 0, job.directory
     before = checkpoints_in(directory)
@@ -70,7 +73,7 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
             drop_terminals(terminals)
         received.append(signal_number)
 
-    # A terminal's stop (Ctrl-Z) is left to the processes' own host.
+    # SIGTSTP (Ctrl-Z) is not forwarded: it stops only this process.
     with handled_signals(not_ignored(FORWARDED), receive):
         while True:
             began = time.monotonic()
@@ -107,7 +110,14 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
 
 
 def _next(job: Job, number: int, num_lost: int) -> tuple[int, Sequence[str]]:
-    """Return the number of processes to continue with, as many as the run can have, and their arguments."""
+    """Return (number of processes to continue with, their arguments).
+
+    It is the largest number that the run can have without the lost ones; if there is none, as many as before.
+
+    Args:
+        number: number of processes before.
+        num_lost: how many of them were lost.
+    """
     for fewer in range(number - num_lost, job.least - 1, -1):
         with contextlib.suppress(MeshwrightError):
             return fewer, job.words(fewer, True)
@@ -119,7 +129,15 @@ def _attempt(
 ) -> tuple[End | None, int, Path | None]:
     """Run all processes to their end.
 
-    Returns the reason to stop them, if any, the exit code of process 0, and the run directory that they reported.
+    Args:
+        number: number of processes.
+        words: arguments of each process, without those of the rendezvous.
+        received: the signals received so far, to which a handler adds later ones.
+        say: called with lines for the user.
+
+    Returns:
+        The reason why the attempt had to be ended, or None if all processes ended normally; the exit code of process
+        0, or another's if that is 0; and the run directory that the processes reported, if any.
     """
     port, ends = free_ports(), queue.Queue[End]()
     host = Host(
@@ -141,8 +159,8 @@ def _attempt(
             exits = [one for one in children.exits() if one.code]
             end = _take(ends, 0.1)
             if (exits or end) and not received:
-                # A process that ended may have reported the reason to the host; a process that the host lost is about
-                # to end.
+                # If a process ended, wait for the host to get the reason that it reported. If the host lost a process,
+                # wait for the end of that process.
                 if end is None:
                     end = _take(ends, 1.0)
                 elif end.kind == "lost":
@@ -160,7 +178,12 @@ def _attempt(
 
 
 def _cause(exits: Sequence[Exit], end: End | None, host: Host, children: Children) -> End:
-    """Return why an attempt must end, from the state of the processes and the rendezvous."""
+    """Return why an attempt must end.
+
+    Args:
+        exits: the processes that ended with an exit code other than 0.
+        end: the reason that the host found; None if it found none.
+    """
     if end is not None and end.kind in ("refused", "failed"):
         return end
     if exits:
@@ -185,7 +208,7 @@ def _take(ends: queue.Queue[End], seconds: float) -> End | None:
 
 
 def checkpoints_in(directory: Path | None) -> set[int]:
-    """Return the steps of a run's checkpoints."""
+    """Return the steps of the checkpoints in a run directory; empty for None."""
     if directory is None:
         return set()
     folder = directory / "checkpoints"
@@ -195,7 +218,7 @@ def checkpoints_in(directory: Path | None) -> set[int]:
 PORTS = range(20_000, 32_000)
 """Ports to choose from, below the range that Linux uses for outgoing connections (32768 to 60999).
 
-A connection could take such a port between our check and the start of JAX's service there, seconds later.
+A connection could take one of those ports between `free_ports` and the start of JAX's service there, seconds later.
 """
 
 

@@ -41,7 +41,11 @@ class SoftmaxState(NamedTuple):
 
 
 class BackwardInputs(NamedTuple):
-    """Inputs of backward for each query: the query, its output's gradient, the log-normalizer, output . gradient."""
+    """Inputs of backward for each query.
+
+    Queries and gradients of their outputs are [b, s, k, g, h]; log-normalizers, and inner products of output and
+    gradient, are [b, k, g, s].
+    """
 
     query: Array
     output_gradient: Array
@@ -50,22 +54,25 @@ class BackwardInputs(NamedTuple):
 
 
 def segments_after_query(query: Array, segments: Segments, keys: Keys) -> tuple[Array, Segments, Keys]:
-    """Keep XLA from computing masks before the query is ready (optimization barrier); returns its arguments.
+    """Return the arguments, with an optimization barrier that keeps XLA from computing masks before the query is ready.
 
-    Segments are the same in every layer. Masks depend only on segments, so JAX would compute the masks of all blocks
-    before the first layer (JAX 0.10.2), together as large as all scores.
+    Masks depend only on segments, which are the same in every layer. Without the barrier JAX would compute the masks of
+    all blocks before the first layer, together as large as all scores (JAX 0.10.2).
     """
     query, segments, of_keys = jax.lax.optimization_barrier((query, segments, keys.segments))
     return query, segments, keys._replace(segments=of_keys)
 
 
 def inner_product(gradient: Array, output: Array) -> Array:
-    """The inner product [b, k, g, s] of each query's output and its gradient, in float32."""
+    """Return the inner product of each query's output and its gradient [b, k, g, s], in float32."""
     return jnp.einsum("bskgh,bskgh->bkgs", gradient, output, preferred_element_type=jnp.float32)
 
 
 def init(query: Array, value_dim: int) -> SoftmaxState:
-    """The softmax state before any key, for values of `value_dim`. It varies over the same mesh axes as the queries."""
+    """Return the softmax state before any key, for values with head dim `value_dim`.
+
+    It varies over the same mesh axes as the queries.
+    """
     zeros = jnp.zeros_like(query[..., :1], dtype=jnp.float32)
     sums = jnp.einsum("bskgh->bkgs", zeros)
     return SoftmaxState(jnp.repeat(zeros, value_dim, axis=-1), sums - jnp.inf, sums)
@@ -103,16 +110,12 @@ def finalize(state: SoftmaxState, dtype: jnp.dtype) -> tuple[Array, Array]:
 def backward(
     gradient: Array, inputs: BackwardInputs, segments: Segments, keys: Keys, mask: Mask
 ) -> tuple[Array, Array, Array]:
-    """Compute the gradients through one chunk of keys, in float32.
-
-    Returns `gradient` plus the queries' gradient through this chunk, and the gradients of the chunk's keys and values.
+    """Return the gradients through one chunk of keys, in float32: of the queries so far, of the keys, of the values.
 
     Args:
-      gradient: the queries' gradient accumulated so far [b, s, k, g, h].
-      inputs: queries, gradient of the output, log-normalizer, output . gradient.
+      gradient: the queries' gradient through earlier chunks [b, s, k, g, h]; the first result includes it.
       segments: the queries' segments.
       keys: the chunk's keys and values.
-      mask: which keys a query attends to.
     """
     rows, columns = block_size(inputs.query.shape[1]), block_size(keys.key.shape[1])
     queries = _gradient_blocks(inputs, segments, rows)
@@ -138,7 +141,7 @@ def backward(
 
 
 def block_size(length: int) -> int:
-    """Return the block length for a sequence: the largest divisor of its length up to `BLOCK` and half the length.
+    """Return the tokens per block of a sequence: the largest divisor of its length up to `BLOCK` and half the length.
 
     If that divisor is too small to be efficient, the block is the whole sequence.
     """
@@ -149,7 +152,7 @@ def block_size(length: int) -> int:
 def _update_block(state: SoftmaxState, query: Array, segments: Segments, keys: Keys, mask: Mask) -> SoftmaxState:
     scores = _scores(query, segments, keys, mask)
     top = jnp.maximum(state.max_score, scores.max(axis=-1))
-    # Minus infinity for a query without a visible key so far.
+    # The maximum is minus infinity for a query that has no visible key so far.
     base = jnp.where(jnp.isneginf(top), 0.0, top)
     weights, fade = jnp.exp(scores - base[..., None]), jnp.exp(state.max_score - base)
     value = keys.value

@@ -1,7 +1,7 @@
-"""The gated delta rule on one device (arXiv:2412.06464): in chunks of tokens, or one token after a state.
+"""The gated delta rule on one device (arXiv:2412.06464): for whole sequences in chunks, or for one token after a state.
 
-Dims: b batch, s sequence, n chunks, c tokens of a chunk, k heads of queries and keys, g value heads that share one,
-d dims of a key, v dims of a value. All of it is computed in float32.
+Dims: b batch, s sequence, n chunks, c tokens of a chunk, e also tokens of a chunk, k heads of queries and keys, g value
+heads that share one, d dims of a key, v dims of a value. Everything is computed in float32.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from meshwright.description.step.layer import DELTA_CHUNK
 from meshwright.execution.runtime.shards import match_varying
 
 EPSILON = 1e-6
-"""Added to the squared length of queries and keys."""
+"""Added to the squared length of queries and keys before they are divided by their length."""
 
 
 class DeltaInputs(NamedTuple):
     """Queries and keys [b, s, k, d], values [b, s, k, g, v], and gates [b, s, k, g].
 
-    decay: logarithm of the state's decay at each token, at most 0. rate: of the correction, from 0 to 1.
+    decay: logarithm of the factor by which the state decays at each token, at most 0. rate: factor of each token's
+    correction of the state, from 0 to 1.
     """
 
     query: Array
@@ -41,13 +42,13 @@ def _normalised(query: Array, key: Array) -> tuple[Array, Array]:
 
 
 def causal_convolution(x: Array, weights: Array, before: Array, ids: Array | None) -> Array:
-    """Convolve each channel of x [b, s, ...] with the token's own and the taps - 1 values before it.
+    """Return the causal convolution of each channel of x [b, s, ...]: a weighted sum of `taps` tokens up to each token.
 
     Args:
         x: the values, in float32.
-        weights: [taps, ...]; the last tap is the token's own.
-        before: values of the tokens before x [b, taps - 1, ...].
-        ids: document of each token [b, s]: values of other documents count as zeros; None if all are of one.
+        weights: [taps, ...]; the last tap multiplies the token's own value.
+        before: values of the taps - 1 tokens before x [b, taps - 1, ...].
+        ids: document of each token [b, s]: values of other documents count as zeros; None if a row is one document.
     """
     taps, length = weights.shape[0], x.shape[1]
     longer = jnp.concatenate([before, x], axis=1)
@@ -70,26 +71,26 @@ def chunked_delta_rule(
 ) -> tuple[Array, Array | None]:
     """Return the outputs of all tokens [b, s, k, g, v], and the state after them [b, k, g, d, v].
 
-    A single chunk without a state before it needs no states, and returns None.
+    The state is None if `state` is None and all tokens are in one chunk, because it is not computed then.
 
-    Within a chunk the corrections of all tokens follow from one triangular system (the UT transform, section 3.3);
-    chunks follow one another in a scan. `step.passes.shard` plans its matmuls.
+    Within a chunk, the corrections of all tokens are the solution of one triangular system (the UT transform, section
+    3.3); a scan runs over the chunks. `step.passes.shard` plans these matmuls.
 
     Args:
         query, key, value, decay, rate: see `DeltaInputs`.
         state: the state before the first token [b, k, g, d, v]; None if it is empty.
-        ids: document of each token [b, s], each starting from an empty state; None if all are of one. With documents
-            the state before the first token belongs to the first one.
+        ids: document of each token [b, s]; None if a row is one document. Each document starts from an empty state,
+            except that a row's first document starts from `state`.
     """
     length = query.shape[1]
     query, key, value, decay, rate = (_in_chunks(x) for x in (query, key, value, decay, rate))
     size = query.shape[2]
-    # After the padding: a compiled matmul of padded operands would count as one of the rows before it.
+    # Normalised after padding: otherwise a compiled matmul would be counted with the size before padding.
     query, key = (jnp.moveaxis(x, 2, 3) for x in _normalised(query, key))  # [b, n, k, c, d]
     value, decay, rate = (jnp.moveaxis(x, 2, 4) for x in (value, decay, rate))  # [b, n, k, g, c, ...]
     total = jnp.cumsum(decay, axis=-1)
     visible, reads, writes, keeps = _documents(ids, size, total.shape[1])
-    # Summed for each pair: in differences of the totals, long sums would cancel.
+    # Decays between two tokens are summed for each pair; differences of cumulative sums would cancel digits.
     after = jnp.tril(jnp.ones((size, size), bool), -1)
     between = jnp.cumsum(jnp.where(after, decay[..., None], 0), axis=-2)
     weight = jnp.exp(jnp.where(visible, between, -jnp.inf))
@@ -127,9 +128,10 @@ def chunked_delta_rule(
 def delta_rule_step(
     query: Array, key: Array, value: Array, decay: Array, rate: Array, state: Array
 ) -> tuple[Array, Array]:
-    """Return the output of one token of each row [b, k, g, v], and the state after it; arguments without the dim s.
+    """Return the output of one token of each row [b, k, g, v], and the state after it [b, k, g, d, v].
 
-    Products with the state are elementwise: each reads the whole state for a single vector.
+    Arguments are as in `DeltaInputs` without dim s, and the state before the token. Products with the state are
+    elementwise instead of matmuls, because each reads the whole state for a single vector.
     """
     state = state * jnp.exp(decay)[..., None, None]
     query, key = (x[:, :, None, :, None] for x in _normalised(query, key))
@@ -140,22 +142,23 @@ def delta_rule_step(
 
 @jax.custom_vjp
 def unit_lower_inverse(lower: Array) -> Array:
-    """Return the inverse of I + the strictly lower triangle of `lower` [..., c, c]; c is a power of two.
+    """Return the inverse of I + L, where L is the strictly lower triangle of `lower` [..., c, c]; c is a power of two.
 
-    Blocks on the diagonal are inverted in pairs, from single elements up: [[A, 0], [B, D]] has the inverse
-    [[A', 0], [-D' B A', D']]. With all inverted blocks in one matrix T, and all blocks B in one, that is T - T B T, in
-    whole matrices, which TPUs store without padding. Unlike powers of the triangle, whose elements may grow to
-    binomials of c and cancel, this is as stable as substitution. The gradient of a matrix with inverse T is -T' dT T'.
+    Blocks on the diagonal are inverted in pairs, from single elements up: with inverses A' and D' of A and D,
+    [[A, 0], [B, D]] has the inverse [[A', 0], [-D' B A', D']]. If the matrix T holds all inverted blocks, and B all
+    blocks below them, the next T is T - T B T: products of whole matrices, which TPUs store without padding. This is as
+    stable as substitution; the elements of powers of L may grow like binomial coefficients of c and cancel. If dT is
+    the gradient of the inverse T, the gradient of L is -T^T dT T^T.
     """
     size = lower.shape[-1]
     row, column = np.indices((size, size)).reshape(2, *(1,) * (lower.ndim - 2), size, size)
 
     def below(width: int) -> Array:
-        """Return the lower left blocks of the pairs of blocks of this width on the diagonal."""
+        """Return `lower` with zeros outside the block B of each pair of diagonal blocks of this width."""
         is_below = (row // width % 2 == 1) & (row // width - 1 == column // width)
         return jnp.where(is_below, lower, 0)
 
-    # Blocks of single elements have the inverse 1, and no products.
+    # The inverses of 1 x 1 blocks are 1, so the first step needs no products.
     inverse = (row == column).astype(lower.dtype) - below(1)
     width = 2
     while width < size:
@@ -178,27 +181,28 @@ unit_lower_inverse.defvjp(_inverse_forward, _inverse_backward)
 
 
 def _product(left: Array, right: Array) -> Array:
-    """Multiply matrices of a triangular system, on TPUs in three passes of bf16, because their errors add up."""
+    """Multiply matrices of the triangular system. Errors add up, so TPUs use three bf16 passes (`Precision.HIGH`)."""
     return jnp.matmul(left, right, precision=lax.Precision.HIGH)
 
 
 def _in_rows(x: Array, length: int) -> Array:
-    """Return the first `length` tokens of chunks [b, n, k, g, c, v] as rows [b, s, k, g, v]."""
+    """Return chunks [b, n, k, g, c, v] as sequences [b, s, k, g, v], cut to `length` tokens."""
     x = jnp.moveaxis(x, 4, 2)
     return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length]
 
 
 def _in_chunks(x: Array) -> Array:
-    """Pad x [b, s, ...] with zeros to whole chunks [b, n, c, ...]; with rate and decay 0, padding changes no state."""
+    """Return x [b, s, ...] padded with zeros, in chunks [b, n, c, ...]; tokens with rate and decay 0 keep the state."""
     padded = jnp.pad(x, ((0, 0), (0, -x.shape[1] % DELTA_CHUNK), *((0, 0),) * (x.ndim - 2)))
     return padded.reshape(x.shape[0], -1, DELTA_CHUNK, *x.shape[2:])
 
 
 def _documents(ids: Array | None, size: int, count: int) -> tuple[Array, Array, Array, Array]:
-    """Return where tokens of one document meet, as factors that broadcast to [b, n, k, g, ...].
+    """Return which tokens and states share a document, as four factors that broadcast to [b, n, k, g, ...].
 
-    Between two tokens of a chunk, key before query [c, c] (boolean); between a token and the state before its chunk
-    [c], a token and the state after it [c], and both states.
+    There are n = `count` chunks of c = `size` tokens. The factors are: whether a query reads a key of its chunk
+    (boolean, causal) [..., c, c]; 1 if a token shares a document with the state before its chunk, else 0 [..., c]; the
+    same for the state after its chunk [..., c]; and 1 if both states share a document, else 0 [...].
     """
     causal = jnp.tril(jnp.ones((size, size), bool))[None, None, None, None]
     if ids is None:

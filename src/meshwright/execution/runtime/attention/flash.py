@@ -1,13 +1,13 @@
-"""Block-by-block attention as Pallas kernels for TPUs: the steps of `blockwise`, with scores in on-chip memory only.
+"""Block-by-block attention as Pallas kernels for TPUs: the functions of `blockwise`, with scores in VMEM only.
 
 FlashAttention-2 (arXiv:2307.08691) as three kernels: forward, backward for queries, backward for keys. They mask by
 token positions and document ids, and take and return an unnormalized softmax state, so that keys may arrive chunk by
 chunk in any order. Splash attention, the kernel that ships with JAX, has no public backward for such chunks (0.10.2).
-Fully masked blocks are neither fetched nor computed, and fully visible ones are not masked, as decided by the bounds of
-each block's positions and document ids.
+The bounds of each block's positions and document ids show whether a block is fully masked (it is neither fetched nor
+computed) or fully visible (it is computed without a mask).
 
-Queries are scaled, with heads before tokens: [b, n, s, h] with n = k g heads; keys and values [b, k, t, h]; softmax
-sums [b, n, 1, s]. Lengths are multiples of `LANES`. Letters of dims are as in `blockwise`.
+Queries are already scaled, and heads come before tokens: queries [b, n, s, h] with n = k * g heads; keys and values
+[b, k, t, h]; softmax sums [b, n, 1, s]. Lengths are multiples of `LANES`. Letters of dims are as in `blockwise`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from meshwright.execution.runtime.attention.segments import (
 )
 
 MASKED_SCORE = -1e30
-"""The initial maximum score: finite, because minus infinity minus itself is NaN."""
+"""The initial maximum score. It is finite, because minus infinity minus itself is NaN."""
 
 Add = Callable[[Callable[[Array], Array]], None]
-"""Adds the contribution of a block, given the function that masks its scores."""
+"""A function that adds the contribution of a block, given the function that masks the block's scores."""
 
 
 def init(query: Array, value_dim: int) -> SoftmaxState:
-    """The softmax state before any key. These kernels require values as wide as queries."""
+    """Return the softmax state before any key. These kernels require values with the head dim of queries."""
     assert value_dim == query.shape[-1], (value_dim, query.shape)
     b, n, s, _ = query.shape
     sums = jnp.zeros((b, n, 1, s), jnp.float32)
@@ -65,14 +65,14 @@ def finalize(state: SoftmaxState, dtype: jnp.dtype) -> tuple[Array, Array]:
 
 
 def inner_product(gradient: Array, output: Array) -> Array:
-    """The inner product [b, n, 1, s] of each query's output and its gradient, in float32."""
+    """Return the inner product of each query's output and its gradient [b, n, 1, s], in float32."""
     return jnp.einsum("bnsh,bnsh->bns", gradient, output, preferred_element_type=jnp.float32)[:, :, None]
 
 
 def backward(
     gradient: Array, inputs: BackwardInputs, segments: Segments, keys: Keys, mask: Mask
 ) -> tuple[Array, Array, Array]:
-    """Like `blockwise.backward`, with heads before tokens."""
+    """Like `blockwise.backward`, with heads before tokens in every array."""
     shapes, both = (inputs.query.shape, keys.key.shape), (segments, keys.segments)
     read: Arrays = (
         ("queries", inputs.query),
@@ -92,7 +92,7 @@ def backward(
 
 
 def _update_kernel(grid: Grid, *refs: Ref) -> None:
-    """The kernel of `update`. It keeps max and normalizer as [rows, LANES] in scratch, equal in every lane."""
+    """The kernel of `update`. It keeps maximum and normalizer as [rows, LANES] in scratch, equal in every lane."""
     *limits, before, top_before, total_before, query, key, value, rows, columns = refs[:-5]
     weighted, new_top, new_total, top, total = refs[-5:]
     step, is_first, is_last = grid.here()
@@ -139,7 +139,7 @@ def _backward_queries_kernel(grid: Grid, *refs: Ref) -> None:
 
 
 def _backward_keys_kernel(grid: Grid, *refs: Ref) -> None:
-    """The kernel of `backward` for keys and values. Scores are [columns, rows], as its matmuls need them."""
+    """The kernel of `backward` for keys and values. Scores are [keys, queries], so that matmuls transpose nothing."""
     *limits, key_before, value_before, query, output, log_total, inner, key, value, rows, columns, of_key, of_value = (
         refs
     )
@@ -161,7 +161,11 @@ def _backward_keys_kernel(grid: Grid, *refs: Ref) -> None:
 
 
 def _where_visible(grid: Grid, step: GridStep, limits: list[Ref], lines: tuple[Ref, Ref], add: Add) -> None:
-    """Add a block's contribution: skip a fully masked block, and apply no mask to a fully visible one."""
+    """Call `add` for a block, without a mask if it is fully visible; skip a fully masked block.
+
+    limits: bounds of all blocks of queries and of keys. lines: positions, and document ids if any, of the block's
+    queries and keys.
+    """
     both = bounds_of(step, limits)
     is_visible, is_whole = bounds_any_visible(*both, grid.mask), bounds_all_visible(*both, grid.mask)
     pl.when(is_whole)(lambda: add(lambda scores: scores))
@@ -178,7 +182,7 @@ def _where_visible(grid: Grid, step: GridStep, limits: list[Ref], lines: tuple[R
 
 
 def _product(left: Array, right: Array, over: tuple[int, int]) -> Array:
-    """Multiply two blocks in float32, contracted over one dim of each."""
+    """Multiply two blocks, contracted over dim over[0] of `left` and over[1] of `right`; the result is float32."""
     dims = (((over[0],), (over[1],)), ((), ()))
     return jax.lax.dot_general(left, right, dims, preferred_element_type=jnp.float32)
 
@@ -189,5 +193,5 @@ def _column(row: Array) -> Array:
 
 
 def _row(sums: Array) -> Array:
-    """Reduce [length, LANES], equal in every lane, to [1, length]."""
+    """Return [1, length] of sums [length, LANES] that are equal in every lane."""
     return sums.T[:1]

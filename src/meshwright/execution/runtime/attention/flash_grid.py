@@ -1,7 +1,7 @@
-"""The grid of the Pallas attention kernels: the block of queries and the block of keys of each grid step.
+"""The grid of the Pallas attention kernels: which block of queries and which block of keys each grid step reads.
 
-Queries are [b, n, s, h] with n = k g heads, keys and values [b, k, t, h], softmax sums [b, n, 1, s]; letters of dims as
-in `blockwise`. Inside a kernel blocks have no batch and head dims.
+Queries are [b, n, s, h] with n = k * g heads, keys and values [b, k, t, h], softmax sums [b, n, 1, s]; letters of dims
+are as in `blockwise`. Inside a kernel, blocks have no batch and head dims.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from meshwright.execution.runtime.attention.segments import Bounds, Mask, Segments, bounds, bounds_any_visible
 from meshwright.planning.cost.rates.attention import LANES
@@ -25,6 +24,7 @@ Ref = Any
 """A block of an array inside a kernel, read and written in place."""
 
 Kind = Literal["queries", "sums", "keys"]
+"""The shape of an array: like queries, like softmax sums of queries, or like keys and values."""
 Arrays = Sequence[tuple[Kind, Array]]
 
 
@@ -40,9 +40,10 @@ class GridStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid over the blocks of queries and keys, given the shapes of both.
+    """A grid over the blocks of queries and keys.
 
-    The inner loop runs over blocks of keys; with `by_keys` over blocks of queries, for all query heads of a kv head.
+    queries, keys: shapes of both. by_keys: False if the inner loop runs over blocks of keys; True if it runs over
+    blocks of queries, of all query heads of a kv head.
     """
 
     queries: tuple[int, ...]
@@ -62,7 +63,7 @@ class Grid:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The grid: steps at each level, outermost first."""
+        """The grid: number of steps at each level, outermost first."""
         b, n, s, _ = self.queries
         _, k, t, _ = self.keys
         rows, columns = s // self.rows, t // self.columns
@@ -78,7 +79,7 @@ class Grid:
         return GridStep(row, head, jax.lax.div(head, group), queries, keys)
 
     def here(self) -> tuple[GridStep, Any, Any]:
-        """Inside a kernel: the current step, and whether it is the first and the last step of its output block."""
+        """Return the current step of a kernel, and whether it is the first, and the last, step of its output block."""
         ids = [pl.program_id(level) for level in range(len(self.steps))]
         inner = list(zip(ids, self.steps, strict=True))[3:]
         is_first = reduce(jnp.logical_and, [place == 0 for place, _ in inner])
@@ -106,11 +107,13 @@ class Grid:
           kernel: the kernel body.
           name: the kernel's name in profiles.
           segments: segments of queries and of keys.
-          carried: arrays updated in place.
-          read: arrays only read.
-          num_products: number of matmuls the size of the scores, for the compiler's cost estimate.
+          carried: arrays that the kernel updates in place.
+          read: arrays that the kernel only reads.
+          num_products: number of matmuls per block, of 2 * scores * head dim flops each, for the cost estimate.
           num_scratch: number of scratch buffers.
         """
+        from jax.experimental.pallas import tpu as pltpu  # Imported late: 0.2 s that only TPUs need.
+
         b, sizes = self.queries[0], (self.rows, self.columns)
         limits = [_limits(of, size, b) for of, size in zip(segments, sizes, strict=True)]
         lines = [_lines(of, b) for of in segments]
@@ -152,7 +155,7 @@ class Grid:
         return pl.BlockSpec((None, lines.shape[1], self.rows if which == 3 else self.columns), index)
 
     def _fetched(self, *ids: Any) -> GridStep:
-        """Return the blocks to fetch for a step: its own, or the first inner block if the step is fully masked."""
+        """Return the step whose blocks are fetched in a step: itself, or if fully masked the inner loop's first."""
         step, limits = self.step(ids[:-2]), ids[-2:]
         is_visible = bounds_any_visible(*bounds_of(step, limits), self.mask)
         if self.by_keys:
@@ -160,7 +163,7 @@ class Grid:
         return step._replace(keys=jnp.where(is_visible, step.keys, 0))
 
     def _cost(self, num_products: int, arrays: Sequence[Array]) -> pl.CostEstimate:
-        """Estimate the cost of a call. A causal mask halves the scores; which half depends on run-time positions."""
+        """Return an estimate of the cost of a call, in which a causal mask halves the number of scores."""
         scores = math.prod(self.queries[:3]) * self.keys[2] // (2 if self.mask.causal else 1)
         return pl.CostEstimate(
             flops=2 * num_products * scores * self.queries[3],
@@ -170,7 +173,7 @@ class Grid:
 
 
 def bounds_of(step: GridStep, limits: Sequence[Ref]) -> tuple[Bounds, Bounds]:
-    """Return the bounds of a step's block of queries, and of its block of keys."""
+    """Return the bounds of a step's block of queries, and of its block of keys, given those of all blocks."""
     of_queries, of_keys = limits
     return _read(of_queries, step.row, step.queries), _read(of_keys, step.row, step.keys)
 
@@ -181,7 +184,7 @@ def _read(limits: Ref, row: Any, block: Any) -> Bounds:
 
 
 def _limits(segments: Segments, size: int, batch: int) -> Array:
-    """Return the bounds of all blocks, [b, 2 or 4, blocks]."""
+    """Return the bounds of all blocks of `size` tokens, [b, 2 or 4, blocks]: the fields of `Bounds`."""
     found = bounds(jax.tree.map(lambda x: x.reshape(-1, size), segments))
     each = jnp.stack([found.low, found.high, *(found.documents or ())])
     rows = jnp.moveaxis(each.reshape(len(each), len(segments.positions), -1), 1, 0)
@@ -189,17 +192,17 @@ def _limits(segments: Segments, size: int, batch: int) -> Array:
 
 
 def _lines(segments: Segments, batch: int) -> Array:
-    """Stack positions, and document ids if any: [b, 1 or 2, length]."""
+    """Return positions, and document ids if any, as one array [b, 1 or 2, length]."""
     found = [x for x in segments if x is not None]
     return jnp.broadcast_to(jnp.stack(found, axis=1), (batch, len(found), found[0].shape[1]))
 
 
 def _block_size(length: int, head_dim: int) -> int:
-    """Return the tokens per block. No block crosses the middle of a length: in zigzag order the halves are far apart.
+    """Return the tokens per block. No block crosses the middle of a length: in zigzag order its halves are far apart.
 
-    Sizes are chosen from code compiled for v5e (benchmarks/tpu_attention.py): with heads of 128, forward keeps the
-    matrix units busy for 60% of an unmasked block of 512 tokens, and for 90% with 1,024. With larger heads, blocks of
-    1,024 exceed the 16 MiB of VMEM that a v4 gives a kernel.
+    Sizes are chosen from code compiled for v5e (benchmarks/tpu_attention.py): with a head dim of 128, forward keeps the
+    matrix units busy for 60% of the time of an unmasked block of 512 tokens, and for 90% with 1,024. With larger heads,
+    blocks of 1,024 exceed the 16 MiB of VMEM that a v4 gives a kernel.
     """
     sizes = (1024, 512, 256) if head_dim <= LANES else (512, 256)
     return next((size for size in sizes if length % (2 * size) == 0), LANES)

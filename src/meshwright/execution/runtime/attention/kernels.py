@@ -1,10 +1,10 @@
 """Attention kernels, selected by strategy and device: for whole sequences, and for chunks of a sharded sequence.
 
-`flash` is a Pallas kernel on TPUs. Whole sequences use splash attention, which ships with JAX and skips masked blocks.
-Chunks in any order, and sequences too long for splash, use the kernels of `runtime.attention.flash`. Elsewhere, and
-where tokens do not fill a TPU register's width, attention runs block by block in JAX. `cudnn` is cuDNN's kernel for
-whole sequences on NVIDIA GPUs. Splash and cuDNN take no positions: tokens must be in order, with segment ids for
-documents.
+On TPUs the strategy's `flash` is a Pallas kernel. For whole sequences it is splash attention, which ships with JAX and
+skips masked blocks; for chunks in any order, and sequences too long for splash, it is `runtime.attention.flash`. On
+other devices, and for lengths that are not a multiple of a TPU register's width, `flash` runs block by block in JAX
+(`blockwise`). The strategy's `cudnn` is cuDNN's kernel for whole sequences on NVIDIA GPUs. Splash and cuDNN take no
+positions: tokens must be in order. Splash takes document ids; cuDNN does not.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.experimental.pallas.ops.tpu import splash_attention as splash
-from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask import ChunkedCausalMask
 
 from meshwright.description.step.strategy import Attention
 from meshwright.errors import MeshwrightError
@@ -62,10 +60,10 @@ def _check_cudnn(platform: str, query: Array, segments: Segments | None, mask: M
 def full_sequence_attention(
     query: Array, key: Array, value: Array, segments: Segments | None, mask: Mask, *, kernel: Kernel
 ) -> Array:
-    """Attention of queries [b, s, k, g, h] over keys and values [b, s, k, h] of the same tokens, in order.
+    """Return attention of queries [b, s, k, g, h] over keys and values [b, s, k, h] of the same tokens, in order.
 
-    `segments` is None if each row is one document; else its positions count from the start of each document. Returns an
-    array of the query's shape and dtype.
+    The result has the query's shape and dtype. segments: positions within documents, and document ids; None if each row
+    is one document.
     """
     if kernel == "splash":
         return _splash(query, key, value, segments.ids if segments else None, mask)
@@ -78,9 +76,10 @@ def full_sequence_attention(
 def chunked_attention(
     query: Array, segments: Segments, keys: Keys, mask: Mask, *, kernel: Kernel, axis: str | None = None
 ) -> Array:
-    """Attention of queries [b, s, k, g, h] over local keys and values [b, t, k, h], or those of all devices of `axis`.
+    """Return attention of queries [b, s, k, g, h] over this device's keys and values [b, t, k, h].
 
-    Called inside `jax.shard_map`. Returns an array of the query's shape and dtype.
+    With `axis`, attend over the keys and values of all devices of this mesh axis, by a ring. Call it inside
+    `jax.shard_map`. The result has the query's shape and dtype.
     """
     if kernel != "flash":
         return ring_attention(query, segments, keys, axis, mask)
@@ -90,12 +89,14 @@ def chunked_attention(
 
 
 def sequential_segments(length: int, first: Array | int = 0) -> Segments:
-    """Segments of consecutive tokens from position `first`, the same in every row: [1, length]."""
+    """Return segments of consecutive tokens from position `first`, the same in every row: [1, length]."""
     return Segments(first + jnp.arange(length, dtype=jnp.int32)[None])
 
 
 def _splash(query: Array, key: Array, value: Array, segments: Array | None, mask: Mask) -> Array:
-    """Splash attention, which takes heads before tokens."""
+    """Return splash attention of queries [b, s, k, g, h]; segments: document ids [b, s], or None."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # Imported late: 0.3 s that only TPUs need.
+
     b, s, k, g, h = query.shape
     size = math.gcd(s, tpu_block(h))
     blocks = splash.BlockSizes(
@@ -112,12 +113,15 @@ def _splash(query: Array, key: Array, value: Array, segments: Array | None, mask
 
 
 def _heads_first(query: Array) -> Array:
-    """Queries [b, s, k, g, h] as [b, k g, s, h], scaled: TPU kernels have no scale of their own."""
+    """Return queries [b, s, k, g, h] as [b, k * g, s, h], divided by sqrt(h): TPU kernels do not scale scores."""
     b, s, k, g, h = query.shape
     return jnp.moveaxis((query / math.sqrt(h)).astype(query.dtype).reshape(b, s, k * g, h), 1, 2)
 
 
-def _splash_mask(length: int, mask: Mask) -> splash.Mask:
+def _splash_mask(length: int, mask: Mask) -> Any:
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask import ChunkedCausalMask
+
     shape = (length, length)
     if mask.window is not None and mask.is_chunked:
         return ChunkedCausalMask(shape, mask.window)

@@ -1,8 +1,8 @@
-"""Ring attention over a sequence sharded on a mesh axis: keys and values circulate, queries stay.
+"""Ring attention over a sequence sharded on a mesh axis: keys and values pass round the ring, queries stay.
 
-RingAttention (arXiv:2310.01889). Keys and values are sent on, in their own dtype, while they are processed. In backward
-their float32 gradients circulate with them and return to their device. Zigzag order balances the work of a causal
-sequence.
+See RingAttention (arXiv:2310.01889). Each device sends keys and values on, in their own dtype, while it attends to
+them. In backward their float32 gradients are sent along and return to the device of the keys. Zigzag order balances the
+work of causal attention.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Sums = tuple[Array, Array]
 """Accumulated float32 gradients of a chunk's keys and values."""
 
 Carry = tuple[Array, Keys, Sums | None]
-"""Accumulated gradient of the queries, the current keys, and the gradients of the previous chunk of keys."""
+"""Accumulated gradient of the queries, the current chunk of keys, and the gradients of the previous chunk of keys."""
 
 
 class Steps(Protocol):
-    """The steps of attention over chunks of keys: the module `blockwise` or `flash`."""
+    """The functions of attention over chunks of keys: the module `blockwise` or `flash`."""
 
     def init(self, query: Array, value_dim: int, /) -> SoftmaxState:
-        """The softmax state before any key."""
+        """Return the softmax state before any key, for values with head dim `value_dim`."""
         ...
 
     def update(self, state: SoftmaxState, query: Array, segments: Segments, keys: Keys, mask: Mask, /) -> SoftmaxState:
@@ -49,17 +49,17 @@ class Steps(Protocol):
         ...
 
     def finalize(self, state: SoftmaxState, dtype: jnp.dtype, /) -> tuple[Array, Array]:
-        """The output, and the log-normalizer."""
+        """Return the output, and the log-normalizer of each query."""
         ...
 
     def inner_product(self, gradient: Array, output: Array, /) -> Array:
-        """The inner product of each query's output and its gradient."""
+        """Return the inner product of each query's output and its gradient."""
         ...
 
     def backward(
         self, gradient: Array, inputs: BackwardInputs, segments: Segments, keys: Keys, mask: Mask, /
     ) -> tuple[Array, Array, Array]:
-        """Return the queries' gradient with these keys' contribution, and the keys' and values' gradients."""
+        """Return `gradient` (of the queries) plus these keys' contribution, and the gradients of keys and values."""
         ...
 
 
@@ -67,20 +67,18 @@ class Steps(Protocol):
 def ring_attention(
     query: Array, segments: Segments, keys: Keys, axis: str | None, mask: Mask, steps: Steps = blockwise
 ) -> Array:
-    """Attention of this device's queries over the keys and values of the whole axis, in the array layout of `steps`.
+    """Return attention of this device's queries over the keys and values of all devices of a mesh axis.
 
-    Called inside `jax.shard_map`, on shards of the sequence in any order: the mask follows from the segments, which
-    circulate with the keys. Scores and softmax are float32. Each of the P devices sends keys and values P - 1 times in
-    forward and P - 1 times in backward, and their gradients P - 1 times. Returns an array of the query's shape and
-    dtype, but with the head dim of the values.
+    Call it inside `jax.shard_map`. Tokens may be in any order: the mask is computed from the segments, which are sent
+    with the keys. Scores and softmax are float32. Each of the P devices sends keys and values P - 1 times in forward
+    and P - 1 times in backward, and their gradients P - 1 times. The result has the query's shape and dtype, but the
+    head dim of the values.
 
     Args:
-      query: this device's queries.
       segments: the queries' segments.
       keys: this device's keys and values.
-      axis: the mesh axis; None if all keys are local.
-      mask: which keys a query attends to.
-      steps: `blockwise` or `flash`.
+      axis: the mesh axis; None if this device has all keys.
+      steps: `blockwise` or `flash`, which also sets the order of the arrays' dims.
     """
     return _forward(query, segments, keys, axis, mask, steps)[0]
 
@@ -88,9 +86,9 @@ def ring_attention(
 def zigzag(length: int, degree: int) -> np.ndarray:
     """Return the token order that balances causal work over `degree` devices: [length] positions.
 
-    The sequence is cut into 2 P parts; device i holds parts i and 2 P - 1 - i, an early one with few visible keys and a
-    late one with many (Llama 3's context parallelism, arXiv:2407.21783, section 3.3.2). Raises if 2 P does not divide
-    the length.
+    With P = `degree`, the sequence is cut into 2 P parts; device i holds parts i and 2 P - 1 - i, an early one with few
+    visible keys and a late one with many (Llama 3's context parallelism, arXiv:2407.21783, section 3.3.2). Raises if
+    2 P does not divide the length.
     """
     parts = 2 * degree
     if length % parts:
@@ -109,7 +107,7 @@ def _forward(
 
     def step(carry: tuple[SoftmaxState, Keys], _: None) -> tuple[tuple[SoftmaxState, Keys], None]:
         state, coming = carry
-        # Sent before it is processed, so that both overlap.
+        # Keys are sent on before they are processed, so that transfer and compute overlap.
         following = _shift(coming, axis)
         return (steps.update(state, query, segments, coming, mask), following), None
 
@@ -122,11 +120,11 @@ def _forward(
 
 
 def _backward(axis: str | None, mask: Mask, steps: Steps, saved: tuple, gradient: Array) -> tuple[Array, None, Keys]:
-    """Compute the gradients of queries, keys and values.
+    """Return the gradients of queries, of segments (None), and of keys and values.
 
-    Gradients of keys and values follow them round the ring one step behind, so that their transfer also overlaps with
-    compute. A device's contribution to the gradients of its own keys stays local; the other contributions arrive in P -
-    1 sends.
+    Gradients of keys and values follow the keys round the ring one step behind, so that their transfer also overlaps
+    with compute. A device's contribution to the gradients of its own keys stays local; the other contributions arrive
+    in P - 1 sends.
     """
     query, segments, keys, output, log_total = saved
     inputs = BackwardInputs(query, gradient, log_total, steps.inner_product(gradient, output))
@@ -176,6 +174,6 @@ def _shift(tree: Tree, axis: str | None) -> Tree:
 
 
 def _varying(keys: Keys) -> Keys:
-    """Return keys whose segments are typed as varying over all mesh axes of the keys, as received chunks are."""
+    """Return keys whose segments are typed as varying over the same mesh axes as the keys, like those received."""
     axes = jax.typeof(keys.key).manual_axis_type.varying
     return keys._replace(segments=jax.tree.map(lambda x: match_varying(x, axes=axes)[0], keys.segments))

@@ -1,4 +1,4 @@
-"""Token positions and document ids, and the attention mask that follows from them, per token and per block."""
+"""Token positions and document ids, and the attention mask that they determine, per token and per block of tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from jax import Array
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys a query attends to: `causal` excludes later positions, `window` limits how many positions it reaches.
+    """Which keys a query attends to, by position.
 
-    A causal window includes the query's own position. Without `causal` the window reaches equally far to both sides.
-    With `is_chunked` positions are cut into chunks of `window`, and a query attends to keys of its own chunk.
+    causal: exclude keys at later positions. window: attend to keys less than `window` positions away, on both sides if
+    not causal; None for no limit. is_chunked: positions are split into chunks of `window` instead, and a query attends
+    to keys of its own chunk.
     """
 
     causal: bool = True
@@ -24,7 +25,7 @@ class Mask:
 
 
 class Segments(NamedTuple):
-    """Positions of tokens in their documents [b, s], and document ids [b, s]; None if each row is one document."""
+    """Positions of tokens in their documents [b, s], and document ids [b, s] (None if each row is one document)."""
 
     positions: Array
     ids: Array | None = None
@@ -46,7 +47,7 @@ def pairwise_mask(queries: Segments, keys: Segments, mask: Mask) -> Array:
 
 
 def attention_mask(queries: Segments, keys: Segments, mask: Mask) -> Array:
-    """Return the attention mask of queries over keys; their segments must broadcast against each other."""
+    """Return the attention mask, True where a query attends; segments of queries and keys broadcast to its shape."""
     distance = queries.positions - keys.positions
     found = distance >= 0 if mask.causal else distance == distance
     if mask.window is not None and mask.is_chunked:
@@ -59,12 +60,15 @@ def attention_mask(queries: Segments, keys: Segments, mask: Mask) -> Array:
 
 
 def any_visible(queries: Segments, keys: Segments, mask: Mask) -> Array:
-    """Whether any query of a block may attend to any key of another, in any row: a scalar, decided by bounds."""
+    """Return a boolean scalar, False only if no query of a block attends to any key of another block in any row.
+
+    It is decided by the bounds of positions and document ids, so it may be True for fully masked blocks.
+    """
     return bounds_any_visible(bounds(queries), bounds(keys), mask).any()
 
 
 def bounds(queries: Segments) -> Bounds:
-    """Return the bounds of a block of tokens, for each row."""
+    """Return the bounds of a block of tokens for each row [b]."""
     low, high, *documents = (end(axis=1) for x in queries if x is not None for end in (x.min, x.max))
     return Bounds(low, high, (documents[0], documents[1]) if documents else None)
 

@@ -1,4 +1,4 @@
-"""Attention on a mesh that may shard the sequence over sp: chooses the method and the kernel."""
+"""Attention on a mesh that may shard the sequence over sp: run the method, and choose its kernel."""
 
 from __future__ import annotations
 
@@ -45,32 +45,34 @@ def attend(
     key_ids: Array | None = None,
     order: np.ndarray | None = None,
 ) -> Array:
-    """Attention of queries [b, s, k, g, h] over keys and values [b, s, k, h], sharded by the rules of `layout`.
+    """Return attention of queries [b, s, k, g, h] over keys and values [b, s, k, h], sharded by the rules of `layout`.
 
-    The full score matrix is never materialized. Residuals are named `ATTENTION_RESIDUALS` for remat policies.
+    The full score matrix is never materialized. Residuals have the checkpoint name `ATTENTION_RESIDUALS`.
 
     Args:
       query: [b, s, k, g, h] with g query heads for each of k kv heads.
-      key: [b, s, k, h]; keys and values may be replicated over sp, with tokens in order.
-      value: [b, s, k, h]; h may differ from the keys'.
-      segments: [b, s] each; None if every row is one document in order.
-      key_ids: document ids of whole rows [b, s], on every device; read by Ulysses and gather where sp splits the
-        sequence.
-      order: the position in its row of each stored token [s], see `token_order`; None if tokens are stored in order.
+      key: [b, s, k, h]; keys and values may be replicated over sp, and then tokens are in order.
+      value: [b, s, k, h]; h may differ from that of the keys.
+      segments: positions and document ids, [b, s] each; None if every row is one document in order.
       layout: mesh and rules.
       method: how keys reach queries over sp. Ulysses needs tokens in order; ring and gather take any order.
       mask: which keys a query attends to.
       attention: the kernel, see `select_kernel` and `select_kernel_for_chunks`.
+      key_ids: document ids of whole rows [b, s], on every device; read by Ulysses and gather if sp splits the sequence.
+      order: the position in its row of each stored token [s], see `token_order`; None if tokens are stored in order.
 
-    Returns an array with the shape, dtype and sharding of the query, but with the head dim of the values. Raises if
-    Ulysses cannot split the kv heads.
+    Returns:
+      An array with the shape, dtype and sharding of the query, but the head dim of the values.
+
+    Raises:
+      MeshwrightError: Ulysses cannot split the kv heads.
     """
     axes = layout.axes("sequence")
     has_all_keys = bool(axes) and jax.typeof(key).sharding.spec[1] is None
     if axes and method == "ulysses":
         check_divides("kv_heads", key.shape[2], layout.mesh, (*layout.axes("kv_heads"), *axes))
     if value.shape[-1] != query.shape[-1]:
-        # The only implementation with values whose head dim differs from the queries'.
+        # No other kernel takes values whose head dim differs from that of the queries.
         kernel = "blockwise"
     elif axes and method != "ulysses":
         kernel = select_kernel_for_chunks(query.shape[1] // layout.mesh.degree(axes))
@@ -80,7 +82,7 @@ def attend(
     if has_all_keys:
         keys = P(keys[0], None, *keys[2:])
     local = partial(_local, axes=axes, method=method, mask=mask, kernel=kernel, has_all_keys=has_all_keys, order=order)
-    # The result types of a Pallas kernel do not record over which mesh axes they vary.
+    # Types of a Pallas kernel's results do not say over which mesh axes they vary, so the check is off for kernels.
     sharded = on_shards(
         local,
         layout,

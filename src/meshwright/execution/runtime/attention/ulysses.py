@@ -1,9 +1,10 @@
-"""Attention over a sharded sequence without a ring: all tokens for some heads (Ulysses), or all keys for all heads.
+"""Attention over a sharded sequence without a ring: Ulysses, or gathered keys and values.
 
-Ulysses (arXiv:2309.14509) exchanges heads for tokens with an all-to-all, attends over whole sequences with a share of
-the heads, and exchanges back. With K kv heads and H query heads over P devices, it sends (H + K) / (K P) times the
-bytes of gathering keys and values. Gathering keys and values (Llama 3's context parallelism, arXiv:2407.21783, section
-3.3.2) works with any number of heads and any order of tokens. Both are called inside `jax.shard_map`.
+Ulysses (arXiv:2309.14509) exchanges heads for tokens with an all-to-all, so that each device attends over whole
+sequences with a share of the heads, and exchanges back. With K kv heads and H query heads over P devices, it sends
+(H + K) / (K P) times the bytes of gathering keys and values. Gathering keys and values (Llama 3's context parallelism,
+arXiv:2407.21783, section 3.3.2) works with any number of heads and any order of tokens. Call both inside
+`jax.shard_map`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from meshwright.execution.runtime.attention.segments import Mask, Segments
 def ulysses_attention(
     query: Array, key: Array, value: Array, ids: Array | None, axis: str, mask: Mask, *, kernel: Kernel
 ) -> Array:
-    """Attention of this device's queries [b, s, k, g, h] over the keys and values [b, s, k, h] of the whole axis.
+    """Return attention of this device's queries [b, s, k, g, h] over the keys and values of all devices of a mesh axis.
 
-    The axis's degree must divide k. There are four all-to-alls in forward and four in backward. `ids` has the document
-    ids of all tokens of the axis, in order; None if each row is one document.
+    There are four all-to-alls in forward and four in backward.
+
+    Args:
+      key, value: this device's keys and values [b, s, k, h]; the axis's degree must divide k.
+      ids: document ids of all tokens of the axis, in order; None if each row is one document.
     """
     query, key, value = (
         checkpoint_name(jax.lax.all_to_all(x, axis, split_axis=2, concat_axis=1, tiled=True), ATTENTION_RESIDUALS)
@@ -51,15 +55,10 @@ def gathered_attention(
     """Like `ulysses_attention`, but with keys and values gathered over the axis: any number of heads, any token order.
 
     Args:
-      query: this device's queries.
-      key: this device's keys.
-      value: this device's values.
       ids: document ids of this device's tokens; None if each row is one document.
-      key_ids: document ids of all tokens of the axis, as stored.
-      axis: the mesh axis.
-      mask: which keys a query attends to.
+      key_ids: document ids of all tokens of the axis, in the order in which they are stored.
       kernel: the kernel that attends over the gathered keys.
-      order: the position of each token of the axis as stored; None if tokens are stored in order.
+      order: the position of each token of the axis, in the order in which they are stored; None if that is in order.
     """
     length, here = query.shape[1], jax.lax.axis_index(axis)
     places = np.arange(length * jax.lax.axis_size(axis)) if order is None else order
@@ -72,9 +71,9 @@ def gathered_attention(
 
 
 def segments_in_rows(places: Array | np.ndarray, ids: Array | None) -> Segments:
-    """Return segments that use the indices [s] of tokens in their row as positions.
+    """Return segments whose positions are the indices `places` [s] of tokens in their row, not in their document.
 
-    Only differences of positions matter, and within a document these equal the differences of the indices.
+    Masks depend only on differences of positions, and within a document the differences of both are equal.
     """
     places = jnp.asarray(places, jnp.int32)[None]
     return Segments(places) if ids is None else Segments(jnp.broadcast_to(places, ids.shape), ids)

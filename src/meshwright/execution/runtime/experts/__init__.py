@@ -1,1 +1,1 @@
-"""MoE experts: dispatch of tokens to the devices of their experts, grouped matmuls, and their combination."""
+"""MoE experts: routing, dispatch of tokens to the devices of their experts, grouped matmuls, combination of results."""

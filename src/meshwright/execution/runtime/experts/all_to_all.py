@@ -1,8 +1,9 @@
 """The all-to-all of rows sorted by expert, to the devices that hold the experts and back.
 
 The number of rows sent is known only at run time, but array shapes are static. XLA:TPU and XLA:GPU have a ragged
-all-to-all, which sends only the actual rows. XLA:CPU has none: there every device sends every other device the largest
-possible number of rows. Both fill the same receive buffer: `capacity` rows for each source, filled from the first.
+all-to-all, which sends only the actual rows. XLA:CPU has none, so there every device sends every other device the
+largest possible number of rows. In both cases the receive buffer has `capacity` rows for each source device, and those
+of a source are filled from the first on.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ Axes = tuple[str, ...]
 
 
 class A2ASplits(NamedTuple):
-    """Row counts of an all-to-all between this device and each of n devices, [n] each.
+    """Row counts of an all-to-all between this device and each of n devices; every field is [n].
 
-    starts: first row for each destination among the rows this device sends. remote_starts: first row for this device
-    among the rows that each other device sends.
+    sent, received: number of rows that this device sends to each device, and receives from it. starts: index of the
+    first row for each destination among the rows of this device. remote_starts: index of the first row for this device
+    among the rows of each source.
     """
 
     sent: Array
@@ -34,9 +36,9 @@ class A2ASplits(NamedTuple):
 
 
 def exchange_counts(counts: Array, axes: Axes) -> tuple[A2ASplits, Array]:
-    """Return the splits for this device's rows per expert [all experts], and the rows received for its own experts.
+    """Return the splits of an all-to-all, and the numbers of rows received [sources, experts of this device].
 
-    The second result is [sources, own experts]. Costs an all-to-all of a few integers.
+    counts: this device's number of rows for each expert [all experts]. This runs an all-to-all of a few integers.
     """
     n = jax.lax.axis_size(axes)
     each = counts.reshape(n, -1)
@@ -48,7 +50,7 @@ def exchange_counts(counts: Array, axes: Axes) -> tuple[A2ASplits, Array]:
 
 
 def all_to_all(x: Array, axes: Axes) -> Array:
-    """All-to-all of x [n, ...]: part j goes to device j, results are ordered by source. It is its own inverse."""
+    """Send x[j] of x [n, ...] to device j; return the parts received [n, ...], by source. It is its own inverse."""
     return jax.lax.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True) if axes else x
 
 
@@ -56,7 +58,7 @@ def all_to_all(x: Array, axes: Axes) -> Array:
 class A2AShape:
     """Static shapes of an exchange over `axes`.
 
-    num_rows: rows on each device. capacity: maximum number of rows to one destination.
+    num_rows: number of rows on each device. capacity: largest number of rows from one device to another.
     """
 
     axes: Axes
@@ -81,9 +83,9 @@ def ragged_all_to_all_back(buffer: Array, splits: A2ASplits, shape: A2AShape) ->
 
 
 def padded_all_to_all(rows: Array, splits: A2ASplits, shape: A2AShape) -> Array:
-    """`ragged_all_to_all` with `capacity` rows for every destination, padded.
+    """Like `ragged_all_to_all`, but send `capacity` rows to every destination, padded with zeros.
 
-    On all hardware this is faster for rows of one element: TPUs would pad each such row to 128.
+    For rows of one element this is faster on all hardware: TPUs would pad each such row to 128 elements.
     """
     padded = permute(rows, pad_groups(splits.sent, capacity=shape.capacity, num_rows=shape.num_rows))
     return all_to_all(padded.reshape(-1, shape.capacity, rows.shape[1]), shape.axes)

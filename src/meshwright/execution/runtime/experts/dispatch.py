@@ -1,13 +1,13 @@
 """Dispatch of tokens to experts over the devices of ep and tp, and the combination of the results.
 
-Called inside `jax.shard_map`. Experts are sharded over ep and the width of each over tp (GShard, arXiv:2006.16668). The
-devices of tp hold different tokens. If experts are sharded, each device exchanges its own tokens over ep, and received
-rows are gathered over tp. If not, tokens are gathered over tp before they are copied for each expert, which transfers
-fewer bytes.
+It runs inside `jax.shard_map`. Experts are sharded over ep, and the width of each expert over tp (GShard,
+arXiv:2006.16668). The devices of tp hold different tokens. If experts are sharded over ep, each device exchanges its
+own tokens over ep, and the received rows are gathered over tp. If not, tokens are gathered over tp before they are
+copied for each of their experts, which transfers fewer bytes.
 
-Dropless: every copy of a token is processed, and a device has buffers for the maximum that could arrive. With a
-capacity, each device sends each expert a fixed number of slots, zeros in unused ones. Copies beyond the capacity are
-dropped, later choices first.
+A token has a copy for each expert that it chose. Dropless dispatch processes every copy, and a device has buffers for
+the maximum that could arrive. With a capacity, each device sends each expert a fixed number of slots, with zeros in
+unused slots. Copies beyond the capacity are dropped; those for later choices are dropped first.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ from meshwright.execution.runtime.experts.permutation import group_by_expert, id
 from meshwright.execution.runtime.experts.routing import Choice
 
 Keep = Callable[[Array], Array]
-"""Names values received from other devices (`checkpoint_name`), so that a remat policy can save them."""
+"""A function that gives values received from other devices a checkpoint name, so that a remat policy can save them."""
 
 
 class Dispatched(NamedTuple):
     """The rows that a device's experts process, and the function that combines their results.
 
     Attributes:
-        rows: dropless [m, d], sorted by expert, undefined beyond the sum of `sizes`; with a capacity [experts, slots,
-            d].
+        rows: dropless: [m, d], sorted by expert, undefined after the first sum(sizes); with a capacity: [experts,
+            slots, d].
         shares: router weight of each row, shaped as `rows` with d = 1.
-        sizes: rows per expert [experts]; None with a capacity.
-        dropped: copies of this device's tokens without a slot, per expert [experts].
-        combine: maps the experts' outputs, still partial sums over tp, to the output of each dispatched token.
+        sizes: number of rows of each of this device's experts [experts]; None with a capacity.
+        dropped: number of dropped copies of this device's tokens for each expert [all experts].
+        combine: converts the experts' outputs, shaped as `rows` and still partial sums over tp, to the output of each
+            token [b, s, d].
     """
 
     rows: Array
@@ -58,9 +59,9 @@ class Dispatched(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpertAxes:
-    """Mesh axes with more than one device that shard experts, the width of each expert, and tokens.
+    """Mesh axes with more than one device that shard experts, and the width of each expert.
 
-    tokens: equal to `width`, or () if all devices of `width` hold the same tokens.
+    tokens: equal to `width` if its devices hold different tokens; () if they hold the same tokens.
     """
 
     experts: Axes
@@ -72,11 +73,10 @@ def dispatch_combine(x: Array, routing: Choice, experts: Experts, axes: ExpertAx
     """Dispatch this device's tokens x [b, s, d] to the experts chosen by `routing` [b, s, choices].
 
     Args:
-      x: tokens.
-      routing: experts of each token, and the weight of each.
-      experts: number of experts, choices, capacity.
+      routing: experts of each token, and the weight of each of them.
+      experts: number of experts, choices per token, capacity.
       axes: mesh axes that shard experts and tokens.
-      keep: names received values for remat policies.
+      keep: gives received values a checkpoint name.
     """
     dispatch = _dispatch_dropless if experts.capacity_factor is None else _dispatch_with_capacity
     first, after = ((), axes.tokens) if axes.experts else (axes.tokens, ())
@@ -85,7 +85,7 @@ def dispatch_combine(x: Array, routing: Choice, experts: Experts, axes: ExpertAx
     found = dispatch(x.reshape(-1, x.shape[-1]), choices, experts, axes.experts, after, keep)
 
     def combine(y: Array) -> Array:
-        """The output for each token, summed over the devices that shard each expert's width."""
+        """Return the output for each token, summed over the devices that shard each expert's width."""
         added = scatter(found.combine(y).reshape(x.shape), first, dim=1)
         return jax.lax.psum(added, axes.width) if axes.width and not axes.tokens else added
 
@@ -96,19 +96,19 @@ def dispatch_combine(x: Array, routing: Choice, experts: Experts, axes: ExpertAx
 
 def _dispatch_dropless(x: Array, routing: Choice, experts: Experts, ep: Axes, tp: Axes, keep: Keep) -> Dispatched:
     t, d = x.shape
-    copies = sort_copies(routing.chosen, experts.count)
+    copies = sort_copies(routing.chosen, experts.num_stored)
     tokens, own = copies.permutations(identity(copies.order.shape[0]), t)
     rows, shares = permute(x, tokens), permute(routing.shares.T.reshape(-1, 1), own)
     none = jnp.zeros_like(copies.counts, dtype=jnp.float32)
     if not ep:
         return Dispatched(rows, shares, copies.counts, none, lambda y: permute(y, tokens.inverse))
-    shape = A2AShape(ep, rows.shape[0], experts.room(t, jax.lax.axis_size(ep)))
+    shape = A2AShape(ep, rows.shape[0], experts.max_copies(t, jax.lax.axis_size(ep)))
     splits, received = exchange_counts(copies.counts, ep)
     splits, received = jax.tree.map(keep, (splits, gather(received, tp)))
     permutation = group_by_expert(received, capacity=shape.capacity)
 
     def receive(sent: Array) -> Array:
-        """Gather received rows over tp and sort them by local expert."""
+        """Return received rows, gathered over tp and sorted by this device's experts."""
         return keep(permute(gather(sent, tp).reshape(-1, sent.shape[2]), permutation))
 
     def combine(y: Array) -> Array:
@@ -123,13 +123,13 @@ def _dispatch_dropless(x: Array, routing: Choice, experts: Experts, ep: Axes, tp
 def _dispatch_with_capacity(x: Array, routing: Choice, experts: Experts, ep: Axes, tp: Axes, keep: Keep) -> Dispatched:
     t, d = x.shape
     slots = experts.slots(t)
-    copies = sort_copies(routing.chosen, experts.count)
+    copies = sort_copies(routing.chosen, experts.num_stored)
     tokens, own = copies.permutations(pad_groups(copies.counts, capacity=slots, num_rows=copies.order.shape[0]), t)
-    here = experts.count // (jax.lax.axis_size(ep) if ep else 1)
+    here = experts.num_stored // (jax.lax.axis_size(ep) if ep else 1)
 
     def receive(rows: Array) -> Array:
-        """Exchange slots and group them by local expert, equally many from each source."""
-        arrived = gather(all_to_all(rows.reshape(experts.count, slots, -1), ep), tp)
+        """Exchange slots over ep; return [this device's experts, slots of all sources, d]."""
+        arrived = gather(all_to_all(rows.reshape(experts.num_stored, slots, -1), ep), tp)
         by_source = arrived.reshape(-1, here, slots, rows.shape[1])
         return keep(jnp.swapaxes(by_source, 0, 1).reshape(here, -1, rows.shape[1]))
 
@@ -144,10 +144,10 @@ def _dispatch_with_capacity(x: Array, routing: Choice, experts: Experts, ep: Axe
 
 
 def gather(x: Array, axes: Axes, *, dim: int = 0) -> Array:
-    """All-gather along `dim`; return `x` if there are no axes."""
+    """Return x all-gathered over mesh axes along `dim`; x itself if there are no axes."""
     return jax.lax.all_gather(x, axes, axis=dim, tiled=True) if axes else x
 
 
 def scatter(x: Array, axes: Axes, *, dim: int = 0) -> Array:
-    """Reduce-scatter along `dim`; return `x` if there are no axes."""
+    """Return x reduce-scattered over mesh axes along `dim`; x itself if there are no axes."""
     return jax.lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True) if axes else x

@@ -1,7 +1,7 @@
-"""A grouped matmul of few rows for NVIDIA GPUs: a Pallas kernel that reads each expert's weights where they lie.
+"""A grouped matmul of few rows for NVIDIA GPUs, as a Pallas kernel that reads each expert's weights in place.
 
-A server's decode step multiplies few rows of each expert, so that reading the weights takes all of its time. In a loop
-over blocks of rows XLA:GPU would copy an expert's weights for each block before it multiplies them.
+A decode step multiplies few rows by each expert's weights, so reading the weights takes all of its time. In a loop over
+blocks of rows, XLA:GPU would copy an expert's weights for each block before it multiplies them.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from jax.experimental import pallas as pl
 from meshwright.execution.runtime.triton_rows import MOST_ROWS, padded_rows
 
 INNER, COLUMNS = 64, 128
-"""The tile of a weight that is read at once: 3.7 of 4.8 TB/s on an H200, the most of ten that were tried."""
+"""Shape of the tile of a weight that is read at once. On an H200 it reads 3.7 of 4.8 TB/s, the most of ten shapes."""
 
 
 def fits_kernel(size: int, weights: Array) -> bool:
-    """Return whether the kernel takes blocks of `size` rows with weights [experts, d, f]."""
+    """Whether the kernel can multiply blocks of `size` rows by weights [experts, d, f]."""
     return size <= MOST_ROWS and jnp.issubdtype(weights.dtype, jnp.floating)
 
 
 def multiply_blocks(rows: Array, weights: Array, expert: Array, is_needed: Array, dtype: Any, **options: Any) -> Array:
-    """Multiply blocks of rows [n, size, d], each with the weights [experts, d, f] of its expert [n]; [n, size, f].
+    """Return blocks of rows [n, size, d], each multiplied by the weights [experts, d, f] of its expert: [n, size, f].
 
-    Blocks that are not needed are left undefined. options: of `pallas_call`.
+    expert: expert of each block [n]. is_needed: whether a block is computed [n]; results of others are undefined.
+    options: arguments for `pallas_call` instead of the default compiler parameters.
     """
     from jax.experimental.pallas import triton  # Imported late: 0.1 s that only GPUs need.
 
@@ -38,7 +39,7 @@ def multiply_blocks(rows: Array, weights: Array, expert: Array, is_needed: Array
         number, to = expert[...], pl.program_id(1) * COLUMNS + jnp.arange(COLUMNS)
 
         def part(step: Array) -> Array:
-            """A tile of the weight, with zeros beyond its edges."""
+            """Return a tile of the weight [INNER, COLUMNS], with zeros beyond the weight's edges."""
             at = step * INNER + jnp.arange(INNER)
             is_inside = (at < inner)[:, None] & (to < columns)[None]
             return triton.load(weights.at[number, at[:, None], to[None]], mask=is_inside, other=0)
@@ -55,7 +56,7 @@ def multiply_blocks(rows: Array, weights: Array, expert: Array, is_needed: Array
     def of_block(*sizes: int) -> pl.BlockSpec:
         return pl.BlockSpec((None, *sizes), lambda block, column: (block, *(0 for _ in sizes)))
 
-    # Results differ between the devices between which rows or weights do.
+    # The result varies over the mesh axes that rows or weights vary over.
     varying = jax.typeof(rows[0, 0, 0] * weights[0, 0, 0]).manual_axis_type
     found = pl.pallas_call(
         kernel,

@@ -1,6 +1,7 @@
 """Permutations of rows for expert dispatch: sort by expert, pad groups to a fixed number of rows, and the inverses.
 
-A permutation is stored as gather indices in both directions: forward and backward both gather rows and never scatter.
+A permutation is stored as gather indices in both directions, so that forward and backward both gather rows and never
+scatter them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Permutation(NamedTuple):
 
     @property
     def inverse(self) -> Permutation:
-        """The transpose: each row is the sum over its destinations."""
+        """The transpose: `permute` with it sums, for each row, the slots that the row went to."""
         return Permutation(self.destinations, self.sources)
 
 
@@ -46,10 +47,10 @@ permute.defvjp(_permute_forward, _permute_backward)
 
 
 class Copies(NamedTuple):
-    """Copies of tokens, one for each chosen expert. Copy c * tokens + t is token t's copy for its choice c.
+    """The copies of tokens, one for each chosen expert, sorted by expert.
 
-    order: the copy at each position after sorting by expert. place: the inverse, the position of each copy after
-    sorting. counts: copies per expert.
+    Copy c * num_tokens + t is the copy of token t for its choice c. order: the copy at each sorted position. place: the
+    sorted position of each copy. counts: number of copies for each expert [experts].
     """
 
     order: Array
@@ -57,7 +58,10 @@ class Copies(NamedTuple):
     counts: Array
 
     def permutations(self, among: Permutation, num_tokens: int) -> tuple[Permutation, Permutation]:
-        """Combine the sort with a permutation `among` sorted copies; return it for arrays of tokens and of copies."""
+        """Return the sort followed by a permutation `among` the sorted copies, in two forms.
+
+        The first reads an array of tokens [num_tokens, ...]; the second reads an array of unsorted copies.
+        """
         sources, destinations = among.sources[:, 0], among.destinations[:, 0]
         copies = jnp.where(sources >= 0, self.order[sources], -1)
         slots = destinations[self.place]
@@ -66,7 +70,7 @@ class Copies(NamedTuple):
 
 
 def sort_copies(chosen: Array, num_experts: int) -> Copies:
-    """Sort the copies of tokens by chosen expert; `chosen` is [tokens, choices]. The sort is stable."""
+    """Return the copies of tokens, stably sorted by expert; chosen: the experts of each token [tokens, choices]."""
     expert = chosen.T.reshape(-1)
     order = jnp.argsort(expert, stable=True)
     counts = jnp.sum(expert[:, None] == jnp.arange(num_experts)[None, :], axis=0, dtype=jnp.int32)
@@ -80,9 +84,9 @@ def identity(num_rows: int) -> Permutation:
 
 
 def pad_groups(sizes: Array, *, capacity: int, num_rows: int) -> Permutation:
-    """Pad consecutive groups of `sizes` [n] rows to `capacity` rows each: n x capacity slots.
+    """Return the permutation from `num_rows` rows, in consecutive groups of `sizes` [n], to n * capacity slots.
 
-    Rows beyond a group's capacity have no slot.
+    Each group gets `capacity` slots; unused slots read no row, and rows beyond the capacity have no slot.
     """
     ends = jnp.cumsum(sizes)
     starts, within = ends - sizes, jnp.arange(capacity)[None, :]
@@ -95,9 +99,9 @@ def pad_groups(sizes: Array, *, capacity: int, num_rows: int) -> Permutation:
 
 
 def group_by_expert(counts: Array, *, capacity: int) -> Permutation:
-    """Sort received rows by expert: n sources sent `capacity` rows each, with counts [n, experts] of filled rows.
+    """Return the permutation that sorts received rows [n * capacity] by expert, with unfilled rows last.
 
-    Unfilled rows come last.
+    counts: for each source, the number of its rows for each expert [n, experts]; its other rows are unfilled.
     """
     filled = jnp.cumsum(counts, axis=1)
     expert = jnp.sum(jnp.arange(capacity)[None, :, None] >= filled[:, None, :], axis=2)

@@ -1,11 +1,12 @@
 """Grouped matmuls: rows times the weights of their expert, and the transpose, which sums rows into weight gradients.
 
-XLA:TPU lowers the first as a ragged dot. In all other cases compilers would multiply all rows for every group (JAX
-0.10.2, libtpu 0.0.42.1), so rows are multiplied in blocks of one expert each (MegaBlocks, arXiv:2211.15841, section 5).
-The number of blocks is the maximum that any routing needs; a loop skips those that this routing does not need.
+XLA:TPU lowers the first as a ragged dot. In all other cases, compilers would multiply all rows by every expert's
+weights (JAX 0.10.2, libtpu 0.0.42.1), so rows are multiplied in blocks of one expert each (MegaBlocks,
+arXiv:2211.15841, section 5). The number of blocks is the maximum that any routing needs; a loop ends after those that
+this routing needs.
 
-Called inside `jax.shard_map`. Dropless rows [m, d] are sorted by expert, and `sizes` [experts] counts each expert's
-rows. With a capacity rows are [experts, slots, d], and `sizes` is None.
+These functions run inside `jax.shard_map`. Dropless rows [m, d] are sorted by expert, and `sizes` [experts] has the
+number of rows of each expert. With a capacity, rows are [experts, slots, d], and `sizes` is None.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from meshwright.execution.runtime.mesh import mesh_platform
 
 
 def grouped_matmul(rows: Array, weights: Array, sizes: Array | None, dtype: Any) -> Array:
-    """Multiply each row with the weights [experts, d, f] of its expert, in `dtype`.
+    """Return each row multiplied by the weights [experts, d, f] of its expert, in `dtype`.
 
-    Rows beyond `sizes` are undefined.
+    Rows after the first sum(sizes) are undefined.
     """
     if sizes is None:
         return jnp.einsum("esd,edf->esf", rows, weights, preferred_element_type=dtype)
@@ -50,8 +51,8 @@ def grouped_matmul_transposed(left: Array, right: Array, sizes: Array | None, dt
 class RowBlock(NamedTuple):
     """A block of rows of one expert; with n blocks each field is [n].
 
-    start: first row of the block. end: end of its expert's rows. is_first: first block of its expert. is_needed: this
-    routing uses the block.
+    start: index of the block's first row. end: index after the last row of its expert. is_first: whether it is the
+    first block of its expert. is_needed: whether this routing uses the block.
     """
 
     expert: Array
@@ -62,7 +63,7 @@ class RowBlock(NamedTuple):
 
 
 def _blocks(sizes: Array, count: int, size: int) -> RowBlock:
-    """Cut the rows of each expert into blocks of `size` rows: `count` blocks, the last of each expert partly filled."""
+    """Return `count` blocks of `size` rows that cover the rows of every expert; each expert's last may be partial."""
     each, ends, index = -(-sizes // size), jnp.cumsum(sizes), jnp.arange(count)
     ends_at = jnp.cumsum(each)
     expert = jnp.minimum(jnp.sum(index[:, None] >= ends_at[None, :], axis=1), sizes.shape[0] - 1)
@@ -72,9 +73,9 @@ def _blocks(sizes: Array, count: int, size: int) -> RowBlock:
 
 
 def _multiply_in_blocks(rows: Array, weights: Array, sizes: Array, *, dtype: Any) -> Array:
-    """`grouped_matmul` in blocks.
+    """Return `grouped_matmul` computed in blocks.
 
-    A block that would reach beyond the array starts earlier, and leaves the rows of other blocks unchanged.
+    A block that would reach beyond the array starts earlier instead, and does not change rows of other blocks.
     """
     count, size = expert_blocks(rows.shape[0], sizes.shape[0])
 
@@ -89,7 +90,7 @@ def _multiply_in_blocks(rows: Array, weights: Array, sizes: Array, *, dtype: Any
 
 
 def _multiply_by_kernel(rows: Array, weights: Array, sizes: Array, dtype: Any, **options: Any) -> Array:
-    """`grouped_matmul` of few rows on GPUs. options: of the kernel's `pallas_call`."""
+    """Return `grouped_matmul` of few rows, by the GPU kernel. options: arguments of the kernel's `pallas_call`."""
     (num_rows, _), (num_experts, inner, columns) = rows.shape, weights.shape
     count, size = expert_blocks(num_rows, num_experts)
     blocks = _blocks(sizes, count, size)
@@ -101,15 +102,15 @@ def _multiply_by_kernel(rows: Array, weights: Array, sizes: Array, dtype: Any, *
             rows.at[at].get(mode="clip"), weights, blocks.expert, blocks.is_needed, dtype, **options
         )
     is_own = (at < blocks.end[:, None]) & blocks.is_needed[:, None]
-    places = jnp.where(is_own, at, num_rows)  # Others are dropped.
+    places = jnp.where(is_own, at, num_rows)  # Index `num_rows` is out of range and dropped.
     result = jnp.zeros_like(rows, dtype=dtype, shape=(num_rows, columns))
     return result.at[places.reshape(-1)].set(product.reshape(-1, columns), mode="drop")
 
 
 def _sum_in_blocks(left: Array, right: Array, sizes: Array, dtype: Any) -> Array:
-    """`grouped_matmul_transposed` in blocks.
+    """Return `grouped_matmul_transposed` computed in blocks.
 
-    An expert's sum is accumulated in float32; integer sums in their own dtype.
+    Sums are accumulated in float32, or for an integer `dtype` in that dtype.
     """
     count, size = expert_blocks(left.shape[0], sizes.shape[0])
     of_sums = widest(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
@@ -131,9 +132,9 @@ def _sum_in_blocks(left: Array, right: Array, sizes: Array, dtype: Any) -> Array
 
 
 def _over_blocks(do: Any, result: Any, blocks: RowBlock) -> Any:
-    """Fold `do` over the blocks that are needed, in a loop that ends after them.
+    """Return the result of do(result, block), applied to each block that is needed, in a loop that ends after these.
 
-    With a branch in each step XLA:GPU would copy the result in each step (JAX 0.10.2).
+    With a loop over all blocks and a branch in it, XLA:GPU would copy the result in each iteration (JAX 0.10.2).
     """
     needed, count = jnp.sum(blocks.is_needed), blocks.is_needed.shape[0]
 
@@ -150,7 +151,7 @@ def _over_blocks(do: Any, result: Any, blocks: RowBlock) -> Any:
 
 
 class BlockRows(NamedTuple):
-    """The rows of an array that a block reads, from `start` on; `is_own` [size, 1] marks the block's own rows."""
+    """The `size` rows of an array that a block reads from `start` on; `is_own` [size, 1] marks those in the block."""
 
     start: Array
     is_own: Array

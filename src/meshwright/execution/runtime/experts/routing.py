@@ -21,9 +21,10 @@ class Choice(NamedTuple):
 def route(
     logits: Array, num_active: int, routing: Routing = SOFTMAX_ROUTING, choice_bias: Array | None = None
 ) -> Choice:
-    """Choose `num_active` experts for each token by its router logits [..., experts], which are float32.
+    """Return the `num_active` experts of each token, chosen by its float32 router logits [..., experts].
 
-    choice_bias: [experts], added to the scores for the choice alone; None if `routing` has no bias.
+    choice_bias: added to the scores [experts] for the choice, but not for the weights of the experts' outputs; None if
+    `routing` has no bias.
     """
     if routing.scores == "softmax" and choice_bias is None and routing.num_groups == 1:
         # Top-k of logits equals top-k of the softmax; a softmax over the chosen logits is normalised (Mixtral,
@@ -39,13 +40,13 @@ def route(
     _, chosen = jax.lax.top_k(_of_best_groups(keys, routing), num_active)
     shares = jnp.take_along_axis(scores, chosen, axis=-1)
     if routing.is_normed:
-        # Scores of sigmoids may all be 0.
+        # The sigmoids of all chosen experts may be 0.
         shares = shares / (jnp.sum(shares, axis=-1, keepdims=True) + 1e-20)
     return Choice(chosen, _scaled(shares, routing))
 
 
 def _scores(logits: Array, routing: Routing) -> Array:
-    """The score of each expert [..., experts]."""
+    """Return the score of each expert for each token [..., experts]."""
     return jax.nn.softmax(logits, axis=-1) if routing.scores == "softmax" else jax.nn.sigmoid(logits)
 
 
@@ -54,7 +55,7 @@ def _scaled(shares: Array, routing: Routing) -> Array:
 
 
 def _of_best_groups(keys: Array, routing: Routing) -> Array:
-    """Return the selection scores `keys` [..., experts], minus infinity outside the best groups."""
+    """Return the scores `keys` [..., experts] that choose experts, minus infinity outside each token's best groups."""
     if routing.num_groups == 1:
         return keys
     grouped = keys.reshape(*keys.shape[:-1], routing.num_groups, -1)
@@ -65,10 +66,10 @@ def _of_best_groups(keys: Array, routing: Routing) -> Array:
 
 
 class ExpertLoad(NamedTuple):
-    """Sums over tokens for each expert [..., experts] in float32, of one device or of all devices.
+    """Sums over the tokens of one device, or of all devices, for each expert [..., experts], in float32.
 
-    copies: tokens that chose the expert. dropped: copies beyond the expert's capacity. probability: the expert's router
-    score over the sum of all experts' scores.
+    copies: number of tokens that chose the expert. dropped: number of these beyond the expert's capacity. probability:
+    sum of the expert's router scores, each divided by the sum of all experts' scores for the token.
     """
 
     copies: Array
@@ -77,27 +78,27 @@ class ExpertLoad(NamedTuple):
 
     @property
     def balance_loss(self) -> Array:
-        """Load balancing loss, 1 where experts are equally loaded (Switch, arXiv:2101.03961, section 2.2).
+        """The load balancing loss, 1 if experts are equally loaded (Switch, arXiv:2101.03961, section 2.2).
 
-        The number of experts times the sum over experts of the fraction of copies x the mean probability; averaged over
-        layers. Gradients flow through the probability.
+        For a layer it is the number of experts times the sum, over experts, of fraction of copies * mean probability;
+        layers are averaged. Gradients flow through the probability.
         """
         shares = [part / jnp.sum(part, axis=-1, keepdims=True) for part in (self.copies, self.probability)]
         return self.copies.shape[-1] * jnp.mean(jnp.sum(shares[0] * shares[1], axis=-1))
 
     @property
     def max_over_mean(self) -> Array:
-        """Copies of the busiest expert of any layer, divided by the mean."""
+        """The copies of a layer's busiest expert, divided by the mean over its experts: the largest of all layers."""
         return jnp.max(jnp.max(self.copies, axis=-1) / jnp.mean(self.copies, axis=-1))
 
     @property
     def dropped_share(self) -> Array:
-        """Fraction of copies that no expert processed."""
+        """The fraction of copies that were dropped, 0 to 1, over all layers."""
         return jnp.sum(self.dropped) / jnp.sum(self.copies)
 
     @property
     def metrics(self) -> dict[str, Array]:
-        """The metrics of a step, by name."""
+        """The metrics of a step, {name: scalar}."""
         return {
             "experts_balance_loss": self.balance_loss,
             "experts_max_over_mean": self.max_over_mean,
@@ -106,10 +107,10 @@ class ExpertLoad(NamedTuple):
 
 
 def probabilities(logits: Array, routing: Routing = SOFTMAX_ROUTING, is_token: Array | None = None) -> Array:
-    """Sum router probabilities [experts] over the tokens of `logits` [..., experts].
+    """Return router probabilities summed over tokens [experts], given router logits [..., experts].
 
     Scores other than a softmax are divided by their sum over experts (DeepSeek-V3, arXiv:2412.19437, equation 19).
-    is_token: false for padding [...], which is left out; None if there is no padding.
+    is_token: False for padding [...], which is left out; None if there is no padding.
     """
     scores = _scores(logits, routing)
     if routing.scores != "softmax":

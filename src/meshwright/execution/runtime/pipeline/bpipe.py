@@ -1,17 +1,18 @@
-"""Balanced storage of saved layer inputs in 1F1B: every device holds as many microbatches as there are stages.
+"""Balanced storage of saved layer inputs in 1F1B: every device holds those of p microbatches, for p stages.
 
-In lockstep, stage s needs its saved inputs for 2 (p - 1 - s) + 1 ticks: almost 2 p on the first stage, 1 on the last.
-Pairs of stages s and p - 1 - s share the load, as in BPipe (Kim et al., Memory-Balanced Pipeline Parallelism for
-Training Large Language Models, ICML 2023), so that each holds p microbatches.
+A layer's input is saved from its forward to its backward. In lockstep (see `stages` for ticks and dims), stage s needs
+it for 2 (p - 1 - s) + 1 ticks: almost 2 p on the first stage, 1 on the last. Stages s and p - 1 - s are partners that
+share the storage, as in BPipe (Kim et al., Memory-Balanced Pipeline Parallelism for Training Large Language Models,
+ICML 2023), so that each holds the inputs of p microbatches.
 
-An early stage sends its saved inputs to its partner at once, gets them back after p - 1 - 2 s ticks, and holds them for
-the p ticks until their backward. A late stage holds its own and its partner's inputs, p microbatches in all. One
-permute per tick, of the inputs of a chunk's layers, serves both directions: early stages send their newest inputs, late
-stages return the oldest of their partner's, and received inputs take the freed slot. This adds one layer input per
-layer to the traffic between stages. No computation waits for the permute within its tick, but over a slow network it
-may take longer than a tick.
+An early stage (in the first half) sends its saved inputs to its partner at once, gets them back after p - 1 - 2 s
+ticks, and holds them for the p ticks until their backward. A late stage holds its own and its partner's inputs, of p
+microbatches in all. One permute per tick, of the inputs of a chunk's layers, serves both directions: early stages send
+their newest inputs, late stages return the oldest of their partner's, and received inputs take the freed slot. Per
+tick, this adds one layer input per layer to the traffic between stages. No computation waits for the permute within its
+tick, but over a slow network it may take longer than a tick.
 
-With virtual stages inputs are not exchanged: a device holds `Schedule.kept` microbatches.
+With virtual stages, inputs are not exchanged: a device holds those of `Schedule.kept` ticks.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from meshwright.execution.runtime.shards import STAGES
 
 
 class SavedInputs(NamedTuple):
-    """Layer inputs awaiting backward.
+    """Layer inputs that backward will read.
 
-    slots: [slots, c, p, ...]. in_flight: inputs in transit between partners [c, p, ...]; None without an exchange.
-    in_flight_slot: the slot of each stage that will receive them, [p].
+    slots: the inputs of a chunk's layers in each slot [slots, c, p, ...]. in_flight: inputs in transit between partners
+    [c, p, ...]; None without an exchange. in_flight_slot: the slot of each stage that they are written to [p].
     """
 
     slots: Array
@@ -41,9 +42,10 @@ class SavedInputs(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Slots of each stage in a tick, [p]: of its own inputs, of inputs sent to its partner, of inputs to run backward.
+    """The slots that each stage uses in a tick, [p] each.
 
-    An early stage saves into the slot that will receive its partner's inputs, and sends the same slot.
+    own: where it saves its inputs. to_partner: which inputs it sends to its partner. due: which inputs it runs backward
+    with. An early stage sends the slot that it has just saved, and later stores what its partner returns there.
     """
 
     own: Array
@@ -52,7 +54,7 @@ class Slots(NamedTuple):
 
 
 def slots_in_tick(pipeline: Pipeline, tick: Array, unit: Unit) -> Slots:
-    """Return the slots of a tick in which each stage runs `unit` [p] backward."""
+    """Return the slots of each stage in a tick. unit: the unit that each stage runs backward [p]."""
     schedule, stages = pipeline.schedule, pipeline.stages
     if not schedule.is_balanced:
         own = jnp.broadcast_to(tick % schedule.kept, stages.shape, out_sharding=P(STAGES))
@@ -60,12 +62,12 @@ def slots_in_tick(pipeline: Pipeline, tick: Array, unit: Unit) -> Slots:
     p, life = schedule.stages, schedule.age(stages, 0) + 1
     is_late, ticks_here = life < p, jnp.minimum(life, p)
     own = tick % ticks_here
-    # Slots are used in rotation, so the next slot is the oldest.
+    # Slots are used in rotation, so the slot after the newest has the oldest inputs.
     return Slots(own, jnp.where(is_late, life + tick % jnp.maximum(p - life, 1), own), (tick + 1) % ticks_here)
 
 
 def zero_saved(pipeline: Pipeline, stream: Array) -> SavedInputs:
-    """Return empty slots for a stream [p, ...]."""
+    """Return `SavedInputs` of zeros, for layer inputs shaped like `stream` [p, ...]."""
     schedule, spec = pipeline.schedule, jax.typeof(stream).sharding.spec
     layers = (max(pipeline.counts), *stream.shape)
     slots = jnp.zeros((schedule.kept, *layers), stream.dtype, out_sharding=P(None, None, *spec))
@@ -74,10 +76,10 @@ def zero_saved(pipeline: Pipeline, stream: Array) -> SavedInputs:
 
 
 def save_inputs(saved: SavedInputs, layer_inputs: Array, tick_slots: Slots, schedule: Schedule) -> SavedInputs:
-    """Save the layer inputs [c, p, ...] of a tick, and exchange inputs between partners.
+    """Return `saved` with the layer inputs [c, p, ...] of a tick, and exchange inputs between partners.
 
-    Received inputs are stored in the next tick: their transfer overlaps with this tick's work. All slots are written
-    before any is read, which keeps XLA from copying them.
+    Received inputs are stored in the next tick, so that their transfer overlaps with this tick's work. All slots are
+    written before any is read, which keeps XLA from copying the slots.
     """
     saved = store_in_flight(saved)
     slots = _write_slot(saved.slots, layer_inputs, tick_slots.own)
@@ -90,7 +92,7 @@ def save_inputs(saved: SavedInputs, layer_inputs: Array, tick_slots: Slots, sche
 
 
 def store_in_flight(saved: SavedInputs) -> SavedInputs:
-    """Store received inputs in their slots."""
+    """Return `saved` with received inputs written to their slots."""
     if saved.in_flight is None:
         return saved
     return saved._replace(slots=_write_slot(saved.slots, saved.in_flight, saved.in_flight_slot))

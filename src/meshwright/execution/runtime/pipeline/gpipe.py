@@ -1,4 +1,4 @@
-"""GPipe: all microbatches forward, then all backward, by JAX's automatic differentiation."""
+"""GPipe: all microbatches run forward, then all backward, by JAX's automatic differentiation of the forward loop."""
 
 from __future__ import annotations
 
@@ -29,12 +29,16 @@ from meshwright.execution.runtime.pipeline.stages import (
 
 
 def pipelined_loss(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -> tuple[Array, tuple[Array, Tree]]:
-    """Return the mean loss over microbatches `inputs` [m, ...], and the second result of `mean_loss`.
+    """Return `mean_loss`: the mean loss over microbatches, with the means and stats that it is computed from.
 
-    Called under `jax.set_mesh` of an explicit mesh. layers: every parameter stacked over slots, in the order of
-    `slot_layers`, with the slot dim sharded over stages. Values that `layer` saves for backward are saved for all
-    microbatches, so `layer` needs a remat policy around `wait_for_input`. Of `first` and `last` only the inputs are
-    saved.
+    Call it under `jax.set_mesh` of an explicit mesh. Values that `pipeline.layer` saves for backward are saved for all
+    microbatches, so the layer needs a remat policy around `wait_for_input`. Of `pipeline.first` and `pipeline.last`
+    only the inputs are saved.
+
+    Args:
+        ends: parameters of `pipeline.first` and `pipeline.last`.
+        layers: parameters of layers, stacked over slots in the order of `slot_layers`; slots are sharded over stages.
+        inputs: the microbatches [m, ...].
     """
     schedule, data = pipeline.schedule, PipelineData(ends, by_chunk(layers, pipeline), inputs)
     pipeline = replace(pipeline, first=jax.checkpoint(pipeline.first), last=jax.checkpoint(pipeline.last))
@@ -56,10 +60,10 @@ def pipelined_loss(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -
 def wait_for_input(
     layer: Callable[[Tree, Array, Tree, Array], LayerOutput],
 ) -> Callable[[Tree, Array, Tree, Array], LayerOutput]:
-    """Keep XLA from using a layer's weights before its input is ready (optimization barrier).
+    """Return a layer function whose weights are not used before its input is ready (optimization barrier).
 
-    Values that depend only on weights, such as gathered weights, are equal in all ticks, so JAX would compute those of
-    all layers before the first layer (JAX 0.10.2). Apply this inside a remat policy.
+    Values that depend only on weights, for example gathered weights, are equal in all ticks, so without the barrier JAX
+    would compute those of all layers before the first layer (JAX 0.10.2). Apply this inside a remat policy.
     """
 
     def waiting(weights: Tree, x: Array, part: Tree, number: Array) -> LayerOutput:

@@ -1,4 +1,4 @@
-"""Insert a microbatch, which every stage has computed in whole or in part, into the first stage of a pipeline."""
+"""Give the first stage of a pipeline its input, which every stage has computed in whole or in part."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from meshwright.execution.runtime.shards import STAGES
 
 
 def inject_on_first_stage(x: Array, arriving: Array) -> Array:
-    """Return x [b, ...] on the first stage and `arriving` [p, b, ...] on the others.
+    """Return the input of each stage [p, b, ...]: x [b, ...] on the first stage, `arriving` [p, b, ...] on the others.
 
-    Stages may shard the first dim of x. If they do, each stage receives only its share of the gradient of x, by a
-    reduce-scatter.
+    The first dim of x may be sharded over stages; it is then gathered, and in backward each stage receives only its
+    share of the gradient of x, by a reduce-scatter.
     """
     spec = jax.typeof(arriving).sharding.spec
     if STAGES not in _axes(jax.typeof(x).sharding.spec[0]):
@@ -31,7 +31,7 @@ def inject_on_first_stage(x: Array, arriving: Array) -> Array:
 
 
 def zeros_on_stages(like: Any, stages: int) -> Array:
-    """Return zeros [p, b, ...] for each stage, shaped like an array [b, ...] whose first dim stages may shard."""
+    """Return zeros [p, b, ...], one array like `like` [b, ...] for each stage; b is not sharded over stages."""
     split, *others = like.sharding.spec
     whole = tuple(axis for axis in _axes(split) if axis != STAGES)
     return jnp.zeros((stages, *like.shape), like.dtype, out_sharding=P(STAGES, whole or None, *others))

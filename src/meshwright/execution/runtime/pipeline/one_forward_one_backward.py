@@ -1,9 +1,9 @@
-"""1F1B in lockstep: each tick every stage runs one microbatch forward and an earlier one backward.
+"""1F1B in lockstep: in each tick every stage runs one microbatch forward and an earlier one backward.
 
 Values sent after one half of a tick are in transit during the other half. The inputs of layers are saved from a
 microbatch's forward to its backward; everything else is recomputed. Stages store inputs for each other (`bpipe`), so
-that no device holds more than p microbatches. A step takes as long as 1F1B with alternating stages (arXiv:2104.04473,
-section 2.2).
+that no device holds those of more than p microbatches. A step takes as long as 1F1B with stages that alternate between
+forward and backward (arXiv:2104.04473, section 2.2).
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ from meshwright.execution.runtime.pipeline.stages import (
 class State(NamedTuple):
     """The state between ticks.
 
-    arriving: input from the previous stage, [p, ...]. returning: gradient from the next stage. saved: layer inputs
-    awaiting backward. of_ends, of_layers: accumulated parameter gradients. sums: accumulated losses and stats.
+    arriving: the input of each stage, from the previous stage [p, ...]. returning: the gradient of each stage's output,
+    from the next stage [p, ...]. saved: layer inputs that backward will read. of_ends, of_layers: accumulated
+    gradients of the parameters. sums: accumulated losses and stats.
     """
 
     arriving: Array
@@ -69,7 +70,7 @@ class State(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def pipelined_loss_1f1b(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -> tuple[Array, tuple[Array, Tree]]:
-    """`pipelined_loss` with a gradient computed by alternating forward and backward passes."""
+    """Return `pipelined_loss`, with gradients computed by alternating forward and backward passes of microbatches."""
     return pipelined_loss(pipeline, ends, layers, inputs)
 
 
@@ -124,7 +125,10 @@ pipelined_loss_1f1b.defvjp(_forward, _backward)
 def _last_stage_gradient(
     pipeline: Pipeline, data: PipelineData, state: State, x: Array, tick: Array
 ) -> tuple[State, Array]:
-    """Add the loss of the finished microbatch; also return its gradient with respect to the last stage's x."""
+    """Return the state with the loss of the finished microbatch, and the gradient of this loss with respect to x.
+
+    x: the output of each stage [p, ...], of which the last stage's is read.
+    """
     loss, pull = jax.vjp(lambda ends, x: last_stage_loss(pipeline, data._replace(ends=ends), x, tick), data.ends, x)
     of_ends, of_x = pull(jnp.full_like(loss, 1 / pipeline.schedule.microbatches))
     sums = state.sums._replace(loss=state.sums.loss + loss)
@@ -133,10 +137,11 @@ def _last_stage_gradient(
 
 
 class BackwardWork(NamedTuple):
-    """The backward work of each stage in a tick, [p] each: its unit, and whether it is active.
+    """The backward work of each stage in a tick, [p] each.
 
-    starts_at_loss: whether the unit's gradient starts at its loss. first_stage_unit: the unit that the first stage
-    runs.
+    unit: the unit that the stage runs. is_active: whether it runs one; if not, `unit` is arbitrary. starts_at_loss:
+    whether the unit has the model's last layers, so that its gradient comes from the loss. first_stage_unit: the unit
+    of the first stage, a scalar.
     """
 
     unit: Unit
@@ -162,14 +167,11 @@ def _stage_backward(
     loss_gradient: Array | None,
     work: BackwardWork,
 ) -> State:
-    """Run one unit backward on each stage.
+    """Run one unit backward on each stage; return the state with the gradients.
 
     Args:
-      pipeline: functions and schedule.
-      data: parameters and microbatches.
-      state: the state between ticks.
       layer_inputs: saved inputs of the unit's layers [c, p, ...].
-      loss_gradient: the gradient that the last stage may start with; None in ticks without a loss.
+      loss_gradient: gradient of the loss with respect to the stages' outputs [p, ...]; None in ticks without a loss.
       work: the unit that each stage runs.
     """
     gradient = (
@@ -184,7 +186,7 @@ def _stage_backward(
     )
     of_ends, of_arrived = pull(gradient)
     (returning,) = jax.linear_transpose(partial(send_to_next, pipeline), state.arriving)(of_arrived)
-    # No transposition marks these ops as backward; the scope does (`hlo.phases`).
+    # JAX's transposition does not mark these ops as backward, so a named scope does (`hlo.phases`).
     with jax.named_scope("gradients"):
         return state._replace(
             returning=returning,
@@ -196,7 +198,10 @@ def _stage_backward(
 def _layers_backward(
     pipeline: Pipeline, data: PipelineData, layer_inputs: Array, gradient: Array, work: BackwardWork
 ) -> tuple[Array, Tree]:
-    """Return the gradients of each stage's input [p, ...], and of the parameters of its layers [c, p, ...]."""
+    """Return the gradients of each stage's input [p, ...], and of the parameters of its chunk's layers [c, p, ...].
+
+    gradient: gradient of each stage's output [p, ...].
+    """
     ours, share = stage_inputs(data, work.unit), 1 / pipeline.schedule.microbatches
 
     def made(number: Array, weights: Tree, x: Array) -> tuple[Array, Array | None]:

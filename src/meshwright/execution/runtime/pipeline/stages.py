@@ -5,6 +5,10 @@ lockstep without diverging branches, and a layer keeps its shardings over the ot
 device computes on zeros instead of waiting. Every stage computes the embedding, for its share of a microbatch or for
 all of it, and the whole output head, on the output that the last stage broadcasts.
 
+A tick is one iteration of the program's loop over time. A stage has one or more chunks of consecutive layers (virtual
+stages), each with a slot for every layer; the slot of a shorter chunk's missing layer is empty. A unit is one
+microbatch in one chunk. Dims: p stages, v chunks of a stage, c slots of a chunk, m microbatches.
+
 The schedules are in `gpipe` and `one_forward_one_backward`.
 """
 
@@ -42,9 +46,9 @@ class LayerOutput(NamedTuple):
 
 
 class StageWork(NamedTuple):
-    """The forward work of each stage in a tick, [p] each: its unit, and whether it is active.
+    """The forward work of each stage in a tick, [p] each.
 
-    The unit of an inactive stage is arbitrary.
+    unit: the unit that the stage runs. is_active: whether it runs one; if not, `unit` is arbitrary.
     """
 
     unit: Unit
@@ -55,12 +59,13 @@ class StageWork(NamedTuple):
 class Pipeline:
     """The functions and the schedule of a pipeline. The functions work on arrays without a stage dim.
 
-    `ends` are the parameters before and after the layers (embedding, head), `input` is a microbatch.
-
     Attributes:
-        first: (ends, input) -> x, the first layer's input; stages may shard its first dim.
-        layer: (weights, x, input, number) -> output of layer `number`, finite for zeros.
-        last: (ends, x, input) -> the loss of a microbatch, a scalar or parts [n] that add up to it.
+        first: (ends, input) -> x, the input of the first layer for a microbatch `input`; its first dim may be sharded
+            over stages. `ends` are the parameters before and after the layers (embedding, head).
+        layer: (weights, x, input, number) -> output of layer `number`, which must be finite if x is zeros.
+        last: (ends, x, input) -> the loss of a microbatch: a scalar, or parts [n] that add up to it.
+        schedule: the order of the units.
+        num_layers: number of layers in the stages.
         loss_shape: the shape of `last`'s result.
     """
 
@@ -73,16 +78,16 @@ class Pipeline:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Layers per chunk, in the order in which tokens pass through the chunks."""
+        """The number of layers of each chunk of all stages, in the order in which tokens pass through the chunks."""
         return chunk_layers(self.num_layers, self.schedule.stages * self.schedule.virtual_stages)
 
     @property
     def stages(self) -> Array:
-        """The index of each stage, [p]."""
+        """The indices of the stages [p], sharded over stages."""
         return jnp.arange(self.schedule.stages, out_sharding=P(STAGES))
 
     def stage_work(self, tick: Array) -> StageWork:
-        """The forward work of each stage in a tick."""
+        """Return the forward work of each stage in a tick."""
         index = tick - self.stages
         return StageWork(self.schedule.forward(clip_unit(index, self.schedule)), is_unit(index, self.schedule))
 
@@ -96,19 +101,19 @@ class PipelineData(NamedTuple):
 
 
 def clip_unit(index: Array, schedule: Schedule) -> Array:
-    """Clip the index of a unit to the valid range."""
+    """Clip the index of a unit, in a stage's order of forward passes, to the valid range."""
     return jnp.clip(index, 0, schedule.units - 1)
 
 
 def is_unit(index: Array, schedule: Schedule) -> Array:
-    """Whether an index refers to a unit."""
+    """Whether an index is that of a unit, and not before the first or after the last."""
     return (index >= 0) & (index < schedule.units)
 
 
 def inject(pipeline: Pipeline, data: PipelineData, arriving: Array, begun: Unit) -> Array:
-    """Return the input of each stage [p, ...]: `arriving`, or a new microbatch on the first stage when one starts.
+    """Return the input of each stage [p, ...]: `arriving`, but on the first stage a new microbatch when one starts.
 
-    begun: the unit that the first stage runs.
+    begun: the unit that the first stage runs; a microbatch starts if the unit's chunk is 0.
     """
 
     def joined() -> Array:
@@ -121,7 +126,10 @@ def inject(pipeline: Pipeline, data: PipelineData, arriving: Array, begun: Unit)
 
 
 class Sums(NamedTuple):
-    """Sums over microbatches: of the loss, and of the layers' losses and stats, [p, v, c, ...]."""
+    """Sums over microbatches.
+
+    loss: of the results of `Pipeline.last`. of_layers: of each layer's (loss, stats) [p, v, c, ...].
+    """
 
     loss: Array
     of_layers: Tree
@@ -143,7 +151,10 @@ def zero_sums(pipeline: Pipeline, data: PipelineData) -> Sums:
 
 
 def mean_loss(pipeline: Pipeline, sums: Sums) -> tuple[Array, tuple[Array, Tree]]:
-    """Return (mean loss, (mean result of `last`, stats stacked over slots)); the second part has no gradient."""
+    """Return (mean loss, (mean result of `Pipeline.last`, layers' stats [slots, ...])), given sums over microbatches.
+
+    The mean loss includes the layers' losses. The second part has no gradient.
+    """
     losses, stats = sums.of_layers
     means = sums.loss / pipeline.schedule.microbatches
     loss = jnp.sum(means)
@@ -153,7 +164,7 @@ def mean_loss(pipeline: Pipeline, sums: Sums) -> tuple[Array, tuple[Array, Tree]
 
 
 def flatten_slots(array: Array) -> Array:
-    """Reshape [p, v, c, ...] to an array stacked over slots."""
+    """Reshape [p, v, c, ...] to [slots, ...], with the slots of all stages in one dim."""
     spec = jax.typeof(array).sharding.spec
     return lax.reshape(array, (math.prod(array.shape[:3]), *array.shape[3:]), out_sharding=P(spec[0], *spec[3:]))
 
@@ -161,16 +172,9 @@ def flatten_slots(array: Array) -> Array:
 def stage_forward(
     pipeline: Pipeline, data: PipelineData, x: Array, stage_work: StageWork, sums: Sums
 ) -> tuple[Array, Array, Sums]:
-    """Run each stage's chunk of layers on x [p, ...].
+    """Run one unit on each stage, with input x [p, ...].
 
-    Returns the output, the inputs of the chunk's layers [c, p, ...], and the updated sums.
-
-    Args:
-      pipeline: functions and schedule.
-      data: parameters and microbatches.
-      x: input of each stage.
-      stage_work: the work of each stage in this tick.
-      sums: sums over microbatches so far.
+    Returns the output of each stage [p, ...], the inputs of the layers of its chunk [c, p, ...], and the updated sums.
     """
     ours = stage_inputs(data, stage_work.unit)
 
@@ -192,7 +196,7 @@ def stage_forward(
 
 
 def stage_inputs(data: PipelineData, unit: Unit) -> Tree:
-    """Return the microbatch of each stage, [p, ...]."""
+    """Return the microbatch of each stage's unit [p, ...]."""
 
     def take(array: Array) -> Array:
         spec = P(*jax.typeof(array).sharding.spec[1:])
@@ -206,7 +210,7 @@ def stage_inputs(data: PipelineData, unit: Unit) -> Tree:
 
 
 def add_chunk(total: Tree, of_chunk: Tree, unit: Unit, pipeline: Pipeline) -> Tree:
-    """Add arrays of each stage's chunk [c, p, ...] to totals [p, v, c, ...]."""
+    """Return totals [p, v, c, ...] with the arrays [c, p, ...] of the chunk of each stage's unit added."""
 
     def add(total: Array, found: Array) -> Array:
         if pipeline.schedule.virtual_stages == 1:
@@ -222,7 +226,10 @@ def _add_at(total: Array, found: Array, index: Number) -> Array:
 
 
 def last_stage_loss(pipeline: Pipeline, data: PipelineData, x: Array, tick: Array) -> Array:
-    """Return the loss of the microbatch that the last stage has finished."""
+    """Return the loss of the microbatch that the last stage finishes in a tick; zeros if it finishes none.
+
+    x: the output of each stage [p, ...].
+    """
     unit = pipeline.schedule.forward(tick - pipeline.schedule.stages + 1)
 
     def loss() -> Array:
@@ -236,7 +243,10 @@ def last_stage_loss(pipeline: Pipeline, data: PipelineData, x: Array, tick: Arra
 
 
 def send_to_next(pipeline: Pipeline, x: Array) -> Array:
-    """Send each stage's output to the next stage; with virtual stages the last sends to the first."""
+    """Send each stage's output x [p, ...] to the next stage, and return the values received.
+
+    With virtual stages the last stage sends to the first.
+    """
     count = pipeline.schedule.stages
     pairs = [(stage, (stage + 1) % count) for stage in range(count - (pipeline.schedule.virtual_stages == 1))]
     spec = jax.typeof(x).sharding.spec
@@ -244,13 +254,13 @@ def send_to_next(pipeline: Pipeline, x: Array) -> Array:
 
 
 def zero_stream(pipeline: Pipeline, data: PipelineData) -> Array:
-    """Return zeros with the shape of a microbatch's stream on every stage, [p, ...]."""
+    """Return zeros [p, ...], shaped like the result of `Pipeline.first` on every stage."""
     like = jax.eval_shape(pipeline.first, data.ends, select_microbatch(data.inputs, 0))
     return zeros_on_stages(like, pipeline.schedule.stages)
 
 
 def by_chunk(layers: Tree, pipeline: Pipeline) -> Tree:
-    """Reshape parameters stacked over slots to [p, v, c, ...]."""
+    """Reshape parameters [slots, ...] to [p, v, c, ...]."""
     schedule = pipeline.schedule
     dims = (schedule.stages, schedule.virtual_stages, max(pipeline.counts))
 
@@ -262,7 +272,7 @@ def by_chunk(layers: Tree, pipeline: Pipeline) -> Tree:
 
 
 def chunk(data: PipelineData, unit: Unit, pipeline: Pipeline) -> Tree:
-    """Return the parameters of each stage's current chunk, [c, p, ...]."""
+    """Return the parameters of the chunk of each stage's unit [c, p, ...]."""
 
     def take(array: Array) -> Array:
         if pipeline.schedule.virtual_stages == 1:
@@ -273,7 +283,7 @@ def chunk(data: PipelineData, unit: Unit, pipeline: Pipeline) -> Tree:
 
 
 def active_layers(pipeline: Pipeline, unit: Unit) -> Array | None:
-    """Mark the slots of each stage's chunk that hold a layer, [c, p]; None if all slots do."""
+    """Return which slots of the chunk of each stage's unit have a layer [c, p]; None if all slots have one."""
     counts = pipeline.counts
     least = min(counts)
     if least == max(counts):
@@ -285,7 +295,7 @@ def active_layers(pipeline: Pipeline, unit: Unit) -> Array | None:
 
 
 def layer_numbers(pipeline: Pipeline, unit: Unit) -> Array:
-    """Return the layer number of each slot in the chunk that each stage runs, [slots, stages].
+    """Return the layer number of each slot in the chunk of each stage's unit [c, p].
 
     An empty slot has the number of the next layer.
     """
@@ -295,20 +305,20 @@ def layer_numbers(pipeline: Pipeline, unit: Unit) -> Array:
 
 
 def _chunk_number(pipeline: Pipeline, unit: Unit) -> Array:
-    """Return the index of each stage's chunk in the order in which tokens pass through the chunks, [p]."""
+    """Return the index of the chunk of each stage's unit, in the order in which tokens pass through all chunks [p]."""
     return unit.chunk * pipeline.schedule.stages + pipeline.stages
 
 
 def where_active(is_layer: Array | None, x: Array, other: Array) -> Array:
-    """Select x [p, ...] on stages that have a layer, `other` elsewhere."""
+    """Return x [p, ...] on stages where is_layer [p] is True, and `other` elsewhere; x if is_layer is None."""
     return x if is_layer is None else jnp.where(broadcast_flags(is_layer, x), x, other)
 
 
 def select_microbatch(inputs: Tree, microbatch: Array | int) -> Tree:
-    """Return the arrays of one microbatch."""
+    """Return the arrays of one microbatch, given those of all microbatches [m, ...]."""
     return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, microbatch, keepdims=False), inputs)
 
 
 def broadcast_flags(flags: Array, x: Array) -> Array:
-    """Reshape flags [p] to broadcast against x [p, ...]."""
+    """Reshape flags [p] so that they broadcast against x [p, ...]."""
     return flags.reshape(-1, *(1,) * (x.ndim - 1))

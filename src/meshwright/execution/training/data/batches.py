@@ -17,19 +17,23 @@ from meshwright.execution.training.data.rows import Rows, empty_row
 from meshwright.execution.training.data.run_data import RunData
 
 AHEAD = 2
-"""Number of batches read in advance; all are held in memory."""
+"""Number of batches read in advance; all of them are in memory."""
 
 
 class Batches:
-    """The batch of any step, independent of earlier steps.
+    """The batch of any step, by the step's number; it does not depend on which steps were read before.
 
     Args:
-        data: the rows.
+        data: the rows of the run's sources.
         sharding: sharding of a batch [rows, seq_len]; each process reads only the rows of its own devices.
         shape: shape of a batch, (rows, seq_len).
         seed: determines the order of the rows.
-        order: token positions in storage order, from `runtime.attention.sequence.token_order`; None for natural order.
-        draws: whether a batch contains the random key of its step.
+        order: for each place in a stored row, the position of its token (`runtime.attention.sequence.token_order`);
+            None if tokens are stored in order.
+        draws: whether a batch contains the PRNG key of its step.
+
+    Attributes:
+        held_out: the batches of the held-out rows.
     """
 
     def __init__(
@@ -53,11 +57,11 @@ class Batches:
         self.held_out = self.in_order(data.held_out)
 
     def __getitem__(self, step: int) -> dict[str, Array]:
-        """Return the arrays of a step.
+        """Return the arrays of a step's batch, {name: array}.
 
-        `tokens` and `targets` [rows, seq_len] always. If needed: `positions` of tokens, if rows have documents or
-        tokens are reordered; `segments`, the document number of a token in its row from 1, 0 for padding; `weights` of
-        the losses, with mean 1; `draws` [2], the random key of the step.
+        `tokens` and `targets` [rows, seq_len] always. `positions` of the tokens if rows have documents or tokens are
+        reordered. If rows have documents, `segments`, the number of a token's document in its row, from 1 (0 for
+        padding), and `weights` of the targets, with mean 1. `draws` [2], the PRNG key of the step, if asked for.
         """
         wanted = range(step, step + 1 + AHEAD)
         self._ahead = {at: batch for at, batch in self._ahead.items() if at in wanted}
@@ -67,10 +71,11 @@ class Batches:
         return self._ahead.pop(step).result()
 
     def row(self, step: int) -> dict[str, Any]:
-        """Return the data fields of a step's metrics.
+        """Return the data fields of a step's metrics: `sources`, `loss_tokens` and, if there are any, `bad_data`.
 
-        Per source: documents, tokens and `epoch`, how often its rows have been read after the step; and counts of bad
-        records.
+        `sources` has, for each source in the batch, its tokens, its documents, and `epoch`: how often all its rows have
+        been read after the step. `loss_tokens` is the number of targets with a loss. `bad_data` has, for each source,
+        the numbers of bad records and of documents split, cut or left out, by kind.
         """
         sources, items = self._items(step)
         epochs = dict(zip(self._names, self._mixture.epochs((step + 1) * self._arrangement[1][0]), strict=True))
@@ -95,7 +100,7 @@ class Batches:
         return row | ({"bad_data": left_out} if left_out else {})
 
     def sizes(self, steps: int) -> dict[str, dict[str, float]]:
-        """Return, per source, its number of rows and the epochs read in `steps` steps."""
+        """Return {source: {"rows": its number of rows, "epochs": how often they are read in `steps` steps}}."""
         epochs = self._mixture.epochs(steps * self._arrangement[1][0])
         return {
             rows.name: {"rows": rows.count, "epochs": round(each, 6)}
@@ -103,7 +108,7 @@ class Batches:
         }
 
     def items(self, step: int) -> dict[str, list[int]]:
-        """Return, per source name, the row numbers of a step's batch, in batch order."""
+        """Return {source: the numbers of its rows in a step's batch, in batch order}."""
         sources, items = self._items(step)
         return {
             rows.name: items[sources == number].tolist()
@@ -112,7 +117,7 @@ class Batches:
         }
 
     def in_order(self, rows: Sequence[Rows]) -> HeldOut:
-        """Return the batches of other rows in their own order, with the same sharding and shape."""
+        """Return the batches of other rows, in the given order, with the same sharding and shape."""
         return HeldOut(rows, *self._arrangement)
 
     def close(self) -> None:
@@ -133,9 +138,15 @@ class Batches:
 
 
 class HeldOut:
-    """Batches of held-out rows in order; the last batch is completed with padding.
+    """The batches of some rows in order; the last batch is completed with rows of padding.
 
-    Windows cannot be padded: the last windows are left out if they do not fill a batch.
+    Windows have no weights and cannot be padded: the last ones are left out if they do not fill a batch.
+
+    Args:
+        rows: the rows of each source.
+        sharding: sharding of a batch.
+        shape: shape of a batch, (rows, seq_len).
+        order: as in `Batches`.
     """
 
     def __init__(
@@ -161,7 +172,7 @@ class HeldOut:
         return self._layout.place(*self._part(number))
 
     def loss_tokens(self, number: int) -> int:
-        """Return the number of loss tokens of a batch, its weight in a mean over batches."""
+        """Return the number of targets with a loss in a batch: the batch's weight in a mean over batches."""
         sources, items = self._part(number)
         return sum(
             rows.sizes(items[sources == source]).loss_tokens
@@ -178,7 +189,11 @@ class HeldOut:
 
 
 class _Layout:
-    """Converts rows to the arrays of a batch on a mesh. can_pad: whether a batch may be completed with padding."""
+    """Converts rows to the arrays of a batch on a mesh.
+
+    Attributes:
+        can_pad: whether a batch may be completed with rows of padding; only if rows have weights.
+    """
 
     def __init__(
         self, rows: Sequence[Rows], sharding: NamedSharding, shape: tuple[int, int], order: np.ndarray | None
@@ -190,14 +205,19 @@ class _Layout:
         self._here = sorted({row for index in indices for row in range(*index[0].indices(shape[0]))})
 
     def place(self, sources: np.ndarray, items: np.ndarray) -> dict[str, Array]:
-        """Return the batch of some rows, followed by padding."""
+        """Return the batch of some rows, completed with rows of padding.
+
+        Args:
+            sources: for each row, the number of its source.
+            items: for each row, its number in its source.
+        """
         read = [
             self._rows[sources[row]].read(int(items[row])) if row < len(items) else empty_row(self._shape[1])
             for row in self._here
         ]
         arrays = {name: np.stack([row[name] for row in read]) for name in self._names}
         if self.can_pad:
-            # Scaled by the loss tokens of the whole batch, so that the mean over microbatches is the mean over tokens.
+            # Scale weights to a mean of 1 over the batch, so that the mean over microbatches is the mean over tokens.
             losses = sum(
                 self._rows[source].sizes(items[sources == source]).loss_tokens for source in np.unique(sources)
             )

@@ -1,4 +1,4 @@
-"""Cache of prepared data: made once per key, by one process of a machine."""
+"""Cache of prepared data on disk: one process of a machine makes the data of a key, once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.support.checksums import find_damage, write_checksums
 from meshwright.support.files import user_cache, write_error
 
 CHECKED_BYTES = 4 << 30
-"""Larger directories are not read for their checksums, which took 7 s of one core for so many bytes."""
+"""The checksums of larger directories are not compared, because this takes 7 s on one core for this many bytes."""
 
 
 def cache_directory() -> Path:
@@ -24,7 +24,7 @@ def cache_directory() -> Path:
 
 @contextmanager
 def locked_directory(key: str) -> Iterator[Path]:
-    """Lock and yield the directory of a cache key, which may not exist yet."""
+    """Yield the directory of a cache key, locked inside the context. The directory may not exist yet."""
     directory = cache_directory() / hashlib.sha256(key.encode()).hexdigest()[:32]
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -37,11 +37,11 @@ def locked_directory(key: str) -> Iterator[Path]:
 
 
 def cached_directory(key: str, make: Callable[[Path], None]) -> Path:
-    """Return the directory of a key, filled by `make` if it does not exist; a directory that exists is complete.
+    """Return the directory of a key. If it does not exist, `make` writes its files; one that exists is complete.
 
     Raises:
-        MeshwrightError: the directory cannot be written, or its files are not what was written; of large ones only the
-            names are compared.
+        MeshwrightError: the directory cannot be written, or its files have changed since they were written (not checked
+            for more than `CHECKED_BYTES`).
     """
     with locked_directory(key) as directory:
         if not directory.is_dir():

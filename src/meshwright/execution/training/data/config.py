@@ -24,15 +24,16 @@ class DataConfig:
     """Sources of a run's tokens, and how they become rows.
 
     Args:
-        sources: files, folders or token stores, all or none with a weight, as `wiki.jsonl=0.7`; by default Python's
-            standard library.
-        fields: record templates (`data.template`): for one source as `qa.jsonl=[question],answer`, or as `text` for all
-            other sources; by default taken from the first record of a source.
-        rows: kind of rows (`RowKind`); None for windows of text and packed documents.
+        sources: files, folders or token stores, all or none of them with a weight, such as `wiki.jsonl=0.7`; by default
+            Python's standard library.
+        fields: record templates (`execution.data.template`): PATH=TEMPLATE for one source, such as
+            `qa.jsonl=[question],answer`, or TEMPLATE for all other sources; by default chosen by a source's first
+            record.
+        rows: kind of rows (`RowKind`); None for windows if all sources are text, else packed documents.
         held_out: share of the documents or windows left out of training for evaluation.
         bad_data: how to treat unusable records.
-        folder: folder in which the run started, to which relative sources refer; not part of the run's identity. None
-            in older runs.
+        folder: folder in which the run started, to which relative paths refer. Runs with different folders count as
+            equal. None in older runs.
     """
 
     sources: tuple[str, ...] = ()
@@ -50,21 +51,21 @@ class DataConfig:
             raise MeshwrightError(f"held_out is {self.held_out}; it is a share from 0 to below 1, as 0.01")
 
     def template(self, path: str) -> str | None:
-        """Return the record template of a source; None if it is taken from the first record."""
+        """Return the record template of a source; None if the source's first record determines it."""
         templates = parse_templates(self.fields)
         return templates.get(path, templates.get(""))
 
     def find(self, name: str) -> FileSource | StoreSource:
-        """Find the files of a source; its name stays as in the config.
+        """Return a source with its files. Its name is the one in the config.
 
         Raises:
-            MeshwrightError: as `find_path` and `find_source`.
+            MeshwrightError: as in `find_path` and `find_source`.
         """
         path = self.find_path(name)
         return find_source(name) if path == name else replace(find_source(path), name=name)
 
     def find_path(self, name: str) -> str:
-        """Resolve a path of the config.
+        """Return the place of a path of the config, relative to the current folder or absolute.
 
         A relative path is looked up in the folder where the run started, then in the current folder, because run and
         data may have been moved together.
@@ -85,7 +86,7 @@ class DataConfig:
         )
 
     def relative(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Convert paths (each with an optional weight) from the current folder to the folder where the run started."""
+        """Return paths (each may have a weight) that are relative to the current folder, relative to `folder`."""
         if self.folder is None or self.folder == os.getcwd():
             return tuple(names)
         return tuple(self._relative(name) for name in names)

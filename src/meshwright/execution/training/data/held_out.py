@@ -1,4 +1,4 @@
-"""Hold out a share of a source's documents or windows, selected by a hash of each number."""
+"""Hold out a share of a source's documents or windows, selected by a hash of their numbers."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import numpy as np
 from meshwright.errors import MeshwrightError
 
 BLOCK = 1 << 15
-"""Numbers in memory at a time."""
+"""How many numbers are in memory at a time."""
 
 
 @dataclass(frozen=True)
 class HashSplit:
-    """Numbers below `count` whose hash is above `limit`, or at most `limit` if held out; None for all numbers."""
+    """A part of the documents or windows of a source: those whose number has a hash in a range."""
 
-    count: int
-    limit: int | None = None
-    is_held_out: bool = False
+    count: int  # Number of all documents or windows; they are numbered from 0.
+    limit: int | None = None  # Training ones have a hash above it, held-out ones at most this; None: all are training.
+    is_held_out: bool = False  # Whether this part is the held-out one.
 
     @property
     def is_whole(self) -> bool:
-        """Whether the part contains all numbers."""
+        """Whether the part has all documents or windows."""
         return self.limit is None
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """Yield the numbers in blocks of at most `BLOCK`."""
+        """Yield the numbers of the part in ascending order, in arrays of at most `BLOCK`."""
         for numbers in _blocks(self.count):
             if self.limit is None:
                 yield numbers
@@ -36,7 +36,7 @@ class HashSplit:
                 yield numbers[(_hash(numbers) <= np.uint64(self.limit)) == self.is_held_out]
 
     def write(self, directory: Path) -> None:
-        """Write the numbers into a file in a directory."""
+        """Write the numbers of the part into a file in a directory."""
         with (directory / "numbers").open("wb") as file:
             for numbers in self.blocks():
                 file.write(numbers.tobytes())
@@ -47,12 +47,17 @@ class HashSplit:
 
 
 def split(count: int, share: float, name: str) -> tuple[HashSplit, HashSplit | None]:
-    """Split the numbers below `count` into training and held-out ones, at least one of each; None if share is 0.
+    """Return the training part and the held-out part of a source, at least one document or window in each.
 
-    The split depends neither on the seed nor on numbers added later.
+    The held-out part is None if `share` is 0. The split depends neither on the seed nor on documents added later.
+
+    Args:
+        count: number of documents or windows of the source.
+        share: the share to hold out.
+        name: the source, for errors.
 
     Raises:
-        MeshwrightError: there are fewer than two, and share is not 0.
+        MeshwrightError: the source has fewer than two documents or windows, and `share` is not 0.
     """
     if not share:
         return HashSplit(count), None

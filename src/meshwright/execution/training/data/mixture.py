@@ -1,4 +1,4 @@
-"""The source and item number of the n-th item of a run, which depend only on the seed and n."""
+"""The order of the rows of a run: the source and row number of the n-th row, which depend only on the seed and n."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.training.data.rows import Rows
 
 PERIOD = 10_000
-"""Items after which the order of sources in a mixture repeats; weights are rounded to 1/10,000."""
+"""Number of rows after which the order of sources in a mixture repeats; weights are rounded to 1/10,000."""
 
 
 class Mixture:
-    """Shuffled items of several sources in proportion to their weights; without weights, in proportion to their sizes.
+    """The shuffled rows of several sources, in proportion to their weights, or to their sizes if they have none.
 
-    An item is repeated only after all items of its source were used.
+    A row is repeated only after all rows of its source were used.
+
+    Args:
+        sources: the rows of each source.
+        weights: a weight for each source; None for none.
+        seed: determines the order.
     """
 
     def __init__(self, sources: Sequence[Rows], weights: Sequence[float] | None, seed: int) -> None:
@@ -34,12 +39,12 @@ class Mixture:
             grain.MapDataset.range(count).seed((seed + number) % 2**32).shuffle().repeat()
             for number, count in enumerate(orders)
         ]
-        # How often each order occurs in the pattern before each position, and in the whole pattern.
+        # Rows of each shuffled order in the pattern, before each position and in all.
         chosen = self._pattern[:, None] == np.arange(len(orders))
         self._before, self._each = np.cumsum(chosen, axis=0) - chosen, chosen.sum(axis=0)
 
     def at(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the sources [n], and the item numbers in these sources [n], of items of the run."""
+        """Return, for the rows `numbers` [n] of the run, their sources [n] and their row numbers in these [n]."""
         cycles, places = np.divmod(numbers, len(self._pattern))
         orders = self._pattern[places]
         ranks = cycles * self._each[orders] + self._before[places, orders]
@@ -50,7 +55,7 @@ class Mixture:
         return sources, items - self._firsts[sources]
 
     def epochs(self, number: int) -> list[float]:
-        """Return, per source, how often its items were read before item `number`, including partial epochs."""
+        """Return, for each source, how often all its rows were read before row `number` of the run, as a fraction."""
         cycle, place = divmod(number, len(self._pattern))
         if not self._is_weighted:
             return [number / sum(rows.count for rows in self.sources)] * len(self.sources)
@@ -59,7 +64,11 @@ class Mixture:
 
 
 def _pattern(sources: Sequence[Rows], weights: Sequence[float]) -> np.ndarray:
-    """Return the source of each item in a period, with each source spread evenly [PERIOD]."""
+    """Return the source of each row in a period [PERIOD], with the rows of each source spread evenly.
+
+    Raises:
+        MeshwrightError: a weight is too small for one row in a period.
+    """
     shares = np.array(weights, float) / sum(weights) * PERIOD
     counts = np.floor(shares).astype(int)
     for number in np.argsort(counts - shares, kind="stable")[: PERIOD - counts.sum()]:

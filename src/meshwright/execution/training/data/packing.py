@@ -1,4 +1,4 @@
-"""Pack documents into rows of fixed length; only their lengths are needed."""
+"""Pack documents into rows of fixed length, from their lengths alone."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 from meshwright.execution.data.document import Dataset
 
 CHUNK = 4096
-"""Documents packed independently of others: no row has documents of two chunks, so all chunks are packed at once."""
+"""Number of pieces in a chunk. No row has pieces of two chunks, so all chunks are packed at once (vectorized)."""
 
 
 class Pieces(NamedTuple):
-    """Pieces to be packed into rows: documents, or parts of long ones.
+    """Pieces to be packed into rows: whole documents, and parts of documents that are longer than a row.
 
-    A piece of n slots has n input tokens from its start and the n following tokens as targets.
+    A piece of n slots has n consecutive tokens as inputs, and the tokens after each of them as targets.
 
     Args:
-        documents: document of each piece, int64 [pieces].
-        starts: first token of each piece in its document, int64 [pieces].
+        documents: number of each piece's document, int64 [pieces].
+        starts: index in its document of each piece's first token, int64 [pieces].
         slots: number of inputs of each piece, int32 [pieces].
-        loss_counts: number of its targets with loss, int32 [pieces]; None if all targets have loss.
-        long: number of documents split or cut.
-        lost: number of documents without loss after cutting.
+        loss_counts: number of targets with a loss of each piece, int32 [pieces]; None if all targets have a loss.
+        long: number of documents that were split or cut.
+        lost: number of documents left out because no target has a loss after cutting.
     """
 
     documents: np.ndarray
@@ -37,8 +37,10 @@ class Pieces(NamedTuple):
 def pieces(dataset: Dataset, documents: np.ndarray, seq_len: int) -> Pieces:
     """Divide documents into pieces of at most `seq_len` slots.
 
-    A longer document is split if all tokens of the dataset have loss. If not, it is cut, because a later piece would
+    A longer document is split if all tokens of the dataset have a loss. If not, it is cut, because a later piece would
     lack its prompt.
+
+    documents: numbers of the documents [n].
     """
     slots = np.asarray(dataset.offsets[documents + 1] - dataset.offsets[documents]) - 1
     is_long = slots > seq_len
@@ -64,9 +66,11 @@ def pieces(dataset: Dataset, documents: np.ndarray, seq_len: int) -> Pieces:
 
 
 def pack(slots: np.ndarray, seq_len: int) -> np.ndarray:
-    """Pack pieces greedily in order; return the number of each row's first piece, [rows + 1].
+    """Pack pieces into rows greedily, in order. Return the number of the first piece of each row, and of pieces.
 
-    slots: length of each piece, at most seq_len. Vectorized: each iteration finds one row in every chunk.
+    The result is [rows + 1]; the pieces of row i are those from entry i to entry i + 1.
+
+    slots: number of slots of each piece, at most seq_len.
     """
     count = len(slots)
     ends = np.cumsum(slots, dtype=np.int64)
@@ -77,7 +81,7 @@ def pack(slots: np.ndarray, seq_len: int) -> np.ndarray:
     begins[count] = True
     at = np.arange(0, count, CHUNK)
     limits = np.minimum(at + CHUNK, count)
-    while len(at):
+    while len(at):  # Each iteration finds one row in every chunk.
         begins[at] = True
         at = following[at]
         is_left = at < limits

@@ -17,25 +17,29 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.data.pairs import PairData, RunPairs
 
 REFERENCE_BATCH = "of_reference"
-"""Name of the batch entry for a reference that runs in the step: the same rows, sharded for the reference's mesh."""
+"""Name of the batch entry for a live reference model: the same rows, sharded over the reference's mesh."""
 
 
 class BatchPlacement(NamedTuple):
-    """Where the rows of a batch are stored: a mesh, its layout, and the order of tokens (None: as in the text)."""
+    """Where the rows of a batch are stored, and in which order of tokens."""
 
     mesh: Mesh
     layout: ShardingContext
-    order: np.ndarray | None
+    order: np.ndarray | None  # For each place in a row, the position of its token; None if tokens are in order.
 
     @classmethod
     def of(cls, mesh: Mesh, layout: ShardingContext, seq_len: int, strategy: Strategy) -> BatchPlacement:
-        """Return the placement of a step's batch."""
+        """Return the placement of batches on a mesh, with the order of tokens that the strategy uses there."""
         return cls(mesh, layout, token_order(seq_len, layout, strategy))
 
     def rows(self, tokens: np.ndarray, weights: np.ndarray) -> dict[str, Array]:
-        """Return `tokens`, `targets` and `weights` [b, s] of rows [b, s + 1], and `positions` if tokens are reordered.
+        """Return the arrays `tokens`, `targets` and `weights` [b, s], and `positions` if tokens are reordered.
 
         Each process creates the shards of its own devices.
+
+        Args:
+            tokens: the tokens of whole rows [b, s + 1], on every process.
+            weights: the weights of the targets [b, s].
         """
         arrays = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": weights}
         if self.order is not None:
@@ -46,7 +50,7 @@ class BatchPlacement(NamedTuple):
 
 
 def put_in_shards(array: np.ndarray, sharding: NamedSharding) -> Array:
-    """Shard an array that every process has whole."""
+    """Return an array with a sharding, from its whole value, which every process has."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
@@ -55,11 +59,12 @@ class PairBatches:
 
     Args:
         pairs: training and held-out pairs.
+        workload: the workload, with the number of pairs in a batch.
         policy: placement of the policy's rows.
-        reference: placement of the reference's rows; None if the reference ran before the first step.
-        log_probabilities: log-probabilities of all rows from that earlier run, [pairs, 2].
+        reference: placement of the rows of a live reference; None if the reference is precomputed.
+        log_probabilities: log-probabilities of all pairs under a precomputed reference, [pairs, 2]; None if it is live.
         seed: determines the order.
-        draws: whether a batch contains the random key of its step.
+        draws: whether a batch contains the PRNG key of its step.
     """
 
     def __init__(
@@ -84,14 +89,14 @@ class PairBatches:
         self._seed = seed if draws else None
 
     def row(self, step: int) -> dict[str, Any]:
-        """Return the data fields of a step's metrics: the epochs read after the step."""
+        """Return the data fields of a step's metrics: `epoch`, how often all pairs were read after the step."""
         return {"epoch": round((step + 1) * self._size / len(self._training), 6)}
 
     def close(self) -> None:
         """Do nothing: this class reads nothing in advance."""
 
     def items(self, step: int) -> dict[str, list[int]]:
-        """Return the numbers of a step's pairs, in batch order."""
+        """Return {"pairs": the numbers of the pairs in a step's batch, in batch order}."""
         return {"pairs": self._training[np.asarray(self._numbers[step])].tolist()}
 
     def __getitem__(self, step: int) -> Mapping[str, Any]:
@@ -111,11 +116,11 @@ class PairBatches:
         return len(self._held_out) // self._size
 
     def held_out(self, number: int) -> dict[str, Any]:
-        """Return a batch of held-out pairs, in order."""
+        """Return batch `number` of the held-out pairs, which are in order."""
         return self._of(self._held_out[number * self._size : (number + 1) * self._size])
 
     def _of(self, numbers: np.ndarray) -> dict[str, Any]:
-        """Return the batch of some pairs."""
+        """Return the batch of the pairs with these numbers."""
         tokens, weights = self._data.rows(numbers)
         batch: dict[str, Any] = self._policy.rows(tokens, weights)
         mesh, layout, _ = self._policy

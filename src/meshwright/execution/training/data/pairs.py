@@ -1,8 +1,8 @@
-"""Pairs of a chosen and a rejected answer, as rows of one length.
+"""Preference pairs: a prompt with a chosen and with a rejected answer, as two rows of one length.
 
 A prompt that leaves too little space for the answers is cut at its beginning, by the same number of tokens in both rows
-of the pair. A pair with an answer longer than a row is left out, because nobody has chosen a cut answer. Both cases are
-counted.
+of the pair. A pair with an answer longer than a row is left out, because the preference is not for a cut answer. Both
+cases are counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KINDS = {
     "prompt_cut": "prompts cut at their beginning",
     "answer_too_long": "pairs left out for an answer longer than a row",
 }
-"""Descriptions of the counts of cut and omitted pairs; bad records are counted apart."""
+"""{kind of cut or omitted pairs: its description}; bad records are counted separately."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,9 @@ class PairData:
     """Pairs of a run, memory-mapped.
 
     Args:
-        tokens: int32 [pairs, 2, s + 1], the chosen row of a pair, then the rejected one, padded with zeros.
-        has_loss: uint8 [pairs, 2, s], 1 if the next token belongs to the answer.
+        tokens: int32 [pairs, 2, s + 1]: the row with the chosen answer, then the row with the rejected one; padded with
+            zeros.
+        has_loss: uint8 [pairs, 2, s]: 1 if the next token belongs to the answer.
         counts: numbers of pairs cut, left out or bad, by kind.
     """
 
@@ -54,13 +55,16 @@ class PairData:
         return len(self.tokens)
 
     def rows(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return tokens int32 [b, s + 1] and weights float32 [b, s] of some pairs; both rows of a pair are adjacent."""
+        """Return the tokens int32 [b, s + 1] and weights float32 [b, s] of the pairs `numbers` [b / 2].
+
+        The two rows of a pair are adjacent.
+        """
         tokens, has_loss = (array[numbers].reshape(-1, array.shape[-1]) for array in (self.tokens, self.has_loss))
         return tokens, has_loss.astype(np.float32)
 
     @property
     def fingerprint(self) -> str:
-        """Checksum of all rows, which identifies data precomputed for them."""
+        """Checksum of all rows, by which precomputed log-probabilities are matched with their pairs."""
         checksum = hashlib.sha256(self.tokens.reshape(-1).data)
         checksum.update(self.has_loss.reshape(-1).data)
         return checksum.hexdigest()
@@ -74,15 +78,12 @@ class PairData:
 
 
 class RunPairs(NamedTuple):
-    """All preference pairs of a run, with the numbers of training pairs and of held-out pairs.
-
-    fingerprint: checksum of the pairs from the run's own sources, without other sources for evaluation.
-    """
+    """All preference pairs of a run."""
 
     data: PairData
-    training: np.ndarray
-    held_out: np.ndarray
-    fingerprint: str
+    training: np.ndarray  # Numbers of the training pairs.
+    held_out: np.ndarray  # Numbers of the held-out pairs.
+    fingerprint: str  # Checksum of the pairs from the run's own sources, without other sources for evaluation.
 
 
 def open_pairs(
@@ -90,10 +91,14 @@ def open_pairs(
 ) -> RunPairs:
     """Open the pairs of a run.
 
-    evaluated: other sources, whose pairs are all held out; if empty, the share given by `config` is held out.
+    Args:
+        config: the sources, and the share of their pairs to hold out.
+        evaluated: sources of which all pairs are held out; if there are any, the share in `config` is not used.
+        tokenizer: the tokenizer; None to read text as bytes.
+        workload: batch size, sequence length and vocabulary.
 
     Raises:
-        MeshwrightError: as `load_pairs`, or there are fewer training or held-out pairs than a batch has.
+        MeshwrightError: as in `load_pairs`, or there are fewer training or held-out pairs than a batch has.
     """
     sources, evaluated = ([config.find_path(name) for name in names] for names in (config.sources, evaluated))
     data = load_pairs(sources, tokenizer, workload, config.bad_data)
@@ -118,8 +123,13 @@ def load_pairs(
 ) -> PairData:
     """Load pairs from JSON Lines, Parquet, Arrow or token stores, as rows for a workload.
 
-    Records have `prompt`, `chosen` and `rejected`, as text or chat messages. Without a tokenizer, text is read as
-    bytes. rule: how to treat records that are not pairs.
+    Records have `prompt`, `chosen` and `rejected`, as text or chat messages.
+
+    Args:
+        sources: paths of files, folders or stores.
+        tokenizer: the tokenizer; None to read text as bytes.
+        workload: batch size, sequence length and vocabulary.
+        rule: how to treat records that are not pairs.
 
     Raises:
         MeshwrightError: there are no sources, a record is not a pair, a token is outside the vocabulary, or there are
@@ -141,10 +151,12 @@ def load_pairs(
 
 
 def _map_to_files(parts: Iterable[tuple[np.ndarray, np.ndarray]], seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """Write groups of pairs to files, and return all tokens [n, 2, s + 1] and loss [n, 2, s], memory-mapped.
+    """Write pairs to temporary files; return the tokens [n, 2, s + 1] and `has_loss` [n, 2, s] of all, memory-mapped.
 
     The files have no name and disappear with the process. They are in the cache directory, because /tmp may be in
     memory.
+
+    parts: arrays of the same form with any number of pairs.
     """
     directory, count = cache_directory(), 0
     try:
@@ -169,13 +181,13 @@ def _map_to_files(parts: Iterable[tuple[np.ndarray, np.ndarray]], seq_len: int) 
 
 
 def _rows(pair: Pair, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens [1, 2, s + 1] and loss weights [1, 2, s] of a pair, padded to `seq_len`."""
+    """Return the tokens [1, 2, s + 1] and `has_loss` [1, 2, s] of a pair, padded to rows of `seq_len` inputs."""
     tokens = np.stack([_padded(row.tokens, seq_len + 1) for row in pair])
     return tokens[None], np.stack([_padded(_loss(row)[1:], seq_len) for row in pair])[None]
 
 
 def _pairs(sources: Sequence[str], tokenizer: Tokenizer | None, vocab: int, bad: BadData) -> Iterator[Pair]:
-    """Yield the pairs of all sources, one source after another."""
+    """Yield the pairs of all sources, one source after another; bad records are added to `bad`."""
     for name in sources:
         source = find_source(name)
         if isinstance(source, FileSource):
@@ -188,7 +200,7 @@ def _pairs(sources: Sequence[str], tokenizer: Tokenizer | None, vocab: int, bad:
 
 
 def _of_files(source: FileSource, tokenizer: Tokenizer | None, vocab: int, bad: BadData) -> Iterator[Pair]:
-    """Yield the pairs of a source of files."""
+    """Yield the pairs in the files of a source; bad records are added to `bad`."""
     if source.kind == "text":
         raise MeshwrightError(f"{source.name} is text; objective='dpo' reads records with prompt, chosen and rejected")
     encoder = find_encoder(source, None, tokenizer, vocab=vocab, pairs=True)
@@ -203,7 +215,10 @@ def _of_files(source: FileSource, tokenizer: Tokenizer | None, vocab: int, bad: 
 
 
 def _fitting(pairs: Iterable[Pair], seq_len: int, counts: dict[str, int]) -> Iterator[Pair]:
-    """Yield the pairs that fit rows of seq_len + 1 tokens, and count pairs cut and left out in `counts`."""
+    """Yield the pairs that fit rows of seq_len + 1 tokens, some with a cut prompt.
+
+    Pairs with cut prompts, and pairs left out, are counted in `counts`, by the kinds of `KINDS`.
+    """
     for pair in pairs:
         if (over := max(len(row.tokens) for row in pair) - seq_len - 1) <= 0:
             yield pair
@@ -216,7 +231,7 @@ def _fitting(pairs: Iterable[Pair], seq_len: int, counts: dict[str, int]) -> Ite
 
 
 def _loss(row: Document) -> np.ndarray:
-    """Return whether each token of a row belongs to the answer, bool [n]; without loss marks, all but the first do."""
+    """Return whether each token of a row belongs to the answer, bool [n]. Without `loss`, all but the first do."""
     return np.arange(len(row.tokens)) > 0 if row.loss is None else row.loss
 
 

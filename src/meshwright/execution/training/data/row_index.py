@@ -1,10 +1,13 @@
-"""Index of the documents in each row: arrays in files, written in blocks and mapped, so memory use is constant.
+"""Index of the documents in each row, in a directory of files.
 
-documents, starts, slots      arrays of the pieces, in packing order (`packing.Pieces`)
+Arrays are written in blocks and memory-mapped, so that the memory needed does not grow with the data. A piece is a
+document, or a part of a long one (`packing.Pieces`). The files:
+
+documents, starts, slots      the fields of `packing.Pieces`, in the order in which pieces are packed
 row_starts                    int64 [rows + 1]: number of the first piece of each row
-tokens                        int64 [rows + 1]: number of tokens before each row
-losses                        int64 [rows + 1]: number of tokens with loss before each row; only if some have none
-index.json                    numbers of pieces, rows, documents split or cut, and documents that lost all loss
+tokens                        int64 [rows + 1]: number of inputs before each row
+losses                        int64 [rows + 1]: number of targets with a loss before each row; only if some have none
+index.json                    `pieces` and `rows`, their numbers; `long` and `lost`, as in `packing.Pieces`
 """
 
 from __future__ import annotations
@@ -21,14 +24,14 @@ from meshwright.execution.data.document import Dataset
 from meshwright.execution.training.data.packing import CHUNK, pack, pieces
 
 BLOCK = 8 * CHUNK
-"""Documents or pieces in memory at a time."""
+"""Number of documents or pieces in memory at a time."""
 
 _DTYPES = {"slots": np.int32, "loss_counts": np.int32}
-"""Dtypes of these files; all other files are int64."""
+"""{file: its dtype}; all other arrays are int64."""
 
 
 class RowIndex(NamedTuple):
-    """Memory-mapped arrays of an index. long, lost: counts over all documents, as in `packing.Pieces`."""
+    """The files of an index, described above, as memory-mapped arrays; `long` and `lost` as in `packing.Pieces`."""
 
     documents: np.ndarray
     starts: np.ndarray
@@ -54,13 +57,12 @@ def write_row_index(
     Args:
         directory: the directory.
         dataset: the dataset of the documents.
-        documents: numbers of the documents, in blocks.
-        seq_len: slots of a row.
-        is_packed: whether several documents share a row.
-        seed: determines the order of the pieces; None keeps the given order.
+        documents: arrays of the numbers of the documents.
+        is_packed: whether several documents may share a row.
+        seed: determines the order of the pieces; None keeps the order of the documents.
 
     Raises:
-        MeshwrightError: no document has loss.
+        MeshwrightError: no document has a target with a loss.
     """
     count = long = lost = 0
     names = ["documents", "starts", "slots", *(["loss_counts"] if dataset.loss_counts is not None else [])]
@@ -97,7 +99,7 @@ def read_row_index(directory: Path) -> RowIndex:
 
 
 def _shuffle(paths: Iterable[Path], count: int, seed: int) -> None:
-    """Shuffle the elements of several files, all in the same order."""
+    """Shuffle the `count` elements of each file, all files in the same order."""
     order_path = next(iter(paths)).with_name("order")
     order = np.asarray(np.memmap(order_path, np.int64, "w+", shape=(count,)))
     for start in range(0, count, BLOCK):
@@ -112,7 +114,10 @@ def _shuffle(paths: Iterable[Path], count: int, seed: int) -> None:
 
 
 def _write_rows(directory: Path, count: int, seq_len: int, *, is_packed: bool) -> int:
-    """Write the row starts and cumulative counts; return the number of rows."""
+    """Pack pieces into rows; write the files `row_starts`, `tokens` and `losses`. Return the number of rows.
+
+    count: number of pieces.
+    """
     slots = _map_file(directory / "slots", count)
     sums = {"tokens": slots}
     if (directory / "loss_counts").is_file():
@@ -140,5 +145,5 @@ def _append(path: Path, array: np.ndarray) -> None:
 
 
 def _map_file(path: Path, count: int) -> np.ndarray:
-    # A plain view: indexing an np.memmap makes an object for every element.
+    # A plain array over the same memory: indexing an np.memmap creates an object for every element.
     return np.asarray(np.memmap(path, _DTYPES.get(path.stem, np.int64), "r", shape=(count,)))

@@ -1,4 +1,4 @@
-"""The rows of batches: windows of text, packed documents or padded documents; each row is read by its number."""
+"""The rows of a source: windows of text, packed documents or padded documents; each row is read by its number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class Rows(Protocol):
-    """Rows by number.
+    """The rows of a source, by number from 0.
 
     Args:
         name: name of the source.
@@ -29,11 +29,11 @@ class Rows(Protocol):
     names: tuple[str, ...]
 
     def read(self, row: int) -> Arrays:
-        """Return the arrays of a row, each [seq_len]."""
+        """Return the arrays of a row by name, each [seq_len]."""
         ...
 
     def sizes(self, rows: np.ndarray) -> Sizes:
-        """Return the totals of some rows."""
+        """Return the totals of the rows with these numbers."""
         ...
 
 
@@ -41,9 +41,9 @@ class Sizes(NamedTuple):
     """Totals of some rows.
 
     Args:
-        documents: number of documents or pieces of them; None for windows.
-        tokens: number of tokens without padding.
-        loss_tokens: number of tokens with loss.
+        documents: number of documents or parts of documents; None for windows.
+        tokens: number of inputs without padding.
+        loss_tokens: number of targets with a loss.
     """
 
     documents: int | None
@@ -52,7 +52,13 @@ class Sizes(NamedTuple):
 
 
 class WindowRows:
-    """Windows of a text that overlap by one token: the last target of a window is the first input of the next."""
+    """Windows of a text that overlap by one token: the last target of a window is the first input of the next.
+
+    Args:
+        name: name of the source.
+        dataset: the source, whose documents are read as one text.
+        windows: for each row, the number of its window in the text.
+    """
 
     names: tuple[str, ...] = ("tokens", "targets")
 
@@ -74,13 +80,19 @@ class WindowRows:
         return {"tokens": window[:-1], "targets": window[1:]}
 
     def sizes(self, rows: np.ndarray) -> Sizes:
-        """Return the totals of some windows."""
+        """Return the totals of the rows with these numbers."""
         tokens = len(rows) * self._seq_len
         return Sizes(None, tokens, tokens)
 
 
 class DocumentRows:
-    """Documents in rows, each document a segment: several in a row if packed, else one with padding."""
+    """Rows of documents, each document a segment: several documents in a row if packed, else one with padding.
+
+    Args:
+        name: name of the source.
+        index: the documents in each row.
+        is_packed: whether several documents may share a row.
+    """
 
     names: tuple[str, ...] = ("tokens", "targets", "positions", "segments", "weights")
 
@@ -92,13 +104,14 @@ class DocumentRows:
 
     @property
     def fill(self) -> float:
-        """The fraction of tokens in the rows that are not padding."""
+        """The fraction of the rows' inputs that is not padding."""
         return float(self._index.tokens[-1]) / (self.count * self._seq_len)
 
     def read(self, row: int) -> Arrays:
-        """Return `tokens`, `targets`, `positions`, `segments` (0 for padding, else from 1) and `weights` (0 or 1).
+        """Return the arrays [seq_len] `tokens`, `targets`, `positions`, `segments` and `weights`.
 
-        Each array is [seq_len].
+        `segments` is the number of an input's document in the row, from 1, or 0 for padding. `weights` is 1 for a
+        target with a loss, else 0.
         """
         arrays, index = empty_row(self._seq_len), self._index
         at = 0
@@ -115,7 +128,7 @@ class DocumentRows:
         return arrays
 
     def sizes(self, rows: np.ndarray) -> Sizes:
-        """Return the totals of some rows."""
+        """Return the totals of the rows with these numbers."""
         documents, tokens, losses = (
             int((array[rows + 1] - array[rows]).sum())
             for array in (self._index.row_starts, self._index.tokens, self._index.losses)
@@ -124,11 +137,11 @@ class DocumentRows:
 
 
 def empty_row(seq_len: int) -> Arrays:
-    """Return a row of padding [seq_len]."""
+    """Return the arrays [seq_len] of a row of padding, by name."""
     row = {name: np.zeros(seq_len, np.int32) for name in ("tokens", "targets", "positions", "segments")}
     return row | {"weights": np.zeros(seq_len, np.float32)}
 
 
 def text_windows(dataset: Dataset, seq_len: int) -> int:
-    """Return the number of windows in a text."""
+    """Return the number of windows of `seq_len` inputs in a dataset read as one text."""
     return max(int(dataset.offsets[-1]) - 1, 0) // seq_len

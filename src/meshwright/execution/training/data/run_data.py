@@ -1,4 +1,4 @@
-"""Open the data of a run: the sources as rows for training and held-out rows."""
+"""Open the data of a run: the training rows and the held-out rows of each source."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RunData:
         training: the training rows of each source.
         held_out: the held-out rows of each source.
         weights: weights of the sources in a mixture; None if all rows are equally frequent.
-        bad: numbers of bad records by source and kind.
+        bad: {source: {kind of bad records: their number}}.
         fingerprint: a checksum of all documents and their order.
     """
 
@@ -52,11 +52,11 @@ class RunData:
 
 
 class _Opened(NamedTuple):
-    """An opened source. bad: numbers of bad records by kind."""
+    """An opened source."""
 
     name: str
     dataset: Dataset
-    bad: dict[str, int]
+    bad: dict[str, int]  # Number of bad records, by kind.
     fingerprint: str
 
 
@@ -74,7 +74,7 @@ def open_data(
         config: the sources.
         workload: batch size, sequence length and vocabulary.
         tokenizer: the tokenizer; None reads text as bytes.
-        seed: determines which documents are packed together.
+        seed: determines the order of documents, and so which are packed together.
         on_note: called with each line for the user.
 
     Raises:
@@ -110,7 +110,7 @@ def open_data(
 
 
 def default_rows(config: DataConfig) -> RowKind:
-    """Return the default kind of rows: windows if every source is text, else packed documents."""
+    """Return the kind of rows in the config, or its default: windows if every source is text, else packed documents."""
     if config.rows is not None:
         return config.rows
     sources = [config.find(path) for path, _ in parse_sources(config.sources)]
@@ -122,7 +122,7 @@ def default_rows(config: DataConfig) -> RowKind:
 
 
 def check_templates(config: DataConfig, evaluated: Sequence[str] = ()) -> None:
-    """Raise if a record template is for a source that the run does not read, or for a source without records.
+    """Raise a `MeshwrightError` if a record template is for a source that the run does not read, or without records.
 
     evaluated: other sources, which the run reads for evaluation.
     """
@@ -148,7 +148,7 @@ def _without_fields(source: FileSource | StoreSource) -> str:
 
 
 def _open_store(source: StoreSource, workload: Workload, tokenizer: Tokenizer | None) -> _Opened:
-    """Open a store made by `meshwright tokenize`; raise if its tokens are of another tokenizer."""
+    """Open a store that `meshwright tokenize` wrote; a `MeshwrightError` if its tokens are of another tokenizer."""
     store = open_store(source.directory)
     info = store.info
     if info.form == "pairs":
@@ -176,7 +176,7 @@ def _open_files(
     *,
     on_note: Note,
 ) -> _Opened:
-    """Open files: text read as bytes directly, anything else through a token store in the cache."""
+    """Open the files of a source: text that is read as bytes directly, all else through a token store in the cache."""
     if source.kind == "text" and tokenizer is None:
         checksum = check_text(source.files)
         return _Opened(source.name, TextBytes(source.files), {}, checksum)
@@ -192,12 +192,12 @@ def _open_files(
 
 
 def fingerprint(tokenizer: Tokenizer | None) -> str:
-    """Return the fingerprint of a tokenizer; None is the byte tokenizer."""
+    """Return the fingerprint of a tokenizer, or of the byte tokenizer for None."""
     return (tokenizer or byte_tokenizer()).fingerprint
 
 
 def _count(source: _Opened, seq_len: int, rows: RowKind) -> int:
-    """Return the number of windows or documents of a source, before splitting off the held-out part."""
+    """Return the number of windows or documents of a source, including the held-out ones."""
     if rows == "windows":
         if source.dataset.loss_counts is not None:
             raise MeshwrightError(
@@ -208,7 +208,11 @@ def _count(source: _Opened, seq_len: int, rows: RowKind) -> int:
 
 
 def _rows(source: _Opened, seq_len: int, part: HashSplit, rows: RowKind, seed: int | None) -> Rows:
-    """Return the rows of a part of a source's documents or windows."""
+    """Return the rows of a part of a source's documents or windows.
+
+    Args:
+        seed: determines the order of documents; None keeps theirs.
+    """
     sizes = source.dataset.offsets.tolist() if isinstance(source.dataset, TextBytes) else None
     key = repr((INDEX_FORMAT, source.fingerprint, sizes, seq_len, part, rows, seed))
     if rows == "windows":
@@ -227,11 +231,11 @@ def _rows(source: _Opened, seq_len: int, part: HashSplit, rows: RowKind, seed: i
 
 
 INDEX_FORMAT = 2
-"""Version of the row indices in the cache."""
+"""Version of the format of row indices in the cache."""
 
 
 def _tell(source: _Opened, rows: Rows, on_note: Note) -> None:
-    """Report omitted records and poorly filled rows."""
+    """Report to the user which records of a source are left out, split or cut, and rows with much padding."""
     if left_out := describe_bad(source.bad):
         on_note(f"{source.name}: left out {left_out}")
     for what, count in rows.notes.items():
@@ -246,11 +250,11 @@ def _tell(source: _Opened, rows: Rows, on_note: Note) -> None:
 
 
 MIN_FILL = 0.7
-"""A note is printed if packed rows are less full than this fraction."""
+"""A note is printed if a smaller fraction than this of the inputs of packed rows is not padding."""
 
 
 def _check_enough(data: RunData, sources: Sequence[_Opened], workload: Workload, rows: RowKind) -> None:
-    """Raise if there are fewer rows than a batch has."""
+    """Raise a `MeshwrightError` if there are fewer training rows than a batch has."""
     have = sum(one.count for one in data.training)
     if have >= workload.batch:
         return

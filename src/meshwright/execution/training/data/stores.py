@@ -1,4 +1,4 @@
-"""Convert the sources of a run to token stores; each is made once and kept in the cache."""
+"""Convert the sources of a run to token stores; each store is written once, into the cache."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ from meshwright.execution.training.data.config import DataConfig
 from meshwright.execution.training.data.text_files import standard_library
 
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Progress bar of a source by name and bytes, as a context manager that yields a callback for bytes done."""
+"""Shows the progress of a source.
+
+Called with the source's name and its bytes; returns a context manager that yields a function, which is called with the
+number of bytes done.
+"""
 
 
 def run_sources(config: DataConfig) -> list[FileSource | StoreSource]:
-    """Return the sources of a run. Several text files without weights are one source."""
+    """Return the sources of a run. Several sources that are all text and have no weights are joined to one source."""
     weighted = parse_sources(config.sources)
     sources = [config.find(path) for path, _ in weighted]
     if not sources:
@@ -34,10 +38,10 @@ def run_sources(config: DataConfig) -> list[FileSource | StoreSource]:
 
 
 def tokenize_sources(config: DataConfig, workload: Workload, tokenizer: Tokenizer | None, bar: Bar) -> None:
-    """Make the stores of a run's sources that are not in the cache yet, each with a progress bar.
+    """Write the token stores of a run's sources that are not in the cache yet, each with a progress bar.
 
     Raises:
-        MeshwrightError: as `open_data`, which makes the stores without a bar.
+        MeshwrightError: as in `open_data`, which writes missing stores without a bar.
     """
     for source in run_sources(config):
         if isinstance(source, FileSource) and not (source.kind == "text" and tokenizer is None):
@@ -47,7 +51,7 @@ def tokenize_sources(config: DataConfig, workload: Workload, tokenizer: Tokenize
 def cached_store(
     source: FileSource, config: DataConfig, workload: Workload, tokenizer: Tokenizer | None, bar: Bar
 ) -> tuple[Path, StoreInfo]:
-    """Return the directory of a source's token store in the cache, and its info; a machine makes each store once."""
+    """Return the directory in the cache of a source's token store, and its info; write the store if it is missing."""
     fields = None if source.kind == "text" else config.template(source.name)
     encoder = find_encoder(source, fields, tokenizer, vocab=workload.config.vocab)
     what = Tokenizing(source, encoder, config.bad_data, "bytes" if tokenizer is None else "the run's tokenizer")

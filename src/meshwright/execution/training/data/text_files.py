@@ -16,9 +16,9 @@ from meshwright.execution.data.document import Document
 
 
 class TextBytes:
-    """Files as a `Dataset`: each file is a document, with a newline between files.
+    """Text files as a `Dataset`: each file is a document whose tokens are its bytes, with a newline between files.
 
-    Files are read, not mapped: reading a mapped file that was truncated meanwhile ends the process (SIGBUS).
+    Files are not memory-mapped: reading a mapped file that was truncated meanwhile ends the process (SIGBUS).
     """
 
     loss_counts = None
@@ -30,10 +30,10 @@ class TextBytes:
         self.offsets = np.concatenate([[0], np.cumsum(sizes + (np.arange(len(files)) < len(files) - 1))])
 
     def read(self, document: int, start: int = 0, stop: int | None = None) -> Document:
-        """Return bytes `start` to `stop` of a file, with the newline after it.
+        """Return bytes `start` to `stop` of file number `document`; the newline after the file counts as its last byte.
 
         Raises:
-            MeshwrightError: the file cannot be read, or was changed since it was opened.
+            MeshwrightError: the file cannot be read, or has changed since this object was created.
         """
         length = int(self.offsets[document + 1] - self.offsets[document])
         stop = length if stop is None else min(stop, length)
@@ -62,7 +62,7 @@ def _stat(path: Path) -> tuple[int, int]:
 
 
 def standard_library() -> list[Path]:
-    """Return the top-level modules of the standard library: about 10 MB of Python on every machine."""
+    """Return the files of the top-level modules of Python's standard library, about 10 MB."""
     return sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
 
 

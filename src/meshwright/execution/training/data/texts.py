@@ -13,10 +13,10 @@ BYTES = 256
 
 
 def read_texts(paths: Sequence[str]) -> dict[str, bytes]:
-    """Return the UTF-8 text of each file by its path; a folder means all `.txt`, `.md` and `.py` files in it.
+    """Return {path of a file: its UTF-8 text}. A folder in `paths` means all `.txt`, `.md` and `.py` files in it.
 
     Raises:
-        MeshwrightError: there is no text.
+        MeshwrightError: a file cannot be read or is not text, or there is no text.
     """
     texts = {str(file): _read_text(file) for path in paths for file in _text_files(Path(path))}
     if not any(texts.values()):
@@ -27,7 +27,7 @@ def read_texts(paths: Sequence[str]) -> dict[str, bytes]:
 
 
 def _read_text(file: Path) -> bytes:
-    """Return the bytes of a text file; raise if it is in another format, not UTF-8, or binary."""
+    """Return the bytes of a text file; a `MeshwrightError` if it is in another format, not UTF-8, or binary."""
     if file.suffix in NOT_TEXT:
         raise MeshwrightError(
             f"{file} is not plain text ({NOT_TEXT[file.suffix]}); --data reads text as it is: take its text out first"
@@ -61,11 +61,11 @@ NOT_TEXT = {
     ".zst": "compressed",
     ".zip": "compressed",
 }
-"""Formats, by file suffix, that contain text together with markup that the model would learn too."""
+"""{file suffix: its format} for files that have text together with markup, which the model would learn too."""
 
 
 def _text_files(path: Path) -> list[Path]:
-    """Return the file itself, or the text files in a folder, sorted by path."""
+    """Return the text files in a folder, sorted by path; for the path of a file, this file."""
     if path.is_dir():
         return sorted(file for file in path.rglob("*") if file.suffix in (".txt", ".md", ".py") and file.is_file())
     if not path.is_file():

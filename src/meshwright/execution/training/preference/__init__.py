@@ -1,1 +1,1 @@
-"""Preference tuning: losses of pairs of answers, and the frozen reference model for comparison."""
+"""Preference tuning: losses of pairs of a chosen and a rejected answer, and the frozen reference model."""

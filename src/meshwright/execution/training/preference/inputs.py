@@ -1,8 +1,9 @@
-"""The reference model of a run, live or precomputed, and its files in the run directory.
+"""The inputs of a run on preference pairs: its batches, and the log-probabilities of its reference model.
 
-`reference/` has the parameters of a live reference, in the compute dtype, as a checkpoint for any mesh; or
+A live reference runs in each step; a precomputed one runs before the first step. The folder `reference/` of the run
+directory has the parameters of a live reference, in the compute dtype, as a checkpoint for any mesh; or
 `log_probabilities.npz` of a precomputed one. So a run can resume even if its initial weights are gone or changed. The
-live reference of a policy with adapters is its own frozen parameters; nothing is stored.
+live reference of a policy with adapters is the policy's own frozen parameters; nothing is stored for it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from jax import Array
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding
 
-from meshwright.description.step.parameter_tree import is_adapter, leaves
+from meshwright.description.step.parameter_tree import drop_paths, is_adapter, leaves
 from meshwright.description.step.reference import ReferencePass, reference_pass, shares_base
 from meshwright.description.step.rules import rules_of
 from meshwright.description.step.trained import BaseFormat
@@ -41,7 +42,6 @@ from meshwright.execution.training.preference.reference import (
 from meshwright.execution.training.run_directory.checkpoint import Checkpoints, Note
 from meshwright.execution.training.run_directory.run import RunConfig
 from meshwright.execution.training.step import State, first_parameters
-from meshwright.execution.training.trainable import drop_paths
 from meshwright.execution.training.watch.evaluation import HeldOutPairs
 from meshwright.support.files import write_file
 
@@ -57,12 +57,17 @@ def pair_inputs(
     on_note: Note,
     on_bytes: Callable[[int], None],
 ) -> StepInputs:
-    """Return the inputs of a run on preference pairs from step `start`, with their reference.
+    """Return the inputs of a run on preference pairs from step `start`: pairs, and their reference log-probabilities.
 
-    The reference is the initial policy; a resumed run reads it from its directory.
+    The reference model is the initial policy. A resumed run reads what its directory has of it: the parameters of a
+    live reference, or the log-probabilities of a precomputed one.
+
+    Args:
+        mesh: the devices of the policy.
+        on_bytes: called with the number of bytes of each part of weights that is read.
 
     Raises:
-        MeshwrightError: the stored reference is gone, damaged, or was computed for other pairs.
+        MeshwrightError: these files are gone or damaged, or the log-probabilities are of other pairs.
     """
     layout, seq_len = ShardingContext(config.mesh, rules_of(config.strategy)), config.workload.seq_len
     policy = BatchPlacement.of(mesh, layout, seq_len, config.strategy)
@@ -72,7 +77,7 @@ def pair_inputs(
     counts = {"pairs": len(pairs.training), "epochs": round(epochs, 6)} | data.counts
     if words := data.describe():
         on_note(words)
-    # A precomputed reference is computed like a live one, on the policy's mesh.
+    # A precomputed reference runs like a live one, on the policy's mesh.
     own = reference_pass(replace(config.workload, reference="live"), config.mesh, config.strategy)
     assert own is not None
     if config.workload.reference == "precomputed":
@@ -98,7 +103,7 @@ def pair_inputs(
         return text | {"reference": jax.device_put(made, rows)}
 
     def keep() -> None:
-        # The base weights of adapters are read or initialised again on resume, and checked (`run_directory.frozen`).
+        # With adapters, the base weights are read or initialised again on resume, and checked (`run_directory.frozen`).
         if not has_adapters:
             with jax.set_mesh(there):
                 _save(directory, config, to_saved(params, own, there))
@@ -112,14 +117,14 @@ def pair_inputs(
 
 
 def _without_adapters(params: Any) -> Any:
-    """Return the base parameters of a model with adapters, as the same arrays."""
+    """Return the parameters of a model without its adapters; the arrays are not copied."""
     return drop_paths(params, [path for path, _ in leaves(params) if is_adapter(path)])
 
 
 def _compiled(own: ReferencePass, mesh: Mesh, base: BaseFormat | None = None) -> Callable[..., Array]:
-    """Return the reference's forward pass, compiled for its mesh.
+    """Return the reference's forward pass, compiled for its mesh: (params, batch) -> log-probability [b] of each row.
 
-    base: the format of the policy's quantised weights, which it reads.
+    base: the format of the policy's quantised weights, if the reference reads these.
     """
     with jax.set_mesh(mesh):
         return reference_step(own).lower(abstract_reference(own, mesh, base=base), text_batch(own, mesh)).compile()
@@ -128,7 +133,7 @@ def _compiled(own: ReferencePass, mesh: Mesh, base: BaseFormat | None = None) ->
 def _first(config: RunConfig, own: ReferencePass, mesh: Mesh, on_bytes: Callable[[int], None]) -> Any:
     """Return the policy's initial parameters, on the reference's mesh in the compute dtype.
 
-    They are first rounded to the policy's own dtype, so that both models start with the same numbers.
+    They are first rounded to the policy's parameter dtype, so that both models start with the same values.
     """
     weights, layout = config.weights, ShardingContext(own.mesh, rules_of(own.strategy))
     wanted, dtype = abstract_reference(own, mesh, is_saved=True), DTYPES[config.workload.param_dtype]
@@ -142,7 +147,7 @@ def _first(config: RunConfig, own: ReferencePass, mesh: Mesh, on_bytes: Callable
 
 
 def _save(directory: Path, config: RunConfig, params: Any) -> None:
-    """Write the parameters of a live reference, if they are not written yet."""
+    """Write the parameters of a live reference into the run directory, if they are not there yet."""
     with Checkpoints(directory / FOLDER) as checkpoints:
         if checkpoints.latest is None:
             checkpoints.save(0, {"params": params}, {"config": config.to_json()})
@@ -150,7 +155,7 @@ def _save(directory: Path, config: RunConfig, params: Any) -> None:
 
 
 def _restored(directory: Path, own: ReferencePass, mesh: Mesh) -> Any:
-    """Read the stored parameters of a run's reference, on any mesh."""
+    """Return the parameters of a run's live reference from the run directory, on any mesh."""
     checkpoints = Checkpoints(directory / FOLDER)
     if checkpoints.whole(lambda line: None) is None:
         raise MeshwrightError(
@@ -164,14 +169,17 @@ def _restored(directory: Path, own: ReferencePass, mesh: Mesh) -> Any:
 def _log_probabilities(
     config: RunConfig, own: ReferencePass, mesh: Mesh, data: PairData, on_bytes: Callable[[int], None]
 ) -> np.ndarray:
-    """Return the reference's log-probabilities of all rows, [pairs, 2]; its parameters are freed afterwards."""
+    """Return the log-probabilities of all pairs' answers under the reference, [pairs, 2]: chosen, rejected.
+
+    The reference's parameters are freed afterwards.
+    """
     size, run = own.workload.batch, _compiled(own, mesh)
     params = _first(config, own, mesh, on_bytes)
     layout = ShardingContext(own.mesh, rules_of(own.strategy))
     place = BatchPlacement.of(mesh, layout, own.workload.seq_len, own.strategy)
     batches: list[np.ndarray] = []
     for at in range(0, len(data), size):
-        # The last batch is filled up with the first pairs.
+        # The last batch is completed with the first pairs.
         numbers = np.arange(at, at + size) % len(data)
         tokens, weights = data.rows(numbers)
         with jax.set_mesh(mesh):
@@ -180,7 +188,7 @@ def _log_probabilities(
 
 
 def _write(directory: Path, log_probabilities: np.ndarray, data: PairData) -> None:
-    """Store the reference's log-probabilities and the fingerprint of the pairs, if they are not stored yet."""
+    """Write the log-probabilities and the fingerprint of their pairs into the run directory, if not there yet."""
     if jax.process_index() or (directory / FOLDER / FILE).is_file():
         return
     out = io.BytesIO()
@@ -190,7 +198,7 @@ def _write(directory: Path, log_probabilities: np.ndarray, data: PairData) -> No
 
 
 def _read(directory: Path, data: PairData) -> np.ndarray:
-    """Read the precomputed log-probabilities of the reference."""
+    """Return the precomputed log-probabilities [pairs, 2]; a `MeshwrightError` if they are gone or of other pairs."""
     path = directory / FOLDER / FILE
     try:
         with np.load(path) as kept:

@@ -1,4 +1,4 @@
-"""Losses of pairs of a chosen and a rejected answer, from their log-probabilities under policy and reference.
+"""Losses of pairs of a chosen and a rejected answer, from their log-probabilities under the policy and the reference.
 
 DPO (arXiv:2305.18290, equation 7), conservative DPO for noisy labels (Mitchell 2023, ericmitchell.ai/cdpo.pdf), and IPO
 (arXiv:2310.12036, equation 17).
@@ -31,8 +31,8 @@ class Preference:
 
     Args:
         loss: `dpo`, or `ipo`, which pulls the margin to 1 / (2 beta) instead of letting it grow without bound.
-        beta: strength with which the policy is kept near the reference.
-        label_smoothing: for `dpo`, the assumed share of pairs whose labels are swapped.
+        beta: strength with which the policy is kept near the reference model.
+        label_smoothing: for `dpo`, the assumed share of pairs whose chosen and rejected answers are swapped.
     """
 
     loss: Literal["dpo", "ipo"] = "dpo"
@@ -52,20 +52,20 @@ class Preference:
 
 
 SETTINGS = ("beta", "label_smoothing", "preference_loss")
-"""Names of the run's settings that set the fields of `Preference` (`training.settings`)."""
+"""Names of the run's settings that set the fields of `Preference`."""
 
 
 OF_TEXT = {
     "fields": "pairs are records with prompt, chosen and rejected",
     "rows": "each answer of a pair is a padded row",
 }
-"""Settings that do not apply to preference pairs, and the reason."""
+"""{setting that does not apply to preference pairs: the reason}."""
 
 
 def check_preference_options(said: Collection[str], workload: Workload) -> None:
-    """Raise if pair options are given for a text workload, or text options for pairs.
+    """Raise a `MeshwrightError` if options of preference pairs are given for a text workload, or the reverse.
 
-    said: names of the settings that were given.
+    said: names of the settings that the user gave.
     """
     if workload.objective == "dpo" and (idle := [name for name in OF_TEXT if name in said]):
         raise MeshwrightError(f"{idle[0]} is not for objective='dpo': {OF_TEXT[idle[0]]}; leave --{idle[0]} out")
@@ -78,10 +78,10 @@ DPO = Preference()
 
 
 class PairParts(NamedTuple):
-    """Measurements of a pair loss: means over pairs, in the order of `MEANS`, and the expert load, if any."""
+    """Measurements of a batch of preference pairs."""
 
-    means: Array
-    load: ExpertLoad | None = None
+    means: Array  # [7], means over the pairs, in the order of `MEANS`.
+    load: ExpertLoad | None = None  # None for a model without experts.
 
     @property
     def metrics(self) -> dict[str, Array]:
@@ -101,9 +101,9 @@ MEANS = (
 )
 """Names of the means over a step's pairs.
 
-The reward of an answer is beta times its log-probability under the policy minus that under the reference (equation 5
-without its constant). The margin is the chosen answer's reward minus the rejected one's; the accuracy is the share of
-pairs with a margin above 0.
+The reward of an answer is beta times the difference of its log-probabilities under the policy and under the reference
+(equation 5 without its constant). The margin is the chosen answer's reward minus the rejected one's; the accuracy is
+the share of pairs with a margin above 0. Log-probabilities are those under the policy.
 """
 
 assert len(MEANS) == PAIR_MEANS
@@ -118,10 +118,12 @@ def pair_loss(
     preference: Preference,
     **how: Any,
 ) -> tuple[Array, PairParts]:
-    """Return the mean loss of a batch of pairs, including the MoE balancing loss, with its measurements.
+    """Return the mean loss of a batch of preference pairs, with the MoE balancing loss, and its measurements.
 
-    batch: as for `models.decoder.log_probabilities_and_load`, and `reference` [b], the log-probability of each row
-    under the reference. how: further arguments of that function.
+    Args:
+        batch: as for `models.decoder.log_probabilities_and_load`, and `reference` [b], the log-probability of each row
+            under the reference.
+        how: other arguments of `log_probabilities_and_load`.
     """
     text = {name: array for name, array in batch.items() if name != "reference"}
     policy, load = log_probabilities_and_load(params, text, model, layout, **how)
@@ -134,18 +136,22 @@ def pair_loss(
 
 
 def pair_means(policy: Array, reference: Array, preference: Preference, layout: ShardingContext) -> Array:
-    """Return the means [7] over pairs named by `MEANS`, from log-probabilities [b] under the policy and the reference.
+    """Return the means over pairs that `MEANS` names, [7], from log-probabilities [b] under policy and reference.
 
     Rows alternate: the chosen answer of a pair, then its rejected one. The first mean is the loss. The reference's
     log-probabilities get no gradient.
     """
     reference = jax.lax.stop_gradient(reference)
     # Stacked, so that all means share one sum over devices.
-    return jnp.mean(jnp.stack(_of_pairs(_in_pairs(policy, layout), _in_pairs(reference, layout), preference)), axis=1)
+    values = _pair_values(_in_pairs(policy, layout), _in_pairs(reference, layout), preference)
+    return jnp.mean(jnp.stack(values), axis=1)
 
 
-def _of_pairs(policy: Array, reference: Array, preference: Preference) -> list[Array]:
-    """Return the values named by `MEANS` for each pair, each [p]; policy, reference: log-probabilities [p, 2]."""
+def _pair_values(policy: Array, reference: Array, preference: Preference) -> list[Array]:
+    """Return, in the order of `MEANS`, an array [p] of the value of each pair.
+
+    policy, reference: log-probabilities [p, 2] of the chosen and the rejected answer.
+    """
     ratios = policy - reference
     rewards = preference.beta * ratios
     margins = rewards[:, 0] - rewards[:, 1]

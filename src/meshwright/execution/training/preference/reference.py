@@ -1,4 +1,4 @@
-"""The frozen reference model of preference tuning: its forward pass, on its own mesh, and its parameters."""
+"""The frozen reference model of preference tuning: its forward pass, on a mesh of its own, and its parameters."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from meshwright.mesh import MeshShape
 def reference_step(own: ReferencePass) -> Callable[..., Array]:
     """Return the jitted forward pass of the reference: (params, batch) -> log-probability [b] of each row.
 
-    params: as from `abstract_reference`. batch: `tokens`, `targets` and `weights` [b, s], and `positions` if the mesh
-    reorders tokens. Call under `jax.set_mesh`.
+    `params` are those of `abstract_reference`. `batch` has `tokens`, `targets` and `weights` [b, s], and `positions` if
+    the mesh reorders tokens. Call under `jax.set_mesh`.
     """
     layout, count = ShardingContext(own.mesh, rules_of(own.strategy)), own.strategy.num_microbatches
 
@@ -56,7 +56,7 @@ def reference_step(own: ReferencePass) -> Callable[..., Array]:
 
 
 def _in_rows(parts: Array, layout: ShardingContext) -> Array:
-    """Join the results of microbatches [m, b / m] in batch order, [b]."""
+    """Return the results of m microbatches [m, b / m] as one array [b], in the order of the batch."""
     count, size = parts.shape
     split = layout.spec("batch")[0]
     pairs = jax.lax.reshape(parts, (count, size // 2, 2), out_sharding=P(None, split, None))
@@ -68,9 +68,12 @@ def abstract_reference(
 ) -> Any:
     """Return the parameters of a reference as shapes, dtypes and shardings: sharded weights in the compute dtype.
 
-    Norm scales and biases, which are used in float32, have the policy's dtype, so that a reference computes the same as
-    a policy with its parameters. is_saved: return them as stored in files, without padding. base: the format of the
-    policy's quantised weights, which the reference reads.
+    Norm scales and biases, which are used in float32, have the policy's parameter dtype, so that a reference computes
+    the same as a policy with equal parameters.
+
+    Args:
+        is_saved: return the parameters as they are stored in files, without padding.
+        base: the format of the policy's quantised weights, if the reference reads these; else None.
     """
     layout, read = ShardingContext(own.mesh, rules_of(own.strategy)), own.workload
     if is_saved:
@@ -89,7 +92,7 @@ def abstract_reference(
 
 
 def to_reference(params: Any, own: ReferencePass, mesh: Mesh) -> Any:
-    """Convert parameters as stored in files to those of `abstract_reference`. Call under `jax.set_mesh`."""
+    """Convert parameters from the form of files to that of `abstract_reference`. Call under `jax.set_mesh`."""
     layout, model = ShardingContext(own.mesh, rules_of(own.strategy)), own.workload.config
     if in_order(layout, model, own.strategy) == layout:
         return params
@@ -98,7 +101,7 @@ def to_reference(params: Any, own: ReferencePass, mesh: Mesh) -> Any:
 
 
 def to_saved(params: Any, own: ReferencePass, mesh: Mesh) -> Any:
-    """Undo `to_reference`."""
+    """Convert parameters of `abstract_reference` to the form of files: the inverse of `to_reference`."""
     layout, model = ShardingContext(own.mesh, rules_of(own.strategy)), own.workload.config
     if in_order(layout, model, own.strategy) == layout:
         return params
@@ -109,7 +112,7 @@ def to_saved(params: Any, own: ReferencePass, mesh: Mesh) -> Any:
 def lower_reference_step(mesh: Mesh, *, workload: dict[str, Any], strategy: dict[str, Any]) -> jax.stages.Lowered:
     """Lower the forward pass of the reference for its mesh, whose devices need not be present.
 
-    `workload` and `strategy` are the policy's, in the format of `dataclasses.asdict`; the mesh is the reference's.
+    `workload` and `strategy` are the policy's, as `dataclasses.asdict` writes them; the mesh is the reference's.
 
     Raises:
         MeshwrightError: the step runs no reference model.
@@ -125,7 +128,7 @@ def lower_reference_step(mesh: Mesh, *, workload: dict[str, Any], strategy: dict
 
 
 def text_batch(own: ReferencePass, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the batch of a reference as shapes, dtypes and shardings."""
+    """Return the arrays of the reference's batch, {name: shape, dtype and sharding}; see `reference_step`."""
     layout = ShardingContext(own.mesh, rules_of(own.strategy))
     batch = abstract_batch(own.workload, layout, mesh, own.strategy)
     return {name: batch[name] for name in ("tokens", "targets", "weights", "positions") if name in batch}

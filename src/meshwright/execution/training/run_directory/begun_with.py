@@ -1,4 +1,4 @@
-"""Check that a run belongs to the model or plan of a command, if one command both starts and resumes a run."""
+"""Check that a run was started with the model or plan of a command, if one command both starts and resumes a run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ from meshwright.planning.plan import Plan, is_plan_file
 
 
 def check_begun_with(what: PlanLike, said: Mapping[str, Any], before: RunConfig, directory: Path) -> dict[str, Any]:
-    """Raise if a run was started with another model or other weights than `what` and the options `said`.
+    """Raise a `MeshwrightError` if a run was started with another model or other weights than those of a command.
 
-    Returns the remaining options, including those of a plan, which are still to be compared with the run's.
+    Args:
+        what: the model or plan of the command.
+        said: the options of the command, by name.
+        before: the config of the run.
+
+    Returns:
+        The options that the caller must still compare with the run's: the rest of `said`, and those of a plan.
     """
     said = dict(said)
     source = find_pretrained(what, said.pop("weights", None), from_scratch=said.pop("from_scratch", False))
@@ -32,7 +38,7 @@ def check_begun_with(what: PlanLike, said: Mapping[str, Any], before: RunConfig,
                 f"{name} is {now or 'none'}; {directory} was begun with {then or 'none'}, and only a new run can have"
                 " another"
             )
-    if said.get("remat") == "auto":  # The run keeps what the planner chose when it started.
+    if said.get("remat") == "auto":  # The run keeps the remat policy that the planner chose when it started.
         del said["remat"]
     if isinstance(what, Plan) or (isinstance(what, (str, Path)) and is_plan_file(what)):
         plan = plan_to_run(what, {})
@@ -56,7 +62,7 @@ def check_begun_with(what: PlanLike, said: Mapping[str, Any], before: RunConfig,
 
 
 def _of_workload(workload: Workload) -> dict[str, Any]:
-    """Return the options that a workload determines."""
+    """Return the options that a workload determines, by name."""
     return {
         "batch": workload.batch,
         "seq_len": workload.seq_len,

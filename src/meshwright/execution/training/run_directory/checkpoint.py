@@ -42,19 +42,23 @@ if TYPE_CHECKING:
     import orbax.checkpoint as ocp
 
 Note = Callable[[str], None]
-"""Called with a line for the user."""
+"""Function that is called with a line for the user."""
 
 PARTIAL = ".partial"
-"""Suffix of directories that are not yet checkpoints, or are being deleted."""
+"""Suffix of the name of a directory that is not yet a checkpoint, or is being deleted."""
 
 _POLL_SECONDS, _MOST_SECONDS = 0.05, 1200.0
-"""Interval and limit of the first process's wait for the other processes' checksums; Orbax has the same limit."""
+"""How often the first process looks for the other processes' checksums, and for how long (the same as in Orbax)."""
 
 
 class Checkpoints:
-    """The checkpoints of a run directory; nothing is written before the first is saved.
+    """The checkpoints of a run directory. All processes of a run call the same methods in the same order.
 
-    All processes of a run call the same methods in the same order.
+    A context manager, which waits for pending writes on exit. A checkpoint's number is the number of steps taken.
+
+    Args:
+        directory: the run directory; nothing is written into it before the first checkpoint is saved.
+        saving: which checkpoints are kept.
     """
 
     def __init__(self, directory: Path, saving: Saving | None = None) -> None:
@@ -87,20 +91,22 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """The steps of all existing checkpoints, including damaged ones."""
+        """The numbers of all checkpoints, ascending, including damaged ones."""
         if not self._directory.is_dir():
             return []
         return sorted(int(path.name) for path in self._directory.iterdir() if path.name.isdigit())
 
     @property
     def latest(self) -> int | None:
-        """Number of steps taken at the last checkpoint; None if there is none."""
+        """The number of the last checkpoint; None if there is none."""
         return max(self.steps, default=None)
 
     def save(self, step: int, state: State, about: Mapping[str, Any]) -> None:
-        """Copy the state after `step` steps off the devices and begin to write it, with plain data by name (`about`).
+        """Copy the state after `step` steps from the devices to the host, and begin to write it.
 
-        Training can continue at once. The copy becomes a checkpoint after `commit`, when all files are written.
+        Training can continue at once. After `commit`, the files become a checkpoint as soon as all are written.
+
+        about: plain data to write with the state, by name.
         """
         import orbax.checkpoint as ocp
 
@@ -122,12 +128,12 @@ class Checkpoints:
             raise self._write_error(error) from None
 
     def commit(self) -> None:
-        """Let the files written since `save` become a checkpoint; called once the metrics of its steps are written."""
+        """Let the files of the last `save` become a checkpoint. Call it after the metrics of its steps are written."""
         self._finishing = threading.Thread(target=self._finish)
         self._finishing.start()
 
     def _finish(self) -> None:
-        """Wait until all processes have written their shards, add the checksums, and give the directory its name."""
+        """Wait until all processes have written their shards, add checksums, and rename the partial directory."""
         partial, parts = self._path(self._step, PARTIAL), jax.process_count()
         try:
             assert self._writer is not None
@@ -148,7 +154,7 @@ class Checkpoints:
             self._failure = error
 
     def _delete_old(self) -> None:
-        """Delete checkpoints that are no longer kept."""
+        """Delete the checkpoints that `saving` does not keep."""
         for step in {*self.steps} - self._saving.kept(self.steps):
             # Renamed first, so that a partly deleted checkpoint does not look like a damaged one.
             shutil.rmtree(self._path(step).rename(self._path(step, PARTIAL)), ignore_errors=True)
@@ -161,11 +167,15 @@ class Checkpoints:
                     shutil.rmtree(path, ignore_errors=True)
 
     def check(self) -> float | None:
-        """Return the seconds spent writing a checkpoint completed since the last call, else None; raise on failure."""
+        """Return the seconds from `save` to the end of a write that ended since the last call; None if none did.
+
+        Raises:
+            MeshwrightError: the write failed.
+        """
         return None if self._finishing is None or self._finishing.is_alive() else self.wait()
 
     def wait(self) -> float | None:
-        """Wait for pending writes, then return like `check`."""
+        """Wait for a pending write, then return the same as `check`."""
         if self._finishing is None:
             return None
         self._finishing.join()
@@ -176,7 +186,7 @@ class Checkpoints:
         return self._seconds
 
     def _write_error(self, error: Exception) -> MeshwrightError:
-        """Return the error for a checkpoint that could not be written, and delete its files."""
+        """Delete the files of a checkpoint that could not be written. Return the error to raise."""
         with suppress(OSError):
             self.clean()
         if isinstance(error, MeshwrightError):
@@ -191,15 +201,19 @@ class Checkpoints:
         return MeshwrightError(f"{what}: {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}")
 
     def whole(self, on_note: Note, *, parts: tuple[str, ...] = ()) -> int | None:
-        """Return the step of the last checkpoint that is complete on all processes; None if there is no checkpoint.
+        """Return the number of the last checkpoint that is not damaged, as all processes find it; None if none exists.
 
-        Damaged checkpoints are skipped with a note; raises if all are damaged. parts: parts of the state that must be
-        complete; all by default.
+        Args:
+            on_note: called with a line for each damaged checkpoint.
+            parts: parts of the state that must be undamaged; all by default.
+
+        Raises:
+            MeshwrightError: there are checkpoints, and all are damaged.
         """
-        # Files are read twice: here for their checksums, then by Orbax, from the page cache where they fit.
-        # Checksums of the restored arrays would not do: they miss damage in files that a restore does not need, and
-        # arrays are cast, or only some parts are read. All processes must also agree on a whole checkpoint before any
-        # of them restores it, because Orbax's barriers wait for all.
+        # Files are read twice: here for their checksums, then by Orbax, from the page cache if they fit. Checksums of
+        # the restored arrays would miss damage in files that a restore does not read, and arrays may be cast. All
+        # processes must also agree on a checkpoint before any of them restores it, because Orbax's barriers wait for
+        # all.
         damaged: list[str] = []
         folders = (*parts, "config") if parts else ()
         for step in reversed(self.steps):
@@ -218,9 +232,9 @@ class Checkpoints:
         return None
 
     def restore(self, step: int, abstract: State, *, source: Mapping[str, str] | None = None) -> State:
-        """Read the state after `step` steps, with the parts, shapes, dtypes and shardings of `abstract`.
+        """Return the state of checkpoint `step`, with the parts, shapes, dtypes and shardings of `abstract`.
 
-        Other dtypes are cast while reading. source: for a part stored under another name, that name.
+        Other dtypes are cast while reading. source: {part of `abstract`: its name in the checkpoint, if another}.
 
         Raises:
             MeshwrightError: the checkpoint cannot be read, or has other parts or shapes.
@@ -244,12 +258,12 @@ class Checkpoints:
         return self.about(step, "config") or {}
 
     def about(self, step: int, name: str) -> dict[str, Any] | None:
-        """Return plain data saved with a state; None if the checkpoint has none of this name."""
+        """Return the plain data of this name in a checkpoint (see `save`); None if it has none."""
         path = self._path(step) / name / "metadata"
         return json.loads(path.read_bytes()) if path.is_file() else None
 
     def set_aside(self, step: int, why: str) -> Path:
-        """Rename a checkpoint so that it no longer counts as one; return its new path."""
+        """Rename a checkpoint to STEP.`why`, so that it no longer counts as one. Return its new path."""
         path = self._path(step)
         name = f"{step}.{why}"
         while (to := path.with_name(name)).exists():
@@ -257,7 +271,7 @@ class Checkpoints:
         return path.rename(to)
 
     def set_aside_nan(self, step: int) -> None:
-        """Rename the checkpoint of a state whose next step is NaN, if there is one, so that a resume takes another."""
+        """Rename checkpoint `step`, if it exists, because the step after it gave NaN; a resume takes an earlier one."""
         self.wait()
         if jax.process_index() == 0 and step in self.steps:
             self.set_aside(step, "nan")
@@ -267,7 +281,13 @@ class Checkpoints:
 
 
 def check_free(directory: Path, state: State, *, what: str) -> None:
-    """Raise if a directory's disk has less free space than the bytes of a state (abstract arrays are enough)."""
+    """Raise a `TemporaryError` if the disk of a directory has less free space than the bytes of a state.
+
+    Args:
+        directory: the directory, which may not exist yet.
+        state: the state; its arrays may be abstract.
+        what: what needs the space, for the error.
+    """
     needed = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     while not directory.exists():
         directory = directory.parent
@@ -279,7 +299,7 @@ def check_free(directory: Path, state: State, *, what: str) -> None:
 
 
 def _flush_directory(directory: Path) -> None:
-    """Make the names in a directory survive a power failure, if its file system supports it."""
+    """Write the names in a directory to disk, so that they survive a power failure, if its file system supports it."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -291,7 +311,7 @@ def _flush_directory(directory: Path) -> None:
 
 
 def _ignore_closed_loops() -> None:
-    """Keep TensorStore's threads from printing tracebacks after a failed write, when their event loop is closed."""
+    """Suppress the tracebacks that TensorStore's threads print after a failed write, once their loop is closed."""
     before = sys.unraisablehook
     if getattr(before, "ignores_closed_loops", False):
         return

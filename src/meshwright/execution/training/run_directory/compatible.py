@@ -1,4 +1,4 @@
-"""Compare a checkpoint with the run that resumes it; every difference is reported, and is an error unless allowed."""
+"""Compare a checkpoint with the run that resumes from it. Each difference is an error, or a note if it is allowed."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ ALLOWED = ("data", "dtype", "optimizer", "tokenizer")
 """Kinds of differences that `--allow` accepts. A different model is always an error."""
 
 OF_KIND = {"param_dtype": "dtype", "moment_dtype": "dtype", "master_weights": "dtype", "optimizer": "optimizer"}
-"""Options that determine the arrays of a checkpoint but may differ if their kind of difference is allowed."""
+"""{option that determines the arrays of a checkpoint: the kind of difference with which `--allow` accepts a new value}.
+
+Other options that determine the arrays can never change.
+"""
 
 _NOTED = (
     "workload.batch", "workload.seq_len", "workload.compute_dtype", "workload.objective", "workload.z_loss", "seed",
     "data.", "optimizer.", "preference.", "strategy.dropout", "strategy.gradient_dtype", "strategy.matmul_dtype",
     "strategy.on_bad_step",
 )  # fmt: skip
-"""Config fields that do not affect arrays, but change how the run continues."""
+"""Prefixes of the paths of config fields that do not affect arrays, but change how the run continues."""
 
 
 class Difference(NamedTuple):
-    """A config field or checksum that differs: its value `now` in the run and `then` in its checkpoint."""
+    """A config field or checksum whose value in the run differs from that in its checkpoint."""
 
-    kind: str
-    name: str
-    now: Any
-    then: Any
+    kind: str  # One of `ALLOWED`, or "model".
+    name: str  # Path of the field, or "the data", "the tokenizer".
+    now: Any  # Its value in the run.
+    then: Any  # Its value in the checkpoint.
 
     def __str__(self) -> str:
         if self.kind in ("data", "tokenizer"):
@@ -38,7 +41,7 @@ class Difference(NamedTuple):
 
 
 def read_allowed(text: str | Collection[str] | None) -> frozenset[str]:
-    """Read the allowed kinds of differences, from a text such as `optimizer,data` or a collection of names.
+    """Return the allowed kinds of differences, from a text such as `optimizer,data` or a collection of names.
 
     Raises:
         MeshwrightError: a name is unknown.
@@ -51,7 +54,10 @@ def read_allowed(text: str | Collection[str] | None) -> frozenset[str]:
 
 
 def config_differences(config: RunConfig, checkpoint: Mapping[str, Any]) -> list[Difference]:
-    """Return the differences in fields that determine the arrays of a checkpoint or their meaning."""
+    """Return the differences in config fields that determine the arrays of a checkpoint or their meaning.
+
+    checkpoint: the config in the checkpoint, as plain data.
+    """
     before, after = (_arrays_of(each.to_json()) for each in (config_from_data(checkpoint), config))
     return [
         Difference(OF_KIND.get(path.rpartition(".")[2], "model"), path, after.get(path), before.get(path))
@@ -61,7 +67,7 @@ def config_differences(config: RunConfig, checkpoint: Mapping[str, Any]) -> list
 
 
 def other_settings(config: RunConfig, checkpoint: Mapping[str, Any]) -> list[str]:
-    """Return a line for each setting that differs from the run that wrote the checkpoint."""
+    """Return a line for each other setting whose value in the checkpoint's config differs."""
     before, after = (_flat(each.to_json(), "") for each in (config_from_data(checkpoint), config))
     return [
         f"{path} is {now!r}, and was {before.get(path)!r} when the checkpoint was written"
@@ -71,7 +77,11 @@ def other_settings(config: RunConfig, checkpoint: Mapping[str, Any]) -> list[str
 
 
 def identity_differences(identity: Mapping[str, str], checkpoint: Mapping[str, str] | None) -> list[Difference]:
-    """Return the differences of tokenizer and data by checksum; a missing checksum does not count."""
+    """Return the differences between checksums of data and tokenizer.
+
+    identity, checkpoint: {"data" or "tokenizer": checksum}, of the run and of the checkpoint, in which a checksum may
+    be missing.
+    """
     return [
         Difference(name, f"the {name}", now[:12], then[:12])
         for name, now in identity.items()
@@ -80,7 +90,10 @@ def identity_differences(identity: Mapping[str, str], checkpoint: Mapping[str, s
 
 
 def check_allowed(differences: Collection[Difference], allowed: Collection[str], where: str) -> list[str]:
-    """Return a line for each allowed difference; raise one error that lists all others."""
+    """Return a line for each allowed difference; raise one `MeshwrightError` that lists all others.
+
+    where: the beginning of the error's message.
+    """
     refused = [each for each in differences if each.kind not in allowed]
     if refused:
         kinds = sorted({each.kind for each in refused})
@@ -93,14 +106,14 @@ def check_allowed(differences: Collection[Difference], allowed: Collection[str],
 
 
 def _arrays_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config fields that determine the arrays of a checkpoint and their meaning, by path."""
+    """Return {path: value} of the config fields that determine the arrays of a checkpoint or their meaning."""
     found = _flat(config["workload"]["model"], "workload.model.")
     found |= {f"workload.{name}": config["workload"][name] for name in ("param_dtype", "frozen")}
     return found | {f"strategy.{name}": config["strategy"][name] for name in OF_KIND if name in config["strategy"]}
 
 
 def _flat(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the leaves of nested mappings by path."""
+    """Return {path: value} of the leaves of nested mappings."""
     found: dict[str, Any] = {}
     for name, value in data.items():
         found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}

@@ -1,7 +1,7 @@
 """Frozen parameters of a run: on resume they are read or initialised again, and compared by fingerprints.
 
-They never change, so checkpoints do not contain them: they come from the run's Hugging Face directory, or from its
-seed. A checkpoint has a fingerprint of each, so that a run never continues with different ones.
+Frozen parameters never change, so checkpoints do not contain them: they come from the run's Hugging Face directory, or
+from its seed. A checkpoint has a fingerprint of each one, so that a run never continues with different ones.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshwright.description.step.parameter_tree import leaves, map_leaves
+from meshwright.description.step.parameter_tree import drop_paths, leaves, map_leaves, merge_trees
 from meshwright.description.step.strategy import Strategy
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.quantised.weights import is_quantised
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.run_directory.run import RunConfig
 from meshwright.execution.training.step import State, first_parameters
-from meshwright.execution.training.trainable import drop_paths, merge_trees
 
 
 def saved_parts(config: RunConfig, state: State) -> State:
-    """Return the parts of a state that a checkpoint stores; frozen parameters become their fingerprints, `frozen`."""
+    """Return the parts of a state that a checkpoint stores: without frozen parameters, with their fingerprints.
+
+    The fingerprints are the part `frozen`.
+    """
     if not (frozen := config.workload.frozen_paths):
         return state
     trained = drop_paths(state["params"], frozen)
@@ -34,7 +36,7 @@ def saved_parts(config: RunConfig, state: State) -> State:
 
 
 def abstract_parts(config: RunConfig, wanted: State, mesh: Mesh) -> State:
-    """Return the result of `saved_parts` for an abstract state, as shapes, dtypes and shardings."""
+    """Return what `saved_parts` returns for a state, as shapes, dtypes and shardings. wanted: the abstract state."""
     if not (frozen := config.workload.frozen_paths):
         return wanted
     trained = drop_paths(wanted["params"], frozen)
@@ -51,7 +53,12 @@ def with_frozen(
     strategy: Strategy,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> State:
-    """Add the frozen parameters, read or initialised again, to a restored state; layers are in model order.
+    """Return a restored state with its frozen parameters, which are read or initialised again.
+
+    Args:
+        found: the parts of the state from a checkpoint, with layers in model order.
+        strategy: the strategy, which determines the sharding of layers in model order.
+        on_bytes: called with the number of bytes of each part of weights that is read.
 
     Raises:
         MeshwrightError: the parameters differ from those with which the run started.
@@ -86,7 +93,7 @@ def paths_of(tree: Any) -> frozenset[str]:
 
 @jax.jit
 def fingerprints(params: Any) -> Any:
-    """Return a uint32 for each array that identifies its contents: a sum of hashes of its elements' bits and positions.
+    """Return, for each array, a uint32 that identifies its contents: a sum of hashes of each element and its index.
 
     Integer sums do not depend on their order, so the fingerprint is the same on every mesh.
     """

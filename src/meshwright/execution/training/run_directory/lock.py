@@ -16,15 +16,18 @@ from meshwright.execution.training.run_directory.checkpoint import Note
 from meshwright.support.files import check_new_directory, write_error
 
 BEAT_SECONDS, WATCH_SECONDS = 5.0, 30.0
-"""Interval at which a process touches its lock, and how long another waits to see that (NFS shows it 3 s late)."""
+"""How often a process touches its lock file, and how long another one waits for that (NFS shows it 3 s late)."""
 
 
 class RunLock:
-    """Lock file of a run directory, with the process id and host; held while a process trains. Creates the directory.
+    """The lock of a run directory, held from construction to `release`: a file with the process id and the host name.
 
-    The lock of a process that ended without releasing it is taken over, with a note. The operating system's lock
-    (flock) decides, so a reused process id is harmless. On file systems without such locks, or with locks per host
+    The lock of a process that ended without releasing it is taken over, with a note. The operating system's lock of the
+    file (flock) decides, so a reused process id is harmless. On file systems without such locks, or with locks per host
     only, the holder shows that it is alive by touching the file.
+
+    Args:
+        directory: the run directory, which is created if it does not exist.
 
     Raises:
         TemporaryError: another process trains in the directory.
@@ -60,7 +63,7 @@ class RunLock:
                 os.utime(self._path)
 
     def _open(self) -> int:
-        """Open the lock file, lock it, and return its descriptor; raise if another process trains."""
+        """Open and lock the lock file. Return its descriptor; a `TemporaryError` if another process trains."""
         while True:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
             self._descriptor = descriptor
@@ -83,7 +86,7 @@ class RunLock:
             os.close(descriptor)
 
     def _read(self) -> tuple[int, str] | None:
-        """Return the process id and host in the file; None if the file is empty or damaged."""
+        """Return the process id and the host name in the file; None if the file is empty or damaged."""
         try:
             data = json.loads(os.pread(self._descriptor, 1000, 0))
             return int(data["process"]), str(data["machine"])
@@ -91,19 +94,19 @@ class RunLock:
             return None
 
     def _holder(self) -> str:
-        """Describe the process that wrote the lock; empty if none did."""
+        """Return a description of the process that wrote the file; empty if the file is empty."""
         if (found := self._read()) is None:
             return ""
         process, machine = found
         return f"process {process}" + ("" if machine == socket.gethostname() else f" on {machine}")
 
     def _is_here(self) -> bool:
-        """Whether a process of this machine wrote the lock, or no process has written it yet."""
+        """Whether a process of this machine wrote the file, or the file is empty."""
         found = self._read()
         return found is None or found[1] == socket.gethostname()
 
     def _is_touched(self) -> bool:
-        """Whether the lock's holder touches it within `WATCH_SECONDS`, which shows that it is alive."""
+        """Wait up to `WATCH_SECONDS`; return whether the holder touches the file, which shows that it is alive."""
         if self._read() is None:
             return False
         before, until = os.stat(self._path).st_mtime_ns, time.monotonic() + WATCH_SECONDS
@@ -119,7 +122,7 @@ class RunLock:
         return False
 
     def release(self) -> None:
-        """Delete the lock, and the directories created for it if they are empty."""
+        """Delete the lock file, and the directories created for it if they are empty."""
         with self._releasing:  # If a signal ends the process, another thread calls this.
             if self._is_released:
                 return

@@ -29,7 +29,10 @@ _HEAD = "# What began this run, for `meshwright train --config`; what is not her
 
 
 def resolved_yaml(config: RunConfig) -> str | None:
-    """Return the text of the file; None if no options describe the run: an object as model, or a plan changed since."""
+    """Return the text of the file.
+
+    None if no options describe the run: its model was given as an object, or its plan file has changed since.
+    """
     if config.source is None:
         return None
     if is_plan_file(config.source):
@@ -48,11 +51,11 @@ def resolved_yaml(config: RunConfig) -> str | None:
 
 
 _OTHERWISE = ("on", "batch_tokens", "hardware", "memory_headroom")
-"""Workload options that are written elsewhere or are equivalent to another option."""
+"""Workload options that `resolved_yaml` writes in another place, or that another option replaces."""
 
 
 def _of_run(config: RunConfig) -> Iterator[tuple[str, Any]]:
-    """Yield the strategy options and settings of a run that differ from their defaults."""
+    """Yield (name, value) of the strategy options and settings of a run that differ from their defaults."""
     for name in STRATEGY_OPTIONS:
         value = getattr(config.strategy, name)
         # These defaults are chosen for a chip or a batch, so they are always written.
@@ -76,13 +79,13 @@ def _of_run(config: RunConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value for YAML, in the form in which a user would type it."""
+    """Return a value in the form in which a user writes it in YAML."""
     if isinstance(value, tuple):
         return list(value)
     return str(value) if isinstance(value, MeshShape) else value
 
 
 def write_resolved(directory: Path, config: RunConfig) -> None:
-    """Write `resolved.yaml` into a run directory."""
+    """Write `resolved.yaml` into a run directory, if options describe the run."""
     if (text := resolved_yaml(config)) is not None:
         write_file(directory / FILE, text)

@@ -1,4 +1,4 @@
-"""Start and resume a run: its last complete checkpoint, the state there, and the files it leaves when it stops."""
+"""Start and resume a run: find its last complete checkpoint, restore the state, report what a stopped run left."""
 
 from __future__ import annotations
 
@@ -58,9 +58,13 @@ def is_first_process() -> bool:
 def last_step(
     config: RunConfig, directory: Path, checkpoints: Checkpoints, on_note: Note, *, allow: Collection[str] = ()
 ) -> int:
-    """Return the step of the last complete checkpoint, 0 if there is none; raise if its config differs.
+    """Return the step of the last complete checkpoint, 0 if there is none.
 
-    allow: kinds of differences to accept (`compatible.ALLOWED`).
+    Args:
+        allow: kinds of differences to accept (`compatible.ALLOWED`).
+
+    Raises:
+        MeshwrightError: the config in the checkpoint differs, and the difference is not allowed.
     """
 
     def check(start: int) -> list[str]:
@@ -86,11 +90,11 @@ def last_checkpoint(
     *,
     more: str,
 ) -> int:
-    """Return the step of the last complete checkpoint (0 if there is none), with a note on how the run continues.
+    """Return the step of the last complete checkpoint, 0 if there is none. Notes say how the run continues.
 
     Args:
         steps: the total number of steps of the run.
-        check: raises if the run cannot continue from a checkpoint; returns further notes.
+        check: raises if the run cannot continue from the checkpoint of this step; returns lines for the user.
         more: the advice for continuing a finished run, a format string that takes the number of steps.
     """
     recorded: list[int] = []
@@ -124,7 +128,14 @@ def check_identity(
     *,
     allow: Collection[str],
 ) -> None:
-    """Raise if the data or tokenizer differ from the checkpoint's and the difference is not allowed."""
+    """Raise a `MeshwrightError` if the data or tokenizer differ from the checkpoint's and that is not allowed.
+
+    Args:
+        identity: the run's checksums, {"data" or "tokenizer": checksum}.
+        start: the step of the checkpoint; 0 for none.
+        on_note: called with a line for each allowed difference.
+        allow: kinds of differences to accept (`compatible.ALLOWED`).
+    """
     if start:
         differences = identity_differences(identity, checkpoints.about(start, "identity"))
         for line in check_allowed(differences, allow, f"{directory} cannot continue from checkpoint {start}"):
@@ -132,9 +143,9 @@ def check_identity(
 
 
 def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: int, first: Row, on_note: Note) -> None:
-    """Write the files of a run after its first step, and rename damaged checkpoints of later steps.
+    """Write the files of a run after the first step of this process, and rename damaged checkpoints of later steps.
 
-    first: the row of that step.
+    first: the row of this step.
     """
     if not is_first_process():
         return
@@ -146,7 +157,7 @@ def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: i
 def begin_directory(
     config: DataclassInstance, directory: Path, checkpoints: Checkpoints, start: int, first: Row, on_note: Note
 ) -> None:
-    """Write the files of any run after its first step, as `begin` does; the first process calls it."""
+    """Do the part of `begin` that applies to runs of `meshwright.fit` too. Only the first process calls it."""
     note_restart(directory, read_metrics(directory), start, first)
     begin_run(directory, config, start)
     keep_bad_steps(directory, start)
@@ -157,7 +168,7 @@ def begin_directory(
 
 
 def end_failed_start(directory: Path, start: int) -> None:
-    """Delete the files of a new run that failed before its first step."""
+    """Delete the files of a new run that failed in its first step, without a checkpoint."""
     if not is_first_process() or start or Checkpoints(directory).steps or len(read_metrics(directory)) > 1:
         return
     for name in ("config.json", "metrics.jsonl", "resolved.yaml"):
@@ -167,13 +178,16 @@ def end_failed_start(directory: Path, start: int) -> None:
 
 
 def what_is_left(config: RunConfig, directory: Path, how: str = "--resume") -> str:
-    """Return a description of what a stopped run has left on disk, and of the command that continues it."""
+    """Return a text for errors: the last checkpoint of a stopped run, and the command that continues from it.
+
+    how: the options of the command.
+    """
     hint = "" if config.saving.every else " (--save-every N, or a time as 30m, writes some on the way)"
     return describe_left(directory, f"`meshwright train {shlex.quote(str(directory))} {how}`", hint)
 
 
 def describe_left(directory: Path, how: str, hint: str) -> str:
-    """Return a description of the last checkpoint that a stopped run has left on disk.
+    """Return a text for errors: the last checkpoint of a stopped run, and how to continue from it.
 
     Args:
         how: the command or call that continues the run.
@@ -188,13 +202,14 @@ def describe_left(directory: Path, how: str, hint: str) -> str:
 def stopped_run_errors(
     directory: Path, start: int, interruption: Interruption, left: Callable[[bool], str]
 ) -> Iterator[None]:
-    """Context that converts errors of a started run to RunStoppedErrors, which name its last checkpoint.
+    """Inside the context, errors of a started run become RunStoppedErrors, which name its last checkpoint.
 
     A MeshwrightError before the first step is not converted.
 
     Args:
         start: steps taken before the run was started or resumed.
-        left: describes what the run has left on disk; its argument is whether it ended because of NaN.
+        interruption: tells whether the first step was taken.
+        left: returns a text on the last checkpoint; its argument is whether the run ended because of NaN.
     """
     try:
         yield
@@ -219,7 +234,7 @@ def first_state(
     start: int,
     on_bytes: Callable[[int], None],
 ) -> State:
-    """Return the state after `start` steps: the initial state, or a checkpoint's."""
+    """Return the state after `start` steps: the initial state for 0, else that of the checkpoint."""
     if start == 0:
         weights = Path(config.weights) if config.weights else None
         return initial_state(
@@ -240,10 +255,11 @@ def first_state(
 def _restored(
     config: RunConfig, kept: State, layout: ShardingContext, mesh: Mesh, checkpoints: Checkpoints, start: int
 ) -> State:
-    """Read the parts of a state from a checkpoint, as `kept`, also for other dtypes or another optimizer.
+    """Return the state of a checkpoint, with the arrays of the abstract state `kept`, but without frozen parameters.
 
-    Float32 copies and parameters in a narrower dtype are read from each other. Moments of another optimizer are not
-    read: the new optimizer starts with its own, at the current point of the learning-rate schedule.
+    Dtypes and the optimizer may differ from the checkpoint's. If only one of the two has float32 copies of parameters,
+    parameters are read from the copies, or copies from the parameters. Moments of another optimizer are not read: the
+    new optimizer starts with initial moments, at the current point of the learning-rate schedule.
     """
     before = config_from_data(checkpoints.config(start))
     wanted, source = abstract_parts(config, kept, mesh), {}
@@ -273,7 +289,10 @@ def _restored(
 
 
 def order_of_checkpoints(config: RunConfig, layout: ShardingContext, mesh: Mesh) -> Callable[[State], State]:
-    """Return a function that converts a training state to checkpoint layout: layers in model order, for any mesh."""
+    """Return a function that converts a training state to that of a checkpoint: layers in model order, no padding.
+
+    Frozen parameters are replaced by their fingerprints (`frozen.saved_parts`).
+    """
     if (saved := _saved_layout(config, layout)) == layout:
         return partial(saved_parts, config)
     wanted = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
@@ -282,5 +301,5 @@ def order_of_checkpoints(config: RunConfig, layout: ShardingContext, mesh: Mesh)
 
 
 def _saved_layout(config: RunConfig, layout: ShardingContext) -> ShardingContext:
-    """Return the layout of a state while it is written and read, with layers in model order."""
+    """Return the sharding context in which a state is written to a checkpoint and read, with layers in model order."""
     return in_order(layout, config.workload.config, config.strategy)

@@ -1,4 +1,4 @@
-"""Resume a run: which settings may change, a report of changes, the learning-rate schedule, and reading parameters."""
+"""Resume a run: its config with changed settings, and a line for each change; read the parameters of a run."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ from meshwright.execution.training.settings import as_texts, get_setting, with_s
 from meshwright.execution.training.slots import in_order, move_to_stage_layout
 from meshwright.execution.training.update.optimizer import check_optimizer_options
 from meshwright.mesh import MeshShape
+from meshwright.options.given import given
 from meshwright.options.keywords import TrainOptions
 from meshwright.options.training import SETTINGS
-from meshwright.options.values import Count, given, read_count, read_mesh, read_system
+from meshwright.options.values import Count, read_count, read_mesh, read_system
 from meshwright.planning.library import PlanLike
 from meshwright.planning.options import LORA_OPTIONS, STRATEGY_OPTIONS, read_adapters, read_names, read_strategy
 
@@ -59,10 +60,14 @@ def resumed_run(
 ) -> tuple[RunConfig, list[str]]:
     """Return the config of a resumed run, and a line for each changed setting.
 
-    Steps, hardware, mesh and settings with `resume` "free" can always change. Other changes are errors unless `change`
-    is true; settings that checkpoints depend on never change. A repeated value is not a change.
+    Steps, hardware, mesh and the settings whose `resume` is "free" can always change. Other changes are errors unless
+    `change` is true; settings that checkpoints depend on never change, except as `allow` says. An option with the run's
+    own value is not a change.
 
     Args:
+        steps: total number of steps; None for the run's own.
+        change: whether settings may change.
+        options: the options of the command, by name.
         what: the model or plan with which the run must have been started; None to skip this check.
         allow: kinds of checkpoint differences to accept (`compatible.ALLOWED`).
     """
@@ -122,7 +127,15 @@ def _change(
     is_allowed: bool,
     allow: Collection[str],
 ) -> list[str]:
-    """Return a line for each changed setting; raise one error that lists all changes that are not allowed."""
+    """Return a line for each changed setting; raise one `MeshwrightError` that lists all changes that are not allowed.
+
+    Args:
+        said: the options of the command, by name.
+        before: the config of the run.
+        num_devices: number of devices of the resumed run.
+        is_allowed: whether settings that checkpoints do not depend on may change.
+        allow: kinds of checkpoint differences to accept (`compatible.ALLOWED`).
+    """
     after, lines, refused = _with(said, before, num_devices), [], []
     for name in said:
         old, new = option_value(name, before), option_value(name, after)
@@ -147,7 +160,7 @@ def _change(
 
 
 def option_value(name: str, config: RunConfig) -> Any:
-    """Return the value of an option in a config."""
+    """Return the value in a config of the option called `name`."""
     if name in SETTINGS:
         return get_setting(config, name)
     workload = config.workload
@@ -166,7 +179,7 @@ def option_value(name: str, config: RunConfig) -> Any:
 
 
 def _with(said: Mapping[str, Any], before: RunConfig, num_devices: int) -> RunConfig:
-    """Return a config with the given options replaced."""
+    """Return a config with the values of the options `said`."""
     workload = _workload(said, before.workload)
     strategy = {name: value for name, value in said.items() if name in STRATEGY_OPTIONS}
     fields = read_strategy(strategy, num_devices)
@@ -177,7 +190,7 @@ def _with(said: Mapping[str, Any], before: RunConfig, num_devices: int) -> RunCo
 
 
 def _workload(said: Mapping[str, Any], before: Workload) -> Workload:
-    """Return a workload with the given options replaced."""
+    """Return a workload with the values of the options `said`."""
     if "batch" in said and "batch_tokens" in said:
         raise MeshwrightError("--batch and --batch-tokens say the same thing; leave one out")
     counts = {
@@ -213,9 +226,10 @@ def _workload(said: Mapping[str, Any], before: Workload) -> Workload:
 
 
 def _with_end(config: RunConfig, directory: Path, steps: int | None) -> tuple[RunConfig, list[str]]:
-    """Return the config with a new number of steps; the schedule is stretched if it would end before them.
+    """Return the config with a new number of steps, and lines on its effect on the learning-rate schedule.
 
-    Without that, all later steps would run at the schedule's final rate, by default a tenth of the peak.
+    If the schedule would end before these steps, it is stretched. Otherwise all steps after its end would run at its
+    final rate, by default a tenth of the peak.
     """
     taken = Checkpoints(directory).latest or 0
     if steps is None or steps == config.steps or steps <= taken:
@@ -239,10 +253,13 @@ def _with_end(config: RunConfig, directory: Path, steps: int | None) -> tuple[Ru
 def restore_params(
     directory: Path, config: RunConfig, mesh_shape: MeshShape, mesh: Mesh, on_note: Note, *, dtype: Dtype
 ) -> Any:
-    """Read the parameters of the last complete checkpoint of a run, on a mesh, in a dtype.
+    """Return the parameters of the last complete checkpoint of a run, for inference on a mesh without stages.
 
     Adapters are merged into their weights. Frozen parameters are read or initialised as in the run. Call under
-    `jax.set_mesh`, on a mesh without stages. Raises an error if there is no checkpoint, or if it is of another model.
+    `jax.set_mesh`.
+
+    Raises:
+        MeshwrightError: the run has no checkpoint, or it is of another model.
     """
     checkpoints, step = _last_checkpoint(directory, config, on_note)
     model, layout = config.workload.config, ShardingContext(mesh_shape)
@@ -264,10 +281,7 @@ def restore_params(
 
 
 def restore_adapters(directory: Path, config: RunConfig, mesh: Mesh, on_note: Note) -> Any:
-    """Read the adapters of the last complete checkpoint of a run, in float32.
-
-    Call under `jax.set_mesh`.
-    """
+    """Return the adapters of the last complete checkpoint of a run, in float32. Call under `jax.set_mesh`."""
     checkpoints, step = _last_checkpoint(directory, config, on_note)
     layout, model = ShardingContext(MeshShape()), config.workload.config
     wanted: Any = {"params": abstract(parameters(model), mesh, layout, "f32")}
@@ -276,7 +290,11 @@ def restore_adapters(directory: Path, config: RunConfig, mesh: Mesh, on_note: No
 
 
 def _last_checkpoint(directory: Path, config: RunConfig, on_note: Note) -> tuple[Checkpoints, int]:
-    """Return a run's checkpoints and the last complete step; raise if there is none or its model differs."""
+    """Return a run's checkpoints and the step of the last complete one.
+
+    Raises:
+        MeshwrightError: there is none, or it is of another model.
+    """
     checkpoints = Checkpoints(directory)
     if (step := checkpoints.whole(on_note, parts=("params", "frozen"))) is None:
         resume = f"meshwright train {shlex.quote(str(directory))} --resume"

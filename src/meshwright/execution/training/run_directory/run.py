@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Row = dict[str, Any]
-"""Measurements of one step, a line of `metrics.jsonl`."""
+"""Measurements of one step, by name: an object in `metrics.jsonl`."""
 
 
 class RunStoppedError(MeshwrightError):
-    """A run that had started cannot continue; the message has the reason and what is left on disk.
+    """A run that had started cannot continue. The message has the reason and the last checkpoint.
 
-    signal: the signal that stopped it after a checkpoint; None for another reason.
+    signal: the signal that stopped the run after a checkpoint; None for another reason.
     """
 
     def __init__(self, line: str, signal: int | None = None) -> None:
@@ -56,7 +56,7 @@ MAX_SEED = 2**32 - 1
 
 
 def check_seed(seed: int) -> None:
-    """Raise if a value is not a valid seed."""
+    """Raise a `MeshwrightError` if a value is not a valid seed."""
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
         raise MeshwrightError(f"seed is {seed!r}; it is a whole number from 0 to {MAX_SEED}")
 
@@ -79,9 +79,9 @@ class RunConfig:
     """The loss of preference pairs, for the objective `dpo`."""
     strategy: Strategy = DEFAULT
     hardware_file: str | None = None
-    """TOML file that describes the chip; None for a chip of the project's own files."""
+    """TOML file that describes the chip; None for a chip that meshwright knows."""
     memory_headroom: float | None = None
-    """Share of memory that the plan keeps free for the error of its prediction."""
+    """Fraction added to the predicted memory peak before it is compared with a device's memory; None for none."""
     adapter: str | None = None
     """PEFT directory of the initial adapters; None if adapters are initialised randomly or there are none."""
     weights: str | None = None
@@ -110,7 +110,7 @@ class RunConfig:
 
     @property
     def draws(self) -> bool:
-        """Whether a step needs random numbers: for dropout in layers or of the adapters' inputs."""
+        """Whether a step needs random numbers: for dropout in layers or at the inputs of adapters."""
         return self.strategy.dropout > 0 or self.workload.lora_dropout > 0
 
     def to_json(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class RunConfig:
 
 
 def begin_run(directory: Path, config: DataclassInstance, start: int) -> None:
-    """Write the config of a run that starts at step `start`, and drop the metrics of later steps.
+    """Write the config of a run that starts after `start` steps, and remove the metrics of later steps.
 
     config: a `RunConfig`, or the config of a run of `meshwright.fit`.
     """
@@ -129,7 +129,7 @@ def begin_run(directory: Path, config: DataclassInstance, start: int) -> None:
 
 
 def read_config(directory: Path) -> RunConfig:
-    """Read the config of a run; raise if the directory has none."""
+    """Read the config of a run; a `MeshwrightError` if the directory has none, or an invalid one."""
     path = directory / "config.json"
     if not path.is_file():
         if copy := find_config_copy(directory):
@@ -159,7 +159,7 @@ def read_config(directory: Path) -> RunConfig:
 
 
 def find_config_copy(directory: Path) -> str:
-    """Return a sentence on how to restore config.json from the run's last checkpoint; empty if there is none."""
+    """Return a sentence on how to restore config.json from the run's last checkpoint; empty if it has no checkpoint."""
     copies = [path for path in directory.glob("checkpoints/*/config/metadata") if path.parts[-3].isdigit()]
     if not copies:
         return ""
@@ -169,7 +169,7 @@ def find_config_copy(directory: Path) -> str:
 
 
 def holds_run(directory: Path) -> bool:
-    """Whether the `config.json` in a directory is a run's, not a model's or that of a run of `meshwright.fit`."""
+    """Whether the `config.json` in a directory is of a run of `meshwright.train`: not of a model, not of `fit`."""
     return _config_has(directory, "workload")
 
 
@@ -181,7 +181,7 @@ def _config_has(directory: Path, field: str) -> bool:
 
 
 def config_from_data(data: Any) -> RunConfig:
-    """Read the output of `RunConfig.to_json`, also of earlier versions."""
+    """Return a config from the data of `RunConfig.to_json`, also of earlier versions of meshwright."""
     if isinstance(data, dict):
         data = dict(data)
         if isinstance(data.get("data"), list):
@@ -197,7 +197,7 @@ _READERS = {Workload: workload_from_data, Strategy: strategy_from_data, Optimize
 
 
 def append_metrics(directory: Path, row: Row) -> None:
-    """Append a line to `metrics.jsonl`; NaN and infinity become null."""
+    """Append measurements of a step to `metrics.jsonl`; NaN and infinity become null."""
     plain = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
     }
@@ -205,9 +205,10 @@ def append_metrics(directory: Path, row: Row) -> None:
 
 
 def read_metrics(directory: Path) -> list[Row]:
-    """Read the rows of `metrics.jsonl`, one per step; an incomplete last line of a killed process is skipped.
+    """Return the rows of `metrics.jsonl`, one per step.
 
-    A later line of the same step adds later measurements (evaluation, checkpoint time) or replaces the row.
+    A later line of the same step adds measurements (evaluation, checkpoint time), or replaces those of a repeated step.
+    A last line that a killed process left incomplete is skipped.
 
     Raises:
         MeshwrightError: any other line is not a row of metrics.
@@ -223,10 +224,12 @@ def read_metrics(directory: Path) -> list[Row]:
 
 
 def read_json_lines(path: Path, fields: Set[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the objects in a file that a run appends to, with file and line number; empty if there is no file.
+    """Return (file and line number as text, object) for each line of a file; empty if there is no file.
 
-    An incomplete last line of a killed process is skipped. Raises an error if another line is not an object with
-    `fields`.
+    A last line that a killed process left incomplete is skipped.
+
+    Raises:
+        MeshwrightError: any other line is not a JSON object with `fields`.
     """
     if not path.is_file():
         return []
@@ -243,9 +246,11 @@ def read_json_lines(path: Path, fields: Set[str]) -> list[tuple[str, dict[str, A
 
 
 def repair_lines(directory: Path, on_note: Callable[[str], None]) -> None:
-    """Remove damaged lines from the files that a run appends to, each with a note; the original file is kept.
+    """Remove damaged lines from the files to which a run appends. A damaged file is kept under another name.
 
     These files contain measurements only, so the run can continue. Later lines of a damaged step are removed too.
+
+    on_note: called with a line for each damaged file.
     """
     for name in ("metrics.jsonl", "restarts.jsonl", "bad_steps.jsonl"):
         path = directory / name
@@ -269,7 +274,7 @@ _FIELDS = {"metrics.jsonl": {"step"}, "restarts.jsonl": {"lost_seconds", "down_s
 
 
 def _read_line(line: bytes, fields: Set[str]) -> dict[str, Any] | None:
-    """Return the object on a line; None if it is not one with these fields."""
+    """Return the JSON object on a line; None if the line is not an object with these fields."""
     try:
         data = json.loads(line)
     except (ValueError, RecursionError):
@@ -293,11 +298,11 @@ _BY_NAME: dict[str, tuple[str, ...]] = {
     "eval_tasks": ("questions", "acc", "acc_stderr", "acc_norm", "acc_norm_stderr"),
     "bad_data": (),
 }
-"""Fields with an object of numbers for each source or task, and the numbers that each has."""
+"""{field of a row that has an object of numbers for each source or task: the numbers that each object must have}."""
 
 
 def _row_problem(row: Row) -> str:
-    """Return the reason why a row is invalid, a missing field or a value of the wrong type; '' if it is valid."""
+    """Return why a row is invalid: a missing field, or a value of the wrong type. Empty if the row is valid."""
     if missing := sorted(_MEASURED - row.keys()):
         return f"{missing[0]} is missing"
     for name, value in row.items():
@@ -313,7 +318,7 @@ def _row_problem(row: Row) -> str:
 
 
 def _has_numbers(figures: object, fields: tuple[str, ...]) -> bool:
-    """Whether a value is an object of numbers that has some fields; null is a number that was not finite."""
+    """Whether a value is an object that has these fields and only numbers; null is a number that was not finite."""
     if not isinstance(figures, dict) or not figures.keys() >= set(fields):
         return False
     return all(isinstance(value, int | float | None) for value in figures.values())

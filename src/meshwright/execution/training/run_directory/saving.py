@@ -16,11 +16,11 @@ class Saving:
     """When checkpoints are written, and which are kept.
 
     Args:
-        every: steps between checkpoints; 0 for none. The last step is always saved.
+        every: number of steps between checkpoints; 0 for none. A checkpoint is always written after the last step.
         minutes: minutes between checkpoints; 0 for none.
-        keep: number of recent checkpoints to keep.
-        keep_every: also keep the first checkpoint of every N steps; 0 for none.
-        grace_seconds: time to save and exit after a SIGTERM.
+        keep: number of latest checkpoints to keep.
+        keep_every: keep also the first checkpoint of each `keep_every` steps; 0 for none.
+        grace_seconds: seconds to save and exit after a SIGTERM.
     """
 
     every: int = 0
@@ -45,11 +45,11 @@ class Saving:
             raise MeshwrightError(f"grace_seconds is {self.grace_seconds:g}; it is a number of seconds above 0")
 
     def is_due(self, taken: int) -> bool:
-        """Whether a checkpoint is due after `taken` steps, apart from the last one."""
+        """Whether `every` makes a checkpoint due after `taken` steps."""
         return self.every > 0 and taken % self.every == 0
 
     def kept(self, steps: Sequence[int]) -> set[int]:
-        """Return the steps of the checkpoints to keep, given all their steps in order."""
+        """Return the steps of the checkpoints to keep. steps: the steps of all checkpoints, ascending."""
         firsts: dict[int, int] = {}
         for step in steps:
             if self.keep_every and step >= self.keep_every:
@@ -61,7 +61,7 @@ _MINUTES = {"s": 1 / 60, "m": 1.0, "min": 1.0, "h": 60.0}
 
 
 def read_save_every(value: Count) -> dict[str, int | float]:
-    """Return the fields of `Saving` for a number of steps, or for a time as 30m, 1h or 90s.
+    """Return the fields `every` and `minutes` of `Saving`, from a number of steps or a time such as 30m, 1h or 90s.
 
     Raises:
         MeshwrightError: the value is neither a number of steps nor a time.

@@ -1,7 +1,7 @@
 """Bad steps, which end the run or are skipped: loss or gradients not finite, or a gradient norm far above earlier ones.
 
-A skipped step leaves parameters and moments unchanged inside the compiled step, which receives a limit for its gradient
-norm. The limit is computed from the norms of earlier steps in `metrics.jsonl`, so a resumed run skips the same steps.
+The compiled step receives a limit of its gradient norm, and leaves parameters and moments unchanged if it is bad. The
+limit is computed from the norms of earlier steps in `metrics.jsonl`, so a resumed run skips the same steps.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ WINDOW = 64
 """Number of earlier steps over whose gradient norms the median is taken."""
 
 FEWEST = 16
-"""Minimum number of norms for a median; with fewer, no norm is a spike."""
+"""Minimum number of norms for a median; with fewer, a step has no limit."""
 
 DELAY = 3
-"""Distance in steps to the newest norm in a step's median, because batches are sent before metrics are read."""
+"""Steps between the newest norm in a step's median and this step, whose batch is sent before later norms are read."""
 
 FILE = "bad_steps.jsonl"
 
@@ -40,7 +40,7 @@ class NormLimits:
     """Limits of the gradient norm of each step, from the norms of earlier steps.
 
     Args:
-        factor: limit as a multiple of the running median; None for no limit.
+        factor: the limit, as a multiple of the median of earlier norms; None for no limit.
         rows: metrics of the steps already taken.
     """
 
@@ -57,7 +57,7 @@ class NormLimits:
             self._norms.append((row["step"], norm))
 
     def limit(self, step: int) -> float:
-        """Return the limit of a step; infinite if no norm is a spike."""
+        """Return the maximum gradient norm of a step; infinity for no limit."""
         norms = [norm for at, norm in self._norms if at <= step - DELAY][-WINDOW:]
         if self._factor is None or len(norms) < FEWEST:
             return math.inf
@@ -65,7 +65,7 @@ class NormLimits:
 
 
 class LimitedBatches:
-    """Batches of each step, with the gradient norm above which the step is bad (`NORM_LIMIT`)."""
+    """The batches of a run, each with the gradient norm above which its step is bad (`NORM_LIMIT`)."""
 
     def __init__(self, batches: BatchSource, limits: NormLimits, mesh: Mesh) -> None:
         self._batches, self._limits = batches, limits
@@ -81,7 +81,7 @@ class BadSteps:
     """Recognises bad steps of a run by `loss` and `grad_norm`, and counts how many were skipped in a row.
 
     Args:
-        factor: multiple of the running median above which a norm is a spike; None for no spikes.
+        factor: a step is bad if its norm exceeds this multiple of the median of earlier norms; None for no limit.
         rows: metrics of the steps already taken.
     """
 
@@ -110,14 +110,16 @@ class BadSteps:
 def log_bad_step(directory: Path, row: Row, reason: str, batch: Mapping[str, Any]) -> None:
     """Add a line to `bad_steps.jsonl`.
 
-    batch: the seed, and the numbers of the data rows that the step read.
+    Args:
+        reason: why the step is bad.
+        batch: `seed`, and `items`: the numbers of the data rows that the step read, by source.
     """
     finite = {name: row[name] for name in ("loss", "grad_norm") if math.isfinite(row.get(name, math.nan))}
     append_line(directory / FILE, json.dumps({"step": row["step"], "why": reason, **finite, **batch}))
 
 
 def keep_bad_steps(directory: Path, start: int) -> None:
-    """Drop the entries of `bad_steps.jsonl` from step `start` on."""
+    """Remove the lines of `bad_steps.jsonl` of steps from `start` on, which are repeated."""
     path = directory / FILE
     if path.is_file():
         rows = [row for _, row in read_json_lines(path, {"step"}) if row["step"] < start]

@@ -1,6 +1,6 @@
 """Muon: orthogonalised momentum for the matrices within layers, AdamW for all other parameters.
 
-`step.passes.muon` decides which parameters are matrices, and describes the collectives that distribute them.
+`step.passes.muon` determines which parameters are matrices, and describes the collectives that distribute them.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from meshwright.mesh import LAYOUT
 
 
 class MuonState(NamedTuple):
-    """Step count, first moments of all parameters, and second moments of parameters that are not matrices."""
+    """The optimizer state."""
 
-    count: Array
-    mu: Any
-    nu: Any
+    count: Array  # Number of steps.
+    mu: Any  # First moments of all parameters.
+    nu: Any  # Second moments of parameters that are not matrices.
 
 
 def scale_by_muon(optimizer: Optimizer, workload: Workload, layout: ShardingContext) -> optax.GradientTransformation:
-    """Return the Muon transformation of gradients, before weight decay.
+    """Return Muon as an Optax transformation of gradients, without weight decay and learning rate.
 
-    It is github.com/KellerJordan/Muon with the scale of arXiv:2502.16982 and Nesterov momentum, as
+    It is github.com/KellerJordan/Muon with the scale of arXiv:2502.16982 and Nesterov momentum, like
     `optax.contrib.scale_by_muon`. Matmuls use the workload's compute dtype.
     """
     declared = matrices(workload)
     dtype = DTYPES[workload.compute_dtype]
 
     def matrix(path: Any) -> Parameter | None:
-        """Return the declaration of a parameter that Muon updates as a matrix or stack of matrices; else None."""
+        """Return the declaration of a parameter that is a matrix or a stack of matrices; None for any other."""
         return declared.get(".".join(str(getattr(key, "key", key)) for key in path))
 
     def init(params: Any) -> MuonState:
@@ -65,25 +65,32 @@ def scale_by_muon(optimizer: Optimizer, workload: Workload, layout: ShardingCont
         def step(path: Any, gradient: Array, mu: Array, nu: Any) -> Array:
             if parameter := matrix(path):
                 kept = optimizer.momentum
-                ahead = kept * mu / _lacking(kept, count + 1) + (1 - kept) * gradient / _lacking(kept, count)
+                ahead = kept * mu / _bias_correction(kept, count + 1) + (1 - kept) * gradient / _bias_correction(
+                    kept, count
+                )
                 return orthogonalise(ahead, parameter, layout, dtype, eps=optimizer.eps)
-            root = jnp.sqrt(nu / _lacking(optimizer.b2, count))
-            return mu / _lacking(optimizer.b1, count) / (root + optimizer.eps)
+            root = jnp.sqrt(nu / _bias_correction(optimizer.b2, count))
+            return mu / _bias_correction(optimizer.b1, count) / (root + optimizer.eps)
 
         return jax.tree.map_with_path(step, updates, mu, nu), MuonState(count, mu, nu)
 
     return optax.GradientTransformation(init, update)
 
 
-def _lacking(kept: float, count: Array) -> Array:
+def _bias_correction(kept: float, count: Array) -> Array:
     """Return the bias correction 1 - kept**count of a moment that started at zero (arXiv:1412.6980, section 3)."""
     return 1 - kept**count
 
 
 def orthogonalise(array: Array, parameter: Parameter, layout: ShardingContext, dtype: Any, *, eps: float) -> Array:
-    """Orthogonalise the matrices of a parameter approximately, to a root mean square of `RMS`; shardings are kept.
+    """Return the matrices of a parameter, approximately orthogonalised, with root mean square `RMS`; sharding is kept.
 
-    Each device gets the same number of whole matrices and multiplies them in `dtype`.
+    Each device receives the same number of whole matrices by all-to-all, and computes on them in `dtype`.
+
+    Args:
+        array: gradients or momentum of the parameter.
+        dtype: dtype of the matmuls.
+        eps: added to the norm of each matrix.
     """
     matrix = matrix_of(parameter)
     assert matrix is not None
@@ -122,7 +129,7 @@ def orthogonalise(array: Array, parameter: Parameter, layout: ShardingContext, d
 
 
 def newton_schulz(x: Array, *, eps: float) -> Array:
-    """Move all singular values of matrices [count, rows, columns] close to one, by Newton-Schulz iterations."""
+    """Return matrices [count, rows, columns] with all singular values moved close to 1, by Newton-Schulz iterations."""
     is_tall = x.shape[1] > x.shape[2]
     x = jnp.swapaxes(x, 1, 2) if is_tall else x
     norm = jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32)), axis=(1, 2), keepdims=True))

@@ -1,4 +1,4 @@
-"""Optimizer settings of a run: learning rates, schedule, weight decay, clipping; the strategy names the optimizer."""
+"""Optimizer settings of a run: learning rates, schedule, weight decay, clipping. `Strategy` names the optimizer."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from meshwright.support.field_types import check_fields, from_data
 from meshwright.units import parse_number
 
 NO_DECAY = ("*norm*", "*bias*", "sinks", "embedding", "positions")
-"""Parameters without weight decay by default: norms, biases, embedding tables."""
+"""Path patterns of the parameters without weight decay by default: norms, biases, embedding tables."""
 
 LONGEST_WARMUP = 2000
-"""Maximum default warm-up, as in the recipes of GPT-3 and Llama."""
+"""Maximum default warm-up in steps, as in the recipes of GPT-3 and Llama."""
 
 USED: Mapping[str, frozenset[str]] = {
     "weight_decay": frozenset({"adamw", "adamw-8bit", "lion", "muon"}),
@@ -34,7 +34,7 @@ USED: Mapping[str, frozenset[str]] = {
     "final_rate": frozenset({"cosine", "linear", "wsd"}),
     "max_bad_steps": frozenset({"skip"}),
 }
-"""The optimizers, schedules or bad-step rules that use a setting; settings that are not listed are used by all."""
+"""{setting: the optimizers, schedules or bad-step rules that use it}; all use a setting that is not listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +46,21 @@ class Optimizer:
         schedule: the rate after the warm-up. cosine, linear: decays to `final_rate` of the highest at `decay_steps`.
             wsd (arXiv:2404.06395): stays constant, and decays in the last `decay_share` of the steps after the warm-up.
             constant: no decay.
+        warmup_steps: steps in which the rate rises linearly from the first to the highest.
+        decay_steps: the step at which the schedule reaches its final rate.
+        decay_share: for wsd, the share of the steps after the warm-up in which the rate decays.
+        final_rate: the rate at the end of the schedule as a share of the highest.
         first_rate: the rate at the first step as a share of the highest; None for 1 / warmup_steps. 0 in configs from
             before this setting.
-        weight_decay: share of a weight subtracted per step, times the learning rate; not for parameters in `no_decay`.
+        weight_decay: share of a weight subtracted per step, times the learning rate.
+        no_decay: path patterns of the parameters without weight decay.
         b1, b2, eps: constants of AdamW (arXiv:1711.05101) and Lion (arXiv:2302.06675).
         momentum: Muon's momentum.
         clip_norm: maximum norm of all gradients together; 0 for no clipping.
-        rates: `PATTERN=FACTOR` entries; the learning rate of parameters that match is multiplied by the factor of the
-            last entry that they match.
-        spike_factor: a step is bad if its gradient norm exceeds this multiple of the running median; None: only a loss
-            or gradients that are not finite make a step bad.
+        rates: `PATTERN=FACTOR` entries. The learning rate of a parameter is multiplied by the factor of the last entry
+            whose pattern its path matches.
+        spike_factor: a step is bad if its gradient norm exceeds this multiple of the median of earlier norms; None:
+            only a loss or gradients that are not finite make a step bad.
         max_bad_steps: if bad steps are skipped (`Strategy.on_bad_step`), the run ends after this number in a row.
     """
 
@@ -97,19 +102,19 @@ class Optimizer:
             raise MeshwrightError(f"spike_factor is {self.spike_factor}; it is a number above 1, as 10")
         if self.max_bad_steps < 1:
             raise MeshwrightError(f"max_bad_steps is {self.max_bad_steps}; it is a whole number from 1")
-        self.factors  # noqa: B018  Read, so that a mistake in it is reported here.
+        self.factors  # noqa: B018  Parsed here, so that an invalid entry of `rates` is an error at once.
 
     @property
     def factors(self) -> tuple[tuple[str, float], ...]:
-        """The patterns in `rates` with their factors."""
+        """The entries of `rates` as (pattern, factor)."""
         return tuple(map(_factor, self.rates))
 
     def factor(self, path: str) -> float:
-        """Return the factor on the learning rate of a parameter."""
+        """Return the factor by which the learning rate of the parameter at `path` is multiplied."""
         return next((factor for pattern, factor in reversed(self.factors) if matches(pattern, path)), 1.0)
 
     def decays(self, path: str) -> bool:
-        """Whether weight decay applies to a parameter."""
+        """Whether weight decay applies to the parameter at `path`."""
         return not any(matches(pattern, path) for pattern in self.no_decay)
 
     def optax_schedule(self) -> optax.Schedule:
@@ -156,9 +161,9 @@ class Optimizer:
 
 
 def check_optimizer_options(optimizer: Optimizer, said: Collection[str], strategy: Strategy, model: Model) -> None:
-    """Raise if an optimizer option has no effect, or names no parameter of a model.
+    """Raise a `MeshwrightError` if an optimizer option has no effect, or its pattern matches no parameter of a model.
 
-    said: names of the settings that were given (`training.settings`).
+    said: names of the settings that the user gave.
     """
     ways = {"optimizer": strategy.optimizer, "lr_schedule": optimizer.schedule, "on_bad_step": strategy.on_bad_step}
     for setting in said:
@@ -177,7 +182,7 @@ def check_optimizer_options(optimizer: Optimizer, said: Collection[str], strateg
 
 
 def default_warmup(steps: int) -> int:
-    """Return the default warm-up: a tenth of the steps, at most `LONGEST_WARMUP`."""
+    """Return the default warm-up in steps: a tenth of the run's steps, at most `LONGEST_WARMUP`."""
     return min(LONGEST_WARMUP, -(-steps // 10))
 
 
@@ -193,7 +198,7 @@ def optimizer_from_data(data: Any, path: str = "") -> Optimizer:
 
 
 def _factor(text: str) -> tuple[str, float]:
-    """Parse `PATTERN=FACTOR`."""
+    """Parse `PATTERN=FACTOR`. Return (pattern, factor)."""
     pattern, equals, number = text.rpartition("=")
     try:
         factor = parse_number(number) if equals and pattern else -1.0

@@ -1,4 +1,4 @@
-"""Skip a bad step: inside the compiled step, the state stays as it was."""
+"""Skip a bad step inside the compiled step: return the state from before it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import optax
 from jax import Array
 
 NORM_LIMIT = "norm_limit"
-"""Name of the batch entry with the maximum norm of the gradients, one float32."""
+"""Name of the batch entry with the maximum norm of the step's gradients, a float32 scalar."""
 
 
 def is_bad(loss: Array, norm: Array, limit: Array) -> Array:
@@ -18,7 +18,7 @@ def is_bad(loss: Array, norm: Array, limit: Array) -> Array:
 
 
 def unless(bad: Array, before: Any, after: Any) -> Any:
-    """Return the state after a step, or before it if the step is bad; the schedule's step count always advances."""
+    """Return the state `after` a step, or the one `before` it if `bad`. The schedule's step count always advances."""
     return jax.tree.map(
         lambda old, new: new if is_schedule(new) else jax.lax.select(bad, old, new),
         before,
@@ -28,5 +28,5 @@ def unless(bad: Array, before: Any, after: Any) -> Any:
 
 
 def is_schedule(node: Any) -> bool:
-    """Whether a part of an optimizer state is the count of steps that determines the learning rate."""
+    """Whether a node of an optimizer state is the count of steps that determines the learning rate."""
     return isinstance(node, optax.ScaleByScheduleState)

@@ -1,4 +1,4 @@
-"""The optimizers of a strategy as Optax transformations of clipped gradients."""
+"""The optimizer of a strategy as an Optax transformation of clipped gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from meshwright.execution.training.update.optimizer import Optimizer
 def transformation(
     optimizer: Optimizer, workload: Workload, layout: ShardingContext, strategy: Strategy = DEFAULT
 ) -> optax.GradientTransformation:
-    """Return the Optax transformation of a strategy's optimizer; between steps, moments are in the strategy's dtype.
+    """Return a strategy's optimizer as an Optax transformation. Moments are stored in the strategy's `moment_dtype`.
 
     Optimizers: AdamW (arXiv:1711.05101), Lion (arXiv:2302.06675), Adafactor (arXiv:1804.04235) without momentum, SGD
     without momentum, and Muon (`update.muon`), the only one that depends on the workload and on shardings.
@@ -56,14 +56,14 @@ def transformation(
 
 
 def _by_path(function: Any, params: Any) -> Any:
-    """Return a tree like the parameters, with the value of `function` at each path (`layers.query`)."""
+    """Return a tree like the parameters, with the value of `function` for each path, such as `layers.query`."""
     return jax.tree.map_with_path(
         lambda path, _: function(".".join(str(getattr(key, "key", key)) for key in path)), params
     )
 
 
 def _scaled(made: optax.GradientTransformation, optimizer: Optimizer) -> optax.GradientTransformation:
-    """Multiply a transformation's updates by the optimizer's factor of each parameter; its state does not change."""
+    """Return a transformation whose update of each parameter is multiplied by the parameter's factor (`rates`)."""
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         updates, state = made.update(updates, state, params)
@@ -73,7 +73,7 @@ def _scaled(made: optax.GradientTransformation, optimizer: Optimizer) -> optax.G
 
 
 def _with_standard_promotion(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Wrap a transformation in standard dtype promotion, because Optax computes float ** int (decay ** count)."""
+    """Return a transformation with standard dtype promotion, which Optax needs for float ** int (decay ** count)."""
 
     def init(params: Any) -> Any:
         with jax.numpy_dtype_promotion("standard"):
@@ -87,7 +87,7 @@ def _with_standard_promotion(transformation: optax.GradientTransformation) -> op
 
 
 def _moments_in(transformation: optax.GradientTransformation, dtype: Dtype) -> optax.GradientTransformation:
-    """Store the floating-point state of a transformation in `dtype` between steps; updates use the original dtypes."""
+    """Return a transformation that stores its floating-point state in `dtype`, and computes in the original dtypes."""
 
     def narrow(state: Any) -> Any:
         return jax.tree.map(

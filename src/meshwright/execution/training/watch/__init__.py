@@ -1,1 +1,1 @@
-"""Monitoring of a run: metric rows and curves, goodput, profiles, comparison with the plan."""
+"""Monitoring of a run: metrics of each step, evaluation, goodput, profiles, comparison with the plan."""

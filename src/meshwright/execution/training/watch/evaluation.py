@@ -1,4 +1,4 @@
-"""Evaluation of a run: loss on held-out text, and multiple-choice tasks.
+"""Evaluation of a run: loss on held-out text or preference pairs, and multiple-choice tasks.
 
 The programs read the state's sharded arrays without copies. The loss uses the forward pass of the training step, which
 needs less memory than the whole step, so the planned peak is not exceeded.
@@ -24,23 +24,23 @@ from meshwright.execution.training.watch.tasks import Tasks
 
 
 class HeldOutBatches(Protocol):
-    """Batches to evaluate on."""
+    """Batches to evaluate on, by number from 0."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, number: int) -> Mapping[str, Array]: ...
 
     def loss_tokens(self, number: int) -> int:
-        """Return how many tokens of a batch have a loss."""
+        """Return how many tokens of a batch count in the loss."""
         ...
 
 
 class HeldOutPairs(NamedTuple):
-    """Held-out batches of preference pairs.
+    """Batches of preference pairs to evaluate on.
 
     Args:
         count: number of batches.
-        batch: (policy parameters, number) -> a batch with its reference log-probabilities.
+        batch: returns a batch, with its reference log-probabilities, from the policy's parameters and its number.
     """
 
     count: int
@@ -58,7 +58,7 @@ class Evaluator:
         config: config of the run.
         layout: how parameters are sharded.
         batches: all held-out batches; None if there are none.
-        tasks: tasks to answer; None for none.
+        tasks: multiple-choice tasks to answer; None for none.
 
     Raises:
         MeshwrightError: there are neither batches nor tasks, or a number of batches is requested and there are none.
@@ -88,15 +88,15 @@ class Evaluator:
         self._means = jax.jit(means, compiler_options=compiler_options())
 
     def __call__(self, params: Any, is_stopping: Callable[[], bool] = lambda: False) -> Row | None:
-        """Evaluate parameters; return the metrics and the time taken (`eval_seconds`). Call under `jax.set_mesh`.
+        """Evaluate parameters. Return metrics by name, with the time as `eval_seconds`. Call under `jax.set_mesh`.
 
-        is_stopping: called before each batch; if true, the evaluation is abandoned and the result is None.
+        is_stopping: called before each batch. If it returns True, the evaluation is abandoned and the result is None.
         """
         began = time.perf_counter()
         row: Row = {}
         try:
             if isinstance(self._batches, HeldOutPairs):
-                row |= self._of_pairs(params, self._batches, is_stopping)
+                row |= self._pair_means(params, self._batches, is_stopping)
             elif self._batches is not None and self._count:
                 row |= self._losses(params, self._batches, is_stopping)
             if self._tasks is not None:
@@ -106,25 +106,28 @@ class Evaluator:
         return row | {"eval_seconds": time.perf_counter() - began}
 
     def _numbers(self, is_stopping: Callable[[], bool]) -> Iterator[int]:
-        """Yield batch numbers while the run continues."""
+        """Yield the numbers of the batches to evaluate; raise `_StoppedError` if the run must stop."""
         for number in range(self._count):
             if is_stopping():
                 raise _StoppedError
             yield number
 
     def _losses(self, params: Any, batches: HeldOutBatches, is_stopping: Callable[[], bool]) -> Row:
-        """Return the mean loss per token in nats, its exponential (perplexity), and the number of tokens that count."""
+        """Return `eval_loss`, the mean loss per token in nats; `eval_perplexity`, its exponential; `eval_tokens`."""
         losses, counts = [], []
         for number in self._numbers(is_stopping):
-            # Wait for each batch: simulated devices share cores, and collectives of overlapping batches would time out.
+            # Wait for each batch: simulated devices share cores, so collectives of overlapping batches would time out.
             losses.append(float(jax.device_get(self._means(params, batches[number])[0])))
             counts.append(batches.loss_tokens(number))
         tokens = sum(counts)
         mean = math.fsum(loss * count for loss, count in zip(losses, counts, strict=True)) / tokens
         return {"eval_loss": mean, "eval_perplexity": math.exp(min(mean, 700.0)), "eval_tokens": tokens}
 
-    def _of_pairs(self, params: Any, batches: HeldOutPairs, is_stopping: Callable[[], bool]) -> Row:
-        """Return the means over all pairs, named by `MEANS`, and the number of pairs; all batches are of one size."""
+    def _pair_means(self, params: Any, batches: HeldOutPairs, is_stopping: Callable[[], bool]) -> Row:
+        """Return the means over all preference pairs, named `eval_` + `MEANS`, and their number as `eval_pairs`.
+
+        All batches have the same number of pairs, so the mean of their means is the mean over pairs.
+        """
         if not self._count:
             return {}
         found = [

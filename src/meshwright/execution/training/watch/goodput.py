@@ -1,8 +1,9 @@
-"""Goodput: where the time of a run went, over all its restarts, as AXLearn accounts for it.
+"""Goodput: how the time of a run was used, over all its restarts.
 
-Every second from the start of the first process to the last row is in one account. Events are named as in
-https://github.com/apple/axlearn, `axlearn/cloud/gcp/measurement.py`; accounts of lost time are the badput categories of
-Google's ml-goodput-measurement.
+Each second from the start of the first process to the last row (the measurements of one step) counts in one of
+`ACCOUNTS`, e.g. `steps`, `saving` or `down`.
+The events are those of AXLearn (https://github.com/apple/axlearn, `axlearn/cloud/gcp/measurement.py`); the accounts of
+lost time are the badput categories of Google's ml-goodput-measurement.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ACCOUNTS = {
     "down": "no process trained: from the last row of one to the start of the next",
     "other": "anything else between steps",
 }
-"""Accounts of time, and what each one contains."""
+"""Names of the accounts of time, and what counts in each."""
 
 _OF_ROWS = {
     "compiling": "compile_seconds",
@@ -34,14 +35,14 @@ _OF_ROWS = {
     "evaluation": "eval_seconds",
     "starting": "startup_seconds",
 }
-"""For each account, the field of a row that is added to it."""
+"""{account: field of a row whose seconds count in it}."""
 
 
 def goodput(rows: Sequence[Row], restarts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the seconds in each account of a run; they add up to the time from its first start to its last row.
+    """Return {account: seconds} of a run. The sum is the time from its first start to its last row.
 
     Args:
-        rows: the rows of `metrics.jsonl`; rows of early versions, which have no times, are ignored.
+        rows: the rows of `metrics.jsonl`. Rows without times, from early versions, are ignored.
         restarts: the result of `read_restarts`.
     """
     seconds = dict.fromkeys(ACCOUNTS, 0.0)
@@ -61,11 +62,11 @@ def goodput(rows: Sequence[Row], restarts: Sequence[Mapping[str, float]]) -> dic
 
 
 def note_restart(directory: Path, rows: Sequence[Row], start: int, first: Row) -> None:
-    """Record the cost of a restart in `restarts.jsonl`: repeated steps, and idle time.
+    """Record the cost of a restart in `restarts.jsonl`: repeated steps, and the time without a process.
 
     Args:
         rows: all rows of the run before the restart.
-        start: the first repeated step.
+        start: the number of the first repeated step.
         first: the first row of the new process.
     """
     timed = [row for row in rows if "time" in row]
@@ -92,16 +93,16 @@ def read_restarts(directory: Path) -> list[dict[str, Any]]:
 
 
 def _is_first(row: Row) -> bool:
-    """Whether a row is the first of a process."""
+    """Whether a row is of the first step of a process."""
     return "startup_seconds" in row
 
 
 def _began(row: Row) -> float:
-    """Return when the step of a row began; for the first row of a process, when the process began."""
+    """Return when the step of a row began, in seconds since 1970; for the first row of a process, when that began."""
     before = ("step_seconds", "compile_seconds", "startup_seconds")
     return row["time"] - sum(row.get(name, 0.0) for name in before)
 
 
 def _ended(row: Row) -> float:
-    """Return when the step of a row ended, with its checkpoint and evaluation."""
+    """Return when the step of a row ended, with its checkpoint and evaluation, in seconds since 1970."""
     return row["time"] + row.get("save_seconds", 0.0) + row.get("eval_seconds", 0.0)

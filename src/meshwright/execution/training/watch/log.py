@@ -1,4 +1,4 @@
-"""Write the rows of a run to `metrics.jsonl`, TensorBoard and Weights & Biases."""
+"""Write the measurements of each step (rows) to `metrics.jsonl`, TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ _NOT_SHOWN = ("step", "time", "began_at")
 
 
 COMPILED = "compiled.json"
-"""File with the record of the compiled step, from the last process that trained."""
+"""File of a run directory with the record of the compiled step, written by the last process that trained."""
 
 
 def read_compiled(directory: Path) -> Record | None:
-    """Return the record of a run's compiled step; None for a run of an older version. Raises if it cannot be read."""
+    """Return the record of a run's compiled step; None if the run has no such file, as in older versions.
+
+    Raises:
+        MeshwrightError: the file cannot be read.
+    """
     path = directory / COMPILED
     try:
         return record_from_json(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
@@ -41,11 +45,14 @@ class _Writer(Protocol):
 
 
 class RunLog:
-    """Writes the rows of a run, in its first process. A context manager; `begin` is called with the first row.
+    """Writes the rows of a run, in its first process. A context manager, which closes the outputs on exit.
+
+    `begin` must be called after the first step, before its row is added.
 
     Args:
+        on_note: called with a line for the user if an output fails.
         wandb: project of Weights & Biases; None for no such output.
-        config: the settings of the run, which are shown there.
+        config: the settings of the run, which Weights & Biases shows.
     """
 
     def __init__(
@@ -72,9 +79,11 @@ class RunLog:
             writer.close()
 
     def begin(self, start: int, compiled: Record) -> None:
-        """Open the other metric outputs.
+        """Open TensorBoard's and Weights & Biases' outputs, and write the record of the compiled step.
 
-        start: number of steps taken before. compiled: record of the compiled step.
+        Args:
+            start: number of steps that earlier processes took.
+            compiled: record of the compiled step.
         """
         from meshwright.execution.training.watch.tensorboard import (
             TensorBoardEvents,  # Needs the extra `train`; `report`, which only reads a run, does not.
@@ -95,13 +104,13 @@ class RunLog:
         self._write(row["step"], row)
 
     def add_later(self, fields: Row, *, step: int | None = None) -> None:
-        """Append measurements that arrive after the row of their step, by default the last step."""
+        """Append measurements that arrive after the row of their step. step: by default the last step."""
         of = self._last["step"] if step is None else step
         self._append({"step": of} | fields)
         self._write(of, fields)
 
     def flush(self) -> None:
-        """Write lines that could not be written to `metrics.jsonl` earlier; raise if they still cannot."""
+        """Write the lines that could not be written to `metrics.jsonl` earlier; raise if they still cannot be."""
         while self._unwritten:
             append_metrics(self._directory, self._unwritten[0])
             del self._unwritten[0]
@@ -130,7 +139,7 @@ class RunLog:
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """Return the numbers of a row by TensorBoard tag: `train/loss`, `speed/mfu`, `eval/loss`, `eval/TASK/acc`."""
+    """Return the numbers of a row by TensorBoard tag, such as `train/loss`, `speed/mfu` and `eval/TASK/acc`."""
     found = {
         _tag(name): float(value)
         for name, value in row.items()

@@ -1,4 +1,4 @@
-"""A profile of some steps: the trace for Perfetto and xprof, and its collectives next to the compiled ones."""
+"""A profile of some steps: a trace for Perfetto and xprof, and the traced collectives next to the compiled ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ProfiledSteps:
 
 
 def parse_profile(text: str) -> ProfiledSteps:
-    """Parse the steps of a profile, such as `10:15`. Raises if it is not two ascending steps from 1."""
+    """Parse the steps of a profile, such as `10:15`. A `MeshwrightError` if they are not two ascending steps from 1."""
     found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text.strip())
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise MeshwrightError(f"profile is {text!r}; it is the first and the last step of a trace, as 10:15")
@@ -48,11 +48,15 @@ def parse_profile(text: str) -> ProfiledSteps:
 
 
 class Profiler:
-    """Traces the profiled steps of a run; each process traces its own devices. A context manager.
+    """Traces some steps of a run; each process traces its own devices. A context manager, which ends an open trace.
 
     Devices are idle when a trace begins and ends, so it contains whole steps only. The first process collects the
-    results. Traces of one machine have the same name, so each further process writes its trace into a folder of its
-    own. A profile that cannot be made is reported in a note and never ends a run.
+    results. Traces of one machine have the same name, so each other process writes its trace into a folder of its own.
+    A profile that fails is reported in a note and never ends a run.
+
+    Args:
+        config: the config of the run, with the steps to trace (`watching.profile`).
+        program: the step.
     """
 
     def __init__(
@@ -91,7 +95,7 @@ class Profiler:
         if taken == self._steps.last:
             self._write()
         elif taken == self._steps.first - 1:
-            if jax.process_index() == 0:  # The others write only after steps that include this process.
+            if jax.process_index() == 0:  # Other processes write later: after steps in which this one takes part.
                 shutil.rmtree(self._folder, ignore_errors=True)
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # Tracing every Python call would slow the steps.
@@ -101,7 +105,7 @@ class Profiler:
 
     @contextmanager
     def _noted(self, what: str) -> Iterator[None]:
-        """Report an error of any kind in a note: profilers, disks and parsers of compiler output raise many kinds."""
+        """Inside the context, report an exception of any type in a note that begins with `what`, and suppress it."""
         try:
             yield
         except Exception as error:
@@ -109,7 +113,7 @@ class Profiler:
             self._on_note(f"{what}: {line}")
 
     def _write(self) -> None:
-        """Write the traced collectives next to the compiled ones, as `collectives.json`."""
+        """End the trace, and write its collectives and the compiled ones to `collectives.json`."""
         assert self._steps is not None
         own, module = {}, None
         with self._noted(f"the trace in {self._own_folder} could not be read"):
@@ -119,7 +123,7 @@ class Profiler:
                 assert self._program.compiled is not None
                 module = parse_hlo(self._program.compiled.as_text() or "")
                 own = by_device(read_trace(find_trace(self._own_folder), module))
-        # All processes take part, also those without a trace.
+        # A collective: all processes call it, also those without a trace.
         devices, missing = join_traces(_from_all_processes(own))
         if jax.process_index() == 0 and devices and module is not None:
             count = self._steps.last - self._steps.first + 1
@@ -130,13 +134,15 @@ class Profiler:
 
 
 def by_device(traces: Mapping[int, DeviceTrace]) -> dict[str, Any]:
-    """Return the traces of this process as plain data, by global device number.
+    """Return {global device number as text: the fields of its `DeviceTrace`}, as plain data.
+
+    traces: the traces of this process, by the device number in the trace file.
 
     Raises:
         MeshwrightError: a trace is of a device that this process does not have.
     """
     everywhere = jax.devices()
-    # Traces number simulated devices by id, which differs between processes, and others by their local hardware id.
+    # A trace numbers simulated devices by their id, which is unique over processes, others by their local hardware id.
     here = {
         device.id if device.platform == "cpu" else device.local_hardware_id: device for device in jax.local_devices()
     }
@@ -146,13 +152,16 @@ def by_device(traces: Mapping[int, DeviceTrace]) -> dict[str, Any]:
 
 
 def join_traces(of_processes: Sequence[Mapping[str, Any]]) -> tuple[dict[str, DeviceTrace], int]:
-    """Join the traces of all processes, as from `by_device`; also return how many processes have none."""
+    """Return ({global device number as text: trace}, number of processes without a trace).
+
+    of_processes: the result of `by_device` in each process.
+    """
     devices = {number: DeviceTrace(**trace) for each in of_processes for number, trace in each.items()}
     return devices, sum(not each for each in of_processes)
 
 
 def _from_all_processes(data: Any) -> list[Any]:
-    """Return the plain data of every process, in all processes; all of them call this."""
+    """Return a list of the `data` of each process. A collective: all processes call it. data: plain data."""
     frame = np.frombuffer(json.dumps(data).encode(), np.uint8)
     sizes = process_allgather(np.int32(frame.size))
     frames = process_allgather(np.pad(frame, (0, sizes.max() - frame.size)))
@@ -162,7 +171,12 @@ def _from_all_processes(data: Any) -> list[Any]:
 def _profile_data(
     config: RunConfig, steps: ProfiledSteps, module: Module, found: MeasuredStep, missing: int
 ) -> dict[str, Any]:
-    """Return the contents of `collectives.json`. missing: number of processes without a trace."""
+    """Return the contents of `collectives.json`: the fields of `Profile`.
+
+    Args:
+        module: the optimized HLO of the step.
+        missing: number of processes without a trace.
+    """
     mesh = config.mesh.layout  # HLO numbers devices in this order.
     compiled = Record(
         origin="compiled",
@@ -184,16 +198,16 @@ def _profile_data(
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A stored profile: compiled and traced collectives, and the use of each device."""
+    """A stored profile: compiled and traced collectives, and how busy each device was."""
 
-    steps: tuple[int, int]
+    steps: tuple[int, int]  # First and last traced step, from 1.
     compiled: Record
     measured: Record
-    devices: dict[str, dict[str, float]]
+    devices: dict[str, dict[str, float]]  # By global device number: the fields of `DeviceUse`.
 
 
 def read_profile(directory: Path) -> Profile | None:
-    """Read the profile of a run; None if it has none. Raises if it cannot be read."""
+    """Read the profile of a run; None if it has none. A `MeshwrightError` if the file cannot be read."""
     path = directory / FOLDER / FILE
     if not path.is_file():
         return None
@@ -214,10 +228,9 @@ def read_profile(directory: Path) -> Profile | None:
 
 
 def find_profile(directory: Path, config: RunConfig) -> tuple[Profile | None, str]:
-    """Return the profile of a run if it is for the config's mesh and hardware; else None and the reason.
+    """Return (profile of a run, "") if it is for the config's mesh and hardware, else (None, reason).
 
-    The reason is empty if there is no profile or it is for another mesh. A damaged profile affects nothing else of the
-    run.
+    The reason is empty if there is no profile, or it is for another mesh. It says what is wrong with a damaged file.
     """
     try:
         profile = read_profile(directory)

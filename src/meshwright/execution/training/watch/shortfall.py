@@ -1,4 +1,4 @@
-"""Compare a run with its plan, and name the reason if it is slower."""
+"""Compare the step time of a run with its plan, and name the main reason if the run is slower."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from meshwright.execution.training.run_directory.run import Row
 from meshwright.units import show_percent, show_seconds
 
 TOLERANCE = 0.15
-"""Relative shortfall above which a note is printed."""
+"""Shortfall, as a fraction of the measured step time, above which a note is printed."""
 
 WARM_UP, WINDOW = 5, 20
-"""Number of first steps of a process that are ignored, and number of steps per comparison after them."""
+"""Number of steps at the start of a process that are ignored, and number of steps that each comparison averages."""
 
 _REASONS = {
     "input_seconds": "waiting for input",
     "save_seconds": "waiting for checkpoints",
     "compile_seconds": "compiling the step again",
 }
-"""Reasons for waiting, by the row field that measures the time."""
+"""{field of a row that measures seconds of waiting: its reason, for the note}."""
 
 
 class Shortfall:
-    """Compares the mean step time after warm-up with the plan; call with each row in order.
+    """Compares the mean step time after warm-up with the plan. `add` is called with the row of each step, in order.
 
     Evaluation time does not count. For simulated devices only waiting time counts, because the plan assumes devices
     that do not share cores.
@@ -41,7 +41,7 @@ class Shortfall:
         self._is_said = False
 
     def add(self, row: Row) -> str | None:
-        """Add the row of a step; return a line, only once, if recent steps are slower than predicted, else None."""
+        """Add the row of a step. Return a line, at most once in a run, if recent steps are slower than predicted."""
         self._taken += 1
         if self._is_said or self._taken <= WARM_UP:
             return None
@@ -60,7 +60,12 @@ class Shortfall:
 
 
 def shortfall(rows: Sequence[Row], planned: float, *, is_simulated: bool) -> str | None:
-    """Return how much slower steps are than predicted, with the main reason; None if they are not slower."""
+    """Return a line on how much slower steps are than predicted, with the main reason; None if they are not slower.
+
+    Args:
+        planned: predicted seconds per step.
+        is_simulated: whether devices are simulated.
+    """
     waits = {reason: sum(row.get(name, 0.0) for row in rows) / len(rows) for name, reason in _REASONS.items()}
     own = statistics.fmean(row["step_seconds"] - row.get("input_seconds", 0.0) for row in rows)
     taken = own + sum(waits.values())

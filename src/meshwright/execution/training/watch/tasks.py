@@ -16,7 +16,7 @@ from meshwright.execution.training.run_directory.run import RunConfig
 
 
 class Tasks:
-    """Answers the same questions each time, with the same result as `meshwright eval --task` on that step's checkpoint.
+    """Answers the same questions at each evaluation. `meshwright eval --task` on that step's checkpoint gives the same.
 
     Args:
         config: config of the run.
@@ -39,7 +39,7 @@ class Tasks:
                 f"--eval-tasks needs a tokenizer; {model.name} has none, and its vocabulary of {model.vocab} is not the"
                 f" 256 bytes"
             )
-        # Without parameters: each evaluation passes its step's.
+        # Without parameters: `__call__` gets those of the evaluated step.
         self._model = LoadedModel(
             config=model,
             params={},
@@ -62,6 +62,6 @@ class Tasks:
             check_answerable(self._model, self._questions[path.stem])
 
     def __call__(self, params: Any) -> dict[str, TaskFigures]:
-        """Return the scores of each task by name; all processes must call it. The parameters are not copied."""
+        """Return {name of the task: its scores} for some parameters, which are not copied. All processes call this."""
         model = replace(self._model, params=params)
         return {name: answer(model, questions).figures() for name, questions in self._questions.items()}

@@ -1,7 +1,6 @@
-"""Metrics as TensorBoard events, in `tensorboard/` of the run directory.
+"""Metrics as TensorBoard events, in the folder `tensorboard/` of the run directory.
 
-Events are appended without TensorBoard's own file writer: its thread ends with a traceback if the disk is full for a
-moment.
+TensorBoard's own file writer is not used, because its thread ends with a traceback if the disk is full for a moment.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ FOLDER = "tensorboard"
 class TensorBoardEvents:
     """Writes scalars. Steps are counted from 1, as they are printed.
 
-    start: steps taken before; readers purge an earlier process's events of later steps, because these steps are
+    start: number of steps that earlier processes took. TensorBoard drops their events of later steps, which are
     repeated.
     """
 
@@ -38,7 +37,7 @@ class TensorBoardEvents:
         self._add(Event(wall_time=time.time(), step=start + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, step: int, time: float, values: Mapping[str, float]) -> None:
-        """Add the values of a step by tag; NaN and infinity are omitted."""
+        """Add the values of a step, {tag: value}. NaN and infinity are omitted. time: seconds since 1970."""
         scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items() if math.isfinite(value)]
         self._add(Event(step=step, wall_time=time, summary=Summary(value=scalars)))
 
@@ -50,7 +49,7 @@ class TensorBoardEvents:
 
 
 class _AppendedFile:
-    """A file to which each record is added whole or not at all."""
+    """A file to which each record is appended completely or not at all."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

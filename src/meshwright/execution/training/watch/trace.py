@@ -1,7 +1,7 @@
-"""Read a profile: the collectives that ran, by axes and phase, and how busy each device was.
+"""Read a trace of JAX's profiler: the collectives that ran, by mesh axes and phase, and how busy each device was.
 
-A trace has names and counts of the ops that ran; their bytes, mesh axes and phase are from the HLO of the compiled step
-(`hlo.collectives.each_collective`).
+A trace has the names and times of the ops that ran. The bytes, mesh axes and phase of a collective are from the HLO of
+the compiled step (`hlo.collectives.each_collective`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _OP = re.compile(r"%?([\w.-]+)")
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceTrace:
-    """Activity of one device in the traced steps.
+    """Activity of one device over all traced steps.
 
     Args:
-        span_seconds: time from the start of the first op to the end of the last.
-        busy_seconds: time with at least one op running.
-        op_seconds: seconds of each op, by its name in the HLO.
-        op_counts: executions of each op, by its name in the HLO.
+        span_seconds: time from the start of the first op to the end of the last one.
+        busy_seconds: time in which at least one op ran.
+        op_seconds: total seconds of each op, by its name in the HLO.
+        op_counts: number of executions of each op, by its name in the HLO.
     """
 
     span_seconds: float
@@ -46,25 +46,25 @@ class DeviceTrace:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceUse:
-    """Seconds per traced step of one device: in all, with at least one op running, and in collectives."""
+    """Seconds per traced step of one device."""
 
     step_seconds: float
-    busy_seconds: float
-    collective_seconds: float
+    busy_seconds: float  # In which at least one op ran.
+    collective_seconds: float  # In collectives, including waits for their end.
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """Times of a step, averaged over traced steps; times of collectives are averaged over devices too."""
+    """Times of a step, averaged over traced steps."""
 
-    collectives: tuple[Collective, ...]
-    devices: Mapping[str, DeviceUse]
+    collectives: tuple[Collective, ...]  # Their times are averaged over devices too.
+    devices: Mapping[str, DeviceUse]  # By global device number.
     not_seen: int
-    """Collectives of the program whose ops are not in the trace."""
+    """Number of collectives of the program whose ops are not in the trace."""
 
 
 def find_trace(folder: Path) -> Path:
-    """Return the newest profile below a folder, as JAX's profiler writes it. Raises if there is none."""
+    """Return the newest trace file (`.xplane.pb`) of JAX's profiler in a folder or below. Raises if there is none."""
     found = sorted(folder.glob("plugins/profile/*/*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise MeshwrightError(f"no profile below {folder}; `meshwright train --profile 10:15` writes one")
@@ -72,7 +72,7 @@ def find_trace(folder: Path) -> Path:
 
 
 def read_trace(path: Path, module: Module) -> dict[int, DeviceTrace]:
-    """Return the activity of each device of this process, by its number in the trace.
+    """Return {device number in the trace: activity} for the devices of this process.
 
     Args:
         path: the `.xplane.pb` file.
@@ -109,9 +109,9 @@ def measured_step(
     """Return the measurements of one step from the traces of all devices.
 
     Args:
-        devices: traces by device name, at least one.
+        devices: the traces, at least one, by global device number as text.
         module: the optimized HLO of the step.
-        mesh: all axes with their degrees, in order.
+        mesh: all mesh axes with their degrees, in the order of the mesh.
         steps: number of traced steps.
     """
     found: list[Collective] = []
@@ -119,7 +119,7 @@ def measured_step(
     not_seen = 0
     runs = count_executions(module)
     for instruction, entries in each_collective(module, mesh, runs):
-        # In a trace, fused ops have the name of their fusion.
+        # A trace names a fusion, not the ops in it.
         begin = _outer_name(module, instruction.computation, instruction.name)
         names = {begin, *_done_names(module, begin, instruction.computation)}
         counts = [trace.op_counts.get(begin, 0) for trace in devices.values()]
@@ -153,10 +153,12 @@ def measured_step(
 
 
 def _events(profile: Any, module: str) -> Iterator[tuple[int, str, float, float]]:
-    """Yield device, op, begin and end in nanoseconds of every event that may be an op of a module.
+    """Yield (device number, name of the op, start, end) of every event that may be an op of a module; in nanoseconds.
 
-    CPUs name the device in each event; TPUs and GPUs have a plane per device. On TPUs only the line of sequential ops
-    is read: it contains the starts and the ends of asynchronous ops.
+    On CPUs each event names its device; TPUs and GPUs have one plane of events per device. On TPUs only the line of
+    sequential ops is read, which has the starts and the ends of asynchronous ops.
+
+    module: name of the HLO module.
     """
     for plane in profile.planes:
         own = _DEVICE.fullmatch(plane.name)
@@ -177,14 +179,17 @@ def _events(profile: Any, module: str) -> Iterator[tuple[int, str, float, float]
 
 
 def _outer_name(module: Module, computation: str, name: str) -> str:
-    """Return the name of the outermost fusion that an instruction is part of, or of the instruction itself."""
+    """Return the name of the outermost fusion that contains an instruction; if none does, the instruction's name."""
     while len(callers := module.callers[computation]) == 1 and callers[0].opcode == "fusion":
         computation, name = callers[0].computation, callers[0].name
     return name
 
 
 def _done_names(module: Module, name: str, computation: str) -> list[str]:
-    """Return the ops that end an asynchronous collective: waiting in them counts as the collective's time."""
+    """Return the names of the ops that end an asynchronous collective `name`, in which devices may wait for it.
+
+    Empty for a synchronous collective.
+    """
     instructions = module.computations[computation].instructions
     if name not in instructions or not instructions[name].opcode.endswith("-start"):
         return []
@@ -192,7 +197,7 @@ def _done_names(module: Module, name: str, computation: str) -> list[str]:
 
 
 def _covered(intervals: Iterable[tuple[float, float]]) -> float:
-    """Return the total length of a union of intervals."""
+    """Return the total length of the union of intervals (start, end)."""
     covered, reached = 0.0, -math.inf
     for start, end in sorted(intervals):
         covered += max(0.0, end - max(start, reached))

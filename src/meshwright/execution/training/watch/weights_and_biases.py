@@ -11,11 +11,11 @@ from meshwright.errors import MeshwrightError
 from meshwright.support.files import write_file
 
 ID_FILE = "wandb_id"
-"""File with the Weights & Biases id of the run, so that a resumed run continues it."""
+"""File of a run directory with the run's id at Weights & Biases, under which a resumed run continues."""
 
 
 def load_wandb() -> Any:
-    """Import the library; raise a one-line error if it is not installed."""
+    """Return the library's module; a `MeshwrightError` if it is not installed."""
     try:
         return importlib.import_module("wandb")
     except ImportError:
@@ -37,7 +37,7 @@ class WandbRun:
         write_file(file, f"{self._run.id}\n")
 
     def write(self, step: int, time: float, values: Mapping[str, float]) -> None:
-        """Log the values of a step."""
+        """Log the values of a step, {tag: value}. time: seconds since 1970."""
         self._run.log({**values, "_timestamp": time}, step=step)
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""Rates that hardware achieves in matmuls, attention, collectives and memory, with the measurements behind them."""
+"""Rates that hardware achieves in matmuls, attention, collectives and memory traffic, and where they are from."""

@@ -25,23 +25,26 @@ TpuKernel = Literal["fwd", "dkv", "dq"]
 TPU_PRODUCTS: dict[TpuKernel, int] = {"fwd": 2, "dkv": 4, "dq": 3}
 """The number of matmuls in each attention kernel of `jax.experimental.pallas`, each as large as queries times keys.
 
-Splash and flash attention: github.com/jax-ml/jax, jax/experimental/pallas/ops/tpu (0.10.2).
+`fwd` is the forward kernel, `dkv` computes the gradients of keys and values, `dq` those of queries. Splash and flash
+attention have the same numbers: github.com/jax-ml/jax, jax/experimental/pallas/ops/tpu (0.10.2).
 """
 
 LANES = 128
 """Width of a TPU's registers; the blocks of its kernels are multiples of this."""
 
 SPLASH_LENGTH = 1 << 16
-"""The tokens of the longest sequence for splash attention, which processes its whole mask during tracing.
+"""The longest sequence, in tokens, for which splash attention is used.
 
-That takes 16 s of one core at this length, and grows with its square (JAX 0.10.2).
+Splash attention processes its whole mask during tracing. At this length that takes 16 s of one core, and the time grows
+with the square of the length (JAX 0.10.2).
 """
 
 LONG = 16384
-"""The sequence length, in tokens, from which the rates no longer grow."""
+"""The sequence length, in tokens, from which the kernels' rates no longer grow."""
 
 BACKWARD_FLOPS = 2.5
-"""Backward flops of a fused kernel over its forward flops: five matmuls to two (arXiv:2307.08691, section 4.1)."""
+"""Backward flops of a fused kernel, divided by its forward flops: five matmuls to two (arXiv:2307.08691, section 4.1).
+"""
 
 
 @dataclass(frozen=True)
@@ -53,16 +56,19 @@ class AttentionTime:
 
 
 def fused_attention_time(flops: float, seq_len: int, head_dim: float, kernel: str, system: System) -> AttentionTime:
-    """Return the seconds of causal attention in bf16 by `flash` (FlashAttention-2) or `cudnn`; flops: forward only."""
+    """Return the seconds of causal attention in bf16 by `flash` (FlashAttention-2) or `cudnn`.
+
+    flops: the flops of the forward pass, counting unmasked scores only.
+    """
     forward, backward = _shares(system, kernel, seq_len, head_dim)
     ideal = flops / system.peak("bf16")
     return AttentionTime(ideal / forward, BACKWARD_FLOPS * ideal / backward)
 
 
 def tpu_kernel(length: int) -> Literal["splash", "flash", "blockwise"]:
-    """Return the attention of whole sequences of `length` tokens on TPUs.
+    """Return the implementation of attention that TPUs use for whole sequences of `length` tokens.
 
-    `splash` is JAX's kernel, `flash` are meshwright's kernels, `blockwise` uses JAX operations and no kernel.
+    `splash` is JAX's kernel, `flash` is meshwright's kernel, `blockwise` uses JAX operations and no kernel.
     """
     if length % LANES:
         return "blockwise"
@@ -70,22 +76,24 @@ def tpu_kernel(length: int) -> Literal["splash", "flash", "blockwise"]:
 
 
 def tpu_chunk_kernel(length: int) -> Literal["flash", "blockwise"]:
-    """Return the attention of chunks of `length` tokens on TPUs: meshwright's kernels, or JAX without a kernel."""
+    """Return the implementation of attention that TPUs use for chunks of `length` tokens: see `tpu_kernel`."""
     return "blockwise" if length % LANES else "flash"
 
 
 def tpu_block(head_dim: float) -> int:
-    """Return the largest block of queries or keys in a TPU's kernel (`execution/runtime/attention/kernels.py`).
+    """Return the number of queries, or of keys, in a block of a TPU's kernel.
 
-    Larger blocks have less overhead and compute more masked scores. For wide heads they do not fit on the chip.
+    Larger blocks have less overhead and compute more masked scores. For wide heads, blocks of 1024 do not fit on the
+    chip (`execution/runtime/attention/kernels.py`).
     """
     return 1024 if head_dim <= 128 else 512
 
 
 def tpu_kernel_share(system: System, kernel: TpuKernel, head_dim: float) -> float:
-    """Return the fraction of bf16 peak that a TPU's kernel reaches on long sequences, counting all flops of its blocks.
+    """Return the fraction of bf16 peak that a TPU's kernel reaches on long sequences, counting masked scores too.
 
-    Heads narrower than a register, 128, take as long as those of 128. Chips whose kernels were not compiled use v5p's.
+    Heads narrower than a register (128) take as long as heads of 128. Chips for which no kernels were compiled use the
+    fractions of v5p.
     """
     chips = tpu_attention_shares()
     shares = chips.get(system.chip.name, chips["v5p"])
@@ -93,13 +101,16 @@ def tpu_kernel_share(system: System, kernel: TpuKernel, head_dim: float) -> floa
 
 
 def attention_share(system: System) -> float:
-    """Return the fraction of bf16 peak that FlashAttention-2 reaches forward on long sequences, with heads of 128."""
+    """Return the fraction of bf16 peak that FlashAttention-2 reaches in a long forward pass with heads of size 128."""
     return _shares(system, "flash", LONG, 128)[0]
 
 
 @lru_cache(maxsize=1 << 10)
 def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple[float, float]:
-    """Return the fractions of bf16 peak, forward and backward, capped at what matmuls reach under the power limit."""
+    """Return the fractions of bf16 peak that attention reaches: (forward, backward).
+
+    On GPUs they are at most the fraction that matmuls reach under the power limit.
+    """
     if system.chip.kind == "tpu":
         return _tpu_shares(system, seq_len, head_dim)
     if system.chip.kind != "gpu":
@@ -112,7 +123,7 @@ def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple
         scale = best["forward"] / most["forward"][-2], best["backward"] / most["backward"][-2]
     curves = data["curves"][kernel]["64" if head_dim < 96 else "128"]
     causal, full, back = (
-        _at(seq_len, data["seq_lens"], curves[key]) for key in ("causal_forward", "forward", "backward")
+        _interpolated(seq_len, data["seq_lens"], curves[key]) for key in ("causal_forward", "forward", "backward")
     )
     # A causal backward pass is not measured; the mask is assumed to slow it as much as the forward pass.
     rates = causal * scale[0], back * causal / full * scale[1]
@@ -123,11 +134,10 @@ def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple
 
 
 def _tpu_shares(system: System, seq_len: int, head_dim: float) -> tuple[float, float]:
-    """Return the fractions of peak on a TPU, forward and backward.
+    """Return the fractions of bf16 peak that attention reaches on a TPU: (forward, backward).
 
-    Kernels compute whole blocks: causal attention computes on average (n + 1) / 2 of the n blocks of keys.
-
-    Backward is two kernels with seven matmuls in all; two are recomputed, and five are counted.
+    Kernels compute whole blocks: of n blocks of keys, causal attention computes (n + 1) / 2 on average. Backward is two
+    kernels with seven matmuls. Two of these repeat others, so five are counted as flops.
     """
     rows = max(1, seq_len // tpu_block(head_dim))
     seen = rows / (rows + 1)
@@ -137,8 +147,8 @@ def _tpu_shares(system: System, seq_len: int, head_dim: float) -> tuple[float, f
     return seen * forward, seen * backward
 
 
-def _at(seq_len: int, seq_lens: list[int], rates: list[float]) -> float:
-    """Return the rate at a length: linear in its logarithm between measured lengths, constant beyond them."""
+def _interpolated(seq_len: int, seq_lens: list[int], rates: list[float]) -> float:
+    """Return the rate at a sequence length: linear in log(length) between measured lengths, constant beyond them."""
     if seq_len <= seq_lens[0]:
         return rates[0]
     if seq_len >= seq_lens[-1]:

@@ -1,4 +1,4 @@
-"""The efficiencies that a chip borrows from another one, because they were not measured or compiled for it."""
+"""Efficiencies that are predicted with another chip's figures, because a chip has no figures of its own."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Mapping
 
 from meshwright.description.hardware.system import System
 from meshwright.planning.cost.rates.data_files import tpu_attention_shares, tpu_layer_shares, tpu_products
-from meshwright.planning.cost.rates.efficiency import relative
+from meshwright.planning.cost.rates.efficiency import related_gpu
 
 LENDER = "v5p"
-"""The TPU whose figures are used for TPUs for which no kernels and matmuls were compiled."""
+"""The TPU whose figures are used for TPUs without figures of their own."""
 
 
 def borrowed_figures(system: System) -> dict[str, tuple[str, ...]]:
-    """Return the names of the borrowed figures, by source chip; empty for simulated devices, which use a roofline.
+    """Return the names of the efficiencies for which a system uses another chip's figures, by that chip.
 
-    Every borrowed figure is a fraction of the chip's own peak or bandwidth.
+    For example `{"v5p": ("attention kernels",)}`; empty for simulated devices, which use a roofline. The figures are
+    fractions of peak flops or bandwidth, and are applied to the system's own peaks.
     """
     name = system.chip.name
     if system.chip.kind == "gpu":
-        products, attention = relative(name), "h100"
+        products, attention = related_gpu(name), "h100"
         found = [("products", products), ("collectives in a node", products), ("attention kernels", attention)]
     elif system.chip.kind == "tpu":
         tables: dict[str, Mapping[str, object]] = {
@@ -35,7 +36,7 @@ def borrowed_figures(system: System) -> dict[str, tuple[str, ...]]:
 
 
 def borrowed_notes(system: System) -> tuple[str, ...]:
-    """Return a line for each chip that efficiencies are borrowed from."""
+    """Return a note for each chip whose efficiencies are used for a system (`borrowed_figures`)."""
     name = system.chip.name
     return tuple(
         f"no efficiencies of {name} for {_list(whats)}: those of {lender} are taken, as shares of {name}'s own peak"
@@ -44,5 +45,5 @@ def borrowed_notes(system: System) -> tuple[str, ...]:
 
 
 def _list(words: tuple[str, ...]) -> str:
-    """Join words: `a, b and c`."""
+    """Join words to `a, b and c`."""
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -17,9 +17,10 @@ from meshwright.record import Kind
 
 @dataclass(frozen=True)
 class Term:
-    """The time that one part of the fabric is busy: the torus (`ICI`), or a level such as `node`, `leaf`, `DCN`.
+    """The time for which a collective uses one part of the fabric.
 
-    asymptotic_seconds: the same for very many devices, with (n - 1) / n taken as 1: the book's rules of thumb.
+    link: the part: the torus (`ICI`), or a level of switches such as `node`, `leaf` or `DCN`. text: the part in words.
+    asymptotic_seconds: `seconds` with (n - 1) / n taken as 1, as for very many devices (the book's rules of thumb).
     """
 
     link: str
@@ -30,11 +31,11 @@ class Term:
 
 @dataclass(frozen=True)
 class CollectiveTime:
-    """Time of a collective. The parts of the fabric work at the same time, so the slowest part determines it.
+    """Time of one collective, determined by the slowest part of the fabric, since all parts work at the same time.
 
-    spread: devices of a group in one node of GPUs, and the number of nodes. latency_seconds: time of all hops for an
-    empty array. A permute adds it to the transfer; other collectives overlap both, so for them it is a minimum (scaling
-    book, sharding: a note on ICI latency).
+    bytes: size of the array on one device. terms: the time of each part. latency_seconds: time of all hops for an empty
+    array. A permute adds it to the transfer; for other collectives both overlap, so it is a minimum (scaling book,
+    sharding: a note on ICI latency). spread: (devices of a group in one GPU node, nodes that the group spans).
     """
 
     kind: Kind
@@ -45,12 +46,12 @@ class CollectiveTime:
 
     @property
     def bandwidth_seconds(self) -> float:
-        """The time that the bytes take on the slowest part of the fabric."""
+        """The seconds that the bytes take on the slowest part of the fabric."""
         return max((term.seconds for term in self.terms), default=0.0)
 
     @property
     def asymptotic_seconds(self) -> float:
-        """The bandwidth time with (n - 1) / n approximated as 1, as in rules of thumb."""
+        """`bandwidth_seconds` with (n - 1) / n approximated as 1, as in the book's rules of thumb."""
         return max((term.asymptotic_seconds for term in self.terms), default=0.0)
 
     @property
@@ -77,8 +78,8 @@ class CollectiveTime:
 def collective_seconds(kind: Kind, nbytes: float, placement: Placement) -> CollectiveTime:
     """Return the time of one collective of `nbytes` over the mesh axes of a placement.
 
-    On several levels (torus and data-centre network; node, leaf, spine) a collective runs level by level, all levels
-    overlapping (scaling book, gpus, cross-node collectives). An axis of degree 1 takes no time.
+    A collective that spans several levels (torus and data-centre network; node, leaf, spine) runs level by level, and
+    the levels overlap (scaling book, gpus, cross-node collectives). A group of one device takes no time.
     """
     if placement.degree == 1:
         return CollectiveTime(kind, nbytes, (), 0.0)
@@ -95,9 +96,9 @@ def collective_seconds(kind: Kind, nbytes: float, placement: Placement) -> Colle
 
 
 def gather_bytes_per_second(placement: Placement) -> float:
-    """Return the bytes per second of an all-gather or reduce-scatter of a large array over many devices.
+    """Return the bytes per second of an all-gather or reduce-scatter: array bytes divided by asymptotic seconds.
 
-    This is the W of the book's thresholds (`network_intensity`); infinite on an axis of degree 1.
+    This is the W of the book's thresholds (`network_intensity`); infinite for a group of one device.
     """
     seconds = collective_seconds("all-gather", 1.0, placement).asymptotic_seconds
     return 1 / seconds if seconds else math.inf
@@ -132,7 +133,7 @@ def _exchange_on_torus(nbytes: float, placement: Placement) -> Term:
 
 
 def _permute_on_torus(nbytes: float, placement: Placement) -> Term:
-    """Return the time of a permute to the neighbour on the slowest axis: the operand through one link."""
+    """Return the time of a permute on a torus: the operand goes over one link of the slowest axis."""
     slowest = min(placement.rings, key=lambda ring: ring.link_bytes_per_second)
     seconds = nbytes / slowest.link_bytes_per_second
     return Term("ICI", seconds, seconds, f"ICI {slowest}")
@@ -141,11 +142,12 @@ def _permute_on_torus(nbytes: float, placement: Placement) -> Term:
 def _on_level(kind: Kind, nbytes: float, degree: int, crossing: Crossing) -> Term:
     """Return the time of a collective of `degree` devices at one level of switches.
 
-    All-gather and reduce-scatter: V (D - 1) / (D W) for each group that shares the link; groups that share a link hold
-    the shards of a separate axis that the array is sharded over too. All-to-all: what each unit's devices send to those
-    outside it, B (N - 1) / (N^2 W) in a node and B (M - 1) / (M^2 W) over M nodes, with B the bytes of all devices
-    together. Scaling book, gpus: intra-node and cross-node collectives, and reductions when the array is sharded over a
-    separate axis. A permute: from each unit one device of every group sends to the next unit.
+    Devices are grouped into units (GPUs of a node, nodes of a leaf); W is the bandwidth of a unit's link. An all-gather
+    or reduce-scatter over D units takes V (D - 1) / (D W), times the number of groups that share the link: they hold
+    other shards of an array that another axis shards too. In an all-to-all, a unit's devices send to all devices
+    outside it: B (N - 1) / (N^2 W) in a node of N devices, B (M - 1) / (M^2 W) over M nodes, with B the bytes of all
+    devices together. In a permute, one device of every group sends from each unit to the next. Scaling book, gpus:
+    intra-node and cross-node collectives, and reductions when the array is sharded over a separate axis.
     """
     if kind == "all-to-all":
         limit = nbytes * crossing.members * crossing.sharers / crossing.link_bytes_per_second
@@ -156,10 +158,11 @@ def _on_level(kind: Kind, nbytes: float, degree: int, crossing: Crossing) -> Ter
 
 
 def _latency(kind: Kind, placement: Placement) -> float:
-    """Return the time of the hops alone: half of each ring, each whole line, log2 n at each level of switches.
+    """Return the seconds of a collective's hops for an empty array.
 
-    Scaling book, sharding (a note on ICI latency) and gpus (tree reduction). A permute and an all-to-all cross a level
-    once. On a torus a permute takes one hop; on a line the last device sends to the first, across the whole line.
+    There are n / 2 hops in each ring of n devices, n - 1 in each line, and log2 n at each level of switches (scaling
+    book, sharding: a note on ICI latency; gpus: tree reduction). A permute and an all-to-all make one hop at a level. A
+    permute makes one hop in a ring; in a line the last device sends to the first, across the whole line.
     """
     hops = 0.0
     for ring in placement.rings:
@@ -173,5 +176,5 @@ def _latency(kind: Kind, placement: Placement) -> float:
 
 
 def _links(ring: Ring) -> int:
-    """Return the number of links of the worst-placed device on an axis: two in a ring, one at the end of a line."""
+    """Return how many links an axis has at the device with fewest: two in a ring, one at the end of a line."""
     return 2 if ring.is_wrapped else 1

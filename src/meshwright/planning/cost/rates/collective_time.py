@@ -1,4 +1,4 @@
-"""The time of a collective at the rate its links achieve: in a compiled program, and in a plan."""
+"""The time of a collective at the rate that its links achieve, for collectives of compiled programs and of plans."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ def achieved_seconds(kind: Kind, nbytes: float, layout: MeshPlacement, axes: tup
     """Return the seconds of one run of a collective over some mesh axes, at the rate that its links achieve.
 
     Args:
-        kind: as the program runs it (for a plan's collective use `planned_seconds`).
-        nbytes: as in `record.Collective`; for a permute, multiplied by its hops on a torus.
+        kind: the kind that the program runs (for a plan's collective use `planned_seconds`).
+        nbytes: the bytes of `record.Collective`; for a permute, times the number of hops on a torus.
         layout: the mesh laid over its system.
-        axes: the mesh axes of its groups.
+        axes: the mesh axes over which it runs.
     """
     return _achieved(kind, nbytes, layout.system, layout.placement(axes))
 
 
 def _achieved(kind: Kind, nbytes: float, system: System, placement: Placement) -> float:
-    """Return `achieved_seconds` over the links of a placement."""
+    """Return `achieved_seconds`, from the links of a placement."""
     once = collective_seconds(kind, nbytes, placement)
     return max(once.bandwidth_seconds / collective_efficiency(system, once), once.latency_seconds)
 
 
 def planned_seconds(move: Collective, layout: MeshPlacement) -> float:
-    """Return the seconds of all runs of a planned collective, as the chip's compiler implements it.
+    """Return the seconds per step of a planned collective, over all its runs, as the chip's compiler implements it.
 
-    A collective matmul over tp sends each shard as two halves, one each way, if the torus' links form a ring. Between
-    slices only shards are sent, even where each slice runs an all-reduce instead of a reduce-scatter.
+    If the links of a torus form a ring, a collective matmul over tp sends one half of each shard in each direction. If
+    the compiler replaces a reduce-scatter by an all-reduce inside each slice, slices still exchange only shards.
     """
     kind, nbytes, placement = move.kind, move.bytes / move.count, layout.placement(move.axes)
     if kind == "collective-permute" and move.axes == ("tp",):
@@ -55,10 +55,11 @@ def planned_seconds(move: Collective, layout: MeshPlacement) -> float:
 
 
 def reduce_scatter_runs_as_all_reduce(move: Collective, layout: MeshPlacement) -> bool:
-    """Whether a collective is a reduce-scatter that compilers lower to an all-reduce and a slice, of twice the bytes.
+    """Whether a collective is a reduce-scatter that the compiler replaces by an all-reduce and a local slice.
 
-    The TPU compiler (libtpu 0.0.42.1) does so if a reduction is over every chip of a slice, or of several: on v5e and
-    v6e for square slices from 4x4, on v5p from 2x2x4 on (`benchmarks/whole_slice_sums.py`). Other chips were not tried.
+    It then sends twice the bytes. The TPU compiler (libtpu 0.0.42.1) does so if a reduction is over every chip of one
+    or several TPU slices: on v5e and v6e for square slices from 4x4 on, on v5p from 2x2x4 on
+    (`benchmarks/whole_slice_sums.py`). Other chips were not tried.
     """
     if move.kind != "reduce-scatter":
         return False
@@ -72,5 +73,5 @@ def reduce_scatter_runs_as_all_reduce(move: Collective, layout: MeshPlacement) -
 
 
 def _degree_inside(placement: Placement) -> int:
-    """Return the number of a collective's devices that are in one slice."""
+    """Return how many devices of a collective's group are in one TPU slice."""
     return placement.chip_members * math.prod(ring.size for ring in placement.rings)

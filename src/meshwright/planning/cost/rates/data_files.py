@@ -39,21 +39,21 @@ class GpuProducts(TypedDict):
 
 
 class TpuCycles(TypedDict):
-    """Estimated cycles of a chip's matmuls, on a grid of sizes (m, k, n) with n innermost."""
+    """A TPU's estimated cycles for matmuls [m, k] @ [k, n] on a grid of sizes, flattened with n innermost."""
 
     flops_per_cycle: int
     cycles: list[int]
 
 
 class TpuProducts(TypedDict):
-    """Content of data/tpu_products.json: chips by name, and the sizes of each dim (m, k, n)."""
+    """Content of data/tpu_products.json: cycles by chip, and the grid's sizes by dim (m, k, n)."""
 
     chips: Mapping[str, TpuCycles]
     grid: Mapping[str, list[int]]
 
 
 class BestKernel(TypedDict):
-    """The best rates of a chip other than H100, in TFLOP/s, and the H100 kernel whose curve is scaled to them."""
+    """The best published rates of attention on a GPU, in TFLOP/s, and the H100 kernel whose curve is scaled to them."""
 
     kernel: str
     forward: float
@@ -61,7 +61,11 @@ class BestKernel(TypedDict):
 
 
 class Attention(TypedDict):
-    """Content of data/attention.json: TFLOP/s at the lengths of `seq_lens`, by kernel, head width and pass."""
+    """Content of data/attention.json: the rates of attention on GPUs.
+
+    curves: TFLOP/s on H100 at each length of `seq_lens`, by kernel, head size and pass. best: by the first letters of a
+    chip's name.
+    """
 
     seq_lens: list[int]
     curves: Mapping[str, Mapping[str, Mapping[str, list[float]]]]
@@ -70,21 +74,21 @@ class Attention(TypedDict):
 
 @cache
 def gpu_products() -> GpuProducts:
-    """Return the figures of matmuls and links of GPUs, fitted to measured times (`benchmarks/gpu_products.py`)."""
+    """Return constants of GPU matmuls and links, fitted to measured times (`benchmarks/gpu_products.py`)."""
     return _read("gpu_products")
 
 
 @cache
 def tpu_products() -> TpuProducts:
-    """Return the figures of TPU matmuls, as the compiler estimates them (`benchmarks/tpu_products.py`)."""
+    """Return the cycles of TPU matmuls, as the TPU compiler estimates them (`benchmarks/tpu_products.py`)."""
     return _read("tpu_products")
 
 
 @cache
 def tpu_layer_shares() -> Mapping[str, Mapping[str, float]]:
-    """Return by chip the speed of ops inside a layer, as a fraction of their speed when compiled alone.
+    """Return by chip the speed of a layer's `attention` and of its other ops (`rest`), relative to ops compiled alone.
 
-    Written by `benchmarks/tpu_layers.py`.
+    The file is written by `benchmarks/tpu_layers.py`.
     """
     return _read("tpu_layers")["chips"]
 

@@ -1,4 +1,4 @@
-"""The fraction of its peak that a device reaches in a matmul, by the matmul's size.
+"""The fraction of peak flops that a device reaches in a matmul, by the matmul's size.
 
 GPUs: a model of tiles and waves with five constants per chip, fitted to measured times (`benchmarks/gpu_products.py`,
 data/gpu_products.json). TPUs: the estimates of the TPU compiler itself, interpolated between sizes
@@ -27,7 +27,7 @@ not occupy all multiprocessors.
 """
 
 _OVERLAP = 4
-"""Compute and memory traffic overlap, but not fully where both take long: the time is the 4-norm of the two."""
+"""Order of the norm that combines compute time and memory time: they overlap, but not fully if both are long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,17 +86,20 @@ def gpu_product_seconds(
     dtype: str = "bf16",
     moved_bytes: float | None = None,
 ) -> float:
-    """Return the seconds of a matmul on a GPU, with the tile and split that the model finds fastest.
+    """Return the seconds of a matmul [m, k] @ [k, n] on a GPU, with the tile and split that the model finds fastest.
 
-    A multiprocessor computes one tile after the other, so the time is a whole number of waves. Each multiprocessor has
-    its part of `peak_share` of the peak (the clock in a short measurement), times `sustained_share` for matmuls in a
-    long sequence, times `fp8_share` in fp8. A power limit reduces the rate: a B200 at 750 of its 1000 W reaches 0.77 of
-    it (8,192^3, cuBLAS: github.com/facebookexperimental/triton/pull/854, github.com/pytorch/ao/pull/2427), a GB300 at
-    500 of 1400 W 0.28 to 0.39 (triton/pull/2023). Starting a tile costs as much time as `tile_start` elements of the
-    contraction. Small tiles reuse operands less: their rate is r / (r + tile_reuse) with r = a b / (a + b) for a tile
-    [a, b], relative to the largest tile. Memory reaches `hbm_share` of its bandwidth. The launch is added.
+    A multiprocessor computes one tile after the other, so the time is a whole number of waves of tiles
+    (docs.nvidia.com/deeplearning/performance, matrix multiplication background). The constants in `figures` are:
 
-    Tiles and waves: docs.nvidia.com/deeplearning/performance, matrix multiplication background.
+    - peak_share: fraction of peak flops in a short measurement, times sustained_share if many matmuls follow each
+      other, times fp8_share in fp8, times the chip's `power_share` under a power limit. A B200 at 750 of 1000 W reaches
+      0.77 of its rate (8,192^3, cuBLAS: github.com/facebookexperimental/triton/pull/854,
+      github.com/pytorch/ao/pull/2427), a GB300 at 500 of 1400 W 0.28 to 0.39 (triton/pull/2023).
+    - tile_start: starting a tile costs as much time as this many elements of the contraction.
+    - tile_reuse: small tiles reuse operands less. The rate of a tile [a, b] is r / (r + tile_reuse) with
+      r = a b / (a + b), relative to the largest tile.
+    - hbm_share: fraction of the memory bandwidth that is reached.
+    - launch_seconds: time to launch the kernel, which is added.
     """
     share = figures.peak_share * figures.sustained_share * system.chip.power_share
     share *= figures.fp8_share if dtype == "fp8" else 1.0
@@ -106,7 +109,7 @@ def gpu_product_seconds(
         moved_bytes = matmul_bytes(m, k, n, weight_dtype=dtype, activation_dtype=dtype)
     best = math.inf
     for split in SPLITS:
-        # The parts of a split result are written and read back as float32.
+        # The partial results of a split contraction are written and read back as float32.
         memory = ((moved_bytes + (8 * m * n * split if split > 1 else 0)) / bandwidth) ** _OVERLAP
         depth = k / split + figures.tile_start
         for (rows, columns), reuse in _tile_reuse(figures.tile_reuse):
@@ -118,7 +121,7 @@ def gpu_product_seconds(
 
 @cache
 def _tile_reuse(half: float) -> tuple[tuple[tuple[int, int], float], ...]:
-    """Return each tile with its rate relative to the largest tile's: smaller tiles reuse operands less."""
+    """Return each tile (rows, columns) with its rate, relative to the largest tile; half: `GpuFigures.tile_reuse`."""
     reuse = [a * b / (a + b) for a, b in TILES]
     most = max(reuse) / (max(reuse) + half)
     return tuple((tile, r / (r + half) / most) for tile, r in zip(TILES, reuse, strict=True))
@@ -126,32 +129,36 @@ def _tile_reuse(half: float) -> tuple[tuple[tuple[int, int], float], ...]:
 
 @cache
 def launch_seconds(system: System) -> float:
-    """Return the launch time of a kernel, the lower limit of an op's time on a GPU; 0 on other chips."""
+    """Return the seconds of launching a kernel, a lower bound of every op's time on a GPU; 0 on other chips."""
     return gpu_figures(system.chip.name).launch_seconds if system.chip.kind == "gpu" else 0.0
 
 
 def gpu_figures(name: str) -> GpuFigures:
-    """Return the figures of a GPU. If they were not measured, all but its multiprocessors are a related GPU's."""
+    """Return the constants of a GPU by name. Constants that were not measured are those of a related GPU."""
     data = gpu_products()
     return GpuFigures(
         multiprocessors=data["multiprocessors"].get(name, data["multiprocessors"]["h100"]),
         sustained_share=data["sustained_share"].get(name, data["sustained_share"]["h100"]),
         fp8_share=data["fp8_share"].get(name, data["fp8_share"]["h100"]),
-        **data["products"][relative(name)],
+        **data["products"][related_gpu(name)],
     )
 
 
-def relative(name: str) -> str:
-    """Return the measured GPU in data/gpu_products.json whose figures are used for a GPU.
+def related_gpu(name: str) -> str:
+    """Return the GPU whose measured constants (data/gpu_products.json) are used for a GPU.
 
-    A100 for all A100s, H100 for all later ones.
+    It is the A100 for all A100s, and the H100 for all other GPUs.
     """
     return "a100-80gb" if name.startswith("a100") else "h100"
 
 
 @dataclass(frozen=True)
 class _Table:
-    """Fractions of peak on a grid of sizes (m, k, n), with n innermost, stored as log-odds."""
+    """Fractions of peak flops for matmuls [m, k] @ [k, n] on a grid of sizes.
+
+    sizes: the grid's sizes of m, k and n. logs: their logarithms. log_odds: log(f / (1 - f)) of each fraction f, with n
+    innermost.
+    """
 
     logs: tuple[tuple[float, ...], ...]
     sizes: tuple[tuple[int, ...], ...]
@@ -160,8 +167,8 @@ class _Table:
     def share(self, m: float, k: float, n: float) -> float:
         """Return the fraction of peak at a size, by interpolating log-odds linearly in the logarithms of sizes.
 
-        So the fraction is proportional to a size while small, and approaches 1. Below the grid a matmul takes as long
-        as at the grid's edge, since arrays and registers are padded up; above it the fraction is that of the edge.
+        A small fraction is then proportional to the size, and a large one approaches 1. Below the grid a matmul takes
+        as long as at the grid's edge, because arrays are padded; above the grid the fraction is that of the edge.
         """
         padding, corners = 1.0, [(0, 1.0)]
         for size, sizes, logs in zip((m, k, n), self.sizes, self.logs, strict=True):
@@ -181,7 +188,7 @@ class _Table:
 
 @cache
 def _tpu_table(name: str) -> _Table:
-    """Return the table of a TPU. TPUs without one (v3, custom chips) use v5p's fractions of peak."""
+    """Return the fractions of peak of a TPU by name; TPUs without a table (v3, custom chips) use v5p's."""
     data = tpu_products()
     chip = data["chips"].get(name, data["chips"]["v5p"])
     sizes = tuple(tuple(data["grid"][dim]) for dim in "mkn")
@@ -193,11 +200,12 @@ def _tpu_table(name: str) -> _Table:
 
 @cache
 def layer_shares(system: System) -> Mapping[str, float]:
-    """Return the speed of ops inside a layer, as a fraction of their speed when compiled alone.
+    """Return the speed of ops inside a compiled layer, relative to the same ops compiled alone.
 
-    One fraction for attention through scores, one for the other ops. On TPUs: the compiler's estimates for a layer of
-    Llama 2 (`benchmarks/tpu_layers.py`): norms and reductions are fused into matmul kernels, and weights are copied to
-    other layouts. On GPUs both are 1: kernels run one by one. A traced function's matmuls have that of the other ops.
+    Keys: `attention`, for attention that writes its scores to memory, and `rest`, for all other ops. On TPUs the values
+    are the compiler's estimates for a layer of Llama 2 (`benchmarks/tpu_layers.py`), where norms and reductions are
+    fused into matmul kernels and weights are copied to other layouts. On other chips both are 1: kernels run one by
+    one. The matmuls of a traced function have that of `rest`.
     """
     if system.chip.kind != "tpu":
         return {"attention": 1.0, "rest": 1.0}

@@ -1,4 +1,4 @@
-"""Lower bound of the bytes that a step moves between HBM and a device's cores."""
+"""Lower bound of the bytes that a train step reads from and writes to one device's HBM."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECOMPUTED: Mapping[Remat, float] = {
     "block": 1.0,
     "offload": 1.0,
 }
-"""The approximate share of the forward pass's traffic that backward repeats."""
+"""The approximate fraction of the forward pass's traffic that recomputation repeats, by remat policy."""
 
 
 def hbm_bytes(workload: Workload, mesh: MeshShape) -> dict[str, float]:

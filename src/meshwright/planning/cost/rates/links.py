@@ -15,20 +15,27 @@ from functools import cache
 from meshwright.description.hardware.system import System
 from meshwright.planning.cost.rates.collective import CollectiveTime
 from meshwright.planning.cost.rates.data_files import gpu_products
-from meshwright.planning.cost.rates.efficiency import relative
+from meshwright.planning.cost.rates.efficiency import related_gpu
 
 TPU_LINK_SHARE = 0.95
-"""An all-gather on v5e reaches about 95% of the links' bandwidth from 10 MB on 16 chips (scaling book, sharding)."""
+"""Fraction of the ICI bandwidth that a collective reaches.
+
+Measured for all-gathers of 10 MB or more on 16 chips of v5e (scaling book, sharding).
+"""
 
 NETWORK_SHARE = 0.94
-"""Fraction for a node's network cards: 46 to 48 of 50 GB/s each (NVIDIA, github.com/NVIDIA/nccl-tests/issues/290)."""
+"""Fraction of the bandwidth of a GPU node's network cards that a collective reaches.
+
+46 to 48 of 50 GB/s on each card (NVIDIA, github.com/NVIDIA/nccl-tests/issues/290).
+"""
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """A protocol of NCCL: the seconds of a step inside a node and between nodes, and the payload's share of bytes.
+    """A protocol of NCCL (src/graph/tuning.cc).
 
-    NCCL src/graph/tuning.cc, `hwLat` in microseconds; of each 128 bytes LL128 carries 120.
+    near_seconds, far_seconds: latency of a step inside a node and between nodes (`hwLat`, there in microseconds).
+    share: fraction of the bandwidth for data; LL128 sends 120 bytes of data in each 128.
     """
 
     near_seconds: float
@@ -38,12 +45,12 @@ class Protocol:
 
 RINGS = (Protocol(1.9e-6, 4.0e-6, 120 / 128), Protocol(3.4e-6, 14.0e-6, 1.0))
 TREE = Protocol(1.25e-6, 8.5e-6, 0.92 * 120 / 128)
-"""NCCL assumes 0.92 of a ring's bandwidth for a tree (src/graph/tuning.cc); only all-reduces have one."""
+"""NCCL assumes 0.92 of a ring's bandwidth for a tree (src/graph/tuning.cc). Only all-reduces have a tree algorithm."""
 
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """Constants of collectives inside a node: t = start_seconds + t at full rate / share."""
+    """Constants of collectives inside a GPU node: seconds = start_seconds + seconds at full rate / share."""
 
     start_seconds: float
     share: float
@@ -51,15 +58,15 @@ class LinkFigures:
 
 @cache
 def link_figures(name: str) -> LinkFigures:
-    """Return the figures of a GPU's links inside a node, or those of the GPU it borrows from (`relative`)."""
-    return LinkFigures(**gpu_products()["links"][relative(name)])
+    """Return the constants of a GPU's links inside a node; GPUs without measurements use those of `related_gpu`."""
+    return LinkFigures(**gpu_products()["links"][related_gpu(name)])
 
 
 def collective_efficiency(system: System, time: CollectiveTime) -> float:
     """Return the fraction of the links' full rate that a collective reaches, from 0 to 1.
 
-    GPUs: the time at full rate over the achieved time, start-up included. TPUs: `TPU_LINK_SHARE`; `time` has their
-    start-up as hop latency.
+    time: the collective's time at full rate. On GPUs the achieved time includes start-up; on TPUs `time` already has
+    the latency of hops.
     """
     ideal = time.bandwidth_seconds
     if not ideal or system.chip.kind == "cpu":
@@ -73,10 +80,10 @@ def collective_efficiency(system: System, time: CollectiveTime) -> float:
 
 
 def _ways(time: CollectiveTime) -> Iterator[tuple[float, float]]:
-    """Yield (seconds of sequential steps, fraction of full rate) of each NCCL algorithm across nodes.
+    """Yield (latency of all steps in seconds, fraction of full rate) for each algorithm that NCCL can use across nodes.
 
-    A ring of n devices in m nodes takes n - 1 steps, m - 1 of them between nodes; an all-reduce takes twice that. A
-    tree goes up and down its levels. Steps inside a node are part of the measured start.
+    A ring of n devices in m nodes takes n - 1 steps, m - 1 of them between nodes; an all-reduce takes twice as many. A
+    tree goes up and down its levels. Inside one node it is (0, 1): the latency is part of `LinkFigures.start_seconds`.
     """
     members, nodes = time.spread
     if nodes == 1 or time.kind in ("all-to-all", "collective-permute"):

@@ -1,4 +1,4 @@
-"""Cost of an implementation of a sharded matmul on a chip and its fabric, and what bounds it."""
+"""Time of each implementation of a sharded matmul on a system, and its bound: compute, memory or communication."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from meshwright.record import Bound, Collective
 
 @dataclass(frozen=True)
 class Intensity:
-    """Arithmetic intensity of an implementation, against memory traffic or one collective, and the hardware's.
+    """Arithmetic intensity of an implementation, relative to its memory traffic or to one collective.
 
     Attributes:
-        value: flops per byte.
-        dims: the value as an expression of dims; empty if the flops are of several matmuls.
-        hardware: peak flops over bandwidth: of memory, or of links used both ways, as in large rings.
-        here: the same over the bandwidth that the collective gets on the actual links (open lines, few chips, latency).
+        value: flops of the implementation per byte of memory traffic or of the collective.
+        dims: `value` as an expression of dims; empty if the flops are of several matmuls.
+        hardware: peak flops of the chip in the time of one byte of memory traffic, or of one byte of the collective
+            over links used in both directions, as in large rings. If `value` is lower, compute is not the bound.
+        here: like `hardware`, for the actual links (open lines, few chips, latency).
     """
 
     value: float
@@ -40,15 +41,15 @@ class Intensity:
 
 @dataclass(frozen=True, kw_only=True)
 class PricedImplementation:
-    """An implementation of a matmul and its times on one device at full rate, which are lower bounds.
+    """An implementation of a sharded matmul with its times on one device at full rate, which are lower bounds.
 
     Attributes:
-        collectives: each with its seconds.
+        collectives: its collectives, with their seconds.
         communication_seconds: sum over the collectives.
-        memory: intensity against memory traffic; None without a matmul.
-        network: intensity against the longest collective; None if there is none.
-        threshold: condition for being compute bound, against memory or collectives, whichever takes longer; None
-            without a matmul.
+        memory: intensity relative to memory traffic; None without a matmul.
+        network: intensity relative to the longest collective; None without a matmul or a collective.
+        threshold: condition for being compute bound, relative to memory traffic or collectives, whichever take longer;
+            None without a matmul.
     """
 
     implementation: Implementation
@@ -62,12 +63,12 @@ class PricedImplementation:
 
     @property
     def seconds(self) -> float:
-        """The time if collectives hide behind matmuls: the longest of the three."""
+        """The time if collectives overlap with matmuls: the longest of compute, memory traffic and communication."""
         return max(self.flops_seconds, self.memory_seconds, self.communication_seconds)
 
     @property
     def serial_seconds(self) -> float:
-        """The time if nothing is hidden: the matmuls, then the collectives."""
+        """The time without overlap: that of the matmuls plus that of the collectives."""
         return max(self.flops_seconds, self.memory_seconds) + self.communication_seconds
 
     @property
@@ -83,9 +84,10 @@ class PricedImplementation:
 
 @dataclass(frozen=True, kw_only=True)
 class PricedProduct:
-    """A matmul or resharding with its priced implementations.
+    """A matmul or resharding with the times of its implementations on a system.
 
-    implementations: cheapest first. chosen: the implementation that the expression prescribes, else the cheapest.
+    inference: the result and the implementations without times. implementations: fastest first. chosen: the
+    implementation that the expression prescribes, else the fastest.
     """
 
     inference: Inference
@@ -95,11 +97,11 @@ class PricedProduct:
 
     @property
     def alternatives(self) -> tuple[PricedImplementation, ...]:
-        """The implementations not chosen, cheapest first."""
+        """The implementations that are not chosen, fastest first."""
         return tuple(way for way in self.implementations if way is not self.chosen)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the prices as plain data, in the schema of `meshwright matmul --json`."""
+        """Return the result as plain data, in the schema of `meshwright matmul --json`."""
         inference, chosen = self.inference, self.chosen
         return {
             "case": inference.case,
@@ -128,26 +130,26 @@ class PricedProduct:
 
 
 def price(inference: Inference, system: System, *, dtype: str = "bf16") -> PricedProduct:
-    """Return the cost of each implementation of a sharded matmul on its mesh, laid over the system, cheapest first.
+    """Return the times of each implementation of a sharded matmul, with its mesh laid over the system.
 
-    Sorted by the time with hidden collectives, then by the time without. Raises an error if the mesh does not fit the
-    system, or if the dtype's size is not the element size of `inference`.
+    Implementations are sorted by their time with overlap, then by their time without. Raises an error if the mesh does
+    not fit the system, or if the dtype's size is not the element size of `inference`.
     """
     if dtype_bytes(dtype) != inference.sizes.element_bytes:
         raise MeshwrightError(
-            f"the ways were inferred for elements of {inference.sizes.element_bytes:g} bytes;"
+            f"the implementations were inferred for elements of {inference.sizes.element_bytes:g} bytes;"
             f" {dtype} has {dtype_bytes(dtype):g}"
         )
     layout = lay_mesh(system, inference.sizes.degrees)
     priced = {way: _priced(way, inference.sizes, layout, dtype) for way in inference.implementations}
     ways = sorted(priced.values(), key=lambda way: (way.seconds, way.serial_seconds))
-    chosen = priced[inference.written] if inference.written else ways[0]
+    chosen = priced[inference.prescribed] if inference.prescribed else ways[0]
     return PricedProduct(inference=inference, layout=layout, implementations=tuple(ways), chosen=chosen)
 
 
 @dataclass(frozen=True)
-class _Load:
-    """A collective, its time, and the hardware's flops per byte for it (`Intensity.hardware` and `here`)."""
+class _TimedCollective:
+    """A collective, its time, and the chip's flops in the time of one of its bytes (`Intensity.hardware`, `here`)."""
 
     step: Communicate
     time: CollectiveTime
@@ -155,37 +157,37 @@ class _Load:
     here: float
 
 
-def _load(step: Communicate, layout: MeshPlacement, peak: float) -> _Load:
-    """Return a collective with its time and the hardware's flops per byte on its links."""
+def _timed(step: Communicate, layout: MeshPlacement, peak: float) -> _TimedCollective:
+    """Return the timed collective of a step of an implementation; peak: flops per second of the chip."""
     placement = layout.placement(step.axes)
     time = collective_seconds(step.kind, step.bytes, placement)
     closed = replace(placement, rings=tuple(replace(ring, is_wrapped=True) for ring in placement.rings))
     ideal = collective_seconds(step.kind, step.bytes, closed).asymptotic_seconds
-    return _Load(step, time, peak * ideal / step.bytes, peak * time.seconds / step.bytes)
+    return _TimedCollective(step, time, peak * ideal / step.bytes, peak * time.seconds / step.bytes)
 
 
 def _priced(way: Implementation, sizes: Sizes, layout: MeshPlacement, dtype: str) -> PricedImplementation:
     """Return an implementation with its times."""
     system = layout.system
-    loads = [_load(step, layout, system.peak(dtype)) for step in way.communications]
+    moves = [_timed(step, layout, system.peak(dtype)) for step in way.communications]
     touched = [array for product in way.products for array in (*product.operands, product.result)]
     memory_bytes = sum(sizes.local_bytes(array) for array in touched)
     op = op_seconds(way.flops, memory_bytes, system, dtype=dtype)
-    communication = math.fsum(load.time.seconds for load in loads)
+    communication = math.fsum(move.time.seconds for move in moves)
     chip = hardware_intensity(system, dtype=dtype)
     return PricedImplementation(
         implementation=way,
         collectives=tuple(
-            replace(c, seconds=load.time.seconds) for c, load in zip(way.collectives, loads, strict=True)
+            replace(c, seconds=move.time.seconds) for c, move in zip(way.collectives, moves, strict=True)
         ),
         flops_seconds=op.flops_seconds,
         memory_seconds=op.memory_seconds,
         communication_seconds=communication,
         memory=Intensity(intensity(way.flops, memory_bytes), "", chip, chip) if way.products else None,
-        network=_network(way, loads, sizes) if way.products and loads else None,
+        network=_network(way, moves, sizes) if way.products and moves else None,
         threshold=_threshold(
             way,
-            loads,
+            moves,
             [(array, chip) for array in touched],
             sizes,
             is_memory=op.memory_seconds > max(op.flops_seconds, communication),
@@ -193,16 +195,16 @@ def _priced(way: Implementation, sizes: Sizes, layout: MeshPlacement, dtype: str
     )
 
 
-def _network(way: Implementation, loads: list[_Load], sizes: Sizes) -> Intensity:
-    """Return the intensity relative to the collective that takes longest."""
-    longest = max(loads, key=lambda load: load.time.seconds)
+def _network(way: Implementation, moves: list[_TimedCollective], sizes: Sizes) -> Intensity:
+    """Return the intensity of an implementation relative to its longest collective."""
+    longest = max(moves, key=lambda move: move.time.seconds)
     dims = str(flops_per_byte(way.products[0], longest.step.counted, sizes)) if len(way.products) == 1 else ""
     return Intensity(intensity(way.flops, longest.step.bytes), dims, longest.hardware, longest.here)
 
 
 def _threshold(
     way: Implementation,
-    loads: list[_Load],
+    moves: list[_TimedCollective],
     arrays: Sequence[tuple[ShardedArray, float]],
     sizes: Sizes,
     *,
@@ -210,17 +212,18 @@ def _threshold(
 ) -> Threshold | None:
     """Return the condition under which an implementation is compute bound; None without a matmul.
 
-    is_memory: whether memory traffic takes longer than the collectives; the longer one is compared with compute.
+    arrays: (array that it reads or writes, the chip's flops per byte of memory traffic). is_memory: whether compute is
+    compared with memory traffic, not with the collectives (`moves`).
     """
     if not way.products:
         return None
-    if is_memory or not loads:
+    if is_memory or not moves:
         return Threshold("memory", inequality(way.products, arrays, sizes))
-    condition = inequality(way.products, [(load.step.counted, load.hardware) for load in loads], sizes)
-    if all(math.isclose(load.here, load.hardware, rel_tol=0.01) for load in loads):
+    condition = inequality(way.products, [(move.step.counted, move.hardware) for move in moves], sizes)
+    if all(math.isclose(move.here, move.hardware, rel_tol=0.01) for move in moves):
         return Threshold("network", condition)
-    here = inequality(way.products, [(load.step.counted, load.here) for load in loads], sizes)
-    return Threshold("network", condition, here, tuple(dict.fromkeys(load.time.binds for load in loads)))
+    here = inequality(way.products, [(move.step.counted, move.here) for move in moves], sizes)
+    return Threshold("network", condition, here, tuple(dict.fromkeys(move.time.binds for move in moves)))
 
 
 def _collectives_json(priced: PricedImplementation) -> list[dict[str, Any]]:

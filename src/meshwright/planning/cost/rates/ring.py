@@ -1,12 +1,13 @@
-"""Exposed time of ring attention: the sends of each ring step overlap with the attention of that step.
+"""Exposed time of ring attention's sends, each of which overlaps with the attention of one ring step.
 
-As implemented in `execution/runtime/attention/ring.py`, with P ring steps forward and P backward: each step but the
-last forwards the keys and values that it attends to. In backward, gradients follow the keys one step later; the first
-two steps send none. The last send, which returns a device's own gradients, overlaps with the matmuls of the queries'
-gradient.
+Ring attention (`execution/runtime/attention/ring.py`) on P devices takes P ring steps forward and P backward. Each step
+but the last sends on the keys and values that it attends to. In backward, the gradients of keys and values that a step
+computes are sent during the next step; those of the first step belong to the device's own keys and are not sent, so no
+gradients are sent during the first two steps. The last send comes after the last step: it brings each device the
+gradients of its own keys, and overlaps with the backward matmuls of the query projection.
 
-The TPU compiler schedules the sends this way (libtpu 0.0.42.1, default effort): for two layers of 32 heads with embed
-1024 and S = 32K, over sp=8 of v5e:2x4, only the last send is exposed, 0.28 of 27.5 ms; predicted are 0.82 ms.
+The TPU compiler schedules the sends this way (libtpu 0.0.42.1, default effort). With two layers of 32 heads, embed 1024
+and S = 32K, over sp=8 of v5e:2x4, only the last send is exposed: 0.28 ms of 27.5 ms of sends. Predicted: 0.82 ms.
 """
 
 from __future__ import annotations
@@ -24,36 +25,36 @@ from meshwright.record import Collective, Phase
 
 @dataclass(frozen=True)
 class RingWork:
-    """Compute of one layer on one microbatch while arrays are sent round a ring of `degree` devices.
+    """Compute of one layer and microbatch on one device, with which the sends of ring attention overlap.
 
-    turn: seconds of attention in one ring step; with zigzag order all steps are equal. after: seconds of the matmuls of
-    the queries' gradient.
+    degree: devices in the ring. step_attention: seconds of attention in one ring step; with zigzag order all are equal.
+    query_backward: seconds of the query projection's backward matmuls.
     """
 
     degree: int
-    turn: PassSeconds
-    after: float
+    step_attention: PassSeconds
+    query_backward: float
 
     def exposed_share(self, phase: Phase, keys: float, gradients: float) -> float:
-        """Return the exposed fraction of a phase's sends.
+        """Return the fraction of a phase's send time that is exposed.
 
-        keys, gradients: seconds to send them in one ring step; 0 if none are sent.
+        keys: seconds to send keys and values in one ring step. gradients: seconds to send the gradients of these.
         """
-        sends, work = self.degree - 1, getattr(self.turn, phase)
+        sends, work = self.degree - 1, getattr(self.step_attention, phase)
         alone = sends if phase != "backward" else min(2, sends)
         exposed = alone * max(0.0, keys - work)
         if phase == "backward":
             exposed += max(0, sends - 2) * max(0.0, keys + gradients - work)
-            exposed += (sends > 1) * max(0.0, gradients - work) + max(0.0, gradients - self.after)
+            exposed += (sends > 1) * max(0.0, gradients - work) + max(0.0, gradients - self.query_backward)
         return exposed / (sends * (keys + gradients))
 
 
 def is_round_ring(move: Collective | Communicate) -> bool:
-    """Whether a collective sends keys, values or their gradients round the ring of sp."""
+    """Whether a collective is a send of ring attention, that is, of keys, values or their gradients."""
     return move.kind == "collective-permute" and move.axes == ("sp",)
 
 
 def ring_work(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> RingWork:
-    """Return the compute of one layer that the sends of ring attention on a mesh can overlap with."""
-    attention, after = attention_seconds(workload, mesh, system, strategy)
-    return RingWork(mesh.sp, attention * (1 / mesh.sp), after)
+    """Return the compute time of one layer with which the sends of ring attention overlap."""
+    attention, query_backward = attention_seconds(workload, mesh, system, strategy)
+    return RingWork(mesh.sp, attention * (1 / mesh.sp), query_backward)

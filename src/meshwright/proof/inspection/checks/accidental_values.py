@@ -29,7 +29,10 @@ class CapturedConstant(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class HostCallInLoop(Finding):
-    """A callback to Python in every iteration of a loop."""
+    """A callback to Python in every iteration of a loop.
+
+    op: the primitive. count: calls per step.
+    """
 
     kind = FindingKind.HOST_CALL_IN_LOOP
 
@@ -47,7 +50,11 @@ class HostCallInLoop(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class WideProduct(Finding):
-    """A matmul that runs in float32 because JAX converted its 16-bit operand to match a float32 one."""
+    """A matmul that runs in float32 because JAX converted its 16-bit operand to match a float32 one.
+
+    array: the converted operand. narrow: its dtype before. share: the matmul's fraction of the forward flops.
+    widened_at: the line on which the other operand became float32; '' if unknown.
+    """
 
     kind = FindingKind.WIDE_PRODUCT
     is_share_of_work = True

@@ -31,7 +31,7 @@ class StateChanged(Finding):
     elements_held: int
 
     def explains(self, other: Finding) -> bool:
-        """Whether a collective only moves the new value to its changed sharding."""
+        """Whether `other` is a collective that only moves the new value to its changed sharding."""
         if isinstance(other, SlicedAllReduce):
             return num_elements(other.array) == math.prod(self.shape.dims)
         if not isinstance(other, UnexpectedCollective) or not other.is_of_shardings:
@@ -76,7 +76,7 @@ def changed_states(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _updated(context: ProgramContext) -> Iterator[tuple[Argument, Result, Shape]]:
-    """Yield each argument with the result that is its new value, where there is one, and its shape as compiled."""
+    """Yield (argument, the result that is its new value, the result's compiled shape) for each updated argument."""
     taken: set[int] = set()
     compiled = list(context.module.root(context.module.entry).shape.arrays())
     for number, argument in enumerate(context.arguments):
@@ -94,7 +94,7 @@ def _updated(context: ProgramContext) -> Iterator[tuple[Argument, Result, Shape]
 
 
 def _order(shape: Shape) -> str:
-    """The dims of an array from minor to major; of those with one element any order is the same."""
+    """Return the order of an array's dims in memory, minor to major, as text; dims of size 1 are left out."""
     return ",".join(str(dim) for dim in shape.minor_to_major if shape.dims[dim] > 1)
 
 

@@ -14,7 +14,10 @@ from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 
 @dataclass(frozen=True, kw_only=True)
 class DroppedConstraint(Finding):
-    """A constraint that JAX drops: nothing uses its result, or it is a `device_put` inside `jit`."""
+    """A constraint that JAX drops: nothing uses its result, or it is a `device_put` inside `jit`.
+
+    device: the spec or the device of the `device_put`, as text; '' for a constraint.
+    """
 
     kind = FindingKind.CONSTRAINT_WITHOUT_EFFECT
 
@@ -42,7 +45,10 @@ class DroppedConstraint(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class UnevenConstraint(Finding):
-    """A constraint whose axes' degree does not divide the dim: the partitioner pads it."""
+    """A constraint whose axes' degree does not divide the dim: the partitioner pads it.
+
+    shape: global. dim: the index of the dim. padded: its size with padding.
+    """
 
     kind = FindingKind.CONSTRAINT_WITHOUT_EFFECT
     merged_by = ("degree", "padded")

@@ -17,10 +17,10 @@ from meshwright.record import Collective, Kind, Phase
 from meshwright.units import show_bytes
 
 _LEAST_USELESS = 1 << 14
-"""Smaller means of what devices hold alike are figures and scales, averaged to be sure."""
+"""Smaller means of equal values, in bytes, are not reported: they are metrics and scales, averaged to be sure."""
 
 _LEAST_RECOMPUTED = 1 << 13
-"""Smaller arrays are parts of a loss or a norm, and are not reported."""
+"""Arrays of fewer bytes are parts of a loss or a norm, and are not reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class ReducedTwice(Finding):
 
 
 def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
-    """Yield reductions over an axis along which all devices hold the same value. A combined one is split by array."""
+    """Yield reductions over an axis along which all devices hold the same value; of a combined one, each such array."""
     if context.is_traced:
         for one in context.traced(ReducedTwice.id):
             if one.figures["is_sum"] or Shape(one.dtype, one.dims).bytes >= _LEAST_USELESS:

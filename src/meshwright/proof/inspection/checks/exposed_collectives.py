@@ -23,7 +23,10 @@ _LEAST_SECONDS = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class ExposedCollective(Finding):
-    """A collective that ops wait for although independent ops could run."""
+    """A collective that ops wait for although independent ops could run.
+
+    Per step: exposed_seconds is the wait, independent_seconds the time of the independent ops, step_seconds the whole.
+    """
 
     kind = FindingKind.EXPOSED_COMMUNICATION
     merged_by = ("collective", "axes")

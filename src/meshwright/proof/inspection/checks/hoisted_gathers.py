@@ -30,7 +30,7 @@ class HoistedGather(Finding):
     is_along_stack: bool
 
     def explains(self, other: Finding) -> bool:
-        """Whether the same stack was found as moved state."""
+        """Whether `other` reports the same stack of weights as state that the step moves."""
         if isinstance(other, GatheredTwice):
             return other.axes == self.axes and other.source == self.source
         return isinstance(other, MovedState) and other.name == self.name
@@ -97,7 +97,7 @@ def _is_cut_in_layers(context: ProgramContext, gather: Instruction, layers: int)
 
 
 def _is_layered(context: ProgramContext, loop: Instruction, place: int, layers: int) -> bool:
-    """Whether a loop's body takes only slices of size 1 along the first dim of an element of its state."""
+    """Whether a loop's body takes only slices of size 1 along the first dim of element `place` of its state."""
     module = context.module
     parameter = module.computations[loop.called("body")[0]].parameters[0]
     taken = [one for one in module.users(parameter) if one.opcode == "get-tuple-element" and one.index == place]
@@ -108,6 +108,6 @@ def _is_layered(context: ProgramContext, loop: Instruction, place: int, layers: 
 
 
 def _is_layer(user: Instruction, held: Instruction, layers: int) -> bool:
-    """Whether an op takes one slice of a stack."""
+    """Whether an op takes the slice of one layer of the stack `held`."""
     is_slice = user.opcode == "dynamic-slice" and user.operands[0] == held.name
     return is_slice and user.shape.size * layers == held.shape.size

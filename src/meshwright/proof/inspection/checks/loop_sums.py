@@ -17,7 +17,7 @@ from meshwright.proof.inspection.slices import gathered_dims
 from meshwright.units import show_bytes
 
 _LEAST_SUM = 1 << 12
-"""Smaller sums are those of scales, biases and metrics."""
+"""In bytes. Smaller sums, of scales, biases and metrics, are not reported."""
 
 _SCALED = frozenset(VIEWS | {"convert", "multiply", "divide", "negate"})
 
@@ -69,7 +69,7 @@ class GatheredToSum(Finding):
 
 
 def loop_sums(context: ProgramContext) -> Iterator[Finding]:
-    """Yield both kinds of finding, for collectives written by hand and those of the partitioner."""
+    """Yield `SumInLoop` and `GatheredToSum` findings, for collectives by hand and those of the partitioner."""
     known = {one.source for finding in (SumInLoop.id, GatheredToSum.id) for one in context.traced(finding)}
     for found in (*_partitioned_sums(context), *_partitioned_gathers(context)):
         if found.source.partition(" ")[0] not in known:
@@ -111,7 +111,10 @@ def _iterations(context: ProgramContext, instruction: Instruction) -> int:
 
 
 def _is_accumulated(context: ProgramContext, value: Instruction) -> bool:
-    """Whether a loop's body only adds a value to an element of the loop's state."""
+    """Whether a value's only use in a loop's body is to be added, scaled or not, to an accumulator of the loop.
+
+    An accumulator is an element of the loop's state that the body uses for nothing else.
+    """
     module, found = context.module, False
     for user, held in uses(module, value, _SCALED):
         if user.opcode != "add":
@@ -164,7 +167,7 @@ def _partitioned_gathers(context: ProgramContext) -> Iterator[GatheredToSum]:
 
 
 def _traced(context: ProgramContext) -> Iterator[Finding]:
-    """Yield the findings from the jaxpr."""
+    """Yield findings for the mistakes found in the jaxpr."""
     for one in context.traced(SumInLoop.id):
         shape, times = Shape(one.dtype, one.dims), one.count - one.count // one.figures["iterations"]
         if shape.bytes >= _LEAST_SUM:

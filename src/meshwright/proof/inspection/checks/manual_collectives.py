@@ -25,7 +25,10 @@ _KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BranchedCollective(Finding):
-    """A collective in a branch or iteration that only some of its devices reach: it hangs."""
+    """A collective in a branch or iteration that only some of its devices reach: it hangs.
+
+    axes: of the collective. taken: the mesh axes along which devices take different branches or iterations.
+    """
 
     kind = FindingKind.BRANCHED_COLLECTIVE
     merged_by = ("axes",)
@@ -36,7 +39,7 @@ class BranchedCollective(Finding):
     taken: tuple[str, ...]
 
     def explains(self, other: Finding) -> bool:
-        """Whether the other finding is a missing sum on the line of this branch, which causes it."""
+        """Whether the other finding is a missing sum on the same line: devices that branch differently cause it."""
         return isinstance(other, MissingSum) and other.line == self.line
 
     @property
@@ -56,7 +59,10 @@ class BranchedCollective(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class RingTooLong(Finding):
-    """A ring with one send more than there are other devices: a device's own part returns to it."""
+    """A ring with one send more than there are other devices: a device's own part returns to it.
+
+    sends: the number of sends.
+    """
 
     kind = FindingKind.RING_TOO_LONG
     merged_by = ("axes", "is_wrong_sum")
@@ -88,7 +94,10 @@ class RingTooLong(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class SentCopies(Finding):
-    """A gather, all-to-all or permute between devices that hold the same value."""
+    """A gather, all-to-all or permute between devices that hold the same value.
+
+    equal_axes: the axes along which all `degree` devices hold the same value.
+    """
 
     kind = FindingKind.SENT_COPIES
     merged_by = ("equal_axes",)

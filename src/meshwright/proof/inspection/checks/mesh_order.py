@@ -119,5 +119,5 @@ def across_slices(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _seconds(layout: MeshPlacement, moves: list[Collective] | tuple[Collective, ...]) -> float:
-    """The time of all collectives on one placement of the mesh."""
+    """Return the seconds per step of some collectives on a placement of the mesh."""
     return sum(m.count * achieved_seconds(m.kind, m.bytes / m.count, layout, m.axes) for m in moves)

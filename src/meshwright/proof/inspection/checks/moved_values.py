@@ -22,7 +22,7 @@ from meshwright.record import Kind
 from meshwright.units import show_bytes
 
 _LEAST_RESULT = 1 << 16
-"""Smaller results are metrics to print."""
+"""In bytes. Smaller results are metrics to print, and are not reported."""
 
 _MOVES = ("all-gather", "all-to-all", "collective-permute")
 _WRITTEN = frozenset(VIEWS | {"convert", "slice", "dynamic-slice", "dynamic-update-slice"})
@@ -73,7 +73,7 @@ class GatheredResult(Finding):
     axes: tuple[str, ...]
 
     def explains(self, other: Finding) -> bool:
-        """Whether the same gather was found as unexpected."""
+        """Whether `other` reports the all-gather of this result as an unexpected collective."""
         return isinstance(other, UnexpectedCollective) and other.axes == self.axes and other.line == self.line
 
     def _sentences(self) -> tuple[str, str]:
@@ -88,7 +88,10 @@ class GatheredResult(Finding):
 
 
 def moved_values(context: ProgramContext) -> Iterator[Finding]:
-    """Yield state that steps other than train steps move, and computed results that are gathered."""
+    """Yield a `MovedState` for state that each step moves between devices, a `GatheredResult` for gathered results.
+
+    A train step moves its state on purpose (FSDP), so that it has no `MovedState`.
+    """
     if not context.is_train_step:
         yield from _moved_states(context)
     yield from _gathered_results(context)

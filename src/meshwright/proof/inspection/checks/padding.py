@@ -63,9 +63,9 @@ def padding(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _held(context: ProgramContext) -> dict[Shape, tuple[int, Instruction]]:
-    """Return, by shape, a lower bound of the number of live arrays, and the first such array.
+    """Return for each shape the least number of its arrays that are in memory at once, and the first such array.
 
-    All arguments are live at once; of other arrays, one per shape is counted.
+    All arguments are in memory at once; of other arrays, one per shape is counted.
     """
     held: dict[Shape, tuple[int, Instruction]] = {}
     for argument in context.arguments:

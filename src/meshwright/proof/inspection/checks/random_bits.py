@@ -21,7 +21,7 @@ RANDOM = re.compile(
 """Matches the op names of JAX's random functions."""
 
 _LEAST_MADE = 1 << 16
-"""Fewer bytes take no time to generate."""
+"""The fewest bytes of random bits reported; fewer take no time to generate."""
 
 
 @dataclass(frozen=True, kw_only=True)

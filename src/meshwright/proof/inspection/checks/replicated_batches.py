@@ -17,7 +17,7 @@ _SPLITS_DATA = re.compile(r"(?:f?s?dp|data|batch|replica|zero)s?(?:_?(?:parallel
 """Usual names of axes that split the batch. Shardings alone do not distinguish them from tensor parallel axes."""
 
 _LEAST_BYTES = 1 << 14
-"""Smaller tables cost nothing."""
+"""Smaller tables cost nothing, and are not reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class ReplicatedBatch(Finding):
 
 
 def replicated_batches(context: ProgramContext) -> Iterator[Finding]:
-    """Yield data of train steps not split over axes named for data, unless repeated work on the axis is reported."""
+    """Yield batches of a train step not split over an axis named like a data axis, unless it has repeated work."""
     if not context.is_train_step:
         return
     # Data have at least two dims, and no result of the step has their shape.

@@ -63,7 +63,7 @@ class MislaidState(Finding):
     axes: tuple[str, ...]
 
     def explains(self, other: Finding) -> bool:
-        """Whether a collective moves values between the two shardings."""
+        """Whether `other` is a collective that moves values between the state's and the parameter's sharding."""
         if not isinstance(other, UnexpectedCollective) or not other.is_of_shardings:
             return False
         return num_elements(other.array) >= math.prod(self.shape.dims) and (
@@ -150,8 +150,8 @@ def replicated_names(context: ProgramContext) -> frozenset[str]:
 def _parameter_of(context: ProgramContext, state: Argument) -> Argument | None:
     """Return the parameter of an optimizer state, in an earlier tree of the arguments; None if there is none.
 
-    It has the same global shape, and its path is the end of the state's path. Replicated parameters with split states
-    are not a mistake: that is ZeRO stage 1.
+    The parameter has the state's global shape, and its path is the end of the state's path. Replicated parameters with
+    split states are not a mistake: that is ZeRO stage 1.
     """
     for other in context.arguments:
         if other.tree == state.tree:
@@ -163,11 +163,11 @@ def _parameter_of(context: ProgramContext, state: Argument) -> Argument | None:
 
 
 def _trained_with(context: ProgramContext, number: int, state: Argument) -> Argument | None:
-    """Return the parameter for which a train step has a state, in the same tree or in another; None if there is none.
+    """Return the parameter of an optimizer state, argument `number`, in any tree; None for other arguments.
 
-    A state is updated by the step, which does not differentiate by it. Its parameter has its global shape and the end
-    of its path. Without paths (parameters that are arguments themselves; `nnx.jit` and `eqx.filter_jit` hide them), all
-    that have its shape must be split alike.
+    A state is an argument that the step updates and does not differentiate with respect to. Its parameter has the same
+    global shape, and a path that ends alike. Where there are no paths (parameters that are arguments themselves;
+    `nnx.jit` and `eqx.filter_jit` hide paths), all parameters of that shape must be split alike.
     """
     if number in context.differentiated or number not in context.updated:
         return None

@@ -62,7 +62,7 @@ def sliced_all_reduces(context: ProgramContext) -> Iterator[Finding]:
         is_large = one.bytes >= one.count * _LEAST_AT_ONCE
         is_sliced_at_once = one.kind == "reduce-scatter" and context.has_reduce_scatter and is_large
         is_sliced_at_once = is_sliced_at_once and not _is_summed_further(context, move)
-        # Of one instruction, the share over some axes is taken at once: then the sum over the others is of this share.
+        # If an instruction's result is sliced at once along some axes, its sum over the other axes is of that slice.
         is_whole = one.kind == "all-reduce" and id(move.instruction) not in scattered
         single = is_whole and len(move.instruction.operands) == 1
         if is_sliced_at_once or (single and _is_sliced_later(context, move.instruction)):

@@ -16,12 +16,15 @@ from meshwright.proof.inspection.slices import gathered_dims, is_cut_of
 from meshwright.units import show_bytes
 
 _GROWTH = 4
-"""The least ratio of a matmul's result to its replicated operand for a finding."""
+"""The smallest ratio of a matmul's result to its replicated operand, in elements, for a finding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitContraction(Finding):
-    """A weight split on its contracting dim, so that the result is all-reduced. shape: of the weight, per device."""
+    """A weight split on its contracting dim, so that the result is all-reduced. shape: of the weight, per device.
+
+    is_gathered: the weight is all-gathered instead.
+    """
 
     kind = FindingKind.SPLIT_CONTRACTION
     merged_by = ("name", "axes")
@@ -72,7 +75,10 @@ def split_contractions(context: ProgramContext) -> Iterator[Finding]:
 def _summed(
     context: ProgramContext, arguments: Mapping[str, Argument], move: CompiledCollective
 ) -> Iterator[SplitContraction]:
-    """Yield the matmul whose partial sums an all-reduce adds, if its other operand was sliced to fit the weight."""
+    """Yield the matmul whose partial sums an all-reduce adds, if its other operand is replicated.
+
+    That operand counts as replicated if it is sliced to fit the weight, or if the result is much larger than it.
+    """
     one = move.collective
     product = origin(context.module, context.module.operand(move.instruction), VIEWS_AND_CASTS)
     # A psum by hand is in the forward phase also where it sums gradients, whose product x.T @ g is not.

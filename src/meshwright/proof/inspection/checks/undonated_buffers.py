@@ -46,8 +46,8 @@ class NotDonated(Finding):
 def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:
     """Yield arguments of a step whose update is a result of equal shape and sharding in another buffer.
 
-    Updates are recognized by what computes them (`hlo.updates.Updates`), or the caller names them as state. Of other
-    steps than train steps, only what they write into at a moving place counts, as a cache.
+    Updates are recognized by what computes them (`hlo.updates.Updates`), or the caller names them as state. In steps
+    other than train steps, only an argument counts that the step writes at a place known at run time, such as a cache.
     """
     if context.program is None:
         return

@@ -96,7 +96,7 @@ class UnexpectedCollective(Finding):
 
     @property
     def conflict(self) -> tuple[str, ...]:
-        """Fields that are equal in findings at one place that belong to one mistake."""
+        """Figures that are equal for collectives which one mistake at a source line causes, so that they are merged."""
         if self.because in (UnexpectedBecause.REARRANGES, UnexpectedBecause.NEEDS_WHOLE):
             return (self.primitive,)
         return (self.primitive, *self.axes) if self.because == UnexpectedBecause.GATHERS_BATCH else ()
@@ -107,7 +107,7 @@ class UnexpectedCollective(Finding):
         return self.because not in (UnexpectedBecause.NOT_EXPECTED, UnexpectedBecause.NEEDS_WHOLE)
 
     def explains(self, other: Finding) -> bool:
-        """Whether the other finding is the work that every device then does for the whole batch."""
+        """Whether the other finding is the repeated work of all devices on a batch that this collective gathers."""
         is_of_batch = self.because == UnexpectedBecause.GATHERS_BATCH
         return is_of_batch and isinstance(other, RedundantCompute) and other.axis in self.axes
 
@@ -172,7 +172,7 @@ def unexpected_collectives(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _follows(other: UnexpectedCollective, first: UnexpectedCollective) -> bool:
-    """Whether a collective follows from the gather of a batch."""
+    """Whether a collective follows from `first`, the gather of a batch over the same axes."""
     own = (UnexpectedBecause.NOT_EXPECTED, UnexpectedBecause.NEEDS_WHOLE)
     return other.axes == first.axes and other.because not in own
 
@@ -228,7 +228,7 @@ def _because(context: ProgramContext, found: CompiledCollective) -> UnexpectedBe
 
 
 def _is_added_to_state(context: ProgramContext, gather: Instruction) -> bool:
-    """Whether a gathered value only becomes new state, as the updates that ZeRO's first stage makes in shards."""
+    """Whether a gathered value only becomes new state, e.g. updates that ZeRO stage 1 computes in shards."""
     root = context.module.root(context.module.entry)
     updated = {number for number, one in enumerate(context.results) if _is_updated(context, one)}
     used = list(uses(context.module, gather, VIEWS | ELEMENTWISE))

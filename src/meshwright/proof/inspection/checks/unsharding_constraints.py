@@ -26,7 +26,7 @@ from meshwright.units import show_bytes
 class UnshardingConstraint(Finding):
     """A constraint that replicates a sharded value. gathers: the place of each all-gather that it causes.
 
-    is_cut: its users slice it again; if False, all devices along the axes compute the same with it.
+    is_cut: users slice the value again; if False, all devices along the axes compute the same with it.
     """
 
     kind = FindingKind.UNSHARDING_CONSTRAINT
@@ -99,7 +99,10 @@ def _products_alike(context: ProgramContext, move: CompiledCollective) -> list[I
 
 
 def _may_cause(context: ProgramContext, pair: ShardingPair, whole: Instruction, axes: tuple[str, ...]) -> bool:
-    """Whether a value has the per-device size of a constrained one, and the constraint omits all of these axes."""
+    """Whether a constraint may cause a gather over `axes`: its spec omits them, and `whole` has its per-device shape.
+
+    whole: the gathered value.
+    """
     spec = pair.requested
     if spec is None or any(dim is None for dim in spec.dims) or set(spec.axes) & set(axes):
         return False
@@ -109,7 +112,7 @@ def _may_cause(context: ProgramContext, pair: ShardingPair, whole: Instruction, 
 
 
 def _has_dims(dims: Sequence[int], compiled: Sequence[int]) -> bool:
-    """Whether an array has some dims, transposed or with neighbours joined, as a compiler joins those of a batch."""
+    """Whether two shapes are equal but for transposes and joined neighbours, as compilers join batch and sequence."""
     ours, theirs = [[size for size in each if size > 1] for each in (dims, compiled)]
     if sorted(ours) == sorted(theirs):
         return True

@@ -29,7 +29,7 @@ VIEWS = frozenset(
 class Value:
     """A value of a traced function.
 
-    number: its value if it is a scalar constant. op: the op that computes it; None for an input.
+    number: its value if it is a scalar constant. op: the op that computes it; None for inputs and constants.
     """
 
     dtype: str
@@ -190,7 +190,7 @@ def through_views(value: Value) -> Value:
 def _inline(
     jaxpr: Any, arrays: Sequence[Any], inputs: Sequence[Value], ops: list[Op], held: list[Value]
 ) -> list[Value]:
-    """Append the ops of a jaxpr and of the jaxprs that it calls, and return its outputs."""
+    """Append to `ops` those of a jaxpr and of the jaxprs it calls, to `held` their constants; return its outputs."""
     known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
     for var, array in zip(jaxpr.constvars, arrays, strict=False):
         known[var] = _constant(var.aval, array)
@@ -225,7 +225,7 @@ def _inline(
 
 
 def _bodies(equation: Any, held: list[Value]) -> Iterator[OpBlock]:
-    """The blocks of a loop, of branches or of a `shard_map`. The inside of kernels is not read."""
+    """Yield the blocks of a loop, of branches or of a `shard_map`; add their constants to `held`. Kernels have none."""
     if equation.primitive.name not in ("scan", "while", "cond", "shard_map"):
         return
     for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda one: hasattr(one, "eqns")):
@@ -250,7 +250,7 @@ def _constant(aval: Any, array: Any) -> Value:
 
 
 def _fold(name: str, operands: Sequence[Value], result: Value) -> float | None:
-    """The number of a cast or reshaped scalar constant, or of the quotient or product of two; else None."""
+    """Return the number that a cast, reshape, quotient or product of scalar constants gives; None for other ops."""
     numbers = [one.number for one in operands if one.number is not None]
     if not numbers or len(numbers) < len(operands):
         return None

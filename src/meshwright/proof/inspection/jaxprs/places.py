@@ -28,7 +28,7 @@ def place(equation: Any) -> str:
 
 
 def says_so(equation: Any) -> bool:
-    """Whether anybody's code asks for a cast, and JAX did not add it because two dtypes met."""
+    """Whether some code requests a cast (`astype`, `asarray`); otherwise JAX added it to promote two dtypes."""
     names = {frame.function_name.rpartition(".")[2] for frame in _frames(equation)}
     return bool(names & {"astype", "convert_element_type", "asarray", "array"})
 

@@ -27,7 +27,7 @@ _NONLINEAR = frozenset(
     {"exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "erf", "erfc", "sin", "cos", "tan", "pow"}
     | {"square", "integer_pow", "sqrt", "rsqrt", "cbrt"}
 )
-"""What is divided before one of these is not divided behind it: no quotient of theirs makes a sum a mean."""
+"""Primitives after which an earlier division no longer counts: it does not turn a later sum into a mean."""
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 
@@ -42,11 +42,11 @@ _NONE: _Axes = frozenset()
 class _State:
     """The tracked properties of a value.
 
-    differs: axes along which it differs between devices. own: those of them along which it does since the data do, and
-    not by `axis_index`. may_differ: those along which it may. divided: the numbers that it, or what it was computed of,
-    was divided by, and that no sum over devices has made up for. summed: over how many devices it was summed, and not
-    divided by them since. sums: numbers of the sums of equal values that are in it.
-    is_constant: whether nothing of the function's arguments is in it.
+    differs: axes along which it differs between devices. own: the axes of `differs` along which the data differ, not
+    only `axis_index`. may_differ: axes along which it may be equal or not. divided: the numbers by which it, or a value
+    that it is computed from, was divided, without those that a sum over as many devices has cancelled. summed: the
+    numbers of devices over which it was summed and by which it was not divided afterwards. sums: the sums of equal
+    values (keys of `_Reader.sums`) that it is computed from. is_constant: whether it depends on no argument.
     """
 
     differs: _Axes = _NONE
@@ -62,7 +62,7 @@ _ARGUMENT = _State(is_constant=False)
 
 
 def replica_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
-    """Yield collectives on values that are already equal, and results that should be equal but differ."""
+    """Yield collectives on values that are equal on all their devices, and results that should be equal but differ."""
     reader = _Reader()
     reader.run(block, [_ARGUMENT] * len(block.inputs))
     for number in reader.certain:
@@ -79,19 +79,24 @@ def axes_of(op: Op) -> tuple[str, ...]:
 
 
 class _Reader:
-    """One pass over a function. A loop's body is read until its states are stable; only the last reading reports."""
+    """One pass over a function, which computes the `_State` of each value.
+
+    A loop's body is read until the states of its carry are stable; mistakes are recorded in the last reading only.
+    sums: the sums of equal values, by a number. others: all other mistakes. count: executions per step of the ops that
+    are being read.
+    """
 
     def __init__(self) -> None:
         self.sums: dict[int, TracedMistake] = {}
         self.certain: set[int] = set()
-        """The numbers of the sums of equal values seen in last readings: mistakes unless also in `divided`."""
+        """The keys in `sums` of the sums that were seen in a last reading: mistakes, unless also in `divided`."""
         self.divided: set[int] = set()
         self.others: dict[tuple[str, int, int], TracedMistake] = {}
         self.degrees: Mapping[str, int] = {}
         self.taken: _Axes = _NONE
-        """Axes along which devices may take other branches, or other numbers of iterations, around an op.
+        """Axes along which devices may take different branches or numbers of iterations around the op being read.
 
-        A predicate that was sent on is taken to differ: whoever needs it equal takes its maximum or its sum.
+        A predicate that was sent point to point counts as different: code that needs it equal takes a maximum or sum.
         """
         self.states: dict[int, _State] = {}
         """The state of each value, by its id."""
@@ -129,7 +134,10 @@ class _Reader:
         return [self._divide(op, _computed(op, states))] * len(op.results)
 
     def _divide(self, op: Op, state: _State) -> _State:
-        """Return the state of a product or quotient, which may divide a sum by the number of devices."""
+        """Return the state of a product's or quotient's result; note the sums it divides by their number of devices.
+
+        state: the result's state without that division.
+        """
         if op.name not in ("div", "mul") or len(op.operands) != 2:
             return state
         left, right = (value.number for value in op.operands)
@@ -203,7 +211,7 @@ class _Reader:
         return made
 
     def _until_stable(self, carry: list[_State], step: Any) -> list[_State]:
-        """Join the states of a loop's carry with those after an iteration until nothing changes."""
+        """Return the states of a loop's carry, joined with those after an iteration (`step`) until nothing changes."""
         is_last, self.is_last = self.is_last, False
         while (joined := [_join(one, new) for one, new in zip(carry, step(carry), strict=True)]) != carry:
             carry = joined
@@ -259,7 +267,10 @@ class _Reader:
         return made if len(made) == len(op.results) else [reduce(_join, made)] * len(op.results)
 
     def _equal(self, op: Op, value: Value, state: _State, axes: Sequence[str], equal: Sequence[str]) -> set[int]:
-        """Report a collective of equal values. Returns the number of a sum, which may be divided later (a mean)."""
+        """Report a collective of equal values. Return the key of a sum, which a later division may turn into a mean.
+
+        axes: of the collective. equal: the axes of these along which the devices hold the same value.
+        """
         degree, all_devices = self._degree(equal), self._degree(axes)
         if state.is_constant and "transpose(" not in op.scope:
             return set()  # counts devices, or moves zeros
@@ -280,7 +291,10 @@ class _Reader:
         return set()
 
     def _equal_terms(self, op: Op, total: Value, axes: Sequence[str]) -> set[int]:
-        """Report a sum over devices of `a + b` with an equal b, e.g. a bias that every device adds."""
+        """Report a sum over devices of `a + b` where b is equal on all, such as a bias. Return the keys of these sums.
+
+        total: the summed value.
+        """
         over, degree, found = frozenset(axes), self._degree(axes), set[int]()
         if "transpose(" in op.scope or degree < 2:
             return found
@@ -320,7 +334,7 @@ class _Reader:
 
 
 def _computed(op: Op, states: Sequence[_State]) -> _State:
-    """The state of what an op computes, but for constants that it divides by."""
+    """Return the state of an op's results, without regard to constants that it divides by."""
     made = reduce(_join, states, _State())
     if op.name in _PRODUCTS:
         # What differs because the data differ stays different, whatever it is multiplied by.
@@ -332,7 +346,7 @@ def _computed(op: Op, states: Sequence[_State]) -> _State:
 
 
 def _made_up(divided: frozenset[float], degree: int) -> frozenset[float]:
-    """The numbers that a value was divided by, without `degree`, which a sum over so many devices makes up for."""
+    """Return the divisors of a value (`_State.divided`) after a sum over `degree` devices cancelled that factor."""
     return frozenset(one / degree if one > degree else one for one in divided if not _is_near(one, degree))
 
 
@@ -361,6 +375,6 @@ def _is_near(number: float, *others: float) -> bool:
 
 
 def _is_ring(op: Op, degree: int) -> bool:
-    """Whether every device sends to another one and receives."""
+    """Whether a permute is over all `degree` devices, and each sends to another one."""
     pairs = op.params["perm"]
     return len(pairs) == degree and all(source != target for source, target in pairs)

@@ -12,7 +12,7 @@ from meshwright.proof.inspection.jaxprs.replicas import axes_of
 
 
 def ring_mistakes(block: OpBlock, count: int = 1) -> Iterator[TracedMistake]:
-    """Yield rings whose last send returns each device's own value, or is not used."""
+    """Yield rings whose last send returns each device's own value, or is not used. count: executions of the block."""
     yield from _unrolled(block, count)
     for op in block.ops:
         if op.loop:
@@ -34,7 +34,7 @@ def _unrolled(block: OpBlock, count: int) -> Iterator[TracedMistake]:
 
 
 def _origin(value: Value) -> tuple[Value, int, int]:
-    """Follow sends along one ring back to their first value; return it, the distance, and the ring's size."""
+    """Follow sends along one ring back to the first value sent; return it, the hops since, and the ring's devices."""
     hops, degree, ring = 0, 0, None
     while True:
         value = through_views(value)
@@ -69,7 +69,7 @@ def _is_computed_with(block: OpBlock, value: Value) -> bool:
 
 
 def _looped(block: OpBlock, op: Op, loop: Loop, count: int) -> Iterator[TracedMistake]:
-    """Yield loops that send a carry on in every turn, with more turns than devices, or one unused send."""
+    """Yield rings in a loop that sends a carry on in every turn: too many turns, or one unused send."""
     body, turns = loop.body, loop.turns
     for number in range(len(loop.starts)):
         start, hops, degree = _origin(body.outputs[number])
@@ -92,7 +92,7 @@ def _uses_after(body: OpBlock, start: Value) -> bool:
 
 
 def _is_in_another(starts: Sequence[Value], number: int) -> bool:
-    """Whether a carry's initial value is part of another carry's, e.g. of a sum that begins with it."""
+    """Whether the initial value of carry `number` is part of another carry's, e.g. of a sum that begins with it."""
     first = through_views(starts[number])
     return any(place != number and _is_made_of(other, first) for place, other in enumerate(starts))
 

@@ -19,7 +19,10 @@ _ELEMENTWISE = frozenset(
 
 
 def sum_mistakes(block: OpBlock, count: int = 1) -> Iterator[TracedMistake]:
-    """Yield sums in every iteration that one sum after the loop could replace, and gathers whose parts are summed."""
+    """Yield sums in every iteration that one sum after the loop could replace, and gathers whose parts are summed.
+
+    count: executions of the block per step.
+    """
     yield from _added(block, count)
     for op in block.ops:
         if op.name == "scan" and op.params["length"] > 1:
@@ -66,7 +69,10 @@ def _added(block: OpBlock, count: int) -> Iterator[TracedMistake]:
 
 
 def _terms(block: OpBlock, total: Value) -> list[Value]:
-    """Return the terms of nested additions, before scaling, except terms that have other uses."""
+    """Return the terms that nested additions add up to `total`; scaled terms without their scale.
+
+    A partial sum that is also used elsewhere is left out, with its terms.
+    """
     found, waiting = [], [total]
     while waiting:
         value = through_views(waiting.pop())
@@ -83,7 +89,7 @@ def _terms(block: OpBlock, total: Value) -> list[Value]:
 
 
 def _is_summed(block: OpBlock, gather: Op) -> bool:
-    """Whether all that is done with gathered parts is to add them up along the gathered dim."""
+    """Whether the parts that an all-gather returns are only added up along the gathered dim."""
     value, dim = gather.results[0], gather.params["all_gather_dimension"]
     if "int" in value.dtype:
         return False  # compressed: a sum of integers would not do
@@ -96,9 +102,9 @@ def _is_summed(block: OpBlock, gather: Op) -> bool:
 
 
 def _is_reduced(block: OpBlock, value: Value, dim: int, degree: int) -> bool:
-    """Whether a value, or what is computed of it element by element, is only added up along a dim.
+    """Whether a value, or a value computed from it element by element, is only added up along a dim.
 
-    Of tiled parts, a reshape may first lay the `degree` parts side by side.
+    If the parts are tiled along the dim, a reshape may first give them a dim of their own, of size `degree`.
     """
     users = block.users(value)
     for user in users:

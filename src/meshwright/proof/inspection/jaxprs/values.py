@@ -11,7 +11,7 @@ from meshwright.proof.inspection.jaxprs.blocks import Op, OpBlock, Value, hlo_dt
 from meshwright.proof.inspection.jaxprs.places import is_promoted, place, says_so
 
 _LEAST_CONSTANT = 1 << 16
-"""Smaller constants, e.g. tables of positions, cost nothing."""
+"""In bytes. Smaller constants, e.g. tables of positions, cost nothing, and are not reported."""
 
 _LEAST_SHARE = 0.01
 """The smallest float32 matmul reported, as a fraction of all matmul flops."""
@@ -46,7 +46,8 @@ def callback_mistakes(block: OpBlock, count: int = 1, is_in_loop: bool = False) 
 def wide_product_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
     """Yield float32 matmuls with an operand that JAX widened from 16 bits because the other was float32.
 
-    A layer of Flax may be float32 by its `dtype`. Where no matmul is in 16 bits, though data are, it is by accident.
+    A cast by which Flax matches the dtypes of a layer's operands counts only if no matmul of the function runs in 16
+    bits; else the layer may be float32 on purpose, by its `dtype`.
     """
     products = list(_products(block, 1))
     total = sum(flops for _, flops, _ in products)
@@ -64,9 +65,9 @@ def wide_product_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
 
 
 def _narrow_dtype(value: Value, *, is_wide: bool) -> str:
-    """The 16-bit dtype of a matmul's operand, whether JAX widened it for the product or XLA is to; '' for others.
+    """Return the 16-bit dtype of a matmul's operand before it is widened for the matmul; '' if it had none.
 
-    is_wide: whether casts of Flax count too.
+    JAX widens it by a cast before the matmul, or XLA in the matmul. is_wide: whether casts of Flax count too.
     """
     if value.dtype in _NARROW:
         return value.dtype
@@ -79,7 +80,7 @@ def _narrow_dtype(value: Value, *, is_wide: bool) -> str:
 
 
 def _widened_at(value: Value) -> str:
-    """The line on which a 16-bit value became float32 by type promotion; '' if not found."""
+    """Return the line on which a 16-bit value became float32 by type promotion; '' if not found."""
     waiting, seen = [value], set()
     while waiting:
         held = waiting.pop(0)
@@ -95,7 +96,7 @@ def _widened_at(value: Value) -> str:
 
 
 def _products(block: OpBlock, count: int) -> Iterator[tuple[Op, float, int]]:
-    """Every matmul and convolution with its flops in a step, and how often it runs."""
+    """Yield (op, flops per step, executions per step) for every matmul and convolution. count: of the block."""
     for op in block.ops:
         if op.name in ("dot_general", "conv_general_dilated"):
             left, right = (one.dims for one in op.operands)

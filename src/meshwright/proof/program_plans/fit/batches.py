@@ -20,7 +20,7 @@ Batches = Iterable[Any] | Callable[[int], Any]
 
 
 class PlacedBatches:
-    """The batch of each step, sharded as planned. Each batch can be read once, in the order of steps.
+    """The batches of a run, sharded as planned: `batches[step]`, each step once and in order.
 
     Args:
         batches: batches of host arrays. With several processes, each yields the rows of its own devices, or all rows.
@@ -97,7 +97,7 @@ class PlacedBatches:
             ) from None
 
     def _go_on(self, saved: Mapping[str, Any] | None) -> None:
-        """Advance a new iterator to the batch of step `start`, by its saved state or by skipping."""
+        """Advance a new iterator to the batch of step `start`: set its saved state, or skip batches."""
         positions = (saved or {}).get("positions")
         if positions and hasattr(self._iterator, "set_state"):
             if len(positions) != jax.process_count():
@@ -134,7 +134,7 @@ class PlacedBatches:
 
 
 def _placed(path: str, leaf: Any, planned: jax.ShapeDtypeStruct, step: int) -> Array:
-    """Return an array of a batch with its planned sharding."""
+    """Return an array of a batch with its planned sharding; raise if it is not as planned. path: of the array."""
     is_placed = isinstance(leaf, Array)
     array = leaf if is_placed else np.asarray(leaf)
     is_whole = jax.process_count() == 1 or (is_placed and not leaf.is_fully_addressable)

@@ -17,17 +17,20 @@ from meshwright.units import show_mesh
 
 @dataclass(frozen=True, kw_only=True)
 class FitConfig:
-    """The settings of a run and the layout of its step, as stored in `config.json`."""
+    """The settings of a run, and the mesh and layout of its step, as stored in `config.json`."""
 
     program: str
     """Name of the step."""
     steps: int
+    """Total number of steps, including those before the run was resumed."""
     saving: Saving
+    """When checkpoints are saved, and how many are kept."""
     mesh: dict[str, int]
     """Degree of each mesh axis, outermost first."""
     hardware: str
+    """The plan's hardware, as `v5e:4x4`; without a plan, JAX's kind of device and the number of devices."""
     table: dict[str, list[str]]
-    """Mesh axes by class of dims, as for `meshwright.apply`."""
+    """For each class of equal dims that is split, its name and the mesh axes that split it (`meshwright.apply`)."""
     store: tuple[str, ...]
     """Mesh axes that further split the state between steps."""
     metrics: tuple[str, ...]

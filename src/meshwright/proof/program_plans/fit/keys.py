@@ -23,7 +23,7 @@ def key_data(keys: Any) -> Any:
 
 
 def keys_from(data: jax.Array, wanted: jax.ShapeDtypeStruct) -> jax.Array:
-    """Return random keys from their data. wanted: abstract keys with the generator and the sharding."""
+    """Return typed random keys made of their data. wanted: abstract keys, with the generator and the sharding."""
     generators: list[Any] = []
     jax.eval_shape(lambda keys: generators.append(jax.random.key_impl(keys)), wanted)
     return jax.device_put(jax.random.wrap_key_data(data, impl=generators[0]), wanted.sharding)

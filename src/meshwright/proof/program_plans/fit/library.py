@@ -63,8 +63,8 @@ def fit(
 
     Args:
         step: a function (state, batch) -> (state, metrics), jitted or not; if it has further arguments, a batch is the
-            tuple of all behind the state. Metrics are a scalar, the loss, or a dict of
-            scalars; the run stops when its `loss` or `grad_norm` is NaN or infinite.
+            tuple of all arguments after the state. Metrics are a scalar, the loss, or a dict of scalars; the run stops
+            when its `loss` or `grad_norm` is NaN or infinite.
         state: a pytree of arrays, which is copied; other leaves are allowed, as in Equinox modules. Or a function
             without arguments that returns it: it is compiled for the mesh, so that no device holds a large state whole.
         batches: an iterable of trees of NumPy arrays, or a function that returns the batch of a step, counted from 0.
@@ -128,7 +128,10 @@ def fit(
 
 
 def step_of_arrays(step: Callable[..., Any], whole: Tree) -> Callable[..., Any]:
-    """Return the step as a function of the state's arrays only. whole: the state's other leaves."""
+    """Return the step as a function that takes and returns only the arrays of the state.
+
+    whole: the structure of the state, with the leaves that are not arrays.
+    """
 
     @functools.wraps(step, updated=())
     def bare(state: Any, *parts: Any) -> tuple[Any, Any]:

@@ -47,7 +47,11 @@ def run_steps(
     on_step: Callable[[Row], None],
     on_note: Note,
 ) -> tuple[State, int]:
-    """Run the remaining steps of a run whose directory is locked; return the last state and the total of steps."""
+    """Run the remaining steps of a run; return the last state, and the steps taken since the start of the run.
+
+    directory: the run's, locked by the caller. first: the initial state, or a function that returns it. on_step: called
+    with each row of metrics.
+    """
     began = time.perf_counter()
     checkpoints = Checkpoints(directory, config.saving)
 
@@ -83,14 +87,14 @@ def run_steps(
 
 
 def left_on_disk(config: FitConfig, directory: Path, how: str = "") -> str:
-    """Describe what a stopped run left on disk, and the call that continues it. how: added to that call."""
+    """Return a text: the checkpoint that a stopped run left, and the call that continues it. how: added to the call."""
     hint = "" if config.saving.every else " (save_every=N, or a time as 30m, writes some on the way)"
     return describe_left(directory, f"`mw.fit(…, resume=True)`{how}", hint)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """A run with its outputs. start: steps taken before it. began: `time.perf_counter()` when it started."""
+    """A run with its outputs. start: steps taken before this start. began: `time.perf_counter()` at this start."""
 
     config: FitConfig
     directory: Path
@@ -107,7 +111,7 @@ class _Run:
     on_note: Note
 
     def take_all(self, state: State) -> tuple[State, int]:
-        """Run steps until the last, a signal or the end of the batches, and save; return the state and the steps.
+        """Run steps until the last, a signal or the end of the batches, and save; return the state and the steps taken.
 
         Raises:
             NotFiniteError: the loss or the norm of the gradients is NaN or infinite.
@@ -172,7 +176,7 @@ class _Run:
             self.log.begin(self.start, record)
 
     def _stop_at(self, row: Row, reason: str) -> None:
-        """Record a step that is not finite and raise; move a checkpoint that leads to it aside."""
+        """Record a bad step and raise. If it is not finite, the checkpoint of the state before it is set aside."""
         if is_first_process():
             log_bad_step(self.directory, row, reason, {})
         if not all(math.isfinite(row.get(name, 0.0)) for name in ("loss", "grad_norm")):
@@ -192,7 +196,7 @@ def _check_state(step: FitStep, before: Mapping[str, str], where: str) -> None:
 
 
 def _as_saved(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a checkpoint: only the state, with random keys as integer arrays."""
+    """Return {"state": the state, with random keys as integer arrays}, as a checkpoint stores it."""
     return {"state": {path: key_data(leaf) if is_key(leaf) else leaf for path, leaf in state.items()}}
 
 

@@ -26,8 +26,8 @@ RESERVED = frozenset({"step", "time", "mesh", "hardware", "began_at", "memory_pe
 class FitStep:
     """A step (state, batch) -> (state, metrics) sharded over a mesh. Its state is a dict of arrays by path.
 
-    structure: the tree of the state. state, batch: abstract arrays with shardings. has_parts: whether the batch is a
-    tuple of several arguments of the step. metrics: names of the step's metrics.
+    applied: the step in its layout. structure: the pytree structure of the state. state, batch: abstract arrays with
+    shardings. has_parts: whether the batch is a tuple of several arguments of the step. metrics: names of the metrics.
     """
 
     applied: Applied
@@ -49,7 +49,7 @@ class FitStep:
 
     @cached_property
     def jitted(self) -> Any:
-        """The jitted step. It takes a state by path, which it donates, and a batch."""
+        """The jitted step: (state by path, batch) -> (new state by path, metrics by name). The state is donated."""
 
         def step(leaves: Mapping[str, Any], batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             state, found = self.applied(self.tree(leaves), *(batch if self.has_parts else (batch,)))
@@ -84,7 +84,7 @@ def _copied(leaf: Any, wanted: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def is_maker(state: Any) -> bool:
-    """Whether a state is given as a function that returns it. A callable model counts as a tree of arrays."""
+    """Whether a state is given as a function that returns it. A tree of arrays is not, even of a callable class."""
     return callable(state) and jax.tree_util.all_leaves([state])
 
 
@@ -153,7 +153,7 @@ def leaf_paths(tree: Any) -> list[tuple[str, Any]]:
 
 
 def differences(found: Any, wanted: Any) -> list[str]:
-    """Return the differences in path, shape and dtype between the arrays of two trees, as text."""
+    """Return a text for each array that differs in path, shape or dtype between two trees."""
     lines, ours, theirs = [], dict(leaf_paths(found)), dict(leaf_paths(wanted))
     for path in {**theirs, **ours}:
         now, then = (describe(tree[path]) if path in tree else None for tree in (ours, theirs))
@@ -176,7 +176,7 @@ def _first(lines: list[str]) -> str:
 
 
 def _check_results(state: Any, results: Any) -> tuple[str, ...]:
-    """Return the names of a step's metrics; raise if its results are not the same kind of state, and metrics."""
+    """Return the names of a step's metrics; raise unless the step returns a state like its argument, and metrics."""
     if not isinstance(results, tuple) or len(results) != 2:
         count = f"{len(results)} values" if isinstance(results, Sequence) else "one value"
         raise MeshwrightError(f"the step returns {count}; it is to return (state, metrics) or (state, loss)")

@@ -1,8 +1,8 @@
 """EasyLM's and LWM's endpoints that generate text: `/generate`, `/greedy-until` and `/chat`.
 
-See docs/serving.md of https://github.com/young-geng/EasyLM. Their servers have settings for the text around a chat turn
-and for the maximum length; here the model's chat template and context decide. The default temperature is 1, as in
-theirs.
+See docs/serving.md of https://github.com/young-geng/EasyLM. EasyLM's servers have settings for the text around a chat
+turn and for the maximum length; here the model's chat template and context determine them. The default temperature is
+1, as in EasyLM.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ChatTurnRequest(RequestModel):
 
 
 class ChatTurn(BaseModel):
-    """The response body of `/chat`. context: to be sent with the next request."""
+    """The response body of `/chat`. context: the chat so far, for the client to send with its next request."""
 
     response: str
     context: str
@@ -122,9 +122,10 @@ async def greedy_until(state: AppState, body: GreedyUntilRequest) -> GreedyUntil
 
 
 async def chat_turn(state: AppState, body: ChatTurnRequest) -> ChatTurn:
-    """Generate the next turn of a chat. Its context is the messages as JSON, or plain text without a chat template.
+    """Generate the next turn of a chat.
 
-    As in EasyLM, a chat that is too long is cut from the left; with a chat template, by whole turns.
+    The field `context` is the messages as JSON, or plain text if the model has no chat template. As in EasyLM, a chat
+    that is too long loses its beginning; with a chat template, it loses whole turns.
     """
     service = state.service
     tokenizer, limit = service.require_tokenizer("a chat"), service.limits.prompt_tokens
@@ -146,7 +147,7 @@ async def chat_turn(state: AppState, body: ChatTurnRequest) -> ChatTurn:
 
 
 async def _end_of_chat(service: Service, messages: list[dict[str, str]], most: int) -> list[int]:
-    """Return the prompt of the last turns of a chat that fit in `most` tokens; if not even one fits, its end."""
+    """Return the prompt of as many last turns of a chat as fit in `most` tokens; if none fits, the last one's end."""
 
     async def prompt_from(first: int) -> list[int]:
         return await chat_prompt(service, messages[first:], "context", most=None, kept=most + 1)
@@ -183,7 +184,7 @@ async def _generate(state: AppState, requests: Sequence[Request]) -> list[str]:
 
 
 def _messages(context: str) -> list[dict[str, str]] | None:
-    """Return the messages in a context from this server: [] for an empty one, None for any other text."""
+    """Return the messages in a `context` that this server sent: [] for an empty context, None for any other text."""
     if not context:
         return []
     try:

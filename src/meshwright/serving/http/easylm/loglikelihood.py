@@ -25,7 +25,7 @@ class LoglikelihoodRequest(RequestModel):
 
 
 class LoglikelihoodResponse(BaseModel):
-    """The response body of `/loglikelihood`: each text's natural log likelihood, and whether it is the greedy one."""
+    """The response body of `/loglikelihood`: per text, its natural log likelihood, and whether it is the greedy one."""
 
     prefix_text: list[str]
     text: list[str]
@@ -40,7 +40,7 @@ class RollingRequest(RequestModel):
 
 
 class RollingResponse(BaseModel):
-    """The response body of `/loglikelihood-rolling`, as that of `/loglikelihood`."""
+    """The response body of `/loglikelihood-rolling`; see `LoglikelihoodResponse`."""
 
     text: list[str]
     log_likelihood: list[float]
@@ -48,7 +48,7 @@ class RollingResponse(BaseModel):
 
 
 async def loglikelihood(state: AppState, body: LoglikelihoodRequest) -> LoglikelihoodResponse:
-    """Score each text after its prefix.
+    """Return the log likelihood of each text after its prefix.
 
     Raises:
         ApiError: a prefix is empty and there is no beginning-of-sequence token, or a text exceeds the context.
@@ -59,7 +59,7 @@ async def loglikelihood(state: AppState, body: LoglikelihoodRequest) -> Loglikel
     check_same_length("prefix_text", prefixes, "text", body.text)
     texts = []
     for prefix, text in zip(prefixes, body.text, strict=True):
-        # Prefixes may be too long: their beginning is cut below.
+        # A prefix may be too long: its beginning is cut below.
         prefix_tokens = await service.tokens(prefix, "prefix_text") or _start(service)
         tokens = await service.tokens(text, "text", most=service.context, add_special_tokens=False)
         service.check_num_tokens("text", len(tokens))
@@ -76,7 +76,7 @@ async def loglikelihood(state: AppState, body: LoglikelihoodRequest) -> Loglikel
                 f" {service.context}: score it with /loglikelihood-rolling",
                 param="text", code="context_length_exceeded",
             )  # fmt: skip
-        # As evaluation harnesses do: a sequence that is too long loses its beginning.
+        # A sequence that is too long loses its beginning, as in evaluation harnesses.
         texts.append([_Window([*prefix_tokens, *tokens][-service.context :], len(tokens))] if tokens else [])
     scores = await _scores(state, texts)
     return LoglikelihoodResponse(
@@ -86,7 +86,7 @@ async def loglikelihood(state: AppState, body: LoglikelihoodRequest) -> Loglikel
 
 
 async def loglikelihood_rolling(state: AppState, body: RollingRequest) -> RollingResponse:
-    """Score each text, in windows if it is longer than the context."""
+    """Return the log likelihood of each text, computed in windows if it is longer than the context."""
     service = state.service
     service.check_num_prompts("text", len(body.text))
     texts = []
@@ -110,9 +110,9 @@ class _Window(NamedTuple):
 
 
 def windows(tokens: Sequence[int], context: int) -> list[_Window]:
-    """Split into windows of at most `context` tokens that score each token except the first exactly once.
+    """Split a sequence into windows of at most `context` tokens that score each token except the first exactly once.
 
-    The last window is full too; it overlaps the one before it.
+    If there are several windows, the last one is full too: it overlaps the one before it.
     """
     step = max(1, context - 1)
     starts = range(1, len(tokens), step)
@@ -123,13 +123,13 @@ def windows(tokens: Sequence[int], context: int) -> list[_Window]:
 
 
 def _start(service: Service) -> list[int]:
-    """Return the tokens before a text: beginning-of-sequence, else end-of-sequence, else none."""
+    """Return the tokens to put before a text: beginning-of-sequence, else end-of-sequence, else none."""
     tokenizer = service.require_tokenizer("a prompt of text")
     return tokenizer.encode("") or list(tokenizer.stop_tokens[:1])
 
 
 async def _scores(state: AppState, texts: Sequence[Sequence[_Window]]) -> list[tuple[float, bool]]:
-    """Return each text's log likelihood, and whether all its tokens are the likeliest; texts are given as windows."""
+    """Return each text's log likelihood, and whether each of its tokens is the likeliest. texts: their windows."""
     owners = [number for number, text_windows in enumerate(texts) for _ in text_windows]
     flat = [window for text_windows in texts for window in text_windows]
     requests = [Request(prompt=window.tokens, max_tokens=0, prompt_logprobs=1) for window in flat]
@@ -143,7 +143,7 @@ async def _scores(state: AppState, texts: Sequence[Sequence[_Window]]) -> list[t
 
 
 async def run_requests(state: AppState, requests: Sequence[Request]) -> list[Output]:
-    """Run requests with one completion each, count their tokens, and return their outputs in order."""
+    """Run requests that have one completion each, and count their tokens. Return one output per request, in order."""
     async with OutputStream(state.async_engine, requests, state.service, is_streamed=False) as stream:
         parts = await stream.collect()
     usage = UsageCounter(state.async_engine.metrics, requests)
@@ -154,7 +154,7 @@ async def run_requests(state: AppState, requests: Sequence[Request]) -> list[Out
 
 
 def check_same_length(name: str, values: Sequence[Any], other: str, others: Sequence[Any]) -> None:
-    """Raise if two fields have different lengths."""
+    """Raise an `ApiError` if two fields, `name` and `other`, have different lengths."""
     if len(values) != len(others):
         raise ApiError(
             f"{name} has {len(values)} items and {other} has {len(others)}; they must be equally many", param=name

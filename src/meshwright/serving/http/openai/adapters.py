@@ -33,7 +33,7 @@ class UnloadAdapterRequest(RequestModel):
 
 
 class AdapterChange(BaseModel):
-    """What became of an adapter. id: its name, a model in `/v1/models` while it is loaded."""
+    """The response body of both: the adapter's name as `id`, and whether it is loaded now."""
 
     id: str
     object: Literal["model"]
@@ -41,7 +41,7 @@ class AdapterChange(BaseModel):
 
 
 async def load_adapter(state: AppState, body: LoadAdapterRequest) -> AdapterChange:
-    """Load an adapter under a name."""
+    """Load an adapter under a name, by which requests can choose it as their model."""
     adapters = state.service.adapters
     if body.lora_name == state.service.model:
         raise ApiError(f"lora_name is {body.lora_name!r}, the name of the model; use another", param="lora_name")
@@ -52,7 +52,7 @@ async def load_adapter(state: AppState, body: LoadAdapterRequest) -> AdapterChan
 
 
 async def unload_adapter(state: AppState, body: UnloadAdapterRequest) -> AdapterChange:
-    """Unload an adapter; its open requests are answered."""
+    """Unload an adapter; open requests that use it are still answered."""
     adapters = state.service.adapters
     if adapters is None:
         raise adapters_fixed()

@@ -23,13 +23,13 @@ from meshwright.serving.http.service import Service
 
 
 class NamedFunction(RequestModel):
-    """The name of a function."""
+    """The function of a `ToolChoice`."""
 
     name: str
 
 
 class ToolChoice(RequestModel):
-    """The tool that the message has to call."""
+    """The value of `tool_choice` that forces the message to call one tool."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -116,13 +116,13 @@ class ChatCompletion(BaseModel):
 
 
 class ToolCallDelta(ToolCall):
-    """A tool call in a stream. index: its number in the message."""
+    """A tool call in a stream. index: its index among the message's tool calls."""
 
     index: int
 
 
 class Delta(BaseModel):
-    """New content of a message."""
+    """New content of a message, in a stream."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -130,7 +130,7 @@ class Delta(BaseModel):
 
 
 class ChunkChoice(BaseModel):
-    """New content of one of the `n` messages."""
+    """New content of one of the `n` messages, in a stream."""
 
     index: int
     delta: Delta
@@ -190,7 +190,7 @@ async def chat_request(service: Service, body: ChatCompletionRequest) -> Request
 
 
 def prompt_end(add_generation_prompt: bool | None, continue_final_message: bool) -> dict[str, bool]:
-    """Return options of `chat_prompt` that determine how the prompt ends, from vLLM's two fields.
+    """Return the arguments of `chat_prompt` that determine how the prompt ends, from the vLLM fields of these names.
 
     Raises:
         ApiError: both are true.
@@ -206,7 +206,11 @@ def prompt_end(add_generation_prompt: bool | None, continue_final_message: bool)
 
 
 def _forced_call(service: Service, body: ChatCompletionRequest) -> Constraint | None:
-    """Return the constraint that forces a message to call a tool; None if it need not call one."""
+    """Return the constraint that forces a message to call a tool; None if the message need not call one.
+
+    Raises:
+        ApiError: `tool_choice` is invalid, or the chat template has no known format for calls.
+    """
     choice = body.tool_choice
     if choice in (None, "none", "auto"):
         return None
@@ -237,7 +241,7 @@ def _forced_call(service: Service, body: ChatCompletionRequest) -> Constraint | 
 
 
 def _template_variables(service: Service, body: ChatCompletionRequest) -> dict[str, Any]:
-    """Return the additional variables of the chat template."""
+    """Return the additional variables of the chat template, from reasoning_effort and chat_template_kwargs."""
     if body.reasoning_effort is None:
         return body.chat_template_kwargs
     template = chat_template(service.require_tokenizer("a chat"), has_tools=bool(body.tools)) or ""
@@ -262,19 +266,19 @@ class ChatResponse(ResponseBuilder[ChatCompletionRequest]):
         self._started: set[int] = set()
 
     def response(self, parts: Sequence[PromptOutput], **fields: Any) -> ChatCompletion:
-        """Return the whole messages."""
+        """Return the response with whole messages."""
         if self.body.return_token_ids:
             fields["prompt_token_ids"] = list(self.requests[0].prompt)
         choices = [self._choice(part.output) for part in parts]
         return ChatCompletion(object="chat.completion", choices=choices, **fields)
 
     def chunks(self, part: PromptOutput, **fields: Any) -> list[BaseModel]:
-        """Return the chunks with new content of a message."""
+        """Return the chunks with the new content of a message."""
         choices = self._chunk_choices(part.output)
         return [ChatCompletionChunk(object="chat.completion.chunk", choices=[choice], **fields) for choice in choices]
 
     def usage_chunk(self, **fields: Any) -> ChatCompletionChunk:
-        """Return the last chunk of a stream, with usage."""
+        """Return the last chunk of a stream, which has the usage and no choices."""
         return ChatCompletionChunk(object="chat.completion.chunk", choices=[], **fields)
 
     def _choice(self, output: Output) -> Choice:
@@ -291,7 +295,7 @@ class ChatResponse(ResponseBuilder[ChatCompletionRequest]):
         )
 
     def _chunk_choices(self, output: Output) -> list[ChunkChoice]:
-        """Return new content of a message. The first chunk has only the role, as OpenAI's clients expect."""
+        """Return the new content of a message. As in OpenAI's API, its first chunk has only the role."""
         index, choices = output.completion, []
         if index not in self._started:
             self._started.add(index)

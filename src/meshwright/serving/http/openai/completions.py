@@ -49,7 +49,7 @@ class CompletionRequest(GenerationRequest):
 
 
 class CompletionChoice(BaseModel):
-    """One completion of one prompt."""
+    """One completion of one prompt, or in a stream its new content."""
 
     index: int
     text: str
@@ -89,7 +89,7 @@ async def create_completion(state: AppState, body: CompletionRequest) -> BaseMod
 
 
 def _check_supported(body: CompletionRequest) -> None:
-    """Raise if options are used that this server does not implement."""
+    """Raise an `ApiError` if the request uses options that this server does not implement."""
     if body.best_of not in (None, body.n):
         raise ApiError(
             f"best_of is {body.best_of} and n is {body.n}; this server returns every completion: leave best_of out",
@@ -106,10 +106,13 @@ async def prompt_tokens(
 ) -> list[list[int]]:
     """Return the tokens of each prompt in a field of type `Prompts`.
 
-    is_cut: whether only the end of a prompt that is longer than the context is used.
+    Args:
+        param: the name of the field, for errors.
+        add_special_tokens: whether prompts of text get the special tokens that begin a text.
+        is_cut: whether the caller keeps only the end of a prompt that is longer than the context.
 
     Raises:
-        ApiError: there are more prompts than the limit.
+        ApiError: there are more prompts than the limit, or a text is too long by its characters.
     """
     prompts = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
     service.check_num_prompts(param, len(prompts))
@@ -126,7 +129,7 @@ class _CompletionResponse(ResponseBuilder[CompletionRequest]):
         self._logprobs_builders: dict[int, CompletionLogprobsBuilder] = {}
         """The builder of each choice that has started."""
         self._prompt_logprobs: dict[int, Sequence[TokenLogprob]] = {}
-        """Scores of each prompt, which the engine sends with the prompt's first completion."""
+        """Log probabilities of each prompt, which the engine sends with the prompt's first completion."""
 
     def response(self, parts: Sequence[PromptOutput], **fields: Any) -> Completion:
         return Completion(object="text_completion", choices=[self._choice(part) for part in parts], **fields)
@@ -160,7 +163,7 @@ class _CompletionResponse(ResponseBuilder[CompletionRequest]):
         )
 
     def _prompt_text(self, number: int) -> str:
-        """Return the text of a prompt, as the client sent it."""
+        """Return the text of a prompt: as the client sent it, or decoded from its token ids."""
         prompts = self.body.prompt
         if isinstance(prompts, str):
             return prompts

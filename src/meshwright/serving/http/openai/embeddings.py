@@ -43,7 +43,7 @@ class EmbeddingRequest(IgnoredFields):
 
 
 class Embedding(BaseModel):
-    """The embedding of one input: numbers, or float32 in base64."""
+    """The embedding of one input: a list of numbers, or little-endian float32 in base64."""
 
     object: Literal["embedding"]
     index: int

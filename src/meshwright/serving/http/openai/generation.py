@@ -20,7 +20,7 @@ MAX_LOGIT_BIASES = 1024
 
 
 def _check_num_biases(values: Any) -> Any:
-    """Refuse a large object before pydantic validates each of its fields."""
+    """Refuse an object with too many logit biases before pydantic validates each of them."""
     if isinstance(values, dict) and len(values) > MAX_LOGIT_BIASES:
         raise ValueError(f"it may have at most {MAX_LOGIT_BIASES}")
     return values
@@ -91,11 +91,11 @@ def engine_request(
         service: the server, for its limits.
         prompt: the prompt's tokens.
         max_tokens: maximum tokens of each completion; None for as many as the context allows.
-        logprobs: alternatives per generated token; None for no log probabilities.
-        prompt_logprobs: alternatives per token of the prompt; None for no log probabilities.
-        default_max_tokens: an upper limit that applies without max_tokens.
+        logprobs: likeliest tokens to return per generated token; None for no log probabilities.
+        prompt_logprobs: likeliest tokens to return per token of the prompt; None for no log probabilities.
+        default_max_tokens: maximum that applies if max_tokens is None.
         param: the field of the prompt, for errors.
-        forced: a constraint that forces a tool call; then the body may not have a constraint.
+        forced: a constraint that forces a tool call. The body must not have another constraint then.
 
     Raises:
         ApiError: a value exceeds a limit, or values contradict each other.
@@ -124,13 +124,13 @@ def engine_request(
 
 
 def truncated(service: Service, prompt: list[int], most: int | None, max_tokens: int | None = None) -> list[int]:
-    """Return the end of a prompt that is kept by vLLM's field `truncate_prompt_tokens`.
+    """Return the end of a prompt, as vLLM's field `truncate_prompt_tokens` asks.
 
     Args:
         service: the server, for its context.
         prompt: the prompt's tokens.
         most: number of tokens kept; -1 for as many as the context allows besides the completion; None for all.
-        max_tokens: tokens of the completion; None for at least one.
+        max_tokens: tokens of the completion for which -1 leaves space; None for one.
 
     Raises:
         ApiError: `most` is 0.
@@ -152,7 +152,7 @@ def resolve_max_tokens(
         prompt_len: tokens of the prompt.
         max_tokens: the requested maximum; None for as many as the context and the server's limit allow.
         param: the field of the prompt, for errors.
-        default: an upper limit that applies without max_tokens.
+        default: maximum that applies if max_tokens is None.
 
     Raises:
         ApiError: the prompt is empty, or there are more tokens than the context or the server's limit allows.
@@ -174,7 +174,7 @@ def resolve_max_tokens(
 
 
 def check_logprobs(name: str, logprobs: int | None) -> int | None:
-    """Return the requested number of alternatives; raise if it exceeds `MOST_LOGPROBS`."""
+    """Return `logprobs`, a requested number of likeliest tokens; raise an `ApiError` if it exceeds `MOST_LOGPROBS`."""
     return None if logprobs is None else _at_most(name, logprobs, MOST_LOGPROBS)
 
 

@@ -15,7 +15,7 @@ ANCHOR = "a"
 
 
 class TokenDecoder:
-    """Decodes single tokens, with a cache; a token without text (a special token) becomes its name in the vocabulary.
+    """Decodes single tokens to text, with a cache. A special token, which has no text, becomes its vocabulary entry.
 
     Args:
         tokenizer: the model's tokenizer; None to write tokens as `token_id:42`.
@@ -26,7 +26,7 @@ class TokenDecoder:
         self._cache: dict[int, str] = {}
 
     def decode(self, token: int) -> str:
-        """Return the text of a token; bytes that are not a whole character become the replacement character."""
+        """Return the text of a token; bytes of an incomplete character become the replacement character."""
         if self.tokenizer is None:
             return f"token_id:{token}"
         if token not in self._cache:
@@ -42,13 +42,14 @@ class TokenDecoder:
 
 
 class CompletionLogprobs(BaseModel):
-    """The log probabilities of a completion, in parallel lists.
+    """The log probabilities of a completion: lists with one entry per token.
 
     Args:
-        tokens: the text of each token.
-        token_logprobs: its log probability; None for the first token of a prompt, which has no context.
-        top_logprobs: log probabilities of the likeliest tokens and of the sampled one, by text.
-        text_offset: where each token begins in the text.
+        tokens: the token's text.
+        token_logprobs: the token's log probability; None for the first token of a prompt, which follows nothing.
+        top_logprobs: log probabilities of the likeliest tokens and of the token itself, by text; None for the first
+            token of a prompt.
+        text_offset: where the token begins in the text, in characters.
     """
 
     tokens: list[str]
@@ -58,7 +59,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionLogprobsBuilder:
-    """Builds the log probabilities of one completion part by part, and keeps its text offset between parts."""
+    """Builds the log probabilities of one completion in several parts, with text offsets from its beginning."""
 
     def __init__(self, decoder: TokenDecoder) -> None:
         self._decoder = decoder
@@ -66,7 +67,7 @@ class CompletionLogprobsBuilder:
         self._offset = 0
 
     def logprobs(self, tokens: Iterable[TokenLogprob], unscored: Sequence[int] = ()) -> CompletionLogprobs:
-        """Return the log probabilities of the next tokens. unscored: tokens before them without a log probability."""
+        """Return the log probabilities of the next tokens, after those without a log probability (`unscored`)."""
         part = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token in unscored:
             self._add(part, token)
@@ -89,7 +90,7 @@ class CompletionLogprobsBuilder:
 
 
 class TopLogprob(BaseModel):
-    """One alternative at a position. bytes: its text in UTF-8; None for a part of a character."""
+    """One of the likeliest tokens at a position. bytes: its text in UTF-8; None for an incomplete character."""
 
     token: str
     logprob: float
@@ -97,7 +98,7 @@ class TopLogprob(BaseModel):
 
 
 class ChatTokenLogprob(TopLogprob):
-    """A sampled token, and the likeliest alternatives at its position."""
+    """A generated token, and the likeliest tokens at its position."""
 
     top_logprobs: list[TopLogprob]
 

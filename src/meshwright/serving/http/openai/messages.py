@@ -16,7 +16,7 @@ from meshwright.serving.http.service import Service
 
 
 class ContentPart(RequestModel):
-    """A part of a message; this server accepts text only."""
+    """A part of a message's content; this server accepts text only."""
 
     type: Literal["text"]
     text: str
@@ -98,7 +98,7 @@ async def chat_prompt(
     kept: int | None = None,
     **ends: bool,
 ) -> list[int]:
-    """Return the tokens of a chat's prompt, up to the beginning of the assistant's answer.
+    """Return the tokens of a chat's prompt, built by the model's chat template.
 
     Args:
         service: the server, for its tokenizer.
@@ -106,8 +106,8 @@ async def chat_prompt(
         param: the field of the messages, for errors.
         tools: the tools, in the template's format.
         variables: additional variables of the template.
-        most: maximum tokens of the prompt, estimated from its characters; None for no limit.
-        kept: number of last tokens that the caller uses; earlier ones may be left out. None for all.
+        most: maximum number of tokens; a prompt with far too many characters is refused. None for no limit.
+        kept: number of tokens at the end that the caller uses; earlier ones may be left out. None for all.
         ends: `add_generation_prompt` and `continue_final_message` of `apply_chat_template`.
 
     Raises:
@@ -128,7 +128,7 @@ async def chat_prompt(
 
 
 def _arguments(call: ToolCall) -> Any:
-    """Return the arguments of a call, parsed because templates format them themselves; as text if they are not JSON."""
+    """Return the arguments of a call as data, which chat templates format themselves; as text if they are not JSON."""
     try:
         return json.loads(call.function.arguments)
     except (ValueError, RecursionError):

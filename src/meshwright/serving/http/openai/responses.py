@@ -47,7 +47,7 @@ class UsageCounter:
         self._metrics = metrics
         self._prompt_tokens = sum(len(request.prompt) for request in requests)
         self._cached_tokens: dict[int, int] = {}
-        """Cached tokens by prompt, shared by its completions."""
+        """Cached tokens by index of the prompt, the maximum over its completions."""
         self._completion_tokens = 0
 
     def add(self, part: PromptOutput) -> None:
@@ -71,7 +71,7 @@ R = TypeVar("R", bound=GenerationRequest)
 
 
 class ResponseBuilder(ABC, Generic[R]):
-    """Builds the response to one HTTP request from its outputs, whole or as a stream of chunks.
+    """Builds the response to one HTTP request from the engine's outputs, whole or as a stream of chunks.
 
     Args:
         state: the app's state.
@@ -95,7 +95,7 @@ class ResponseBuilder(ABC, Generic[R]):
 
     @abstractmethod
     def response(self, parts: Sequence[PromptOutput], **fields: Any) -> BaseModel:
-        """Return the response with complete outputs. fields: id, created, model and usage."""
+        """Return the response. parts: one complete output for each completion. fields: id, created, model, usage."""
 
     @abstractmethod
     def chunks(self, part: PromptOutput, **fields: Any) -> list[BaseModel]:
@@ -106,7 +106,7 @@ class ResponseBuilder(ABC, Generic[R]):
         """Return the last chunk of a stream with usage, which has no choices. fields: id, created, model and usage."""
 
     def token_ids(self, output: Output) -> dict[str, Any]:
-        """Return vLLM's field `token_ids` of a choice, if it is requested."""
+        """Return vLLM's field `token_ids` of a choice as {name: value}; {} if the request does not ask for it."""
         return {"token_ids": list(output.tokens)} if self.body.return_token_ids else {}
 
     async def _whole(self) -> BaseModel:
@@ -131,7 +131,7 @@ class ResponseBuilder(ABC, Generic[R]):
             yield [self.usage_chunk(**self._header, usage=usage)]
 
     def _with_stop(self, part: PromptOutput) -> PromptOutput:
-        """Add the stop string that ended an output to its text, if the request has include_stop_str_in_output."""
+        """Return an output; with include_stop_str_in_output, its text includes the stop string that ended it."""
         output = part.output
         if output.stop is None or not self.body.include_stop_str_in_output:
             return part

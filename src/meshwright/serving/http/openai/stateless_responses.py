@@ -1,6 +1,6 @@
 """OpenAI's `/v1/responses` without state: nothing is stored, so a client sends the whole conversation each time.
 
-The request is converted to a chat completion's, and the generated message to the items of the response.
+The request is converted to a chat completion request, and the generated message to the output items of the response.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Content = str | Annotated[list[InputPart], Field(fail_fast=True)]
 
 
 class InputItem(RequestModel):
-    """A message, a function call of the assistant, its output, or reasoning, which is left out of the prompt."""
+    """A message, a function call of the assistant, the output of a call, or reasoning (not part of the prompt)."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -60,14 +60,14 @@ class FunctionTool(RequestModel):
 
 
 class FunctionChoice(RequestModel):
-    """The function that the response has to call."""
+    """The value of `tool_choice` that forces the response to call one function."""
 
     type: Literal["function"]
     name: str
 
 
 class TextFormat(RequestModel):
-    """The format of the text: any, a JSON object, or JSON of a schema."""
+    """The format of the generated text: any text, a JSON object, or JSON that matches a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -77,7 +77,7 @@ class TextFormat(RequestModel):
 
 
 class TextOptions(RequestModel):
-    """Options of the text. verbosity: without effect."""
+    """Options of the generated text. verbosity: without effect."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
@@ -171,7 +171,7 @@ class ResponseObject(BaseModel):
 
 
 class ResponseEvent(BaseModel):
-    """An event of a streamed response; its type decides which of the other fields it has."""
+    """An event of a streamed response. Its type determines which of the other fields are set."""
 
     type: str
     sequence_number: int
@@ -208,11 +208,11 @@ async def create_response(state: AppState, body: ResponsesRequest) -> BaseModel 
 
 
 FIELDS = {"messages": "input", "reasoning_effort": "reasoning.effort", "max_tokens": "max_output_tokens"}
-"""Field names of `/v1/responses`, by the corresponding names of a chat completion."""
+"""{field name of a chat completion request: field name of `/v1/responses`}, for errors."""
 
 
 def _chat_body(body: ResponsesRequest) -> ChatCompletionRequest:
-    """Convert the request to a chat completion's."""
+    """Return the request as a chat completion request."""
     fields: dict[str, Any] = {
         "messages": _messages(body),
         "max_tokens": body.max_output_tokens,
@@ -290,7 +290,7 @@ class _Response(ChatResponse):
             return ResponseEvent(type=f"response.{kind}", sequence_number=next(numbers), **fields)
 
         def end_message() -> Iterator[ResponseEvent]:
-            """Yield the events that end the open message, if there is one."""
+            """Yield the events that end the last item, if it is a message that has not ended."""
             if not items or items[-1].type != "message" or items[-1].status != "in_progress":
                 return
             items[-1] = _message(text, done, items[-1].id)

@@ -55,7 +55,7 @@ def requested_constraint(body: StructuredOutputFields) -> Constraint | None:
     """Return the constraint on the outputs of a request; None if it has none.
 
     Raises:
-        ApiError: there is more than one constraint, or it is invalid.
+        ApiError: there is more than one constraint, or a field is invalid.
     """
     structured = body.structured_outputs or StructuredOutputs.model_validate({})
     regex, grammar = partial(Constraint, "regex"), partial(Constraint, "lark")

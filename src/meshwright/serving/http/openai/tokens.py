@@ -36,7 +36,7 @@ class TokenizeRequest(RequestModel):
 
 
 class TokenizeResponse(BaseModel):
-    """The tokens of a text. max_model_len: the maximum number of tokens of a prompt and its completion together."""
+    """The tokens of a text or chat. max_model_len: the maximum tokens of a prompt and its completion together."""
 
     count: int
     max_model_len: int
@@ -61,7 +61,7 @@ async def tokenize(state: AppState, body: TokenizeRequest) -> TokenizeResponse:
     """Tokenize a text or a chat.
 
     Raises:
-        ApiError: not exactly one of prompt and messages is given.
+        ApiError: the request has both or neither of prompt and messages.
     """
     service = state.service
     if (body.prompt is None) == (not body.messages):
@@ -87,7 +87,7 @@ async def detokenize(state: AppState, body: DetokenizeRequest) -> DetokenizeResp
     """Convert tokens to text.
 
     Raises:
-        ApiError: the vocabulary lacks a token.
+        ApiError: a token id is not in the vocabulary.
     """
     service = state.service
     tokenizer = service.require_tokenizer("detokenizing")

@@ -13,21 +13,25 @@ from meshwright.serving.engine.request import Constraint
 from meshwright.serving.http.openai.messages import FunctionCall, Tool, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-"""The tags of Qwen and Hermes around a call, which is a JSON object with `name` and `arguments`."""
+"""The tags around a tool call in Qwen's and Hermes' format; the call is a JSON object with `name` and `arguments`."""
 
 JSON_ONLY = '{"name": function name, "parameters":'
-"""Text in Llama 3's chat template: a message that is only a JSON object with `name` and `parameters` is a call."""
+"""Text by which Llama 3's chat template is recognised.
 
+In its format, a message that is only a JSON object with `name` and `parameters` is a tool call.
+"""
 
 MOST_FORCED_CALLS = 16
-"""Maximum calls of a message with tool_choice required: an uncertain model would continue until its context is full."""
+"""Maximum calls of a message with tool_choice `required`; a model might else continue to the end of its context."""
 
 
 def call_constraint(tokenizer: Tokenizer, tools: Sequence[Tool], *, is_parallel: bool) -> Constraint | None:
-    """Return a constraint that forces a message to call one or more of these tools; None if the template has no calls.
+    """Return a constraint that forces a message to call one or more of these tools.
+
+    None if the chat template has neither of the known formats of calls.
 
     Args:
-        tokenizer: its chat template determines the format of calls. Messages in Llama 3's format have one call.
+        tokenizer: its chat template determines the format of calls. A message in Llama 3's format has only one call.
         tools: the tools, each with the JSON schema of its arguments.
         is_parallel: whether a message may have several calls.
     """
@@ -51,7 +55,7 @@ def call_constraint(tokenizer: Tokenizer, tools: Sequence[Tool], *, is_parallel:
 
 
 def _tag(tokenizer: Tokenizer, tag: str) -> str:
-    """Return a tag for a grammar: as a token reference if it is a single token, which literal text would not match."""
+    """Return a tag in Lark syntax: a reference if it is one token, which literal text does not match; else a string."""
     is_token = len(tokenizer.encode(tag, add_special_tokens=False)) == 1
     return tag if is_token else json.dumps(tag)
 
@@ -62,9 +66,9 @@ class ToolParser:
     A call must name one of the request's tools and have an object of arguments; all other text is content.
 
     Args:
-        tokenizer: its chat template determines the format of calls; with neither format all text is content.
+        tokenizer: its chat template determines the format of calls; with no known format all text is content.
         names: names of the tools that may be called.
-        most: maximum calls of a message; further ones are dropped. None for no limit.
+        most: maximum calls of a message; further calls are dropped. None for no limit.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, names: Iterable[str], most: int | None = None) -> None:
@@ -94,7 +98,7 @@ class ToolParser:
         return content, calls
 
     def _pop_tagged_calls(self) -> tuple[str, list[ToolCall]]:
-        """Remove the complete calls from the buffer, with the content before the last of them; return both."""
+        """Remove the complete calls, and all text before the last of them, from the buffer; return (content, calls)."""
         content, calls = "", []
         while (start := self._buffer.find(OPEN)) >= 0 and (end := self._buffer.find(CLOSE, start)) >= 0:
             call, until = self._parse_call(self._buffer[start + len(OPEN) : end], "arguments"), end + len(CLOSE)
@@ -107,7 +111,10 @@ class ToolParser:
         return content, calls
 
     def _content_end(self) -> int:
-        """Return where a call may begin in the buffer, including the white space before it."""
+        """Return the length of the buffer's beginning that is content for certain: no call may begin within it.
+
+        White space before a possible call is not counted.
+        """
         if self._may_be_json_only:
             return 0
         if not self._is_tagged:
@@ -119,7 +126,7 @@ class ToolParser:
         return len(self._buffer[:start].rstrip())
 
     def _parse_call(self, text: str, arguments: str) -> ToolCall | None:
-        """Parse a call; None if the text is not a call. arguments: the key of its arguments."""
+        """Return the call in a text; None if the text is not a call. arguments: the JSON key of the arguments."""
         try:
             call: Any = json.loads(text, parse_constant=_reject_constant)
             if not isinstance(call, dict) or call.keys() != {"name", arguments} or call["name"] not in self._names:

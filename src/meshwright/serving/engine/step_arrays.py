@@ -1,4 +1,4 @@
-"""The input of a step as arrays of numbers for its program; see `serving.engine.programs.Columns`."""
+"""Build the input arrays of a step's program on the host: packed integers, targets for scoring, and token masks."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ ALL_TOKENS = np.uint32(0xFFFFFFFF)
 """A mask word that allows all of its 32 tokens."""
 
 
-def numbers_of(
+def packed_inputs(
     step: EngineStep, shape: Shape, tables: Sequence[tuple[np.ndarray, np.ndarray]], num_rows: int
 ) -> np.ndarray:
-    """Return the array [rows, width] of a step.
+    """Return the packed input of a step: int32 [rows, width], with the columns of `Columns`.
 
     Args:
-        tables: for each window, the first page of each slice and the entries of its page table.
-        num_rows: number of rows of the engine, also the row number of unused rows.
+        tables: from `Scheduler.tables`: for each attention window and each of the n sequences in the step, the index of
+            the first page [n] and the page numbers [n, entries] of its page table.
+        num_rows: number of rows of the engine. Unused rows of the step have it as their row number.
     """
     columns = shape.columns
-    numbers = np.zeros((shape.rows, columns.width), np.int32)
-    numbers[:, Columns.row] = num_rows
+    packed = np.zeros((shape.rows, columns.width), np.int32)
+    packed[:, Columns.row] = num_rows
     for part in step.slices:
         tokens = part.tokens or [FROM_LAST]
-        line, begin = numbers[part.at], columns.tokens.start
+        line, begin = packed[part.at], columns.tokens.start
         request = part.sequence.request
         wanted = request.prompt_logprobs if step.is_scored else request.logprobs
         line[:begin] = (
@@ -37,13 +38,13 @@ def numbers_of(
         line[begin : begin + len(tokens)] = tokens
     at = [part.at for part in step.slices]
     for (first, entries), (firsts, table) in zip(columns.tables, tables, strict=True):
-        numbers[at, first] = firsts
-        numbers[at, entries] = table
-    return numbers
+        packed[at, first] = firsts
+        packed[at, entries] = table
+    return packed
 
 
 def targets_of(step: EngineStep, shape: Shape) -> np.ndarray:
-    """Return the token after each of a step's tokens [rows, s]; 0 after the last."""
+    """Return, for each token of a step, the token after it in its sequence [rows, s]; 0 where there is none."""
     targets = np.zeros((shape.rows, shape.length), np.int32)
     for part in step.slices:
         after = part.sequence.tokens[part.start + 1 : part.start + 1 + len(part.tokens)]
@@ -52,7 +53,11 @@ def targets_of(step: EngineStep, shape: Shape) -> np.ndarray:
 
 
 def mask_of(step: EngineStep, shape: Shape, words: int) -> np.ndarray | None:
-    """Return a mask of the tokens that rows may choose, by constraints and min_tokens; None if all are allowed."""
+    """Return bits of the tokens that each row may choose, by its constraint and `min_tokens`; None if all are allowed.
+
+    Returns:
+        uint32 [rows, num_chosen, words].
+    """
     mask = None
     for part in step.slices:
         sequence = part.sequence
