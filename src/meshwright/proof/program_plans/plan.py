@@ -169,7 +169,7 @@ def plan_program(
         on: the hardware, as `v5e:4x4`, which need not be present.
         mesh: axes and degrees, as `data=4,model=4`; default: every mesh of all devices is tried.
         num_compiled: number of layouts to compile: those with the shortest predicted step, of different strategies, and
-            up to two that mix strategies in other ways if they are predicted to be faster. Data parallelism with a
+            the best that mix strategies in other ways if they are predicted to be faster. Data parallelism with a
             replicated and with a split state is compiled too, so that the chosen layout is never slower. 0 for none.
         kwargs: its arguments by name.
 
@@ -226,12 +226,12 @@ def _to_compile(found: list[Found], candidates: list[Candidate], count: int) -> 
 
     Layouts that split the same dims are one strategy, on whatever mesh. Data parallelism is compiled with a replicated
     and with a split state. Of layouts whose classes were varied, and that are predicted to be faster than all others,
-    the best that splits the state and the best that does not are compiled too: the price of such mixtures is less
-    certain. found: all layouts, best first. candidates: the same, as candidates.
+    the best that splits the state and the best that does not are compiled too, with their equals: the price of such
+    mixtures is less certain. found: all layouts, best first. candidates: the same, as candidates.
     """
     chosen: dict[int, Candidate] = {}
     strategies: set[frozenset[tuple[tuple[int, ...], bool]]] = set()
-    varied: set[bool] = set()
+    varied: dict[bool, float] = {}
     for place, one in enumerate(found):
         strategy = frozenset((axis.atoms, axis.is_stored) for axis in one.layout.axes if axis.degree > 1)
         names = [axis.name for axis in one.layout.axes if axis.degree > 1]
@@ -240,8 +240,8 @@ def _to_compile(found: list[Found], candidates: list[Candidate], count: int) -> 
             continue
         if one.is_varied:
             is_stored = any(axis.is_stored for axis in one.layout.axes)
-            if not strategies and is_stored not in varied:
-                varied.add(is_stored)
+            seconds = round(one.record.step_seconds or 0.0, 9)
+            if not strategies and varied.setdefault(is_stored, seconds) == seconds:
                 chosen[place] = candidates[place]
             continue
         if (len(strategies) < count and strategy not in strategies) or is_data_parallel:
