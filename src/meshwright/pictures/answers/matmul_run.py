@@ -109,7 +109,7 @@ def _small(priced: PricedProduct) -> Inference:
         replace(step, bytes=sizes.local_bytes(step.counted)) if isinstance(step, Communicate) else step
         for step in way.steps
     )
-    return replace(inference, sizes=sizes, implementations=(replace(way, steps=steps),), written=None)
+    return replace(inference, sizes=sizes, implementations=(replace(way, steps=steps),), prescribed=None)
 
 
 def _run_rows(mode: str, check: ProductCheck) -> Iterator[tuple[str, ...]]:
