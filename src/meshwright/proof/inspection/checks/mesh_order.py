@@ -84,7 +84,7 @@ def mesh_order(context: ProgramContext) -> Iterator[Finding]:
 
 @dataclass(frozen=True, kw_only=True)
 class AcrossSlices(Finding):
-    """An axis across slices over which a step moves activations or weights, in addition to summing gradients."""
+    """A mesh axis that spans several slices, over which a step moves activations or weights, not only gradients."""
 
     kind = FindingKind.ACROSS_SLICES
     merged_by = ("axes",)

@@ -16,11 +16,14 @@ _LEAST_BYTES = 1 << 17
 
 @dataclass(frozen=True, kw_only=True)
 class NotDonated(Finding):
-    """State whose new values a train step returns in new buffers."""
+    """State whose new values a step returns in new buffers.
+
+    count: number of arrays. trees: the function arguments that have them.
+    """
 
     kind = FindingKind.NOT_DONATED
 
-    name: str  # Of the largest.
+    name: str  # Path of the largest array; `shape` is its shape.
     shape: Shape
     count: int
     trees: tuple[str, ...]

@@ -96,14 +96,14 @@ class UnexpectedCollective(Finding):
 
     @property
     def conflict(self) -> tuple[str, ...]:
-        """Figures that are equal for collectives which one mistake at a source line causes, so that they are merged."""
+        """Values that are equal for all collectives caused by one mistake at a source line, so as to merge them."""
         if self.because in (UnexpectedBecause.REARRANGES, UnexpectedBecause.NEEDS_WHOLE):
             return (self.primitive,)
         return (self.primitive, *self.axes) if self.because == UnexpectedBecause.GATHERS_BATCH else ()
 
     @property
     def is_of_shardings(self) -> bool:
-        """Whether mismatched shardings cause it."""
+        """Whether mismatched shardings cause the collective."""
         return self.because not in (UnexpectedBecause.NOT_EXPECTED, UnexpectedBecause.NEEDS_WHOLE)
 
     def explains(self, other: Finding) -> bool:
@@ -201,7 +201,7 @@ def _each(context: ProgramContext) -> Iterator[UnexpectedCollective]:
 
 
 def _is_expected(expected: tuple[Collective, ...], found: Collective) -> bool:
-    """Whether a collective is expected, or is one all-reduce over the axes of several expected ones."""
+    """Whether a collective is among the expected, or is an all-reduce over the joined axes of several of them."""
     alike = [one for one in expected if one.kind == found.kind and one.phase == found.phase]
     axes = set(found.axes)
     covered = {axis for one in alike if set(one.axes) <= axes for axis in one.axes}

@@ -94,7 +94,7 @@ def _uses_after(body: OpBlock, start: Value) -> bool:
 
 
 def _is_in_another(loop: Op, consts: int, carried: int, number: int) -> bool:
-    """Whether the initial value of carry `number` is part of another carry's, e.g. of a sum that begins with it.
+    """Whether another carry's initial value is computed from that of carry `number`, e.g. a sum that begins with it.
 
     consts, carried: how many constants and carries the scan has.
     """
