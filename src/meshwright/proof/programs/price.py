@@ -32,7 +32,7 @@ Sent = tuple[Kind, tuple[str, ...], Phase, float, bool, int]
 
 @dataclass(frozen=True)
 class Priced:
-    """A program on a system, whose layouts are priced."""
+    """A program on a system. Its methods predict the cost of a layout."""
 
     program: Program
     work: Work
@@ -56,7 +56,7 @@ class Priced:
 
     @cached_property
     def weights(self) -> frozenset[int]:
-        """The first atom of each dim of the state."""
+        """The first atom of each dim of the state's leaves."""
         return frozenset(dim[0] for value in self.state for dim in value.dims if dim)
 
     @cached_property
@@ -204,7 +204,7 @@ class Priced:
             if scattered := tuple(axis for axis in axes if axis in kept):
                 whole = layout.size(moved.operand) * layout.degree(scattered)
                 if moved.kind != "sum" and whole <= layout.size(moved.result) * layout.degree(scattered):
-                    # The partitioner takes the cheaper way: the rows of a small table, or few rows that are added.
+                    # The partitioner chooses the cheaper: gather the operand, or add up the result.
                     yield "all-gather", scattered, moved.phase, whole, False, times
                 else:
                     yield from self._scatter(moved.result, scattered, moved.phase, times, layout)
@@ -231,7 +231,7 @@ class Priced:
             yield "all-reduce", rest, phase, size, is_gradient, times
 
     def memory(self, layout: Layout) -> dict[str, int]:
-        """Return the peak bytes per device, by term."""
+        """Return the peak bytes per device, by memory term."""
         state = sum(self._at_rest(value, layout) for value in self.state)
         inputs = sum(layout.size(value) for value in self.inputs)
         values = self._peak(self.work.live, layout)

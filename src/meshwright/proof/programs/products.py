@@ -122,7 +122,7 @@ def _places(count: int, batch: Sequence[int], summed: Sequence[int], start: int)
 
 
 def _window(equation: Any) -> float:
-    """Return the mean number of filter elements that are applied to a pixel, per output pixel of a convolution.
+    """Return the mean number of filter elements that a convolution applies per output pixel.
 
     The other elements fall on padding or on the zeros of dilation; XLA's flop count skips these too.
     """

@@ -1,4 +1,4 @@
-"""The work of a traced function, by classes of dims: matmuls, memory passes, reductions, values in memory.
+"""The work of a traced function: matmuls, reads and writes of arrays, reductions, values in memory.
 
 Nothing here depends on a mesh: `price` applies a layout.
 """
@@ -52,7 +52,7 @@ CUTS = frozenset(
         "unstack",
     )
 )
-"""Ops that cut, join or shift dims."""
+"""Ops that slice, join or shift arrays along a dim."""
 
 IN_PLACE = SCATTERS | {"dynamic_update_slice"}
 """Ops whose result XLA writes over their first operand if no later op reads it."""
@@ -205,7 +205,7 @@ def _unchanged(op: Op) -> int:
 
 
 def _is_last_use(flat: Flat, place: int) -> bool:
-    """Whether the first operand of an op is an argument that no later op reads."""
+    """Whether the first operand of the op at index `place` is an argument that no later op reads."""
     value = flat.ops[place].inputs[0]
     return value in flat.given and not any(value in op.inputs for op in flat.ops[place + 1 :])
 
@@ -233,7 +233,7 @@ def _reads(flat: Flat, constants: set[int], *, is_tpu: bool) -> tuple[dict[int, 
             if value is not None:
                 found.update(dict.fromkeys((value,) if value in made or value in there else reads[value]))
         if not found and not op.called and op.name not in _UNFUSED:
-            # Constants that are spread out are part of what reads them.
+            # Broadcast constants are fused into the ops that read them.
             made.difference_update(op.outputs)
         for value in op.outputs:
             reads[value] = tuple(found)
@@ -269,7 +269,7 @@ def _follow(op: Op, flat: Flat, copies: dict[int, int]) -> None:
 
 
 def _newly_used(values: Sequence[int | None], copies: dict[int, int], gathered: set[int]) -> list[int]:
-    """Return the parameters among these values that have not been gathered yet."""
+    """Return the values that are copies of parameters not gathered yet, and add these parameters to `gathered`."""
     found = []
     for value in values:
         if value in copies and copies[value] not in gathered:
@@ -280,10 +280,10 @@ def _newly_used(values: Sequence[int | None], copies: dict[int, int], gathered: 
 
 @dataclass(frozen=True)
 class Summed:
-    """How the result of a matmul is added up before anything else reads it.
+    """How the result of a matmul is added to other results before any other op reads it.
 
-    to: the matmul to whose result it is added, or None. turns: the number of loop iterations whose results are added
-    up; 1 outside of such loops.
+    to: the matmul to whose result it is added; None if there is none. turns: the number of loop iterations whose
+    results are added up; 1 outside of such loops.
     """
 
     to: Op | None = None
