@@ -139,7 +139,7 @@ def _identity(finding: Finding) -> dict[str, Any]:
 
 
 def finding_key(finding: Finding) -> str:
-    """Return the identity of a finding as text."""
+    """Return `_identity` as text, which is equal for findings that a baseline does not distinguish."""
     return json.dumps(_identity(finding), sort_keys=True)
 
 

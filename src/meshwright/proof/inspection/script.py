@@ -47,7 +47,7 @@ class Script(NamedTuple):
         return node is not None and not required and not node.decorator_list
 
     def _named(self) -> tuple[ast.FunctionDef | None, list[str]]:
-        """Return the named function, and its required parameters."""
+        """Return the named function's syntax tree and the names of its required parameters; (None, []) without one."""
         for node in self.parsed().body:
             if isinstance(node, ast.FunctionDef) and node.name == self.name:
                 given = node.args

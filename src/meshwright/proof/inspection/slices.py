@@ -1,4 +1,4 @@
-"""Find values that each device slices to its own part, and values that are joined from parts."""
+"""Find values of which each device uses only its own slice, and dims along which a gather joins shards."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def is_cut_of(context: ProgramContext, value: Instruction) -> Instruction | None
 
 
 def gathered_dims(context: ProgramContext, gather: Instruction) -> set[int]:
-    """Return the dims along which an all-gather of one array joins parts."""
+    """Return the dims along which an all-gather of one array joins shards."""
     parts, (whole, *_) = context.module.operand(gather).shape, gather.shape.arrays()
     return {dim for dim, (part, size) in enumerate(zip(parts.dims, whole.dims, strict=False)) if part != size}

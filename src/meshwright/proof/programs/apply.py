@@ -338,7 +338,7 @@ class Applied:
 
 
 def lower_leaves(jitted: Any, traced: Traced, platform: str | None) -> Any:
-    """Lower a jitted function of a traced function's leaves for a platform; None for its mesh's platform."""
+    """Lower `jitted`, which takes the leaves of `traced`'s arguments. platform: None for that of its mesh."""
     abstract = (jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in traced.jaxpr.in_avals)
     return jitted.trace(*abstract).lower(lowering_platforms=None if platform is None else (platform,))
 

@@ -41,7 +41,7 @@ class DimClass:
 
     @property
     def first_members(self) -> str:
-        """The first three members, and how many more there are."""
+        """The first three members as text, and how many more there are."""
         more = f" and {len(self.members) - 3} more" if len(self.members) > 3 else ""
         return ", ".join(self.members[:3]) + more or "values only"
 

@@ -77,7 +77,7 @@ class Dims:
             self.barred.setdefault(atom, reason)
 
     def why_barred(self) -> dict[int, str]:
-        """Return {atom: why no mesh axis may split it}, with the reasons of `barred` at the current atoms (`atoms`)."""
+        """Return {atom: why no mesh axis may split it}, the entries of `barred` at the current atoms (`atoms`)."""
         return {atom: reason for one, reason in self.barred.items() for atom in self.atoms((one,))}
 
     def _root(self, atom: int) -> int:

@@ -17,7 +17,7 @@ from meshwright.proof.programs.trace import Program
 
 @dataclass(frozen=True)
 class Axis:
-    """A mesh axis: its degree, the atoms of the classes that it splits, and whether it splits the state at rest.
+    """A mesh axis: its degree, the atoms of the classes that it splits, and whether it splits the state between steps.
 
     An array with dims of several of these classes is split along the first class. So parts of a program can be split
     differently: with an MLP's hidden dim before the batch, the MLP is tensor parallel, and all else data parallel.

@@ -61,7 +61,7 @@ class Priced:
 
     @cached_property
     def rest(self) -> dict[tuple[int, ...], Atoms]:
-        """The dims of the state's leaves (`layout.dims_at_rest`)."""
+        """{atoms in any order: dims} of the state's leaves, from `layout.dims_at_rest`."""
         return dims_at_rest(self.program, self.barred)
 
     def _is_of_state(self, value: Value) -> bool:
@@ -148,12 +148,12 @@ class Priced:
         return product_seconds(*local.sizes, system=self.system, dtype=dtype, moved_bytes=moved)
 
     def _at_rest(self, value: Value, layout: Layout) -> float:
-        """Return the bytes of a value on a device. Values with a state leaf's dims are split like the state at rest."""
+        """Return the bytes of a value on a device. Values with a state leaf's dims are split like the state."""
         size = layout.size(value)
         return size / layout.degree(layout.stored_over(value.dims)) if self._is_of_state(value) else size
 
     def _collectives(self, layout: Layout, products: Sequence[_Local]) -> Iterator[Sent]:
-        """Yield the collectives of a step: gathers of stored parameters, and those of matmuls and of other ops."""
+        """Yield the collectives of a step: gathers of parameters split at rest, and the collectives of all ops."""
         for (value, phase), times in self.work.gathered.items():
             if axes := layout.stored_over(value.dims):
                 yield "all-gather", axes, phase, layout.size(value), True, times
@@ -243,7 +243,7 @@ class Priced:
         }
 
     def _peak(self, live: Live, layout: Layout) -> float:
-        """Return the peak bytes of a program's values, without its arguments."""
+        """Return the peak bytes on a device of a program's values (`live`), without its arguments."""
         now = most = 0.0
         for made, called, gone in live.events:
             now += self._bytes(made, layout)
@@ -256,7 +256,10 @@ class Priced:
 
 
 class _Local(NamedTuple):
-    """A matmul on a device: how it communicates, and m, k and n of [m, k] @ [k, n], where m includes batch dims."""
+    """A matmul on a device.
+
+    times: executions per step. moves: how it communicates. sizes: m, k and n of [m, k] @ [k, n]; m includes batch dims.
+    """
 
     product: Contraction
     times: int

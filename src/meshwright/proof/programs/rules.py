@@ -428,7 +428,7 @@ RULES: dict[str, Rule] = {
 
 
 MATMULS = frozenset(("dot_general", "conv_general_dilated", "ragged_dot_general"))
-"""Primitives that multiply arrays."""
+"""Primitives of matmuls and convolutions."""
 
 
 def uses(equation: Any) -> list[bool]:

@@ -24,7 +24,7 @@ from meshwright.proof.programs.work import Work
 from meshwright.record import Record
 
 MOST_ENUMERATED = 200
-"""The most sets of classes without a common array that are enumerated."""
+"""The most sets of classes that are enumerated, with no two classes of a set in one array."""
 
 MOST_SETS = 24
 """The most sets that a search tries on one axis; sets that split more flops come first."""
@@ -193,7 +193,7 @@ def model_sets(priced: Priced, classes: list[DimClass]) -> list[frozenset[int]]:
 
 
 def axes_by_part(work: Work, layout: Layout) -> list[Axis]:
-    """Return the axes that split several dims of one matmul's array: one dim in a part of the program, another elsewhere."""
+    """Return the axes that split two dims of a matmul's array: one in a part of the program, the other elsewhere."""
     meets = _meetings(work, set())
     return [
         axis for axis in layout.axes if any(not meets.get(atom, set()).isdisjoint(axis.atoms) for atom in axis.atoms)

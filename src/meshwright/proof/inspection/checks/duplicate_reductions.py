@@ -25,10 +25,10 @@ _LEAST_RECOMPUTED = 1 << 13
 
 @dataclass(frozen=True, kw_only=True)
 class ReducedTwice(Finding):
-    """A reduction of equal values. equal_axes: axes along which all `degree` devices hold the same value.
+    """A reduction over devices that hold the same value.
 
-    is_sum: the result is `degree` times the value; if False, the reduction has no effect. is_transposed: the reduction
-    is the transpose of a sum in the forward pass.
+    equal_axes: axes along which all `degree` devices hold it. is_sum: the result is `degree` times the value; if False,
+    the reduction has no effect. is_transposed: the reduction is the transpose of a sum in the forward pass.
     """
 
     kind = FindingKind.REDUCED_TWICE
@@ -67,7 +67,7 @@ class ReducedTwice(Finding):
 
 
 def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
-    """Yield reductions over an axis along which all devices hold the same value, one per array of a combined op."""
+    """Yield reductions over an axis along which all devices hold the same value, one finding per reduced array."""
     if context.is_traced:
         for one in context.traced(ReducedTwice.id):
             if one.figures["is_sum"] or Shape(one.dtype, one.dims).bytes >= _LEAST_USELESS:

@@ -94,7 +94,7 @@ def _is_before_loop(context: ProgramContext, gather: Instruction, layers: int) -
 
 
 def _is_cut_in_layers(context: ProgramContext, gather: Instruction, layers: int) -> bool:
-    """Whether only slices of one layer are used of a gathered stack, in the computation of the gather itself."""
+    """Whether a gathered stack is used only by slices of one layer, in the gather's own computation (a loop's body)."""
     used = list(uses(context.module, gather, VIEWS_AND_CASTS))
     return bool(used) and all(_is_layer(user, held, layers) for user, held in used)
 

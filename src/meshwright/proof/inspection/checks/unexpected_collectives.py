@@ -107,7 +107,7 @@ class UnexpectedCollective(Finding):
         return self.because not in (UnexpectedBecause.NOT_EXPECTED, UnexpectedBecause.NEEDS_WHOLE)
 
     def explains(self, other: Finding) -> bool:
-        """Whether the other finding is the repeated work of all devices on a batch that this collective gathers."""
+        """Whether `other` is redundant compute, by all devices, on a batch that this collective gathers."""
         is_of_batch = self.because == UnexpectedBecause.GATHERS_BATCH
         return is_of_batch and isinstance(other, RedundantCompute) and other.axis in self.axes
 
@@ -246,7 +246,7 @@ def primitive_of(instruction: Instruction) -> str:
 
 
 def _is_stored(context: ProgramContext, found: CompiledCollective) -> bool:
-    """Whether a collective moves an argument of the program, as FSDP gathers its weights, or one layer of a stack."""
+    """Whether a collective moves an argument of the program (FSDP's weights, say), or one layer of a stacked one."""
     source = context.source_of(found)
     if source.opcode == "get-tuple-element":  # of the state of a loop over layers
         source = context.module.operand(source)

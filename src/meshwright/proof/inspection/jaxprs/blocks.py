@@ -46,7 +46,7 @@ class Value:
 
     @property
     def text(self) -> tuple[str, tuple[int, ...]]:
-        """Dtype and dims, with HLO's name of the dtype."""
+        """(HLO's name of the dtype, dims)."""
         return hlo_dtype(self.dtype), self.dims
 
 
@@ -63,12 +63,12 @@ class Op:
 
     @property
     def iterations(self) -> int:
-        """The trip count of its bodies, as far as a jaxpr has it: the length of a scan, else 1."""
+        """How often its bodies run: the length of a scan; else 1, since a jaxpr has no other trip counts."""
         return max(1, self.params["length"]) if self.name == "scan" else 1
 
     @property
     def scope(self) -> str:
-        """Its name scopes with JAX's transformations, as `transpose(jvp(mlp))`."""
+        """The equation's name scopes with JAX's transformations, as `transpose(jvp(mlp))`."""
         return str(self.equation.source_info.name_stack)
 
 
@@ -91,7 +91,7 @@ class OpBlock:
         return [op for op in self.ops if any(one is value for one in op.operands)]
 
     def everything(self) -> Iterator[tuple[OpBlock, Op]]:
-        """Every op of this block and of the blocks inside it, each with its block."""
+        """Yield (block, op) for every op of this block and of the blocks inside it."""
         for op in self.ops:
             yield self, op
             for body in op.bodies:
@@ -138,7 +138,7 @@ def through_views(value: Value) -> Value:
 def _inline(
     jaxpr: Any, arrays: Sequence[Any], inputs: Sequence[Value], ops: list[Op], held: list[Value]
 ) -> list[Value]:
-    """Append to `ops` those of a jaxpr and of the jaxprs it calls, to `held` their constants; return its outputs."""
+    """Append the ops of a jaxpr and of the jaxprs it calls to `ops`, their constants to `held`; return its outputs."""
     known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
     for var, array in zip(jaxpr.constvars, arrays, strict=False):
         known[var] = _constant(var.aval, array)

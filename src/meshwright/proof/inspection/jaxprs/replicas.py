@@ -1,4 +1,4 @@
-"""Find values in `shard_map` that are equal on all devices along a mesh axis, and collectives that are wrong for them.
+"""Find values in `shard_map` that are equal on all devices along a mesh axis, and needless or wrong collectives.
 
 For each value, the axes along which it differs between devices are tracked. After point-to-point sends a value may be
 equal (a ring that sums or gathers) or not, so nothing is reported about such values.
@@ -62,7 +62,7 @@ _ARGUMENT = _State(is_constant=False)
 
 
 def replica_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
-    """Yield collectives on values that are equal on all their devices, and results that should be equal but differ."""
+    """Yield collectives whose devices all have the same value, and results that should be equal on them but differ."""
     reader = _Reader()
     reader.run(block, [_ARGUMENT] * len(block.inputs))
     for number in reader.certain:
@@ -82,8 +82,8 @@ class _Reader:
     """One pass over a function, which computes the `_State` of each value.
 
     A loop's body is read until the states of its carry are stable; mistakes are recorded in the last reading only.
-    sums: the sums of equal values, by running number. others: all other mistakes. count: executions per step of the ops
-    that are being read.
+    sums: the sums of equal values, by the `id` of the op, or of the equal term of a sum. others: all other mistakes.
+    count: executions per step of the ops that are being read.
     """
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ def _unrolled(block: OpBlock, count: int) -> Iterator[TracedMistake]:
 
 
 def _origin(value: Value) -> tuple[Value, int, int]:
-    """Follow sends along one ring back to the first value sent; return it, the hops since, and the ring's devices."""
+    """Follow sends along one ring back to the first; return (value sent first, sends since, devices in the ring)."""
     hops, degree, ring = 0, 0, None
     while True:
         value = through_views(value)
@@ -70,7 +70,7 @@ def _is_computed_with(block: OpBlock, value: Value) -> bool:
 
 
 def _scanned(block: OpBlock, loop: Op, count: int) -> Iterator[TracedMistake]:
-    """Yield rings in a scan that sends a carry on in every iteration: too many iterations, or one unused send."""
+    """Yield rings by a scan that sends a carry on in each iteration, if it iterates too often or a send is unused."""
     body, consts, carried = loop.bodies[0], *scan_counts(loop.params)
     length = loop.params["length"]
     for number in range(carried):
