@@ -78,7 +78,8 @@ class Argument:
 class Result:
     """A result of a program.
 
-    name: its path. shape: global. spec: its sharding; None where unknown. instruction: computes it.
+    name: its path. shape: global. spec: its sharding; None where unknown. instruction: the HLO instruction with its
+    value.
     """
 
     name: str

@@ -86,7 +86,7 @@ class Moved:
 class Live:
     """The values of one program in memory, as events in the order of its ops.
 
-    events: for some ops, the values allocated, the programs called, and the values freed after it.
+    events: (values allocated, programs called, values freed after it) for each op with any of these.
     """
 
     events: list[tuple[list[Value], list[Live], list[Value]]] = field(default_factory=list)
@@ -138,8 +138,8 @@ def _collect(
 ) -> Live:
     """Add the work of a program that runs `times` times a step to `work`; return its values in memory.
 
-    copies: values that are copies of a state argument, with the argument's number. gathered: the arguments already
-    gathered. constants: the program's arguments that depend on no array. caller: the op that calls the program.
+    copies: {number of a value that is a copy of a state argument: the argument's index}. gathered: the arguments
+    already gathered. constants: the program's arguments that depend on no array. caller: the op that calls the program.
     """
     reads, made = _reads(flat, constants, is_tpu=work.is_tpu)
     last = _last_uses(flat, reads, made)
@@ -211,7 +211,7 @@ def _is_last_use(flat: Flat, place: int) -> bool:
 
 
 def _reads(flat: Flat, constants: set[int], *, is_tpu: bool) -> tuple[dict[int, tuple[int, ...]], set[int]]:
-    """Return for each value number the values in memory that it is computed from, and the set of values written there.
+    """Return for each value number the values in memory that it is computed from, and the values written to memory.
 
     Elementwise ops are fused into their consumers, so only values that a matmul or a loop reads are written. constants:
     arguments that depend on no array; they are recomputed at each use.
@@ -241,7 +241,7 @@ def _reads(flat: Flat, constants: set[int], *, is_tpu: bool) -> tuple[dict[int, 
 
 
 def _last_uses(flat: Flat, reads: dict[int, tuple[int, ...]], made: set[int]) -> dict[int, list[int]]:
-    """Return the values in memory that each op is the last to read, by the op's index. reads, made: from `_reads`."""
+    """Return {index of an op: the values in memory that it is the last to read}. reads, made: from `_reads`."""
     last: dict[int, int] = {}
     for place, op in enumerate(flat.ops):
         for value in op.outputs:
@@ -291,7 +291,7 @@ class Summed:
 
 
 def _sums(flat: Flat, caller: Op | None) -> dict[int, Summed]:
-    """Return the matmul results that are only added to other results, or only accumulated by a loop.
+    """Return {number of a matmul's result: `Summed`} for results only added to others, or only summed by a loop.
 
     XLA adds partial sums on each device before one all-reduce: e.g. the gradients of queries, keys and values with
     respect to their common input (AllReduceReassociate). For a loop, the all-reduce comes after it
