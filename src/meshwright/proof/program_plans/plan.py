@@ -223,8 +223,8 @@ def _degrees(mesh: MeshLike | Mapping[str, int], system: System) -> dict[str, in
 
 def _to_compile(found: list[Found], candidates: list[Candidate], count: int) -> list[Candidate]:
     """Return the candidates to compile: the best of each of `count` strategies, and both kinds of data parallelism.
-    Layouts that split the same dims are one strategy, whatever their meshes. Data parallelism is compiled with a
-    replicated and with a split state. found: all layouts, best first. candidates: the same, as candidates.
+    Layouts that split the same dims are one strategy, on whatever mesh. Data parallelism is compiled with a replicated
+    and with a split state. found: all layouts, best first. candidates: the same, as candidates.
     """
     chosen: dict[int, Candidate] = {}
     strategies: set[frozenset[tuple[tuple[int, ...], bool]]] = set()

@@ -96,7 +96,7 @@ class UnexpectedCollective(Finding):
 
     @property
     def conflict(self) -> tuple[str, ...]:
-        """Values that are equal for all collectives caused by one mistake at a source line, so as to merge them."""
+        """Figures that are equal for collectives which one mistake at a source line causes, so that they are merged."""
         if self.because in (UnexpectedBecause.REARRANGES, UnexpectedBecause.NEEDS_WHOLE):
             return (self.primitive,)
         return (self.primitive, *self.axes) if self.because == UnexpectedBecause.GATHERS_BATCH else ()

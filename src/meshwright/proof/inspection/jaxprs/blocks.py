@@ -63,7 +63,7 @@ class Op:
 
     @property
     def iterations(self) -> int:
-        """How often its bodies run: the length of a scan; else 1, since a jaxpr has no other trip counts."""
+        """The trip count of its bodies, as far as a jaxpr has it: the length of a scan, else 1."""
         return max(1, self.params["length"]) if self.name == "scan" else 1
 
     @property

@@ -70,7 +70,7 @@ def _is_computed_with(block: OpBlock, value: Value) -> bool:
 
 
 def _scanned(block: OpBlock, loop: Op, count: int) -> Iterator[TracedMistake]:
-    """Yield rings by a scan that sends a carry on in each iteration, if it iterates too often or a send is unused."""
+    """Yield rings in a scan that sends a carry on in every iteration: too many iterations, or one unused send."""
     body, consts, carried = loop.bodies[0], *scan_counts(loop.params)
     length = loop.params["length"]
     for number in range(carried):
@@ -94,7 +94,7 @@ def _uses_after(body: OpBlock, start: Value) -> bool:
 
 
 def _is_in_another(loop: Op, consts: int, carried: int, number: int) -> bool:
-    """Whether another carry's initial value is computed from that of carry `number`, e.g. a sum that begins with it.
+    """Whether the initial value of carry `number` is part of another carry's, e.g. of a sum that begins with it.
 
     consts, carried: how many constants and carries the scan has.
     """
