@@ -36,7 +36,8 @@ COMPILED = 3
 class Candidate:
     """A layout of a program, with its predicted record, and the record of its compiled program if it was compiled.
 
-    layout: None for the unchanged function, with the shardings of its arguments. wrong: why it does not compile, or ''.
+    layout: None for the unchanged function, with the shardings of its arguments. wrong: why it does not compile; '' if
+    it does or was not compiled.
     """
 
     layout: Layout | None
@@ -59,9 +60,8 @@ class Candidate:
 @dataclass(frozen=True, kw_only=True)
 class ProgramPlan:
     """A plan of a JAX function: a mesh, and the classes of equal dims (`DimClass`) that each of its axes splits.
-
-    candidates: the compared layouts, the chosen one first. num_layouts: how many were predicted. notes: limits of the
-    plan.
+    candidates: the compared layouts, the chosen one first. num_layouts: how many layouts were predicted. notes: limits
+    of the plan.
     """
 
     name: str
@@ -223,7 +223,6 @@ def _degrees(mesh: MeshLike | Mapping[str, int], system: System) -> dict[str, in
 
 def _to_compile(found: list[Found], candidates: list[Candidate], count: int) -> list[Candidate]:
     """Return the candidates to compile: the best of each of `count` strategies, and both kinds of data parallelism.
-
     Layouts that split the same dims are one strategy, on whatever mesh. Data parallelism is compiled with a replicated
     and with a split state. Of layouts whose classes were varied, and that are predicted to be faster than all others,
     the best that splits the state and the best that does not are compiled too, with their equals: the price of such

@@ -1,9 +1,10 @@
 """Search the layouts of a program: each mesh axis splits a set of classes, no two of which occur in one array.
 
-Two dims of one array cannot share a mesh axis. The largest sets without such a pair are the known strategies: the batch
-(data parallel), the heads, the MLP and the vocabulary together (tensor parallel), the sequence. An axis can also split
-such a set where it occurs and the batch or the sequence elsewhere: large dense layers after convolutions, experts
-between attention, or the norms between tensor parallel layers.
+A class is a set of equal dims, identified by an atom (`dims`). Two dims of one array cannot share a mesh axis. The
+largest sets without such a pair are the known strategies: the batch (data parallel), the heads, the MLP and the
+vocabulary together (tensor parallel), the sequence. An axis can also split such a set where it occurs and the batch or
+the sequence elsewhere: large dense layers after convolutions, experts between attention, or the norms between tensor
+parallel layers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from meshwright.proof.programs.work import Work
 from meshwright.record import Record
 
 MOST_ENUMERATED = 200
-"""The most sets of classes without a common array that are enumerated."""
+"""The most sets of classes that are enumerated, with no two classes of a set in one array."""
 
 MOST_SETS = 24
 """The most sets that a search tries on one axis; sets that split more flops come first."""
@@ -161,8 +162,8 @@ def _layouts(
 ) -> Iterator[tuple[Axis, ...]]:
     """Yield the axes of every mesh of a system: dp and fsdp over the batch, and up to two axes over other classes.
 
-    Axes over other classes are named tp if they split dims of weights, and sp if not. batch: its atoms. sets: of
-    `model_sets`. by_part: of `sets_by_part`. sizes: the size of each atom.
+    Axes over other classes are named tp if they split dims of weights, and sp if not. batch: the atoms of the
+    batch. sets: from `model_sets`. by_part: from `sets_by_part`. sizes: the size of each atom.
     """
 
     def name(atoms: tuple[int, ...]) -> str:
@@ -193,7 +194,7 @@ def _layouts(
 def _on_mesh(
     degrees: Mapping[str, int], batch: tuple[int, ...], sets: list[tuple[int, ...]], by_part: list[tuple[int, ...]]
 ) -> Iterator[tuple[Axis, ...]]:
-    """Yield the axes of a given mesh, each splitting the batch, the batch and the state at rest, or another set."""
+    """Yield the axes of a mesh for each choice of what each splits: the batch, with or without the state, or a set."""
     choices = [(atoms, is_stored) for atoms in (batch, *by_part) for is_stored in (False, True) if atoms]
     choices += [(one, False) for one in sets]
     nothing: list[tuple[tuple[int, ...], bool]] = [((), False)]
@@ -214,7 +215,7 @@ def sets_by_part(priced: Priced, batch: frozenset[int], sets: list[frozenset[int
 
 
 def data_set(priced: Priced, classes: list[DimClass]) -> frozenset[int]:
-    """Return the batch's atoms, and those of dims that replace it elsewhere in the program.
+    """Return the atoms of the batch, and of the dims that take its place elsewhere in the program.
 
     Such dims are in no weight and in no array with the batch, e.g. two concatenated batches, or minibatches sampled
     from it.
@@ -231,7 +232,7 @@ def data_set(priced: Priced, classes: list[DimClass]) -> frozenset[int]:
 
 
 def model_sets(priced: Priced, classes: list[DimClass]) -> list[frozenset[int]]:
-    """Return the sets of classes, without the batch, that an axis can split: maximal sets, then single classes.
+    """Return the sets of classes that an axis can split, without the batch, as atoms: maximal sets and single classes.
 
     No two classes of a set occur in one array. Sets that split more flops come first.
     """
@@ -250,7 +251,7 @@ def model_sets(priced: Priced, classes: list[DimClass]) -> list[frozenset[int]]:
 
 
 def axes_by_part(work: Work, layout: Layout) -> list[Axis]:
-    """Return the axes of a layout that split several dims of one array of a matmul, each in its part of the program."""
+    """Return the axes that split two dims of a matmul's array: one in a part of the program, the other elsewhere."""
     meets = _meetings(work, set())
     return [
         axis for axis in layout.axes if any(not meets.get(atom, set()).isdisjoint(axis.atoms) for atom in axis.atoms)
@@ -258,7 +259,7 @@ def axes_by_part(work: Work, layout: Layout) -> list[Axis]:
 
 
 def _flops_by_atom(priced: Priced) -> dict[int, float]:
-    """Return for each atom the flops of all matmuls with an operand that has it."""
+    """Return {first atom of a dim: the flops per step of all matmuls with an operand that has this dim}."""
     found: dict[int, float] = {}
     sizes = Sizes(priced.program)
     for one, times in priced.work.products.items():
@@ -270,9 +271,9 @@ def _flops_by_atom(priced: Priced) -> dict[int, float]:
 
 
 def _meetings(work: Work, state: set[Atoms]) -> dict[int, set[int]]:
-    """Return for each atom that can be split the other atoms that occur in an array with it.
+    """Return {atom: the other atoms that occur in an array with it}, for the first atom of each dim.
 
-    The arrays are the operands and results of matmuls, and those with the dims `state`.
+    The arrays are the operands and results of matmuls, and the state's leaves, whose dims are `state`.
     """
     found: dict[int, set[int]] = {}
     arrays = {value.dims for one in work.products for value in (one.left, one.right, one.result)}
@@ -284,7 +285,10 @@ def _meetings(work: Work, state: set[Atoms]) -> dict[int, set[int]]:
 
 
 def _maximal(atoms: frozenset[int], meets: Mapping[int, set[int]]) -> Iterator[frozenset[int]]:
-    """Yield the maximal sets of atoms that never occur together in one array (Bron and Kerbosch, 1973)."""
+    """Yield the maximal subsets of `atoms` in which no two atoms occur in one array (Bron and Kerbosch, 1973).
+
+    meets: from `_meetings`.
+    """
 
     def extend(chosen: frozenset[int], left: frozenset[int], done: frozenset[int]) -> Iterator[frozenset[int]]:
         if not left and not done:

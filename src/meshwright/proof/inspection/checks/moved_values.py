@@ -44,7 +44,7 @@ class MovedState(Finding):
     count: int
 
     def explains(self, other: Finding) -> bool:
-        """Whether the other finding is about further moves of the same state, or about repeated work on it."""
+        """Whether this move causes `other`: redundant compute or an unexpected collective, along the same axes."""
         if isinstance(other, RedundantCompute):
             return other.axis in self.axes
         if not isinstance(other, UnexpectedCollective) or not other.is_of_shardings:

@@ -25,7 +25,10 @@ _LEAST_AT_ONCE = 1 << 18
 
 @dataclass(frozen=True, kw_only=True)
 class SlicedAllReduce(Finding):
-    """An all-reduce of whose result each device uses a shard. is_sliced_at_once: the sum is used in no other way."""
+    """An all-reduce of whose result each device uses only its shard.
+
+    is_sliced_at_once: whether the sum is sliced before any other op. reduced_bytes: of all such sums per step.
+    """
 
     kind = FindingKind.SLICED_ALL_REDUCE
     merged_by = ("is_sliced_at_once",)

@@ -47,7 +47,7 @@ class Value:
 
     @property
     def text(self) -> tuple[str, tuple[int, ...]]:
-        """Dtype and dims, with HLO's name of the dtype."""
+        """(HLO's name of the dtype, dims)."""
         return hlo_dtype(self.dtype), self.dims
 
 
@@ -88,7 +88,7 @@ class Op:
 
     @property
     def scope(self) -> str:
-        """Its name scopes with JAX's transformations, as `transpose(jvp(mlp))`."""
+        """The equation's name scopes with JAX's transformations, as `transpose(jvp(mlp))`."""
         return str(self.equation.source_info.name_stack)
 
 
@@ -123,7 +123,7 @@ class OpBlock:
         return [op for op in self.ops if any(one is value for one in op.operands)]
 
     def everything(self) -> Iterator[tuple[OpBlock, Op]]:
-        """Every op of this block and of the blocks inside it, each with its block."""
+        """Yield (block, op) for every op of this block and of the blocks inside it."""
         for op in self.ops:
             yield self, op
             for body in op.bodies:
@@ -190,7 +190,7 @@ def through_views(value: Value) -> Value:
 def _inline(
     jaxpr: Any, arrays: Sequence[Any], inputs: Sequence[Value], ops: list[Op], held: list[Value]
 ) -> list[Value]:
-    """Append to `ops` those of a jaxpr and of the jaxprs it calls, to `held` their constants; return its outputs."""
+    """Append the ops of a jaxpr and of the jaxprs it calls to `ops`, their constants to `held`; return its outputs."""
     known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
     for var, array in zip(jaxpr.constvars, arrays, strict=False):
         known[var] = _constant(var.aval, array)

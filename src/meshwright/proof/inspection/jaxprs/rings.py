@@ -34,7 +34,7 @@ def _unrolled(block: OpBlock, count: int) -> Iterator[TracedMistake]:
 
 
 def _origin(value: Value) -> tuple[Value, int, int]:
-    """Follow sends along one ring back to the first value sent; return it, the hops since, and the ring's devices."""
+    """Follow sends along one ring back to the first; return (value sent first, sends since, devices in the ring)."""
     hops, degree, ring = 0, 0, None
     while True:
         value = through_views(value)
