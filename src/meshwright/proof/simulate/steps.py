@@ -54,9 +54,9 @@ def transfer_parts(fabric: Fabric, instruction: Instruction) -> tuple[TransferPa
 
 
 def _send_or_receive(fabric: Fabric, instruction: Instruction) -> Iterator[TransferPart]:
-    """Yield the transfer of a send or a receive. Between slices the send counts for both."""
+    """Yield the start of the transfer of a send or a receive; between slices, only the send has one."""
     if "megascale" not in instruction.attributes.get("frontend_attributes", ""):
-        yield TransferPart("start", instruction.name, fabric.to_host(instruction))
+        yield TransferPart("start", instruction.name, fabric.host_transfer(instruction))
     elif instruction.opcode == "send" and (transfer := fabric.dcn_collective(instruction)):
         yield TransferPart("start", instruction.name, transfer)
 
@@ -84,7 +84,10 @@ def _parts_in_fusion(fabric: Fabric, fusion: Instruction) -> Iterator[TransferPa
 
 
 def _async_call(fabric: Fabric, start: Instruction) -> Transfer:
-    """Return the transfer of an asynchronous call: its collective or host copy, else the work of its ops."""
+    """Return the transfer of an asynchronous call.
+
+    It is that of the collective or host copy inside the call; without one, it takes the time of the call's ops.
+    """
     inside = list(_inside(fabric.module, start))
     made = [transfer for inner in inside if collective_kind(inner) and (transfer := fabric.collective(inner))]
     made += [fabric.copy(inner) for inner in inside if _copies_to_host(fabric, inner)]
@@ -112,7 +115,7 @@ def _inside(module: Module, instruction: Instruction) -> Iterator[Instruction]:
 
 
 def _start_of(module: Module, done: Instruction) -> str:
-    """Return the name of the instruction whose end a `-done` awaits."""
+    """Return the name of the `-start`, send or receive whose end a `-done` awaits."""
     found = module.operand(done)
     while found.operands and found.opcode not in ("send", "recv") and not found.opcode.endswith("-start"):
         found = module.operand(found)

@@ -101,7 +101,7 @@ def plan_and_measured(what: PlanLike, run: str | Path | None, options: Mapping[s
     """Return the plan to verify and the measured record of a run; None without a run.
 
     Raises:
-        MeshwrightError: options are given that the run sets, or the plan is not the run's.
+        MeshwrightError: `run` is given together with options that it determines, or the plan is not that of the run.
     """
     if isinstance(what, (str, Path)) and is_run_directory(what):
         if extra := list(given({**options, "run": run}, (*PlanOptions.__annotations__, "run"))):

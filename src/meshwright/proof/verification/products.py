@@ -23,7 +23,7 @@ from meshwright.record import Collective, merge
 
 @dataclass(frozen=True, kw_only=True)
 class ProductCheck:
-    """The check of a matmul in one mode of JAX.
+    """The result of checking a matmul in one mode of JAX (`check_product`).
 
     error: largest difference from the unsharded matmul, relative to its largest element. compiled, inferred:
     collectives, merged by kind and axes. notes: transfers in the program that `compiled` leaves out.
@@ -76,7 +76,7 @@ def check_product(inference: Inference, *, mode: Mode, implementation: Implement
 def _read_as(
     inferred: Sequence[Collective], compiled: Iterable[Collective], degrees: Mapping[str, int]
 ) -> list[Collective]:
-    """Return the compiled collectives; one that could be of two kinds gets the inferred kind.
+    """Return the compiled collectives, with the inferred kind for those that could be of two kinds.
 
     XLA:CPU lowers a reduce-scatter, and an all-reduce followed by a slice, to the same ops. These count as a
     reduce-scatter unless an all-reduce was inferred.
