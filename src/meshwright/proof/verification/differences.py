@@ -33,7 +33,10 @@ class Difference(StrEnum):
     """XLA:GPU sums the last norm's gradient once a step, not once a microbatch."""
 
     EXPERT_BUFFERS = "expert buffers"
-    """Generation sends whole tokens to experts, in buffers for any routing; the plan sends parts of tokens, balanced."""
+    """Generation sends whole tokens to experts, in buffers for any routing.
+
+    The plan sends parts of tokens and assumes balanced routing.
+    """
 
     INT8_SCALES = "int8 scales"
     """Scales of int8 arrays, and parameters that a server does not keep in int8: token embeddings and routers."""

@@ -80,7 +80,7 @@ def explain(planned: Mapping[Key, int], found: Mapping[Key, int], mesh: Mapping[
 
 
 def _other_phase(difference: Mapping[Key, int]) -> Explained:
-    """Explain collectives that have more bytes in one phase, and in total equally fewer bytes in other phases.
+    """Explain collectives of one kind, over the same axes, whose bytes differ by phase but are equal over all phases.
 
     difference: bytes by key, the program's less the plan's, here and in the rules below.
     """
