@@ -193,7 +193,7 @@ def speed(record: Record) -> str:
     return f"step {step}" + (f"   MFU {show_percent(record.shown_mfu)}" if record.shown_mfu is not None else "")
 
 
-def promise(planned: Record) -> str:
+def predicted_rate_and_memory(planned: Record) -> str:
     """Return the predicted tokens per second and memory per device as text."""
     return (
         f"{show_rate(planned.tokens_per_second or 0.0, 'tok/s')}   {show_bytes(planned.memory_bytes['peak'])} a device"
