@@ -73,7 +73,7 @@ class Run:
 
     @property
     def goodput(self) -> dict[str, float]:
-        """How the run's time was used: seconds by category (`watch.goodput.ACCOUNTS`), such as `steps` or `compiling`."""
+        """How the run's time was used: seconds by category (`watch.goodput.ACCOUNTS`), such as `compiling`."""
         return goodput(self.rows, self.restarts)
 
 

@@ -74,7 +74,7 @@ class MatmulRun(Answer):
 
 
 def run_product(priced: PricedProduct) -> MatmulRun:
-    """Run a matmul's chosen implementation on simulated devices in every mode of JAX, with dims of at most about `LARGEST`.
+    """Run a matmul's chosen implementation on simulated devices in every mode of JAX, with dims of about `LARGEST`.
 
     Raises:
         MeshwrightError: the mesh has more than `MOST_DEVICES`, or JAX has started with fewer devices.

@@ -134,7 +134,7 @@ class _Chips:
 
     @cached_property
     def edges(self) -> dict[str, str]:
-        """The physical dimension that a mesh axis follows, by axis; axes that follow none are left out."""
+        """The physical dimension that each mesh axis follows (`_decides`); axes that follow none are left out."""
         dims = ("slice", "x", "y", "z")
         return {axis: dim for axis in self.shown for dim in dims if self._decides(dim, axis)}
 

@@ -108,7 +108,7 @@ def kernel_seconds(module: Module, instruction: Instruction, system: System) -> 
 
 
 def _cudnn_seconds(module: Module, instruction: Instruction, system: System, *, is_backward: bool) -> float:
-    """Return the time of cuDNN's fused attention of queries [batch, seq, heads, head_dim], at its measured rates."""
+    """Return the seconds of cuDNN's fused attention, at measured rates; queries are [batch, seq, heads, head_dim]."""
     query, key = (operand.shape.dims for operand in module.operands(instruction)[:2])
     batch, queries, heads, head_dim = query
     is_causal = re.search(r'"mask_type":\s*"CAUSAL"', instruction.attributes.get("backend_config", ""))

@@ -62,7 +62,7 @@ def _send_or_receive(fabric: Fabric, instruction: Instruction) -> Iterator[Trans
 
 
 def _parts_in_fusion(fabric: Fabric, fusion: Instruction) -> Iterator[TransferPart]:
-    """Yield the parts of collectives inside a fusion.
+    """Yield what a fusion does with the transfers of the collectives and host copies inside it.
 
     The TPU compiler spreads a collective over several fusions, identified by channel: custom calls mark its start and
     its end, and fusions between them advance it while they compute. A fusion may also be a whole collective.

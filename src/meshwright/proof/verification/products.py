@@ -41,10 +41,10 @@ class ProductCheck:
 
 
 def check_product(inference: Inference, *, mode: Mode, implementation: Implementation | None = None) -> ProductCheck:
-    """Run an implementation of a matmul in a mode of JAX, in float32, on small random integers.
+    """Run an implementation of a matmul in a mode of JAX; compare its result and its collectives with the expected ones.
 
-    Float32 sums of integers below 2^24 are exact in any order. Runs on the devices of this process. In overlapped mode
-    a collective matmul runs its collective as a ring of permutes.
+    It runs on the devices of this process, in float32 on small random integers: float32 sums of integers below 2^24 are
+    exact in any order. In overlapped mode a collective matmul runs its collective as a ring of permutes.
 
     Args:
       inference: the matmul with its shardings.
