@@ -55,7 +55,7 @@ class Liveness:
         self._known_spans: dict[str, dict[Leaf, Span]] = {}
 
     def peak(self, computation: str) -> Peak:
-        """Return the peak over a computation's instructions: live bytes plus the peak of the computations each calls."""
+        """Return the peak over a computation's instructions: live bytes, plus the peak of what each one calls."""
         if computation in self._peaks:
             return self._peaks[computation]
         instructions = list(self.module.computations[computation].instructions.values())

@@ -41,7 +41,7 @@ class ProductCheck:
 
 
 def check_product(inference: Inference, *, mode: Mode, implementation: Implementation | None = None) -> ProductCheck:
-    """Run an implementation of a matmul in a mode of JAX; compare its result and its collectives with the expected ones.
+    """Run an implementation of a matmul in a mode of JAX; compare result and collectives with the expected ones.
 
     It runs on the devices of this process, in float32 on small random integers: float32 sums of integers below 2^24 are
     exact in any order. In overlapped mode a collective matmul runs its collective as a ring of permutes.
