@@ -107,7 +107,7 @@ PROFILE_COLUMNS = (
 
 
 def profile_rows(found: Sequence[ProfileRow]) -> list[tuple[str, ...]]:
-    """Return the collectives of a profile as rows of text."""
+    """Return the collectives of a profile as rows of text, with the columns `PROFILE_COLUMNS`."""
 
     def size(move: Collective | None) -> str:
         return "–" if move is None else show_bytes(move.bytes)

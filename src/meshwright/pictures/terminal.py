@@ -85,7 +85,7 @@ def _rules(scene: Scene) -> dict[tuple[int, int], str]:
 
 
 def _rule(ways: defaultdict[tuple[int, int], int], x: float, y: float, width: float, height: float) -> None:
-    """Add a line to `ways`: for each (row, column) that it passes, the directions in which it leaves it."""
+    """Add to `ways`, for each (row, column) that a line passes, the directions in which the line leaves it."""
     first_row, last_row, first, last = int(y), int(y + height), int(x), int(x + width)
     for column in range(first, last) if width else ():
         ways[first_row, column] |= _RIGHT

@@ -117,7 +117,7 @@ def _computed(instruction: Instruction, operands: list[np.ndarray], n: int) -> n
 
 
 def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the quotient rounded towards zero, as in HLO. A divisor of zero counts as one, to avoid a warning."""
+    """Return a / b rounded towards zero, as in HLO. A divisor of zero counts as one, to avoid a warning."""
     b = np.where(b == 0, 1, b)
     return np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
 

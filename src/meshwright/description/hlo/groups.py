@@ -122,7 +122,7 @@ def axes_of_pairs(pairs: Iterable[tuple[int, ...]], mesh: Mapping[str, int]) -> 
 
 
 def _parse_groups(text: str, num_devices: int) -> Groups | None:
-    """Return the groups in one of the three notations; None for any other text."""
+    """Return the groups of a text in one of the notations of `parse_groups`; None for any other text."""
     if text.startswith("{"):
         return _lists(text) or (tuple(range(num_devices)),)
     if found := _IOTA.fullmatch(text):
@@ -183,7 +183,7 @@ def _device_order(text: str, num_devices: int) -> list[int]:
 
 
 def iota(shape: tuple[int, ...], order: str | None) -> np.ndarray:
-    """Return an array of 0, 1, 2, ... with a shape, then transposed. Raises ValueError if that is impossible.
+    """Return 0, 1, 2, ... reshaped to `shape`, then transposed. Raises ValueError if that is impossible.
 
     order: the permutation of the dims, such as `1,0`; None for no transposition.
     """

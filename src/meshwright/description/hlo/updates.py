@@ -213,7 +213,7 @@ class Updates:
         return _scaled(self._shares(value, None), factor) if scale.shape.size == 1 else {}
 
     def _factor(self, value: Instruction) -> float | None:
-        """Return the number that a value is; 1 if it is 1 plus or minus an unknown (weight decay); None if unknown."""
+        """Return the number that a value equals; 1 if it is 1 plus or minus an unknown (weight decay); else None."""
         module, opcode = self.module, value.opcode
         if opcode == "constant":
             try:

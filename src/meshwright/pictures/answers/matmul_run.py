@@ -116,7 +116,11 @@ def _small(priced: PricedProduct) -> Inference:
 
 
 def _run_rows(mode: str, check: ProductCheck) -> Iterator[tuple[str, ...]]:
-    """Yield a row of cells for each inferred or compiled collective of a mode; the first row has the result."""
+    """Yield a row of cells for each inferred or compiled collective of a mode.
+
+    Cells: mode, largest error, inferred collective, compiled collective, verdict. Only the first row has mode, error
+    and verdict.
+    """
     verdict = "as inferred" if check.is_as_inferred else "NOT AS INFERRED"
     error = f"{check.error:.1e}" if check.error else "0"
     moves = it.zip_longest(*([_kind(move) for move in moves] or ["none"] for moves in (check.inferred, check.compiled)))

@@ -61,7 +61,7 @@ class AliasSets:
 def alias_buffers(module: Module, computations: Iterable[str]) -> AliasSets:
     """Return the sets of leaves that share a buffer.
 
-    computations: the names of those that run instruction by instruction.
+    computations: the names of those whose instructions run one by one (not those of fusions).
     """
     shared = AliasSets()
     for name in computations:

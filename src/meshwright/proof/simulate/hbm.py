@@ -45,7 +45,7 @@ def hbm_bytes(module: Module, instruction: Instruction) -> int:
 
 
 def is_free(instruction: Instruction) -> bool:
-    """Whether an instruction moves no data itself: it names a value, calls others, starts or awaits other engines."""
+    """Whether an instruction moves no data itself: it names values, calls, or starts or awaits a transfer."""
     if instruction.opcode == "custom-call":
         return instruction.custom_call_target in _TARGETS
     return instruction.opcode in _FREE or instruction.opcode.endswith(("-start", "-done", "-update"))

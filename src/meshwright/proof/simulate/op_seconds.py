@@ -80,7 +80,7 @@ def clock_hertz(system: System) -> float:
 
 
 def kernel_seconds(module: Module, instruction: Instruction, system: System) -> float | None:
-    """Return the seconds that a hand-written kernel computes; None for other ops, and if its flops are unknown.
+    """Return the time of a hand-written kernel from its flops, in seconds; None for other ops and for unknown flops.
 
     The flops are those that the kernel declares, or follow from the shapes of attention. Attention is taken as causal:
     a fraction (n + 1) / 2n of the n x n blocks of scores is computed.

@@ -31,7 +31,7 @@ class TransferPart:
 
 
 def transfer_parts(fabric: Fabric, instruction: Instruction) -> tuple[TransferPart, ...]:
-    """Return the transfers that an instruction starts, awaits or runs whole, in order; () if it only computes."""
+    """Return what an instruction does with transfers: start, await or run them; () if it only computes."""
     opcode, name = instruction.opcode, instruction.name
     if opcode == "fusion":
         return tuple(_parts_in_fusion(fabric, instruction))

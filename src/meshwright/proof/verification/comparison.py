@@ -86,9 +86,10 @@ class Row:
 
 
 def in_plans_terms(compiled: Record) -> Record:
-    """Return the compiled record with canonical collectives, merged by kind, axes and phase.
+    """Return the compiled record with the collectives of the user's program, merged by kind, axes and phase.
 
-    `Collective.lowerings` keeps how the compiler lowered them (XLA:CPU all-reduces and slices for a reduce-scatter).
+    The compiler's lowerings are undone (`canonicalize_collective`) and kept in `Collective.lowerings`: for example,
+    XLA:CPU lowers a reduce-scatter to an all-reduce and slices.
     """
     moves = (part for move in compiled.collectives for part in canonicalize_collective(move, compiled.mesh))
     return replace(compiled, collectives=merge(moves))
@@ -242,7 +243,7 @@ def _collectives(
 
 
 def _with_measured(rows: Iterator[Row], measured: Record | None) -> Iterator[Row]:
-    """Yield the rows, with the bytes of the collectives in a run's profile, then a row for each collective only there.
+    """Yield the rows with the bytes of collectives in a run's profile, then rows of collectives only in the profile.
 
     measured: the run's record; None or a record without collectives leaves the rows as they are.
     """

@@ -49,8 +49,8 @@ ORDER_NOT_FINAL = "step time and overlap are judged at the compiler's default ef
 class Verification:
     """A plan and its compiled train step, side by side.
 
-    plan: as `meshwright train` runs it. compiled: with canonical collectives. schedule: the simulated step; None where
-    the program's schedule is not final, as at the TPU compiler's fast effort.
+    plan: as `meshwright train` runs it. compiled: its record, with the compiler's lowerings undone. schedule: the
+    simulated step; None where the program's schedule is not final, as at the TPU compiler's fast effort.
     """
 
     plan: Plan

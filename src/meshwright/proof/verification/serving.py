@@ -33,8 +33,8 @@ PROMPT_STEP = "meshwright.execution.models.generation.serving_step:lower_prefill
 class ServingVerification:
     """A serving plan and its compiled step, side by side.
 
-    compiled: with canonical collectives. schedule: the simulated step; None where the program's schedule is not final,
-    as at the TPU compiler's fast effort.
+    compiled: its record, with the compiler's lowerings undone. schedule: the simulated step; None where the program's
+    schedule is not final, as at the TPU compiler's fast effort.
     """
 
     plan: ServingPlan
