@@ -132,7 +132,7 @@ class Lines:
         return (" " * GAP).join(found).rstrip()
 
     def _stacked(self, width: int) -> Iterator[tuple[str, str]]:
-        """Yield each row as pairs of `name value`, with the text column below."""
+        """Yield (style, line) with each row as pairs of `name value`, and the text column below."""
         for row, style in zip(self.rows, self.styles, strict=True):
             pairs = [
                 f"{name} {cell}".strip().replace(" ", "\0")

@@ -195,7 +195,7 @@ def _shapes(module: Module, instruction: Instruction) -> list[Shape]:
 def _lowering(
     module: Module, instruction: Instruction, number: int, num_arrays: int, axes: Axes, mesh: Mapping[str, int]
 ) -> Lowering | None:
-    """Return how the compiler lowered a collective of one array as another, or in another dtype; None if it did not.
+    """Return how the compiler changed one array's collective (to another one or another dtype); None if it did not.
 
     Args:
         module: the program.

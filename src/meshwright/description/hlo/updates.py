@@ -78,9 +78,9 @@ class Updates:
         return frozenset(number for number, one in parameters.items() if self._is_in_forward(one))
 
     def _is_update(self, number: int, share: Share) -> bool:
-        """Whether a result with this share of argument `number` is its update.
+        """Whether a result with this share of argument `number` is an update of the argument.
 
-        The factor of a parameter is at least `_LEAST_SHARE`. Moments may decay by any factor, even a computed one.
+        A parameter's factor must be at least `_LEAST_SHARE`. Moments may decay by any factor, even a computed one.
         """
         if number in self.differentiated:
             return share.factor is not None and share.factor >= _LEAST_SHARE
@@ -102,8 +102,8 @@ class Updates:
     def _inside(self, held: Instruction, user: Instruction) -> list[Instruction]:
         """Return the instructions that have the value of `held` inside the computations to which `user` passes it.
 
-        If `user` is a fusion or call, that is its computation. If it is a tuple, these are the loop bodies and branches
-        that take the tuple.
+        If `user` is a fusion or call, they are in its computation. If it is a tuple, they are in the loop bodies and
+        branches that take the tuple.
         """
         module, places = self.module, [i for i, name in enumerate(user.operands) if name == held.name]
         if user.opcode in INLINE:

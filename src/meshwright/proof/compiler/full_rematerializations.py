@@ -45,7 +45,7 @@ class FullRematerialization:
 def read_full_rematerializations(
     program: CompiledProgram, mesh: Mapping[str, int]
 ) -> tuple[FullRematerialization, ...]:
-    """Return the values that the compiler warned about, in the order of its warnings, without repetition.
+    """Return the values that XLA reshards by gathering them whole, in the order of its warnings, without repetition.
 
     mesh: every axis and its degree, outermost first.
     """

@@ -55,7 +55,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Fabric:
-    """Times the transfers of a program on the links of a system.
+    """Computes the transfers of a program, with their seconds on the links of a system.
 
     The program is that of one slice, in which devices are numbered from 0. mesh: the degree of every axis on the whole
     system, outermost first.

@@ -52,7 +52,7 @@ def is_free(instruction: Instruction) -> bool:
 
 
 def _fusion_bytes(module: Module, fusion: Instruction) -> int:
-    """Return the bytes that a fusion reads of its operands and writes of its results."""
+    """Return the bytes that a fusion reads from its operands and writes to its results."""
     body, annotated = fusion.called("calls")[0], fusion.attributes.get("output_to_operand_aliasing", "")
     # The compiler's annotation: which operand a result shares memory with.
     shared = {output[0] if output else 0: operand for output, operand, _ in parse_aliases(annotated)}

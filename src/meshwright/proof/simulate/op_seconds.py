@@ -137,7 +137,7 @@ def _inside(module: Module, instruction: Instruction) -> Iterator[Instruction]:
 
 
 def _product_seconds(module: Module, product: Instruction, system: System) -> float:
-    """Return the time of a dot, a convolution or a GEMM call at the efficiency of its size; 0 for anything else.
+    """Return the time of a dot, convolution or GEMM call at the efficiency that its size reaches; 0 for other ops.
 
     As [m, k] @ [k, n], k follows from flops = 2 m k n, and n is the second operand's elements divided by k.
     """

@@ -203,7 +203,7 @@ class _Walker:
             self.restore(best)
 
     def state(self) -> tuple[float, dict[str, float], dict[str, int], list[Event]]:
-        """A copy of everything that running a branch changes."""
+        """Return copies of what running a branch changes: (now, busy_until, in_flight, events)."""
         return self.now, dict(self.busy_until), dict(self.in_flight), list(self.events)
 
     def restore(self, state: tuple[float, dict[str, float], dict[str, int], list[Event]]) -> None:

@@ -125,7 +125,7 @@ _PHRASES: Mapping[Difference, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Why a quantity differs. The fields other than `difference` are set only for the kinds that name them."""
+    """Why a quantity differs. The fields other than `difference` are set for the kinds whose text names them."""
 
     difference: Difference
     collectives: tuple[str, ...] = ()

@@ -221,7 +221,7 @@ def _verification(
 def compiled_record(
     program: CompiledProgram, mesh: MeshShape, system: System, effort: Effort, *, flops: float, tokens: int
 ) -> tuple[Record, Schedule | None]:
-    """Return a program's record in the plan's terms, and its simulated step; None if its schedule is not final.
+    """Return (record of a program with lowerings undone, simulated step); no step if the schedule is not final.
 
     flops: model flops of a step of `tokens` tokens.
     """
