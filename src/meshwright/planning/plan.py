@@ -262,7 +262,7 @@ def plan_from_data(data: Any, *, name: str) -> Plan:
 
 
 def predicted_again(made: Record, read: Record, *, name: str) -> Record:
-    """Return the new prediction of a plan from a file, with a note if the file has another one (`read`).
+    """Return `made`, the new prediction of a plan, with a note if the plan's file has another prediction (`read`).
 
     They differ if the file was edited or cut off, or was written by another version. name: the file's name.
     """

@@ -343,7 +343,7 @@ def _does_run(model: Model, mesh: MeshShape, strategy: Strategy) -> bool:
 
 @lru_cache(maxsize=1 << 12)
 def _run_shape(mesh: MeshShape) -> MeshShape:
-    """Return the mesh with degree 1 for dp and, without pp, fsdp, which do not affect which strategies run."""
+    """Return the mesh with degree 1 for dp and, without pp, for fsdp: these degrees do not affect what runs."""
     return replace(mesh, dp=1) if mesh.pp > 1 else replace(mesh, dp=1, fsdp=1)
 
 

@@ -88,7 +88,7 @@ def _split_into_axes(word: str, axes: list[str]) -> tuple[str, ...] | None:
 
 
 def _read_bracketed(reader: Reader) -> ShardedArray:
-    """Read `A[I_X, J]`."""
+    """Read an array with its dims in brackets: `A[I_X, J]`."""
     name = reader.expect("word", "the name of an array")
     reader.expect("[", "[")
     array = reader.build(name.position, ShardedArray, name.text, (), ())
@@ -100,7 +100,7 @@ def _read_bracketed(reader: Reader) -> ShardedArray:
 
 
 def _read_row(reader: Reader) -> ShardedArray:
-    """Read `B M_x`."""
+    """Read an array as dims separated by spaces: `B M_x`."""
     array = _with_dim(reader, None)
     while reader.token.kind == "word":
         array = _with_dim(reader, array)

@@ -83,12 +83,12 @@ class Parameter:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers it is stacked over; 1 for a parameter outside the layers."""
+        """Number of layers over which the parameter is stacked; 1 for a parameter outside the layers."""
         return self.shape[0] if self.is_stacked else 1
 
     @property
     def is_stacked(self) -> bool:
-        """Whether it belongs to layers, stacked over them."""
+        """Whether the parameter belongs to layers and is stacked over them."""
         return self.axes[0] in STACKED
 
 

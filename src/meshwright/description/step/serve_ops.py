@@ -166,7 +166,7 @@ class _BlockWalk:
             yield self._pass("gated" if sources > 1 else "activation", *hidden)
 
     def _num_gathers(self) -> int:
-        """Return the number of all-gathers over tokens of the block's input: one for each value that matmuls read.
+        """Return the number of all-gathers over tokens before a block: one for each different input of its matmuls.
 
         Experts gather their input too, unless tokens are sent to the experts' devices.
         """
@@ -474,10 +474,10 @@ def _reduced(array: Array) -> Array:
     return replace(array, unreduced=())
 
 
-def _split(array: Array, at: int, axes: tuple[str, ...]) -> Array:
-    """Return an array after its partial sums are added and its dim number `at` is split over `axes` too."""
+def _split(array: Array, index: int, axes: tuple[str, ...]) -> Array:
+    """Return an array after its partial sums are added and its dim number `index` is split over `axes` too."""
     dims = list(array.dims)
-    dims[at] = dims[at]._replace(axes=(*dims[at].axes, *axes))
+    dims[index] = dims[index]._replace(axes=(*dims[index].axes, *axes))
     return replace(array, dims=tuple(dims), unreduced=())
 
 

@@ -90,7 +90,7 @@ class Activations:
 
     @property
     def on_host(self) -> float:
-        """Bytes that one layer of one device saves for backward in the host's memory, per microbatch."""
+        """Bytes of one layer's activations that a device saves in its host's memory for backward, per microbatch."""
         return self.narrow * self.stream if self.workload.remat == "offload" else 0.0
 
     @property
@@ -176,7 +176,7 @@ class Activations:
 
     @cached_property
     def lookup_elements(self) -> float:
-        """`table_elements`; 0 if the embedding table is also the output head (tied embeddings)."""
+        """Elements per device of the gathered token embedding tables; 0 if one of them is tied to the output head."""
         return 0.0 if self.workload.model.tied_embeddings else self.table_elements
 
     @cached_property
@@ -190,14 +190,14 @@ class Activations:
 
     @cached_property
     def inputs(self) -> float:
-        """Elements per device of the input of attention or MLP, gathered over tp."""
+        """Elements of the input of attention or MLP, gathered over tp, per device and microbatch."""
         residual = self._residual
         gathered = tuple(axis for axis in residual.dims[1].axes if axis not in RULES["sequence"])
         return self._size(residual) * self.mesh.degree(gathered)
 
     @cached_property
     def stream(self) -> float:
-        """Elements per device of the residual stream between attention and MLP."""
+        """Elements of the residual stream between attention and MLP, per device and microbatch."""
         return self._size(self._residual)
 
     @cached_property
@@ -207,12 +207,12 @@ class Activations:
 
     @cached_property
     def queries(self) -> float:
-        """Elements per device of the queries."""
+        """Elements of a layer's queries, per device and microbatch."""
         return sum(self._size(op.query) for op in self.ops.attention)
 
     @cached_property
     def mixed(self) -> float:
-        """Elements per device of attention's output, before the output projection."""
+        """Elements of attention's output before the output projection, per device and microbatch."""
         return sum(self._size(op.output) for op in self.ops.attention)
 
     @cached_property
@@ -236,18 +236,18 @@ class Activations:
 
     @property
     def keys(self) -> float:
-        """Elements per device of the keys and values, for the device's own tokens only."""
+        """Elements of a layer's keys and values, per device and microbatch, for the device's own tokens only."""
         return self.seen / (self.mesh.degree(RULES["sequence"]) if self._is_gathered else 1)
 
     @cached_property
     def values(self) -> float:
-        """Elements per device of the values (of attention), for the device's own tokens only."""
+        """Elements of a layer's attention values, per device and microbatch, for the device's own tokens only."""
         gathered = self.mesh.degree(RULES["sequence"]) if self._is_gathered else 1
         return sum(self._size(op.value) for op in self.ops.attention) / gathered
 
     @cached_property
     def seen(self) -> float:
-        """The number of elements of the keys and values that a device saves for backward.
+        """Elements of a layer's keys and values that a device saves for backward, per microbatch.
 
         If sp splits the sequence, the saved keys and values depend on the method: with `gather` they are those of the
         whole sequence; with `ring` the device's own, because backward sends the others again; with `ulysses` those of
@@ -285,7 +285,7 @@ class Activations:
         ]
 
     def _padding(self, array: Array) -> float:
-        """Return by how much expert padding enlarges an array, as a factor; 1 for arrays without expert rows."""
+        """Return the factor by which expert padding enlarges an array; 1 for arrays without expert rows."""
         return self._expert_padding if "R" in array.symbols else 1.0
 
     @cached_property
@@ -302,11 +302,11 @@ class Activations:
         if self.strategy.attention != "scores":
             return 0.0
         made = scores_made(self.workload, self.mesh) / num_query_chunks(self.workload.seq_len)
-        return made * self._heads * self.workload.seq_len
+        return made * self._num_queries * self.workload.seq_len
 
     @cached_property
-    def _heads(self) -> float:
-        """The number of query vectors on one device: tokens x heads."""
+    def _num_queries(self) -> float:
+        """The number of a layer's query vectors on one device, for one microbatch: tokens x heads."""
         return sum(self._size(op.query) / op.qk_dim for op in self.ops.attention)
 
     def _in_blocks(self, *, on_tpu: bool) -> float:
@@ -324,7 +324,7 @@ class Activations:
             return round_ring
         sequences = self.tokens * self.mesh.sp / self.workload.seq_len
         side = min(BLOCK, self.workload.seq_len // (self.mesh.sp if is_split else 1) // 2)
-        heads = self._heads / self.tokens / (1 if is_split else self.mesh.sp)
+        heads = self._num_queries / self.tokens / (1 if is_split else self.mesh.sp)
         return 4 * 4 * sequences * heads * side**2 + round_ring
 
     @property
@@ -340,6 +340,6 @@ class Activations:
             results = (
                 sum(self._size(op.query) for op in self.ops.attention) if self.strategy.attention == "cudnn" else 0
             )
-            return 4 * self._heads + self.narrow * results
+            return 4 * self._num_queries + self.narrow * results
         is_whole = num_query_chunks(self.workload.seq_len) == 1 and self.workload.remat == "none"
         return 4 * self.scores if is_whole else 0.0

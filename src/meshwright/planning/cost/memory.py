@@ -53,11 +53,11 @@ def step_memory(
 ) -> dict[str, int]:
     """Return the bytes per device at the moment of peak memory, by term, and their sum, `peak`.
 
-    The peak is in a reference model's forward pass, the loss, the backward pass of a layer's attention or MLP, the
-    gradient of the embedding table, or the update. The terms of `ALWAYS` are always included, others (such as `logits`)
-    if they are live at the peak. For a pipeline the peak is on the stage with most layers, the first or the last. The
-    runtime's own memory is not counted, because `System.usable_bytes` excludes it. kind: the kind of chip; TPUs pad
-    arrays to tiles.
+    The peak is in one of these: a reference model's forward pass, the loss, the backward pass of a layer's attention or
+    MLP, the gradient of the embedding table, the update. The terms of `ALWAYS` are always included, others (such as
+    `logits`) if they are live at the peak. For a pipeline the peak is on the stage with most layers, the first or the
+    last. The runtime's own memory is not counted, because `System.usable_bytes` excludes it. kind: the kind of chip;
+    TPUs pad arrays to tiles.
     """
     return _Step(workload, mesh, strategy, kind).memory()
 
@@ -65,7 +65,7 @@ def step_memory(
 def peak_within(
     workload: Workload, mesh: MeshShape, strategy: Strategy, num_bytes: float, *, kind: Kind = "cpu"
 ) -> int | None:
-    """Return the peak of `step_memory` in bytes; None if it exceeds `num_bytes`, which is cheaper to compute."""
+    """Return the peak of `step_memory` in bytes; None, which is faster to compute, if it exceeds `num_bytes`."""
     return _Step(workload, mesh, strategy, kind).peak_within(num_bytes)
 
 
@@ -237,7 +237,7 @@ class _Step:
         return terms | {"peak": sum(terms.values())}
 
     def _reference(self) -> dict[str, float]:
-        """Return memory in the reference model's forward pass, before the trained model's: logits and output head."""
+        """Return bytes by term in the reference model's forward pass, which comes first: logits and output head."""
         if (own := reference_pass(self.workload, self.mesh, self.strategy)) is None:
             return {}
         forward = _Step(*own, self.kind)
@@ -249,7 +249,7 @@ class _Step:
         }
 
     def _loss(self) -> dict[str, float]:
-        """Return memory in the loss: logits, output head, and the head's gradient.
+        """Return bytes by term in the loss: logits, output head, and the head's gradient.
 
         The head and its gradient are live together, except with tied embeddings and in PyTorch on GPUs.
         """
@@ -295,7 +295,7 @@ class _Step:
         return size * self.activations.logit_elements
 
     def _attention(self) -> dict[str, float]:
-        """Return memory in the backward pass of a layer's attention."""
+        """Return bytes by term in the backward pass of a layer's attention."""
         on_tpu = self.kind == "tpu"
         return self._in_layer() | {
             "working": max(own.in_attention(on_tpu=on_tpu) for own, _ in self._kinds) + self._arriving(),
@@ -303,7 +303,7 @@ class _Step:
         }
 
     def _mlp(self) -> dict[str, float]:
-        """Return memory in the backward pass of a layer's MLP, with its weights and the gradient of one weight."""
+        """Return bytes by term in a layer's MLP backward pass, with its weights and the gradient of one weight."""
         return self._in_layer() | {
             "working": max(own.in_mlp for own, _ in self._kinds) + self._arriving(),
             "gathered": self._gathered(self._weights(_is_mlp) + self._weights(self._is_trained_mlp) / 3)
@@ -311,7 +311,7 @@ class _Step:
         }
 
     def _before(self) -> dict[str, float]:
-        """Return memory in the backward pass of the layers before the pipeline; empty if there are none."""
+        """Return bytes by term in the backward pass of the layers before the pipeline; empty if there are none."""
         if (before := self.before) is None:
             return {}
         # These layers save nothing: backward recomputes a whole microbatch, which is then live.
@@ -324,7 +324,7 @@ class _Step:
         }
 
     def _in_layer(self) -> dict[str, float]:
-        """Return memory that is live in the backward pass of every layer, whether in its attention or its MLP."""
+        """Return bytes by term that are live in a layer's backward pass, whether in its attention or its MLP."""
         terms = {
             "activations": self._kept(),
             "gradients": max(self.states.gradients(self.states.stored[0]), self._summed()),
@@ -368,7 +368,7 @@ class _Step:
         return self._whole(self._logits_weight)
 
     def _table(self) -> dict[str, float]:
-        """Return memory while the embedding table's gradient is reduced: the unsharded gradient and its sum."""
+        """Return bytes by term while the embedding table's gradient is reduced: the unsharded gradient and its sum."""
         if not self.activations.trains_tables:
             return {}
         is_tied = self.workload.model.tied_embeddings or not self._trains_logits
@@ -380,7 +380,7 @@ class _Step:
         }
 
     def _update(self) -> dict[str, float]:
-        """Return memory in the optimizer's update, which needs all gradients for their norm."""
+        """Return bytes by term in the optimizer's update, which needs all gradients for their norm."""
         terms = {"activations": 0.0, "gradients": self.states.gradients(self.states.elements)}
         return terms | ({"working": dealt} if (dealt := self.states.dealt_matrices) else {})
 

@@ -223,7 +223,11 @@ class _Batches:
         return 1 <= sequences <= self.most
 
     def best_sequences(self) -> int:
-        """Return the sequences per group at which the layout is ranked; one if no larger number is possible."""
+        """Return the number of sequences per group with which the layout is compared to others.
+
+        It is the requested batch's, else the best for the requested latency (`rank_serving`). It is one if neither is
+        requested, or if no batch meets the latency.
+        """
         if self.serving.batch is not None:
             return self.serving.batch // self.layout.num_groups
         limit = self.serving.latency_seconds

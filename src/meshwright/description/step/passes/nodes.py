@@ -304,10 +304,10 @@ def moves_between(before: Array, after: Array) -> tuple[Collected, ...]:
     return tuple(found)
 
 
-def _laid(array: Array, to: ShardedArray) -> Array:
-    """Return an array with the sharding of a `ShardedArray`."""
-    dims = tuple(dim._replace(axes=axes) for dim, axes in zip(array.dims, to.axes, strict=True))
-    return replace(array, dims=dims, unreduced=to.unreduced)
+def _laid(array: Array, sharding: ShardedArray) -> Array:
+    """Return an array with the axes and partial sums of `sharding`."""
+    dims = tuple(dim._replace(axes=axes) for dim, axes in zip(array.dims, sharding.axes, strict=True))
+    return replace(array, dims=dims, unreduced=sharding.unreduced)
 
 
 def outermost_first(axes: Iterable[str]) -> tuple[str, ...]:

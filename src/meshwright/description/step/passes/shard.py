@@ -155,15 +155,15 @@ class _BlockSharder:
             work.append(Exchange(name=f"{op.name} squares", kind="all-reduce", axes=axes, array=squares, phases=phases))
         yield self._node(*work, reads=(op.source,), writes=op.target, saved=(op.source,))
 
-    def _vector(self, name: str, dims: tuple[tuple[str, int], ...], on: Array, width: Width = "float32") -> Vector:
-        """Return a parameter that is added to or multiplied with the value `on`.
+    def _vector(self, name: str, dims: tuple[tuple[str, int], ...], value: Array, width: Width = "float32") -> Vector:
+        """Return a parameter that is added to or multiplied with `value`.
 
         Its gradient is summed over the axes that split the tokens, in the dtype `width`: float32 for norms, the
         operand's for a bias.
         """
         used = self.layout.used(dims)
         split = {axis for dim in used for axis in dim.axes}
-        batch, *others = (outermost_first(axis for axis in dim.axes if axis not in split) for dim in on.dims)
+        batch, *others = (outermost_first(axis for axis in dim.axes if axis not in split) for dim in value.dims)
         array, path = Array(name, used, width=width), f"{self.stack}.{name}"
         return Vector(name=path, array=array, pending=(*others, batch), is_trained=path not in self.layout.frozen)
 

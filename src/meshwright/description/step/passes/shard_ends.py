@@ -208,7 +208,10 @@ def _loss(layout: Layout, vocab: tuple[str, ...], logits: Array, objective: Obje
 
 
 def _scales(op: Norm, layout: Layout) -> Iterator[Work]:
-    """Yield the scale and bias of a norm outside the layers. Its elementwise pass is counted with the logits."""
+    """Yield a `Vector` for the scale, and one for the bias if any, of a norm outside the layers.
+
+    The norm's own memory traffic is counted with the logits.
+    """
     for name in (op.name, *((f"{op.name}_bias",) if op.has_bias else ())):
         along = layout.residual
         yield Vector(
