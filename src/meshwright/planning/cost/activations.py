@@ -60,7 +60,7 @@ class Activations:
         input; queries, keys and values as attention reads them; attention's output; the MLP's gate and up outputs. The
         policy `matmuls` saves queries, keys and values before the rotary embedding, and no gathered inputs.
         """
-        stream, heads = 2 * self.stream, self.queries + self.keys
+        stream, heads = 2 * self.stream, self.queries + self.own_keys_values
         match self.workload.remat:
             case "block":
                 elements = self.stream
@@ -71,39 +71,39 @@ class Activations:
             case "alternate":
                 # The layer's input; the outputs of its query, value, gate and last MLP matmuls; the output of
                 # attention.
-                elements = stream + self.queries + self.values + self.mixed + self.width
+                elements = stream + self.queries + self.own_values + self.attention_output + self.mlp_hidden
             case "named":
                 sizes = {
                     "query": self.queries,
-                    "key": self.keys - self.values,
-                    "value": self.values,
-                    "context": self.mixed,
+                    "key": self.own_keys_values - self.own_values,
+                    "value": self.own_values,
+                    "context": self.attention_output,
                     "output": self.stream,
                     "mlp": self.first_products,
                     "down": self.stream,
                 }
                 elements = self.stream + sum(sizes[name] for name in self.strategy.profile.saved_values)
             case _:
-                elements = stream + 2 * self.inputs + self.queries + self.mixed + self.seen
+                elements = stream + 2 * self.inputs + self.queries + self.attention_output + self.saved_keys_values
                 elements += self.gates + self.first_products
-        return self.narrow * elements + self._kept_scores
+        return self.compute_bytes * elements + self._kept_scores
 
     @property
     def on_host(self) -> float:
         """Bytes of one layer's activations that a device saves in its host's memory for backward, per microbatch."""
-        return self.narrow * self.stream if self.workload.remat == "offload" else 0.0
+        return self.compute_bytes * self.stream if self.workload.remat == "offload" else 0.0
 
     @property
     def read(self) -> float:
         """Bytes of activations, saved or recomputed, that one layer's backward reads, per device and microbatch."""
         return (
-            self.narrow
+            self.compute_bytes
             * (
                 2 * self.stream
                 + 2 * self.inputs
                 + self.queries
-                + self.mixed
-                + self.seen
+                + self.attention_output
+                + self.saved_keys_values
                 + self.gates
                 + 1.5 * self.first_products
             )
@@ -122,12 +122,20 @@ class Activations:
         its gradient. All compilers except the TPU's also hold the gathered inputs of both blocks (attention, MLP) and
         the gathered gradients of their outputs.
         """
-        copies = (1 if self.strategy.profile.recomputes_whole_blocks else 2) * self.narrow if self.narrow < 4 else 0
-        scores = self.scores * (4 + self.narrow if on_tpu else 8 + copies) + self._in_blocks(on_tpu=on_tpu)
-        heads = 2 * self.queries + 2 * self.mixed + 2 * self.seen
+        copies = (
+            (1 if self.strategy.profile.recomputes_whole_blocks else 2) * self.compute_bytes
+            if self.compute_bytes < 4
+            else 0
+        )
+        scores = self.scores * (4 + self.compute_bytes if on_tpu else 8 + copies) + self._in_blocks(on_tpu=on_tpu)
+        heads = 2 * self.queries + 2 * self.attention_output + 2 * self.saved_keys_values
         stream = 4 * self.stream + (0.0 if on_tpu else 4 * self.inputs)
-        recomputed = 0.0 if self.workload.remat == "matmuls" else self.width
-        return scores + self.narrow * (stream + heads + 2 * self.gates + recomputed + self.first_products) + self._delta
+        recomputed = 0.0 if self.workload.remat == "matmuls" else self.mlp_hidden
+        return (
+            scores
+            + self.compute_bytes * (stream + heads + 2 * self.gates + recomputed + self.first_products)
+            + self._delta
+        )
 
     @property
     def in_mlp(self) -> float:
@@ -136,8 +144,8 @@ class Activations:
         They are the outputs of its first matmuls and their gradients, the gathered input, and the residual stream; for
         experts also their input rows and these rows' gradients.
         """
-        return self.narrow * (
-            2 * self.first_products + self.width + 2 * self.inputs + 2 * self.routed + 4 * self.stream
+        return self.compute_bytes * (
+            2 * self.first_products + self.mlp_hidden + 2 * self.inputs + 2 * self.routed + 4 * self.stream
         )
 
     @property
@@ -150,7 +158,7 @@ class Activations:
         exponential (torch/distributed/tensor/parallel/loss.py).
         """
         arrays = 1 if self.strategy.profile.fused_loss else 3 if self.mesh.tp == 1 else 4
-        return 4 * arrays * self.logit_elements + 2 * self.narrow * self.inputs
+        return 4 * arrays * self.logit_elements + 2 * self.compute_bytes * self.inputs
 
     @cached_property
     def logit_elements(self) -> float:
@@ -180,7 +188,7 @@ class Activations:
         return 0.0 if self.workload.model.tied_embeddings else self.table_elements
 
     @cached_property
-    def narrow(self) -> float:
+    def compute_bytes(self) -> float:
         """Bytes of one element of the compute dtype."""
         return dtype_bytes(self.workload.compute_dtype)
 
@@ -211,7 +219,7 @@ class Activations:
         return sum(self._size(op.query) for op in self.ops.attention)
 
     @cached_property
-    def mixed(self) -> float:
+    def attention_output(self) -> float:
         """Elements of attention's output before the output projection, per device and microbatch."""
         return sum(self._size(op.output) for op in self.ops.attention)
 
@@ -235,18 +243,18 @@ class Activations:
         return 64 * sum(self._size(array) for op in self.ops.elementwise if op.kind == "delta" for array in op.arrays)
 
     @property
-    def keys(self) -> float:
+    def own_keys_values(self) -> float:
         """Elements of a layer's keys and values, per device and microbatch, for the device's own tokens only."""
-        return self.seen / (self.mesh.degree(RULES["sequence"]) if self._is_gathered else 1)
+        return self.saved_keys_values / (self.mesh.degree(RULES["sequence"]) if self._is_gathered else 1)
 
     @cached_property
-    def values(self) -> float:
+    def own_values(self) -> float:
         """Elements of a layer's attention values, per device and microbatch, for the device's own tokens only."""
         gathered = self.mesh.degree(RULES["sequence"]) if self._is_gathered else 1
         return sum(self._size(op.value) for op in self.ops.attention) / gathered
 
     @cached_property
-    def seen(self) -> float:
+    def saved_keys_values(self) -> float:
         """Elements of a layer's keys and values that a device saves for backward, per microbatch.
 
         If sp splits the sequence, the saved keys and values depend on the method: with `gather` they are those of the
@@ -266,7 +274,7 @@ class Activations:
         return self.strategy.attention == "scores" or self.strategy.sp_method == "gather"
 
     @cached_property
-    def width(self) -> float:
+    def mlp_hidden(self) -> float:
         """Elements per device of the input of an MLP's last matmul; for experts, padding included."""
         return sum(size for size, _ in self._gated)
 
@@ -319,7 +327,9 @@ class Activations:
         strategy, is_split = self.strategy, self.mesh.sp > 1 and self.strategy.sp_method != "ulysses"
         if strategy.attention != "flash":
             return 0.0
-        round_ring = (self.narrow + 2 * 4) * self.keys if is_split and strategy.sp_method == "ring" else 0.0
+        round_ring = (
+            (self.compute_bytes + 2 * 4) * self.own_keys_values if is_split and strategy.sp_method == "ring" else 0.0
+        )
         if on_tpu:
             return round_ring
         sequences = self.tokens * self.mesh.sp / self.workload.seq_len
@@ -340,6 +350,6 @@ class Activations:
             results = (
                 sum(self._size(op.query) for op in self.ops.attention) if self.strategy.attention == "cudnn" else 0
             )
-            return 4 * self._num_queries + self.narrow * results
+            return 4 * self._num_queries + self.compute_bytes * results
         is_whole = num_query_chunks(self.workload.seq_len) == 1 and self.workload.remat == "none"
         return 4 * self.scores if is_whole else 0.0

@@ -108,7 +108,7 @@ def dropless_padding_collectives(
 def _dropless_padding(
     workload: Workload, mesh: MeshShape, strategy: Strategy, *, is_ragged: bool
 ) -> tuple[Collective, ...]:
-    """Return the collectives that send padding of the trained model's dropless experts, without a reference model's."""
+    """Return `dropless_padding_collectives` of the trained model only, without those of a reference model."""
     if workload.model.experts is None or (more := dropless_padding(workload, mesh) - 1) == 0:
         return ()
     step = train_step(workload, mesh, strategy)

@@ -159,7 +159,7 @@ def pass_of(kind: str, *, fuses: bool) -> Pass:
 
 
 def softmax_passes(*, fuses: bool, dropout: bool) -> Iterator[Pass]:
-    """Yield the passes over attention scores between their two matmuls: softmax, and dropout if there is any."""
+    """Yield the passes over attention scores between the two matmuls: softmax, any dropout. fuses: as in `pass_of`."""
     yield (FUSED if fuses else ONE_BY_ONE)["softmax"]
     if dropout:
         yield DROPOUT["softmax"]

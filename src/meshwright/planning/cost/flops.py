@@ -179,7 +179,7 @@ def dropless_padding_flops(
 
 
 def _dropless_padding(workload: Workload, mesh: MeshShape, strategy: Strategy, *, has_ragged: bool) -> StepFlops:
-    """Return the flops by phase of the padding of the trained model's dropless experts, without a reference model's."""
+    """Return, by phase, `dropless_padding_flops` of the trained model only, without those of a reference model."""
     step = train_step(workload, mesh, strategy)
     room, padding = dropless_padding(workload, mesh), device_blocks(workload, mesh, strategy).padding
     row_share, weight_share = room * (1 if has_ragged else padding) - 1, room * padding - 1

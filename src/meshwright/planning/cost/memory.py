@@ -241,7 +241,7 @@ class _Step:
         if (own := reference_pass(self.workload, self.mesh, self.strategy)) is None:
             return {}
         forward = _Step(*own, self.kind)
-        logits = 4 * forward.activations.logit_elements + forward.activations.narrow * forward.activations.inputs
+        logits = 4 * forward.activations.logit_elements + forward.activations.compute_bytes * forward.activations.inputs
         return {
             "activations": 0.0,
             "gradients": 0.0,
@@ -320,7 +320,7 @@ class _Step:
         held = Activations(with_remat(self.workload, "none"), self.mesh, strategy, before.name)
         return self._in_layer() | {
             "working": count * held.kept + held.in_attention(on_tpu=self.kind == "tpu"),
-            "gathered": count * self.activations.narrow * self._elements(held.ops.matmuls),
+            "gathered": count * self.activations.compute_bytes * self._elements(held.ops.matmuls),
         }
 
     def _in_layer(self) -> dict[str, float]:
@@ -364,7 +364,7 @@ class _Step:
         if not self._trains_logits:
             return 0.0
         if self.kind == "gpu" and self.mesh.tp > 1 and not self.strategy.profile.flat_buffers:
-            return self.activations.logits - self.activations.narrow * self.activations.inputs
+            return self.activations.logits - self.activations.compute_bytes * self.activations.inputs
         return self._whole(self._logits_weight)
 
     def _table(self) -> dict[str, float]:
@@ -397,7 +397,7 @@ class _Step:
         if self.is_spmd_pipeline:
             layers = kept_layers(self.stacks[-1].num_layers, self.mesh, self.strategy) * self.activations.kept
             is_kept = self.strategy.schedule == "gpipe"
-            inputs = self.strategy.num_microbatches * self.activations.narrow * self.activations.stream
+            inputs = self.strategy.num_microbatches * self.activations.compute_bytes * self.activations.stream
             return layers + is_kept * inputs
         flight = in_flight(self.mesh, self.strategy, last=last)
         return sum(count * flight * own.kept for own, count in self._kinds)
@@ -415,7 +415,7 @@ class _Step:
         if not self.strategy.profile.flat_buffers:
             return 0.0
         summed = dtype_bytes(self.strategy.gradient_dtype or self.workload.compute_dtype)
-        return (2 * self.activations.narrow + 2 * summed) * self._weights(lambda _: True)
+        return (2 * self.activations.compute_bytes + 2 * summed) * self._weights(lambda _: True)
 
     def _gathered(self, elements: float) -> float:
         """Return the bytes of `elements` gathered weight elements; 0 below ZeRO-3, where parameters stay unsharded."""
@@ -423,7 +423,7 @@ class _Step:
 
     def _whole(self, elements: float) -> float:
         """Return the bytes of `elements` elements in the compute dtype."""
-        return self.activations.narrow * elements
+        return self.activations.compute_bytes * elements
 
     def _weights(self, is_one: Callable[[Matmul], bool]) -> float:
         """Return the elements on one device of one layer's weights, for the matmuls that `is_one` selects.

@@ -265,7 +265,7 @@ class _BlockSharder:
         return self.layout.residual_tokens if op.is_on_residual else self.layout.tokens
 
     def _token_axes(self, op: Linear, lead: tuple[Dim, ...]) -> tuple[str, ...]:
-        """Return the axes that split the tokens of a matmul, over which its weight's gradient is a partial sum."""
+        """Return the axes that split a matmul's tokens (`lead`), over which its weight's gradient is a partial sum."""
         if not op.num_experts:
             return outermost_first(axes_of(lead))
         experts = self.layout.axes("expert")
