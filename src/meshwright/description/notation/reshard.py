@@ -45,7 +45,7 @@ def reshard(
 
 
 def reshardings(source: ShardedArray, target: ShardedArray, sizes: Sizes) -> list[tuple[Move, ...]]:
-    """Return the steps of every resharding whose cost should be compared, that of `reshard` first.
+    """Return the steps of each alternative resharding from `source` to `target`, that of `reshard` first.
 
     The others replace a reduce-scatter by an all-reduce and a slice, an all-to-all by an all-gather and a slice, or an
     all-reduce by a reduce-scatter and an all-gather.

@@ -131,7 +131,7 @@ def in_flight(mesh: MeshShape, strategy: Strategy, *, last: bool = False) -> flo
 
 
 def pool_notes(system: System, peak: float) -> tuple[str, ...]:
-    """Return a note with the setting to use if a plan needs more GPU memory than JAX's default.
+    """Return a note with the setting to use if a plan needs more GPU memory than JAX reserves by default; else ().
 
     peak: bytes on one device.
     """
@@ -365,7 +365,7 @@ class _Step:
             return 0.0
         if self.kind == "gpu" and self.mesh.tp > 1 and not self.strategy.profile.flat_buffers:
             return self.activations.logits - self.activations.compute_bytes * self.activations.inputs
-        return self._whole(self._logits_weight)
+        return self._in_compute_dtype(self._logits_weight)
 
     def _table(self) -> dict[str, float]:
         """Return bytes by term while the embedding table's gradient is reduced: the unsharded gradient and its sum."""
@@ -375,8 +375,8 @@ class _Step:
         return {
             "activations": self._kept() if self.is_spmd_pipeline else 0.0,
             "gradients": max(self.states.gradients(self.states.stored[0]), self._summed()),
-            "logits gradient": 0.0 if is_tied else self._whole(self._logits_weight),
-            "table gradient": 2 * self._whole(self.activations.table_elements),
+            "logits gradient": 0.0 if is_tied else self._in_compute_dtype(self._logits_weight),
+            "table gradient": 2 * self._in_compute_dtype(self.activations.table_elements),
         }
 
     def _update(self) -> dict[str, float]:
@@ -419,9 +419,9 @@ class _Step:
 
     def _gathered(self, elements: float) -> float:
         """Return the bytes of `elements` gathered weight elements; 0 below ZeRO-3, where parameters stay unsharded."""
-        return self._whole(elements) if self.strategy.zero_stage == 3 else 0.0
+        return self._in_compute_dtype(elements) if self.strategy.zero_stage == 3 else 0.0
 
-    def _whole(self, elements: float) -> float:
+    def _in_compute_dtype(self, elements: float) -> float:
         """Return the bytes of `elements` elements in the compute dtype."""
         return self.activations.compute_bytes * elements
 

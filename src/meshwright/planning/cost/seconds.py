@@ -348,7 +348,8 @@ class OpTimer:
         """Return the seconds of rounding the operands of a matmul [rows, inner] @ [inner, columns] to 8 bits.
 
         In fp8 each operand is read for its maximum, then read again and written in 8 bits (torchao, float8 training).
-        weights: elements of the weight. is_forward: if False, the rounding for both gradient matmuls is included.
+        weights: elements of the weight. is_forward: whether for the forward matmul; if False, for its two gradient
+        matmuls together.
         """
         if self.strategy.profile.fused_casts:
             return 0.0

@@ -306,13 +306,13 @@ def serving_gap(plan: ServingPlan, best: ServingPlan, system: System) -> Serving
     asked = plan.serving.latency_seconds
     if asked is not None and not plan.is_in_time:
         return ServingGap(ServingGapKind.LATE, seconds=plan.seconds - asked, batch=plan.batch)
-    longest, seconds = largest_excess(_compared(plan), _compared(best))
+    longest, seconds = largest_excess(_terms(plan), _terms(best))
     if seconds <= 0:
         return ServingGap(ServingGapKind.EQUAL)
     return ServingGap(ServingGapKind.TERM, longest, seconds, per_token=asked is not None)
 
 
-def _compared(plan: ServingPlan) -> dict[str, float]:
-    """Return the seconds of a step by term; divided by the batch, if throughput decides."""
+def _terms(plan: ServingPlan) -> dict[str, float]:
+    """Return the seconds of a step by term; if a latency is requested, they are divided by the batch."""
     share = plan.batch if plan.serving.latency_seconds else 1
     return {name: time / share for name, time in plan.predicted.breakdown_seconds.items()}
