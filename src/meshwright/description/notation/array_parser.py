@@ -56,7 +56,10 @@ def _read_word_of_axes(reader: Reader) -> tuple[str, ...]:
 
 
 def resolve(reader: Reader, word: str, position: int) -> tuple[str, ...]:
-    """Return the axes that a word of a subscript means (see the top of this file)."""
+    """Return the axes that a word of a subscript means, by the rules at the top of this file.
+
+    position: the place of the word in the text, for errors.
+    """
     if reader.axes is None:
         return tuple(word) if word.isalpha() and word.isupper() else (word,)
     found = (word,) if word in reader.axes else _split_into_axes(word, sorted(reader.axes, key=len, reverse=True))

@@ -65,13 +65,13 @@ def weight_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) 
 
 
 def weight_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[tuple[Collective, bool], ...]:
-    """Return (collective, whether it runs once per step, not once per microbatch) for weights and their gradients."""
+    """Return each collective of weights or gradients, and whether it runs once per step, not once per microbatch."""
     step = train_step(workload, mesh, strategy)
     return _moves((op for op in step.communication if op.of_weight), step, workload, strategy)
 
 
 def step_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[tuple[Collective, bool], ...]:
-    """Return (collective, whether it runs once per step, not once per microbatch) for every collective of a step."""
+    """Return each collective of a step, and whether it runs once per step, not once per microbatch."""
     step = train_step(workload, mesh, strategy)
     return _moves(step.communication, step, workload, strategy)
 
@@ -79,13 +79,13 @@ def step_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple
 def _moves(
     ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy
 ) -> tuple[tuple[Collective, bool], ...]:
-    """Return (its collective, whether it runs once per step, not once per microbatch) for each op that sends bytes."""
+    """Return, for each op that sends bytes, its collective and whether it runs once per step, not per microbatch."""
     sized = sized_collectives(ops, step, workload, strategy, "useful")
     return tuple((move, op.region.is_once or op.region.name == UPDATE) for op, move in sized)
 
 
 def activation_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[tuple[Collective, bool], ...]:
-    """Return (collective, whether it runs once per step, not once per microbatch) for activations and the loss."""
+    """Return each collective of activations or the loss, and whether it runs once per step, not per microbatch."""
     step = train_step(workload, mesh, strategy)
     return _moves((op for op in step.communication if not op.of_weight), step, workload, strategy)
 
@@ -157,7 +157,7 @@ def _sized(
     strategy: Strategy,
     count: Callable[[Communicate, Repeat], int],
 ) -> Iterator[tuple[Communicate, Collective]]:
-    """Yield (op, its collective) as `sized_collectives` does, with the runs that `count` returns.
+    """Yield (op, its collective) for each op that sends bytes, with the number of runs that `count` returns.
 
     count: returns how often a step runs an op, from its region's repeats.
     """

@@ -86,7 +86,7 @@ def product_flops(step: Step) -> StepFlops:
 
 
 def attention_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
-    """Return the flops per step of attention's matmuls without weights on one device, a part of `step_flops`."""
+    """Return the flops per step and device of attention's matmuls without weights, a part of `step_flops`."""
     return _attention(train_step(workload, mesh, strategy), workload, mesh, strategy, _mean)
 
 

@@ -382,7 +382,7 @@ class _Step:
     def _update(self) -> dict[str, float]:
         """Return bytes by term in the optimizer's update, which needs all gradients for their norm."""
         terms = {"activations": 0.0, "gradients": self.states.gradients(self.states.elements)}
-        return terms | ({"working": dealt} if (dealt := self.states.dealt_matrices) else {})
+        return terms | ({"working": working} if (working := self.states.muon_working_bytes) else {})
 
     def _summed(self) -> float:
         """Return the bytes of gradient accumulators, which outlive a backward pass; 0 with one microbatch."""

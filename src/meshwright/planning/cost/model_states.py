@@ -249,7 +249,7 @@ class States:
         return each * (MOMENTS[name] * self.kept + second)
 
     @property
-    def dealt_matrices(self) -> float:
+    def muon_working_bytes(self) -> float:
         """Bytes per device that Muon's update needs for the parameter that needs most; 0 for other optimizers.
 
         For each matrix: its values before and after a Newton-Schulz iteration, and two products [short, short].

@@ -85,7 +85,9 @@ def rank_serving(serving: Serving, system: System, mesh: MeshShape | None = None
         batches = _Batches(serving, layout, system)
         best = batches.best_sequences()
         chosen.append(batches.plan(best))
-        points += [batches.point(sequences) for sequences in {*batches.ladder(), best} if batches.fits(sequences)]
+        points += [
+            batches.point(sequences) for sequences in {*batches.frontier_sequences(), best} if batches.fits(sequences)
+        ]
     return ServingRanking(tuple(sorted(chosen, key=_order)), pareto(points), num_layouts)
 
 
@@ -261,10 +263,10 @@ class _Batches:
                     low, high = (tried, high) if self.seconds(tried) <= limit else (low, tried)
         return low
 
-    def ladder(self) -> Iterator[int]:
+    def frontier_sequences(self) -> Iterator[int]:
         """Yield the sequences per group to try for the frontier: powers of two, and the most that fit.
 
-        If the batch is fixed, there are none.
+        Yield nothing if the batch is fixed.
         """
         if self.serving.batch is None:
             yield from (1 << power for power in range(self.most.bit_length()))

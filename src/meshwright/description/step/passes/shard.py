@@ -128,7 +128,7 @@ class _BlockSharder:
         return self.arrays[name]
 
     def _stream(self, name: str) -> Array:
-        """Return an array with the sharding of the residual stream between blocks."""
+        """Return the array `name` with the sharding of the residual stream between blocks."""
         return Array(name, (*self.layout.residual_tokens, Dim("D", self._embed())))
 
     def _embed(self) -> int:

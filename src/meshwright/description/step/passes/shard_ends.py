@@ -148,7 +148,7 @@ def _logits_nodes(ops: tuple[EndOp, ...], layout: Layout, objective: Objective) 
 
 
 def _dot_product(op: DotProduct, layout: Layout) -> tuple[Node, Array]:
-    """Return the node of a `DotProduct`, and its result, the logits. Its columns, the right rows, are split over tp."""
+    """Return the node of a `DotProduct`, and the logits. Their columns, one per row of `right`, are split over tp."""
     split, width = layout.axes("vocab"), Dim("D", op.size)
     left = Array(op.left, (*layout.residual_tokens, width))
     right = replace(left, name=op.right)
