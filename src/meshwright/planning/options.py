@@ -243,7 +243,7 @@ def is_image_model(model: object) -> bool:
 def _in_sequences(batch_tokens: Count, seq_len: int, *, is_pairs: bool) -> int:
     """Return the number of sequences (or, with `is_pairs`, of preference pairs) in `batch_tokens` tokens.
 
-    Raises if it is not whole.
+    Raises if that is not a whole number.
     """
     tokens, each = read_count("batch_tokens", batch_tokens), 2 * seq_len if is_pairs else seq_len
     if tokens % each:

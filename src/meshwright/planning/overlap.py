@@ -242,7 +242,10 @@ def activation_communication(
 def _activation_communication(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
 ) -> CommunicationTime:
-    """Return the result of `activation_communication`, cached; the caller sets unused strategy fields to defaults."""
+    """Return the communication time of activation collectives and of the reductions in the loss, cached.
+
+    The caller resets strategy fields without effect to their defaults.
+    """
     moves = activation_moves(workload, mesh, strategy)
     shares = ring_shares(workload, mesh, system, strategy)
     return communication_time(moves, lay_mesh(system, mesh.layout), strategy, shares)
