@@ -391,7 +391,7 @@ class _BlockWalk:
         return Elementwise(kind=kind, phase="forward", region=self.region, block=self.part, arrays=arrays)
 
     def _move(self, name: str, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
-        """Yield the collectives that reshard arrays of this block alike. pairs: (array before, array after) for each."""
+        """Yield the collectives that reshard arrays of this block alike. pairs: the array before and after, of each."""
         yield from _moved(name, self.region, *pairs)
 
 
