@@ -262,6 +262,6 @@ def test_what_is_faster_than_a_time_is_found_or_nothing_and_nothing_slower_is_pr
     assert search.find_faster(workload, system, 1.001 * seconds) == best
     assert search.find_faster(workload, system, 0.999 * seconds) is None
     priced = []
-    monkeypatch.setattr(search._Search, "_price", lambda _, group: priced.append(group))
+    monkeypatch.setattr(search._Search, "_push_candidates", lambda _, group: priced.append(group))
     assert search.find_faster(workload, system, 1e-9 * seconds) is None
     assert priced == []

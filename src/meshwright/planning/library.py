@@ -183,7 +183,7 @@ def plan(
         _refuse(named.keys() - {"mesh"}, f"with serve={serve!r}")
         return plan_server(model, serve, {"on": on, "mesh": mesh, **options})
     said = given({"on": on, **options}, ("on", *SearchOptions.__annotations__))
-    if isinstance(model, str | Path) and (kept := _kept_plan(model, named | said)) is not None:
+    if isinstance(model, str | Path) and (kept := _plan_in_file(model, named | said)) is not None:
         return kept
     for mode in ("sweep", "compare", "compare_systems"):
         if mode in named:
@@ -302,17 +302,17 @@ def _plan_function(
     return plan_program(function, *args, on=on, mesh=named.get("mesh"), **options)
 
 
-def _kept_plan(path: str | Path, said: Mapping[str, Any]) -> Plan | None:
-    """Return the plan in a plan file; None if the path is not a plan file or is a model name.
+def _plan_in_file(path: str | Path, others: Mapping[str, Any]) -> Plan | None:
+    """Return the plan in a plan file; None if `path` is a model name or another file.
 
-    said: the other arguments of `plan`. Raises if a plan file has any, or if the path is a run directory.
+    others: the other arguments of `plan`. Raises if there are any for a plan file, or if `path` is a run directory.
     """
     if is_run_directory(path):
         raise MeshwrightError(f"{path} is the directory of a run; mw.verify({str(path)!r}).plan is its plan")
     if not is_plan_file(path):
         return None
-    if said:
-        raise MeshwrightError(f"{path} is a plan, which sets {next(iter(said))}=… itself; leave it out")
+    if others:
+        raise MeshwrightError(f"{path} is a plan, which sets {next(iter(others))}=… itself; leave it out")
     return read_plan(Path(path))
 
 
@@ -433,7 +433,7 @@ def _space(
     *,
     include_planned: bool,
 ) -> Space:
-    """Return the space that `meshwright train` can run; if it has no mesh, the space of all that can be planned.
+    """Return the search space of plans that `meshwright train` can run; if it has no mesh, that of all plans.
 
     mesh: the only mesh to plan, or None. include_planned: return all that can be planned in any case.
     """

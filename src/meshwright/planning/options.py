@@ -200,9 +200,11 @@ def read_serving(
     return serving, system
 
 
-def _with_slots(model: ModelConfig, said: Mapping[str, Any]) -> ModelConfig:
+def _with_slots(model: ModelConfig, options: Mapping[str, Any]) -> ModelConfig:
     """Return the model with the slots for adapters that the options describe."""
-    slots, rank = (read_count(name, said[name]) if name in said else None for name in ("adapter_slots", "adapter_rank"))
+    slots, rank = (
+        read_count(name, options[name]) if name in options else None for name in ("adapter_slots", "adapter_rank")
+    )
     if rank is not None and slots is None:
         raise MeshwrightError(f"adapter_rank is {rank} of adapters without slots; give adapter_slots too, as 4")
     return with_adapter_slots(model, slots=slots or 0, rank=16 if rank is None else rank)
@@ -221,11 +223,11 @@ def read_images(model: str, options: Mapping[str, Any]) -> tuple[ImageWorkload, 
     return workload, system
 
 
-def _hardware(name: object, said: Mapping[str, Any]) -> System:
-    """Return the system that the options describe. Raises if they have no `on`."""
-    if "on" not in said:
-        raise MeshwrightError(f"{name} needs hardware: --on (on=…), as v5p:4x4x4, h100:64 or cpu:8")
-    return read_system(said["on"], said.get("hardware"), said.get("memory_headroom"))
+def _hardware(model: object, options: Mapping[str, Any]) -> System:
+    """Return the system that the options describe. Raises if they have no `on`. model: its name for the error."""
+    if "on" not in options:
+        raise MeshwrightError(f"{model} needs hardware: --on (on=…), as v5p:4x4x4, h100:64 or cpu:8")
+    return read_system(options["on"], options.get("hardware"), options.get("memory_headroom"))
 
 
 def remats(remat: Remat | Literal["auto"] | None) -> tuple[Remat, ...]:
@@ -241,7 +243,7 @@ def is_image_model(model: object) -> bool:
 def _in_sequences(batch_tokens: Count, seq_len: int, *, is_pairs: bool) -> int:
     """Return the number of sequences (or, with `is_pairs`, of preference pairs) in `batch_tokens` tokens.
 
-    Raises if it is not whole.
+    Raises if that is not a whole number.
     """
     tokens, each = read_count("batch_tokens", batch_tokens), 2 * seq_len if is_pairs else seq_len
     if tokens % each:

@@ -73,8 +73,8 @@ class CommunicationTime:
     def shares(self, forward: float, backward: float, num_microbatches: int = 1) -> dict[str, float]:
         """Return the fraction of each field's seconds that stays exposed, for the fields that ops can hide.
 
-        The keys are forward, backward, once_forward and once_backward. The arguments forward and backward are the
-        seconds per step of the ops of that pass.
+        The keys are forward, backward, once_forward and once_backward. The arguments `forward` and `backward` are the
+        seconds per step of each pass's ops.
         """
         return {
             "forward": _exposed(self.forward, forward),
@@ -129,7 +129,7 @@ def communication_time(
             sums["per_microbatch"] += ring_shares[move.phase] * seconds
             sums["hidden_by_attention"] += (1 - ring_shares[move.phase]) * seconds
         elif can_hide(move, layout, strategy, is_once=is_once):
-            sums[_window(move, strategy, is_once=is_once)] += seconds
+            sums[_field_name(move, strategy, is_once=is_once)] += seconds
             if critical:
                 sums[f"critical_{WINDOWS[move.phase]}"] += seconds
         else:
@@ -143,7 +143,7 @@ def _sent_seconds(move: Collective, layout: MeshPlacement, strategy: Strategy) -
     return planned_seconds(move, layout) + move.count * start
 
 
-def _window(move: Collective, strategy: Strategy, *, is_once: bool) -> str:
+def _field_name(move: Collective, strategy: Strategy, *, is_once: bool) -> str:
     """Return the name of the `CommunicationTime` field to which a collective that ops can hide is added."""
     name = WINDOWS[move.phase]
     return f"once_{name}" if is_once and strategy.profile.once_collectives == "microbatch" else name
@@ -179,7 +179,7 @@ def timed_collectives(
         if is_round_ring(move):
             share = ring_shares[move.phase]
         elif can_hide(move, layout, strategy, is_once=is_once):
-            share = shares[_window(move, strategy, is_once=is_once)]
+            share = shares[_field_name(move, strategy, is_once=is_once)]
         else:
             share = 1.0
         yield replace(move, seconds=seconds, exposed_seconds=share * seconds)
@@ -193,7 +193,7 @@ def step_communication(workload: Workload, mesh: MeshShape, system: System, stra
 
 
 def least_communication(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> CommunicationTime:
-    """Return a lower bound of `step_communication` that is cheap to compute.
+    """Return a lower bound of the communication time of all collectives of a step, cheap to compute.
 
     It is `least_weight_communication`, plus the exposed activation collectives as if the step had a single microbatch:
     several microbatches send the same bytes in smaller messages, at no higher bandwidth.
@@ -206,7 +206,7 @@ def least_communication(workload: Workload, mesh: MeshShape, system: System, str
 def least_weight_communication(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
 ) -> CommunicationTime:
-    """Return a lower bound of `weight_communication` that is cheap to compute.
+    """Return a lower bound of the communication time of weight gathers and gradient reductions, cheap to compute.
 
     It assumes that links send gathered weights and their gradients at full rate and without latency.
     """
@@ -242,7 +242,10 @@ def activation_communication(
 def _activation_communication(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
 ) -> CommunicationTime:
-    """Return `activation_communication`, cached. The caller resets strategy fields without effect to their defaults."""
+    """Return the communication time of activation collectives and of the reductions in the loss, cached.
+
+    The caller resets strategy fields without effect to their defaults.
+    """
     moves = activation_moves(workload, mesh, strategy)
     shares = ring_shares(workload, mesh, system, strategy)
     return communication_time(moves, lay_mesh(system, mesh.layout), strategy, shares)
@@ -252,9 +255,9 @@ def _activation_communication(
 def _weight_communication(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
 ) -> tuple[CommunicationTime, CommunicationTime]:
-    """Return the two parts of `weight_communication`, cached.
+    """Return the communication time of weight gathers and gradient reductions in two parts, cached.
 
-    They are the time of the collectives that run once per step, and that of the others for one microbatch.
+    The first is for the collectives that run once per step, the second for those of one microbatch.
     """
     layout = lay_mesh(system, mesh.layout)
     # Interleaved stages process microbatches in groups of pp. With two groups, gradients are summed over microbatches.

@@ -261,15 +261,15 @@ def plan_from_data(data: Any, *, name: str) -> Plan:
     return replace(made, predicted=predicted_again(made.predicted, read.predicted, name=name))
 
 
-def predicted_again(made: Record, read: Record, *, name: str) -> Record:
-    """Return the new prediction of a plan from a file, with a note if the file has another one (`read`).
+def predicted_again(new: Record, stored: Record, *, name: str) -> Record:
+    """Return `new`, the new prediction of a plan, with a note if the plan's file has another prediction (`stored`).
 
     They differ if the file was edited or cut off, or was written by another version. name: the file's name.
     """
-    if replace(made, notes=()) == replace(read, notes=()):
-        return made
-    note = f"predicted again: {name} was edited, or written by another version, and has {read}"
-    return replace(made, notes=(note, *made.notes))
+    if replace(new, notes=()) == replace(stored, notes=()):
+        return new
+    note = f"predicted again: {name} was edited, or written by another version, and has {stored}"
+    return replace(new, notes=(note, *new.notes))
 
 
 def check_predicted(found: Record, mesh: MeshShape) -> None:

@@ -121,7 +121,7 @@ def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strateg
 
 
 def step_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> float:
-    """Return the step time of `predict`, without the rest of the record."""
+    """Return the predicted seconds of a step, as `predict` does, without the rest of the record."""
     communication = step_communication(workload, mesh, system, strategy)
     return sum(step_breakdown(workload, mesh, system, strategy, communication).values())
 
@@ -189,7 +189,7 @@ def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, st
     With p stages of v virtual stages each, the bubble lasts as long as (p - 1) / v microbatches. v is 1 for GPipe
     (arXiv:1811.06965) and 1F1B, and larger for interleaved stages (arXiv:2104.04473, section 2.2).
 
-    once: compute of one microbatch. waited_seconds: exposed communication, summed over the microbatches.
+    once: seconds of compute of one microbatch. waited_seconds: exposed communication, summed over the microbatches.
     """
     return (once.total + waited_seconds / strategy.num_microbatches) * (mesh.pp - 1) / strategy.virtual_stages
 
@@ -197,7 +197,7 @@ def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, st
 def _in_every_tick(
     exposed: Iterable[Collective], in_ticks: Iterable[Collective], layout: MeshPlacement
 ) -> Iterator[Collective]:
-    """Yield the collectives of `in_ticks`, whose bytes and runs include the bubble ticks of a pipeline, with seconds.
+    """Yield the collectives of `in_ticks` with their seconds. Their bytes and runs include a pipeline's bubble ticks.
 
     Their exposed seconds are those of `exposed`, the same collectives in useful ticks only, because the time of bubble
     ticks already counts as bubble.

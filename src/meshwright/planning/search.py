@@ -129,7 +129,7 @@ def rank_space(
                 break
     if len(plans) < min(top, len(shapes)):
         fitting = {plan.mesh for plan in plans}
-        closest = _closest(space, [mesh for mesh in shapes if mesh not in fitting])
+        closest = _least_memory(space, [mesh for mesh in shapes if mesh not in fitting])
         plans += [_plan(space, candidate) for candidate in closest[: top - len(plans)]]
     return Ranking(tuple(plans), len(shapes), space.num_candidates(shapes), search.num_priced)
 
@@ -193,13 +193,13 @@ class _Search:
         while self.heap:
             _, _, _, item = heapq.heappop(self.heap)
             if isinstance(item, _Group):
-                self._open(replace(item, meshes=tuple(mesh for mesh in item.meshes if mesh not in done)))
+                self._refine(replace(item, meshes=tuple(mesh for mesh in item.meshes if mesh not in done)))
             elif isinstance(item, Candidate) and item.mesh not in done:
                 done.add(item.mesh)
                 yield _plan(self.space, item)
 
     def _push(self, seconds: float, item: object, peak: float = 0.0) -> None:
-        """Push a group or a candidate if its seconds are below the limit.
+        """Push a group or a candidate onto the heap if its seconds are below the limit.
 
         seconds: a group's lower bound or a candidate's step time. peak: a candidate's peak bytes; 0 for groups, so that
         a bound is popped before an equal step time.
@@ -207,8 +207,8 @@ class _Search:
         if seconds < self.limit:
             heapq.heappush(self.heap, (seconds, peak, next(self.numbers), item))
 
-    def _open(self, group: _Group) -> None:
-        """Refine a group by one step, and push the groups or candidates that it consists of."""
+    def _refine(self, group: _Group) -> None:
+        """Refine a group by one step, and push the resulting groups or candidates onto the heap."""
         if not group.meshes:
             return
         if len(group.remats) > 1:
@@ -216,7 +216,7 @@ class _Search:
             self._push(self._bound(others), others)
             group = replace(group, remats=group.remats[:1])
         if group.has_activation_bound:
-            self._price(group)
+            self._push_candidates(group)
         elif group.zero_stage is not None:
             close = replace(group, has_activation_bound=True)
             self._push(self._bound(close), close)
@@ -241,8 +241,8 @@ class _Search:
             communication = least(workload, mesh, system, hiding)
         return _BELOW * step_bound_seconds(workload, mesh, system, fastest, communication)
 
-    def _price(self, group: _Group) -> None:
-        """Push each strategy that fits, with its step time, for a group of only one mesh and remat policy."""
+    def _push_candidates(self, group: _Group) -> None:
+        """Predict and push each strategy that fits, for a group with only one mesh and one remat policy."""
         (mesh,), workload, system = group.meshes, self.space.with_remat(group.remat), self.space.system
         for strategy in self._strategies(group):
             candidate = Candidate(mesh, group.remat, strategy)
@@ -253,7 +253,7 @@ class _Search:
                 self._push(seconds, candidate, peak)
 
     def _can_fit(self, group: _Group) -> bool:
-        """Whether the candidate of a group that needs the least memory fits."""
+        """Whether any candidate of a group fits in memory: the one that needs the least is tried."""
         candidate = Candidate(_most_sharded(group), group.remat, self._strategies(group)[0])
         return self._fitting_peak(candidate) is not None
 
@@ -292,7 +292,7 @@ def _most_sharded(group: _Group) -> MeshShape:
     return max(group.meshes, key=lambda mesh: (mesh.fsdp * mesh.sp, mesh.fsdp))
 
 
-def _closest(space: Space, meshes: list[MeshShape]) -> list[Candidate]:
+def _least_memory(space: Space, meshes: list[MeshShape]) -> list[Candidate]:
     """Return, for each mesh, its candidate that needs the least memory; the candidates are sorted by memory."""
     candidates = [min(_smallest(space, mesh), key=lambda each: _peak(space, each)) for mesh in meshes]
     return sorted(candidates, key=lambda each: _peak(space, each))

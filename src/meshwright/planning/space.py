@@ -170,7 +170,7 @@ class Space:
 
 
 def whole_space(workload: Workload, system: System, remats: tuple[Remat, ...] = (), **choices: Any) -> Space:
-    """Return the space of everything that can be planned, also if `meshwright train` cannot run it.
+    """Return the search space of everything that can be planned, even if `meshwright train` cannot run it.
 
     remats: policies to choose from; all by default. choices: values of strategy fields that are fixed; None leaves a
     field open. Attention is by default `planned_attention`.
@@ -179,7 +179,7 @@ def whole_space(workload: Workload, system: System, remats: tuple[Remat, ...] = 
 
 
 def runnable_space(workload: Workload, system: System, remats: tuple[Remat, ...] = (), **choices: Any) -> Space:
-    """Return the space of what `meshwright train` can run. Raises if it cannot run the model.
+    """Return the search space of what `meshwright train` can run. Raises if it cannot run the model.
 
     Arguments as in `whole_space`; attention is by default from `run_attentions`.
     """
@@ -196,7 +196,7 @@ def _space(
     *,
     is_runnable: bool,
 ) -> Space:
-    """Return the space of `whole_space` or, with `is_runnable`, of `runnable_space`.
+    """Return the search space of all that can be planned or, with `is_runnable`, of what `meshwright train` can run.
 
     attentions: implementations to choose from, best first, unless `choices` fixes attention.
     """
@@ -343,7 +343,7 @@ def _does_run(model: Model, mesh: MeshShape, strategy: Strategy) -> bool:
 
 @lru_cache(maxsize=1 << 12)
 def _run_shape(mesh: MeshShape) -> MeshShape:
-    """Return the mesh with degree 1 for dp and, without pp, fsdp, which do not affect which strategies run."""
+    """Return the mesh with degree 1 for dp and, without pp, for fsdp: these degrees do not affect what runs."""
     return replace(mesh, dp=1) if mesh.pp > 1 else replace(mesh, dp=1, fsdp=1)
 
 

@@ -126,7 +126,7 @@ def module_matmuls(model: ModelConfig) -> dict[str, list[str]]:
 
 
 def _matmuls_of_layer(names: Mapping[str, Published]) -> dict[str, list[str]]:
-    """Return the matmuls in each module of a layer: {"self_attn.q_proj": ["query"]}. names: a family's weights."""
+    """Return the matmuls in each module of a layer: {"self_attn.q_proj": ["query"]}. names: a family's weight names."""
     found: dict[str, list[str]] = {}
     for path, place in names.items():
         stack, _, op = path.rpartition(".")

@@ -200,7 +200,7 @@ SHARED_EXPERT_NAMES = {
 
 
 def _yarn(mscale: float) -> YarnRopeScaling:
-    """Return the rotary scaling of the models on Hugging Face: 40 times the 4,096 tokens of pre-training."""
+    """Return YaRN as in the models on Hugging Face, for 40 times 4,096 tokens. mscale: for both fields of that name."""
     return YarnRopeScaling(factor=40.0, original_max_seq_len=4096, mscale=mscale, mscale_all_dim=mscale)
 
 

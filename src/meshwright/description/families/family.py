@@ -44,7 +44,7 @@ class Published:
 
 
 Names = Mapping[str, Published]
-"""Our parameter path to its place in a Hugging Face checkpoint; `layers.query` is the query weight of any stack."""
+"""The place of each parameter in a Hugging Face checkpoint, by our path; `layers.query` is that of any stack."""
 
 
 @dataclass(frozen=True, kw_only=True)

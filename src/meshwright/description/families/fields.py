@@ -256,7 +256,7 @@ class Fields:
     """The fields of one config.json. Each method returns a field with a type check; it raises for another type."""
 
     def __init__(self, data: Config, *, name: str, family: str) -> None:
-        """Take a file's fields and transformers' defaults (`DEFAULTS`) for missing ones. Raises for one in `LACKING`.
+        """Take a file's fields, and transformers' defaults for missing ones (`DEFAULTS`). Raises for one in `LACKING`.
 
         Args:
             data: the fields of the file.
@@ -279,7 +279,7 @@ class Fields:
         return default if found is None else found
 
     def whole(self, field: str, default: Any = _MISSING, *, least: int = 1) -> Any:
-        """Return a whole number from `least`, or the default."""
+        """Return a whole number of at least `least`, or the default."""
         found = self.value(field, default)
         if found is default:
             return found

@@ -94,7 +94,7 @@ def write_shared(
         model: the model.
         kind: the `model_type`.
         architecture: the only entry of `architectures`.
-        others: fields of `optional` below to add.
+        others: names of further fields to write: keys of `optional` in this function.
         norm_field: the field for the norms' epsilon.
     """
     frequencies, share = frequencies_of(model), rotary_share(model)

@@ -314,7 +314,7 @@ def rope_parameters(frequencies: Frequencies) -> dict[str, Any]:
 
 
 def rope_by_layer(model: ModelConfig) -> dict[str, Any]:
-    """Return the field `rope_parameters` with an object each for layers without and with a window."""
+    """Return the field `rope_parameters` with one object for layers without a window and one for the others."""
     return {
         "rope_parameters": {
             "full_attention": rope_parameters(frequencies_of(model)),

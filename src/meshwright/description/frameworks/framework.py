@@ -1,4 +1,4 @@
-"""Load how a training framework runs a step from the project's TOML files."""
+"""Load the description of how a training framework runs a step, one of the project's TOML files."""
 
 from __future__ import annotations
 

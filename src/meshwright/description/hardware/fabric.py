@@ -149,7 +149,7 @@ class MeshPlacement:
 
 @lru_cache(maxsize=1 << 15)
 def _placement(layout: MeshPlacement, names: tuple[str, ...]) -> Placement:
-    """Compute `MeshPlacement.placement`; cached for the search."""
+    """Return the links of a collective over some mesh axes (`MeshPlacement.placement`), cached for the search."""
     factors = [factor for factor in layout.factors if factor.axis in names]
     if layout.system.chip.torus:
         return _on_torus(layout, layout.system.chip.torus, names, factors)
@@ -171,7 +171,7 @@ def lay_mesh(system: System, degrees: Mapping[str, int]) -> MeshPlacement:
 
 @lru_cache(maxsize=1 << 14)
 def _lay_mesh(system: System, items: tuple[tuple[str, int], ...]) -> MeshPlacement:
-    """Compute `lay_mesh` from hashable arguments, cached. items: each axis and its degree."""
+    """Return the result of `lay_mesh`, cached. items: (axis, degree) of each mesh axis, outermost first."""
     degrees = dict(items)
     used = math.prod(degrees.values())
     if system.num_devices % used:

@@ -82,7 +82,7 @@ def within_slice(degrees: Mapping[str, int], num_slices: int) -> dict[str, int]:
 
 
 def _shape_of(torus: Torus, num_chips: int) -> tuple[int, ...] | None:
-    """Return the shape that `slice_of` returns; None if there is none."""
+    """Return the shape of a slice of `num_chips` chips, as `slice_of` does; None if no slice has so many."""
     for shape in torus.slices:
         if math.prod(shape) == num_chips:
             return shape

@@ -48,7 +48,7 @@ class System:
         return parse_system(text)
 
     def resized(self, num_chips: int) -> System:
-        """Return this system with `num_chips` chips: several slices of this shape if they add up, else another shape.
+        """Return this system with `num_chips` chips: another number of slices if they add up, else another slice shape.
 
         Raises if slices cannot add up to so many chips.
         """

@@ -61,7 +61,7 @@ class Table:
         return value
 
     def whole(self, field: str, default: Any = ...) -> int:
-        """Return a whole number from 1, or the default."""
+        """Return a whole number of at least 1, or the default."""
         value = self.get(field, default)
         if value is default and default is not ...:
             return value
@@ -85,18 +85,18 @@ class Table:
         return value
 
     def sizes(self, field: str, *, rank: int | None = None) -> tuple[int, ...]:
-        """Return a list of whole numbers from 1, `rank` of them if given."""
+        """Return a list of whole numbers of at least 1. rank: how many there must be; None for any number."""
         return self._sizes(field, self.get(field), rank)
 
     def shapes(self, field: str, *, rank: int) -> tuple[tuple[int, ...], ...]:
-        """Return a list of shapes, each a list of `rank` whole numbers from 1."""
+        """Return a list of shapes, each of which is a list of `rank` whole numbers of at least 1."""
         value = self.get(field)
         if not isinstance(value, list) or not value:
             raise self.error(field, f"= {value!r}; it takes a list of shapes, such as [[2, 2], [4, 4]]")
         return tuple(self._sizes(field, shape, rank) for shape in value)
 
     def _sizes(self, field: str, value: Any, rank: int | None) -> tuple[int, ...]:
-        """Return `value`, a part of a field, as sizes. Raises unless it is a list of `rank` whole numbers from 1."""
+        """Return `value`, a part of a field, as sizes. Raises unless it has `rank` whole numbers of at least 1."""
         is_list = isinstance(value, list) and bool(value)
         if not is_list or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in value):
             raise self.error(field, f"= {value!r}; it takes whole numbers from 1, such as [4, 4]")

@@ -56,7 +56,10 @@ def _read_word_of_axes(reader: Reader) -> tuple[str, ...]:
 
 
 def resolve(reader: Reader, word: str, position: int) -> tuple[str, ...]:
-    """Return the axes that a word of a subscript means (see the top of this file)."""
+    """Return the axes that a word of a subscript means, by the rules at the top of this file.
+
+    position: the place of the word in the text, for errors.
+    """
     if reader.axes is None:
         return tuple(word) if word.isalpha() and word.isupper() else (word,)
     found = (word,) if word in reader.axes else _split_into_axes(word, sorted(reader.axes, key=len, reverse=True))
@@ -88,7 +91,7 @@ def _split_into_axes(word: str, axes: list[str]) -> tuple[str, ...] | None:
 
 
 def _read_bracketed(reader: Reader) -> ShardedArray:
-    """Read `A[I_X, J]`."""
+    """Read an array with its dims in brackets: `A[I_X, J]`."""
     name = reader.expect("word", "the name of an array")
     reader.expect("[", "[")
     array = reader.build(name.position, ShardedArray, name.text, (), ())
@@ -100,7 +103,7 @@ def _read_bracketed(reader: Reader) -> ShardedArray:
 
 
 def _read_row(reader: Reader) -> ShardedArray:
-    """Read `B M_x`."""
+    """Read an array as dims separated by spaces: `B M_x`."""
     array = _with_dim(reader, None)
     while reader.token.kind == "word":
         array = _with_dim(reader, array)

@@ -39,7 +39,7 @@ class Einsum:
 
 @dataclass(frozen=True)
 class Stage:
-    """One arrow of a chain: a collective over some axes, and its result.
+    """One arrow of a `Chain`: a collective over some axes, and the array after it.
 
     kind: None if the arrow names no collective and any resharding will do; `axes` are then empty.
     """

@@ -49,7 +49,7 @@ def parse(text: str, *, axes: Collection[str] | None = None) -> Expression:
 
 
 def parse_numbers(text: str) -> dict[str, int]:
-    """Parse degrees of mesh axes or sizes of dims, whole numbers from 1: `X=4,Y=2`, `B=64Ki,D=8192`."""
+    """Parse degrees of mesh axes or sizes of dims, whole numbers of at least 1: `X=4,Y=2`, `B=64Ki,D=8192`."""
     reader = Reader(text, None)
     numbers: dict[str, int] = {}
     while True:
@@ -88,10 +88,10 @@ class _Call:
 
 
 def _product(reader: Reader, operands: list[ShardedArray]) -> list[Stage]:
-    """Read an array, or an einsum, whose operands are appended to `operands`.
+    """Read the start of an expression: an array, or an einsum, whose operands are appended to `operands`.
 
-    Return a list with the chain's first array as a `Stage`: the array, or the stated result of the einsum. The list is
-    empty if no result is stated.
+    Return a list of one `Stage` with the array, or with the einsum's result. The list is empty if the text has an
+    einsum without its result.
     """
     first = read_array(reader)
     while reader.accept("times"):
@@ -224,7 +224,7 @@ def _add_collective(
 def _outcome(
     before: ShardedArray, kind: Kind, axes: tuple[str, ...], dims: tuple[str, ...], wanted: ShardedArray | None
 ) -> ShardedArray:
-    """Return the array after a collective: `wanted` if the text states it. Raises if it contradicts the call's dims."""
+    """Return the array after a collective: `wanted`, if the text states it. Raises if it contradicts `dims`."""
     if kind == "all-gather":
         return wanted or gathered(before, axes)
     if kind == "all-reduce":

@@ -45,7 +45,7 @@ def reshard(
 
 
 def reshardings(source: ShardedArray, target: ShardedArray, sizes: Sizes) -> list[tuple[Move, ...]]:
-    """Return the steps of every resharding whose cost should be compared, that of `reshard` first.
+    """Return the steps of each alternative resharding from `source` to `target`, that of `reshard` first.
 
     The others replace a reduce-scatter by an all-reduce and a slice, an all-to-all by an all-gather and a slice, or an
     all-reduce by a reduce-scatter and an all-gather.
@@ -67,7 +67,7 @@ def communicate(
 
 
 def _slice(current: ShardedArray, target: ShardedArray) -> LocalSlice | None:
-    """Return a local slice of the first dim that lacks unused axes; None if there is no such dim.
+    """Return a local slice of the first dim that lacks unused axes of `target`; None if there is no such dim.
 
     An axis is unused if it shards no dim and the array is not unreduced over it.
     """
@@ -80,7 +80,7 @@ def _slice(current: ShardedArray, target: ShardedArray) -> LocalSlice | None:
 
 
 def _scatter(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Communicate | None:
-    """Return a reduce-scatter onto the first dim that lacks axes over which the array is unreduced; else None."""
+    """Return a reduce-scatter onto the first dim that lacks axes over which `current` is unreduced; else None."""
     for dim in target.dims:
         axes = tuple(itertools.takewhile(lambda axis: axis in current.unreduced, _missing_axes(current, target, dim)))
         if axes:

@@ -15,7 +15,7 @@ from meshwright.record import Collective, Kind
 class Communicate:
     """One collective over `axes`, which turns `operand` into `result`, an array of the same label.
 
-    bytes: those of `counted` on one device, as in `record.Collective`.
+    bytes: the size of the array `counted` on one device, as in `record.Collective`.
     """
 
     kind: Kind

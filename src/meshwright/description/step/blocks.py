@@ -382,7 +382,10 @@ def _mlp_ops(model: ModelConfig) -> tuple[LayerOp, ...]:
 def _mlp(
     model: ModelConfig, prefix: str, source: str, width: int, *, target: str = "", num_experts: int = 0
 ) -> tuple[LayerOp, ...]:
-    """Return the ops of an MLP: two matmuls, or three if it is gated, and the activation between them."""
+    """Return the ops of an MLP: two matmuls, or three if it is gated, and the activation between them.
+
+    prefix: the beginning of the names of its weights and values. source, target: the names of its input and its output.
+    """
     names, experts = ("gate", "up") if model.gated else ("up",), model.experts
     has_bias = model.biases.mlp if not num_experts or experts is None else experts.has_bias
     opened = [

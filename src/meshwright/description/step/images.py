@@ -304,12 +304,12 @@ class _Sharder:
                 yield _node("stem", PassOver(kind="pool", arrays=(source, stream)))
 
     def _convolution(
-        self, made: Convolution, source: Array, output: Array, declared: Mapping[str, Parameter]
+        self, convolution: Convolution, source: Array, output: Array, declared: Mapping[str, Parameter]
     ) -> Iterator[Work]:
         """Yield the work of a convolution and its batch norm.
 
         Args:
-            made: the convolution.
+            convolution: the convolution.
             source: its input.
             output: its output.
             declared: its parameters by name.
@@ -317,11 +317,11 @@ class _Sharder:
         kernel = declared["kernel"]
         stored = Array("kernel", self._stored(kernel))
         used = Array("kernel", tuple(dim._replace(axes=()) for dim in stored.dims))
-        weight = Weight(name=f"{made.path}.kernel", stored=stored, used=used, pending=self.live)
+        weight = Weight(name=f"{convolution.path}.kernel", stored=stored, used=used, pending=self.live)
         *inner, columns = used.dims
         yield weight
         yield Product(
-            name=made.path,
+            name=convolution.path,
             rows=output.dims[:-1],
             inner=tuple(inner),
             columns=(columns,),
@@ -332,9 +332,9 @@ class _Sharder:
         for name, parameter in declared.items():
             if parameter.role == "vector":
                 array = Array(name, self._stored(parameter), width="float32")
-                yield Vector(name=f"{made.path}.{name}", array=array, pending=(self.live,))
-        if made.has_norm:
-            yield PassOver(kind=NORMS.get(made.place, "batch_norm"), arrays=(output,))
+                yield Vector(name=f"{convolution.path}.{name}", array=array, pending=(self.live,))
+        if convolution.has_norm:
+            yield PassOver(kind=NORMS.get(convolution.place, "batch_norm"), arrays=(output,))
             if self.syncs_norms:
                 # A sum and a sum of squares for each channel. In backward there are two sums of gradients.
                 whole = Array(STATISTICS, (Dim("T", 2), columns), width="float32")

@@ -113,7 +113,7 @@ class Linear:
 
     @property
     def branch(self) -> str:
-        """The name of its low-rank branch. A tied unembedding has a branch of its own, beside that of the lookup."""
+        """The name of the matmul's low-rank branch. A tied unembedding has its own one, beside that of the lookup."""
         return "unembedding" if self.is_tied else self.name
 
     @property

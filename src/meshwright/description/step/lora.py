@@ -36,7 +36,7 @@ class LoRA:
     dropout: float = 0.0  # Probability of dropping an element of a branch's input, sampled for each branch.
     # Whether each output also has a trained magnitude (DoRA, arXiv:2402.09353).
     dora: bool = False
-    # In a server, the adapters of this rank that it holds at once; 0: one adapter, which all tokens use.
+    # Number of adapters of this rank that a server holds at once; 0: one adapter, which all tokens use.
     slots: int = 0
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.support.field_types import check_fields
 
 SIZES = ("num_layers", "embed", "mlp", "num_heads", "num_kv_heads", "head_dim", "vocab")
-"""Model fields that must be whole numbers from 1."""
+"""Model fields that must be whole numbers of at least 1."""
 
 ABOVE_ZERO = (
     "norms.epsilon",

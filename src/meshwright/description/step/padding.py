@@ -44,7 +44,7 @@ def padded(model: AnyModel, mesh: MeshShape, rules: Rules) -> AnyModel:
 
 @lru_cache(maxsize=1 << 10)
 def _padded(model: AnyModel, vocab_parts: int, head_parts: int, expert_parts: int) -> AnyModel:
-    """Compute `padded` for a vocabulary, kv heads and experts that are split over these numbers of devices."""
+    """Return the padded model if these numbers of devices split its vocabulary, its kv heads and its experts."""
     if not isinstance(model, ModelConfig):
         return model
     # The padding is smaller than the vocabulary, so that `runtime.arrays.fit` can tell it from copies.

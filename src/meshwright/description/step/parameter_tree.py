@@ -83,12 +83,12 @@ class Parameter:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers it is stacked over; 1 for a parameter outside the layers."""
+        """Number of layers over which the parameter is stacked; 1 for a parameter outside the layers."""
         return self.shape[0] if self.is_stacked else 1
 
     @property
     def is_stacked(self) -> bool:
-        """Whether it belongs to layers, stacked over them."""
+        """Whether the parameter belongs to layers and is stacked over them."""
         return self.axes[0] in STACKED
 
 
@@ -207,7 +207,7 @@ def _is_tree(value: Leaf | Tree[Leaf]) -> TypeIs[Tree[Leaf]]:
 
 
 def leaves(tree: Tree[Leaf], prefix: str = "") -> Iterator[tuple[str, Leaf]]:
-    """Yield each leaf of a tree with its path, such as `layers.query`."""
+    """Yield (path, leaf) for each leaf of a tree; a path is `prefix`, then names joined by dots: `layers.query`."""
     for name, value in tree.items():
         if _is_tree(value):
             yield from leaves(value, f"{prefix}{name}.")
@@ -216,7 +216,7 @@ def leaves(tree: Tree[Leaf], prefix: str = "") -> Iterator[tuple[str, Leaf]]:
 
 
 def map_leaves(function: Callable[[str, Leaf], Out], tree: Tree[Leaf], prefix: str = "") -> Tree[Out]:
-    """Return the tree with every leaf replaced by `function(path, leaf)`."""
+    """Return the tree with every leaf replaced by `function(path, leaf)`. prefix: as in `leaves`."""
     return {
         name: map_leaves(function, value, f"{prefix}{name}.") if _is_tree(value) else function(f"{prefix}{name}", value)
         for name, value in tree.items()
@@ -224,7 +224,7 @@ def map_leaves(function: Callable[[str, Leaf], Out], tree: Tree[Leaf], prefix: s
 
 
 def drop_paths(tree: Tree[Leaf], paths: Collection[str], prefix: str = "") -> Tree[Leaf]:
-    """Return a tree without the leaves at some paths (`layers.query`), and without empty subtrees."""
+    """Return a tree without the leaves at `paths`, and without empty subtrees. prefix: as in `leaves`."""
     found: dict[str, Leaf | Tree[Leaf]] = {}
     for name, value in tree.items():
         path = f"{prefix}{name}"

@@ -68,7 +68,7 @@ def rules_of(strategy: Strategy) -> Rules:
 
 
 def logical_rules(strategy: Strategy) -> Rules:
-    """Return `rules_of` with a rule for the logical axis `heads`, which models with ungrouped heads use."""
+    """Return a strategy's sharding rules, and one for the logical axis `heads` of models without grouped heads."""
     found = rules_of(strategy)
     return {**found, "heads": found["kv_heads"]}
 

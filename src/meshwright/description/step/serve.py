@@ -43,7 +43,7 @@ class ServeStep(Step):
 
 def serve_step(serving: Serving, layout: ServingLayout, batch: int) -> ServeStep:
     """Return the step of `batch` sequences of full length on all devices, for the device with most work."""
-    mesh, one, dispatch = layout.mesh, *_one_sequence(serving, layout)
+    mesh, one, dispatch = layout.mesh, *_without_batch_sizes(serving, layout)
     own = math.ceil(batch / layout.num_groups)
     split = mesh.degree(cache_axes(serving.model)) if layout.cache == "batch" else 1
     sizes = {
@@ -63,7 +63,7 @@ def serve_step(serving: Serving, layout: ServingLayout, batch: int) -> ServeStep
 
 
 @lru_cache(maxsize=1 << 10)
-def _one_sequence(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, Dispatch | None]:
+def _without_batch_sizes(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, Dispatch | None]:
     """Return a step without the sizes that depend on the batch, and the model's `Dispatch` op if it has experts."""
     mesh = layout.mesh
     model = padded(serving.model, mesh, SERVING_RULES)

@@ -131,7 +131,7 @@ class _BlockWalk:
                 case Norm() if op.source in self.linears and self.linears[op.source].outputs[0][0] == "embed":
                     yield from self._norm_sums(op)
                 case Norm() if op.dims:
-                    rows = self._shared(Array("squares", self.layout.tokens)).dims
+                    rows = self._summed_over_fsdp(Array("squares", self.layout.tokens)).dims
                     of_heads = Array("squares", rows, self.tensor, width="float32")
                     yield from self._move(f"{op.name} squares", (of_heads, _reduced(of_heads)))
                 case SigmoidGate() if self.part is Block.ATTENTION:
@@ -166,7 +166,7 @@ class _BlockWalk:
             yield self._pass("gated" if sources > 1 else "activation", *hidden)
 
     def _num_gathers(self) -> int:
-        """Return the number of all-gathers over tokens of the block's input: one for each value that matmuls read.
+        """Return the number of all-gathers over tokens before a block: one for each different input of its matmuls.
 
         Experts gather their input too, unless tokens are sent to the experts' devices.
         """
@@ -267,7 +267,7 @@ class _BlockWalk:
             yield from self._move("latents", *((each, _reduced(each)) for each in sums))
         else:
             names = "queries, keys and values"
-            yield from self._move(names, *((each, self._shared(each)) for each in (query, *cached)))
+            yield from self._move(names, *((each, self._summed_over_fsdp(each)) for each in (query, *cached)))
         held = tuple(
             Array(array.name, (Dim("Q", None), Dim("T", None), *array.dims[len(self.layout.tokens) :]))
             for array in cached
@@ -279,8 +279,10 @@ class _BlockWalk:
             batch, tokens = self.layout.tokens
             if not latents:
                 # Each device of fsdp attends with a part of the queries to all keys and values before them.
-                yield from self._move("keys and values", *((self._shared(each), _reduced(each)) for each in cached))
-                yield from self._move("heads", (self._shared(output), output))
+                yield from self._move(
+                    "keys and values", *((self._summed_over_fsdp(each), _reduced(each)) for each in cached)
+                )
+                yield from self._move("heads", (self._summed_over_fsdp(output), output))
                 tokens = tokens._replace(axes=self.fsdp)
             queries = replace(query, dims=(batch, tokens, heads, Dim("H", score)))
         else:
@@ -342,9 +344,11 @@ class _BlockWalk:
             across: axes that split the heads of queries but not those of the cache.
         """
         if self.split == "batch":
-            sent = self._shared(query)
+            sent = self._summed_over_fsdp(query)
             yield from self._move("queries", (sent, _split(_gathered(sent, across), 0, across)))
-            yield from self._move("heads", (_split(_gathered(self._shared(output), across), 0, across), output))
+            yield from self._move(
+                "heads", (_split(_gathered(self._summed_over_fsdp(output), across), 0, across), output)
+            )
         elif self.split == "sequence":
             axes = (*self.fsdp, *across)
             whole = replace(_gathered(output, across), unreduced=axes)
@@ -355,10 +359,10 @@ class _BlockWalk:
             yield from self._move("maxima", (scalars, _reduced(scalars)))
             yield from self._move("heads and sums", (whole, output), (scalars, parts))
 
-    def _shared(self, array: Array) -> Array:
+    def _summed_over_fsdp(self, array: Array) -> Array:
         """Return an array of queries, keys, values or heads after its partial sums over fsdp are added.
 
-        They are reduce-scattered over tokens in prefill and over sequences if the cache is split by batch, and
+        The sums are reduce-scattered along tokens in prefill, along sequences if the cache is split by batch, and
         otherwise all-reduced.
         """
         if self.is_prefill or self.split == "batch":
@@ -387,7 +391,7 @@ class _BlockWalk:
         return Elementwise(kind=kind, phase="forward", region=self.region, block=self.part, arrays=arrays)
 
     def _move(self, name: str, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
-        """Yield the collectives of `_moved` for arrays of this block."""
+        """Yield the collectives that reshard arrays of this block alike. pairs: the array before and after, of each."""
         yield from _moved(name, self.region, *pairs)
 
 
@@ -474,10 +478,10 @@ def _reduced(array: Array) -> Array:
     return replace(array, unreduced=())
 
 
-def _split(array: Array, at: int, axes: tuple[str, ...]) -> Array:
-    """Return an array after its partial sums are added and its dim number `at` is split over `axes` too."""
+def _split(array: Array, index: int, axes: tuple[str, ...]) -> Array:
+    """Return an array after its partial sums are added and its dim number `index` is split over `axes` too."""
     dims = list(array.dims)
-    dims[at] = dims[at]._replace(axes=(*dims[at].axes, *axes))
+    dims[index] = dims[index]._replace(axes=(*dims[index].axes, *axes))
     return replace(array, dims=tuple(dims), unreduced=())
 
 

@@ -97,7 +97,7 @@ class Serving:
 
     @property
     def activation_dtype(self) -> str:
-        """Dtype of activations: the compute dtype, with at least two bytes."""
+        """Dtype of activations: the compute dtype, or bf16 if that has fewer than two bytes."""
         return self.compute_dtype if dtype_bytes(self.compute_dtype) >= 2 else "bf16"
 
 

@@ -48,7 +48,7 @@ def batch_before_stages(batch: int, mesh: MeshShape, strategy: Strategy) -> tupl
 
 
 def staged_parameters(model: Model, *, stages: int, virtual_stages: int) -> Tree[Parameter]:
-    """Return the declarations of a model's parameters, with layers stacked over the slots of all stages in order.
+    """Return the declarations of a model's parameters, with layers stacked over the layer slots of all stages in order.
 
     `step.passes.schedule.slot_layers` returns the layer in each slot. With one stage, there is a slot for each layer.
     """

@@ -60,7 +60,7 @@ class Activations:
         input; queries, keys and values as attention reads them; attention's output; the MLP's gate and up outputs. The
         policy `matmuls` saves queries, keys and values before the rotary embedding, and no gathered inputs.
         """
-        stream, heads = 2 * self.stream, self.queries + self.keys
+        stream, heads = 2 * self.stream, self.queries + self.own_keys_values
         match self.workload.remat:
             case "block":
                 elements = self.stream
@@ -71,39 +71,39 @@ class Activations:
             case "alternate":
                 # The layer's input; the outputs of its query, value, gate and last MLP matmuls; the output of
                 # attention.
-                elements = stream + self.queries + self.values + self.mixed + self.width
+                elements = stream + self.queries + self.own_values + self.attention_output + self.mlp_hidden
             case "named":
                 sizes = {
                     "query": self.queries,
-                    "key": self.keys - self.values,
-                    "value": self.values,
-                    "context": self.mixed,
+                    "key": self.own_keys_values - self.own_values,
+                    "value": self.own_values,
+                    "context": self.attention_output,
                     "output": self.stream,
                     "mlp": self.first_products,
                     "down": self.stream,
                 }
                 elements = self.stream + sum(sizes[name] for name in self.strategy.profile.saved_values)
             case _:
-                elements = stream + 2 * self.inputs + self.queries + self.mixed + self.seen
+                elements = stream + 2 * self.inputs + self.queries + self.attention_output + self.saved_keys_values
                 elements += self.gates + self.first_products
-        return self.narrow * elements + self._kept_scores
+        return self.compute_bytes * elements + self._kept_scores
 
     @property
     def on_host(self) -> float:
-        """Bytes that one layer of one device saves for backward in the host's memory, per microbatch."""
-        return self.narrow * self.stream if self.workload.remat == "offload" else 0.0
+        """Bytes of one layer's activations that a device saves in its host's memory for backward, per microbatch."""
+        return self.compute_bytes * self.stream if self.workload.remat == "offload" else 0.0
 
     @property
     def read(self) -> float:
         """Bytes of activations, saved or recomputed, that one layer's backward reads, per device and microbatch."""
         return (
-            self.narrow
+            self.compute_bytes
             * (
                 2 * self.stream
                 + 2 * self.inputs
                 + self.queries
-                + self.mixed
-                + self.seen
+                + self.attention_output
+                + self.saved_keys_values
                 + self.gates
                 + 1.5 * self.first_products
             )
@@ -122,12 +122,20 @@ class Activations:
         its gradient. All compilers except the TPU's also hold the gathered inputs of both blocks (attention, MLP) and
         the gathered gradients of their outputs.
         """
-        copies = (1 if self.strategy.profile.recomputes_whole_blocks else 2) * self.narrow if self.narrow < 4 else 0
-        scores = self.scores * (4 + self.narrow if on_tpu else 8 + copies) + self._in_blocks(on_tpu=on_tpu)
-        heads = 2 * self.queries + 2 * self.mixed + 2 * self.seen
+        copies = (
+            (1 if self.strategy.profile.recomputes_whole_blocks else 2) * self.compute_bytes
+            if self.compute_bytes < 4
+            else 0
+        )
+        scores = self.scores * (4 + self.compute_bytes if on_tpu else 8 + copies) + self._in_blocks(on_tpu=on_tpu)
+        heads = 2 * self.queries + 2 * self.attention_output + 2 * self.saved_keys_values
         stream = 4 * self.stream + (0.0 if on_tpu else 4 * self.inputs)
-        recomputed = 0.0 if self.workload.remat == "matmuls" else self.width
-        return scores + self.narrow * (stream + heads + 2 * self.gates + recomputed + self.first_products) + self._delta
+        recomputed = 0.0 if self.workload.remat == "matmuls" else self.mlp_hidden
+        return (
+            scores
+            + self.compute_bytes * (stream + heads + 2 * self.gates + recomputed + self.first_products)
+            + self._delta
+        )
 
     @property
     def in_mlp(self) -> float:
@@ -136,8 +144,8 @@ class Activations:
         They are the outputs of its first matmuls and their gradients, the gathered input, and the residual stream; for
         experts also their input rows and these rows' gradients.
         """
-        return self.narrow * (
-            2 * self.first_products + self.width + 2 * self.inputs + 2 * self.routed + 4 * self.stream
+        return self.compute_bytes * (
+            2 * self.first_products + self.mlp_hidden + 2 * self.inputs + 2 * self.routed + 4 * self.stream
         )
 
     @property
@@ -150,7 +158,7 @@ class Activations:
         exponential (torch/distributed/tensor/parallel/loss.py).
         """
         arrays = 1 if self.strategy.profile.fused_loss else 3 if self.mesh.tp == 1 else 4
-        return 4 * arrays * self.logit_elements + 2 * self.narrow * self.inputs
+        return 4 * arrays * self.logit_elements + 2 * self.compute_bytes * self.inputs
 
     @cached_property
     def logit_elements(self) -> float:
@@ -176,11 +184,11 @@ class Activations:
 
     @cached_property
     def lookup_elements(self) -> float:
-        """`table_elements`; 0 if the embedding table is also the output head (tied embeddings)."""
+        """Elements per device of the gathered token embedding tables; 0 if one of them is tied to the output head."""
         return 0.0 if self.workload.model.tied_embeddings else self.table_elements
 
     @cached_property
-    def narrow(self) -> float:
+    def compute_bytes(self) -> float:
         """Bytes of one element of the compute dtype."""
         return dtype_bytes(self.workload.compute_dtype)
 
@@ -190,14 +198,14 @@ class Activations:
 
     @cached_property
     def inputs(self) -> float:
-        """Elements per device of the input of attention or MLP, gathered over tp."""
+        """Elements of the input of attention or MLP, gathered over tp, per device and microbatch."""
         residual = self._residual
         gathered = tuple(axis for axis in residual.dims[1].axes if axis not in RULES["sequence"])
         return self._size(residual) * self.mesh.degree(gathered)
 
     @cached_property
     def stream(self) -> float:
-        """Elements per device of the residual stream between attention and MLP."""
+        """Elements of the residual stream between attention and MLP, per device and microbatch."""
         return self._size(self._residual)
 
     @cached_property
@@ -207,12 +215,12 @@ class Activations:
 
     @cached_property
     def queries(self) -> float:
-        """Elements per device of the queries."""
+        """Elements of a layer's queries, per device and microbatch."""
         return sum(self._size(op.query) for op in self.ops.attention)
 
     @cached_property
-    def mixed(self) -> float:
-        """Elements per device of attention's output, before the output projection."""
+    def attention_output(self) -> float:
+        """Elements of attention's output before the output projection, per device and microbatch."""
         return sum(self._size(op.output) for op in self.ops.attention)
 
     @cached_property
@@ -235,19 +243,19 @@ class Activations:
         return 64 * sum(self._size(array) for op in self.ops.elementwise if op.kind == "delta" for array in op.arrays)
 
     @property
-    def keys(self) -> float:
-        """Elements per device of the keys and values, for the device's own tokens only."""
-        return self.seen / (self.mesh.degree(RULES["sequence"]) if self._is_gathered else 1)
+    def own_keys_values(self) -> float:
+        """Elements of a layer's keys and values, per device and microbatch, for the device's own tokens only."""
+        return self.saved_keys_values / (self.mesh.degree(RULES["sequence"]) if self._is_gathered else 1)
 
     @cached_property
-    def values(self) -> float:
-        """Elements per device of the values (of attention), for the device's own tokens only."""
+    def own_values(self) -> float:
+        """Elements of a layer's attention values, per device and microbatch, for the device's own tokens only."""
         gathered = self.mesh.degree(RULES["sequence"]) if self._is_gathered else 1
         return sum(self._size(op.value) for op in self.ops.attention) / gathered
 
     @cached_property
-    def seen(self) -> float:
-        """The number of elements of the keys and values that a device saves for backward.
+    def saved_keys_values(self) -> float:
+        """Elements of a layer's keys and values that a device saves for backward, per microbatch.
 
         If sp splits the sequence, the saved keys and values depend on the method: with `gather` they are those of the
         whole sequence; with `ring` the device's own, because backward sends the others again; with `ulysses` those of
@@ -266,7 +274,7 @@ class Activations:
         return self.strategy.attention == "scores" or self.strategy.sp_method == "gather"
 
     @cached_property
-    def width(self) -> float:
+    def mlp_hidden(self) -> float:
         """Elements per device of the input of an MLP's last matmul; for experts, padding included."""
         return sum(size for size, _ in self._gated)
 
@@ -285,7 +293,7 @@ class Activations:
         ]
 
     def _padding(self, array: Array) -> float:
-        """Return by how much expert padding enlarges an array, as a factor; 1 for arrays without expert rows."""
+        """Return the factor by which expert padding enlarges an array; 1 for arrays without expert rows."""
         return self._expert_padding if "R" in array.symbols else 1.0
 
     @cached_property
@@ -302,11 +310,11 @@ class Activations:
         if self.strategy.attention != "scores":
             return 0.0
         made = scores_made(self.workload, self.mesh) / num_query_chunks(self.workload.seq_len)
-        return made * self._heads * self.workload.seq_len
+        return made * self._num_queries * self.workload.seq_len
 
     @cached_property
-    def _heads(self) -> float:
-        """The number of query vectors on one device: tokens x heads."""
+    def _num_queries(self) -> float:
+        """The number of a layer's query vectors on one device, for one microbatch: tokens x heads."""
         return sum(self._size(op.query) / op.qk_dim for op in self.ops.attention)
 
     def _in_blocks(self, *, on_tpu: bool) -> float:
@@ -319,12 +327,14 @@ class Activations:
         strategy, is_split = self.strategy, self.mesh.sp > 1 and self.strategy.sp_method != "ulysses"
         if strategy.attention != "flash":
             return 0.0
-        round_ring = (self.narrow + 2 * 4) * self.keys if is_split and strategy.sp_method == "ring" else 0.0
+        round_ring = (
+            (self.compute_bytes + 2 * 4) * self.own_keys_values if is_split and strategy.sp_method == "ring" else 0.0
+        )
         if on_tpu:
             return round_ring
         sequences = self.tokens * self.mesh.sp / self.workload.seq_len
         side = min(BLOCK, self.workload.seq_len // (self.mesh.sp if is_split else 1) // 2)
-        heads = self._heads / self.tokens / (1 if is_split else self.mesh.sp)
+        heads = self._num_queries / self.tokens / (1 if is_split else self.mesh.sp)
         return 4 * 4 * sequences * heads * side**2 + round_ring
 
     @property
@@ -340,6 +350,6 @@ class Activations:
             results = (
                 sum(self._size(op.query) for op in self.ops.attention) if self.strategy.attention == "cudnn" else 0
             )
-            return 4 * self._heads + self.narrow * results
+            return 4 * self._num_queries + self.compute_bytes * results
         is_whole = num_query_chunks(self.workload.seq_len) == 1 and self.workload.remat == "none"
         return 4 * self.scores if is_whole else 0.0

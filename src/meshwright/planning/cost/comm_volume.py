@@ -27,7 +27,7 @@ from meshwright.mesh import MeshShape
 from meshwright.record import Collective
 
 Counted = Literal["useful", "executed", "static"]
-"""Which executions of a region are counted: the names of fields of `step.ir.Repeat`."""
+"""Which runs of an op in a step are counted; each name is a field of `step.ir.Repeat`."""
 
 
 def step_collectives(
@@ -65,13 +65,13 @@ def weight_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) 
 
 
 def weight_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[tuple[Collective, bool], ...]:
-    """Return `weight_collectives` as (collective, whether it runs once per step, not once per microbatch)."""
+    """Return each collective of weights or gradients, and whether it runs once per step, not once per microbatch."""
     step = train_step(workload, mesh, strategy)
     return _moves((op for op in step.communication if op.of_weight), step, workload, strategy)
 
 
 def step_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[tuple[Collective, bool], ...]:
-    """Return `step_collectives` as (collective, whether it runs once per step, not once per microbatch)."""
+    """Return each collective of a step, and whether it runs once per step, not once per microbatch."""
     step = train_step(workload, mesh, strategy)
     return _moves(step.communication, step, workload, strategy)
 
@@ -79,13 +79,13 @@ def step_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple
 def _moves(
     ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy
 ) -> tuple[tuple[Collective, bool], ...]:
-    """Return the collectives of some ops as (collective, whether it runs once per step)."""
+    """Return, for each op that sends bytes, its collective and whether it runs once per step, not per microbatch."""
     sized = sized_collectives(ops, step, workload, strategy, "useful")
     return tuple((move, op.region.is_once or op.region.name == UPDATE) for op, move in sized)
 
 
 def activation_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[tuple[Collective, bool], ...]:
-    """Return the collectives that `weight_moves` omits, of activations and of the loss, in the same form."""
+    """Return each collective of activations or the loss, and whether it runs once per step, not per microbatch."""
     step = train_step(workload, mesh, strategy)
     return _moves((op for op in step.communication if not op.of_weight), step, workload, strategy)
 
@@ -108,7 +108,7 @@ def dropless_padding_collectives(
 def _dropless_padding(
     workload: Workload, mesh: MeshShape, strategy: Strategy, *, is_ragged: bool
 ) -> tuple[Collective, ...]:
-    """Return `dropless_padding_collectives` without those of a reference model."""
+    """Return `dropless_padding_collectives` of the trained model only, without those of a reference model."""
     if workload.model.experts is None or (more := dropless_padding(workload, mesh) - 1) == 0:
         return ()
     step = train_step(workload, mesh, strategy)
@@ -122,7 +122,7 @@ def _dropless_padding(
 
 
 def untaken_branch_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
-    """Return the collectives in the HLO text that are not executed: branches that most pipeline ticks do not take."""
+    """Return the collectives that the HLO text has but a device does not execute: most pipeline ticks skip them."""
     step = train_step(workload, mesh, strategy)
 
     def untaken(op: Communicate, repeat: Repeat) -> int:
@@ -157,7 +157,7 @@ def _sized(
     strategy: Strategy,
     count: Callable[[Communicate, Repeat], int],
 ) -> Iterator[tuple[Communicate, Collective]]:
-    """Yield (op, its collective) as `sized_collectives` does, with the runs that `count` returns.
+    """Yield (op, its collective) for each op that sends bytes, with the number of runs that `count` returns.
 
     count: returns how often a step runs an op, from its region's repeats.
     """

@@ -43,7 +43,7 @@ FUSED = {
     # A shortcut's result is normalised in the sum that reads it.
     "batch_norm_shortcut": Pass(2, 10, 0, 0),
 }
-"""Passes by kind of op, with one kernel for each chain of elementwise ops. Launches over images are not counted."""
+"""Passes by kind of op, with one kernel for each chain of elementwise ops; kernels over images count as 0 launches."""
 
 ONE_BY_ONE = {
     # PyTorch's RMSNorm, in bytes: cast to float32 6, square 8, mean 4, times its root 8, cast back 6, times scale 4.
@@ -144,7 +144,10 @@ parameter 4.
 
 
 def pass_of(kind: str, *, fuses: bool) -> Pass:
-    """Return the memory traffic of an elementwise op, by its kind in `step.ir.Elementwise`; fuses: see `FUSED`."""
+    """Return the memory traffic of an elementwise op, by its kind in `step.ir.Elementwise`.
+
+    fuses: whether each chain of elementwise ops is one kernel; if False, each op is one.
+    """
     if kind == "dropout":
         return DROPOUT["residual"]
     if kind == "low_rank_dropout":
@@ -156,7 +159,7 @@ def pass_of(kind: str, *, fuses: bool) -> Pass:
 
 
 def softmax_passes(*, fuses: bool, dropout: bool) -> Iterator[Pass]:
-    """Yield the passes over attention scores between their two matmuls: softmax, and dropout if there is any."""
+    """Yield the passes over attention scores between the two matmuls: softmax, any dropout. fuses: as in `pass_of`."""
     yield (FUSED if fuses else ONE_BY_ONE)["softmax"]
     if dropout:
         yield DROPOUT["softmax"]

@@ -69,7 +69,7 @@ def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
 def update_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> float:
     """Return the flops per step of Muon's Newton-Schulz matmuls on one device; 0 for other optimizers.
 
-    Included are the matrices of padding that give every device equally many.
+    The zero matrices that give every device equally many matrices are included.
     """
     if strategy.optimizer != "muon":
         return 0.0
@@ -86,7 +86,7 @@ def product_flops(step: Step) -> StepFlops:
 
 
 def attention_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
-    """Return the flops per step of attention's own matmuls, a part of `step_flops`."""
+    """Return the flops per step and device of attention's matmuls without weights, a part of `step_flops`."""
     return _attention(train_step(workload, mesh, strategy), workload, mesh, strategy, _mean)
 
 
@@ -179,7 +179,7 @@ def dropless_padding_flops(
 
 
 def _dropless_padding(workload: Workload, mesh: MeshShape, strategy: Strategy, *, has_ragged: bool) -> StepFlops:
-    """Return `dropless_padding_flops` by phase, without the flops of a reference model."""
+    """Return, by phase, `dropless_padding_flops` of the trained model only, without those of a reference model."""
     step = train_step(workload, mesh, strategy)
     room, padding = dropless_padding(workload, mesh), device_blocks(workload, mesh, strategy).padding
     row_share, weight_share = room * (1 if has_ragged else padding) - 1, room * padding - 1
@@ -230,7 +230,7 @@ def matmul_flops(op: Matmul, extents: Extents) -> float:
 
 
 def _mean(repeat: Repeat) -> float:
-    """Return the mean count over pipeline stages."""
+    """Return how often a region runs in a step, as the mean over pipeline stages."""
     return repeat.mean
 
 

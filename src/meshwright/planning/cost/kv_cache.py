@@ -38,7 +38,7 @@ def device_cache_bytes(serving: Serving, layout: ServingLayout, batch: int) -> f
 
 
 def paged_cache_bytes(step: ServeStep, serving: Serving) -> float:
-    """Return `device_cache_bytes` from a step that is already built."""
+    """Return the cache bytes on the fullest device if all sequences have full length, from a step already built."""
     pages = _cache_bytes(step, serving, sequences=step.extents.sizes["Q"], tokens=step.paged_tokens)
     return pages + state_bytes(step, serving)
 
@@ -60,7 +60,10 @@ def read_cache_bytes(serving: Serving, layout: ServingLayout, batch: int) -> flo
 
 
 def mean_cache_bytes(serving: Serving, layout: ServingLayout) -> float:
-    """Return the cache bytes that a device reads per step and sequence of its group, as the mean over the group."""
+    """Return the cache bytes that a device reads in a step for each sequence that its group of devices serves.
+
+    It is the mean over the group's devices, among which a sequence's cache may be split.
+    """
     step = serve_step(serving, layout, layout.num_groups)
     split = 1 if layout.cache == "heads" else layout.mesh.degree(cache_axes(serving.model))
     return _cache_bytes(step, serving, sequences=1, tokens=kept_tokens(serving)) / split

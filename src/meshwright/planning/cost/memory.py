@@ -53,11 +53,11 @@ def step_memory(
 ) -> dict[str, int]:
     """Return the bytes per device at the moment of peak memory, by term, and their sum, `peak`.
 
-    The peak is in a reference model's forward pass, the loss, the backward pass of a layer's attention or MLP, the
-    gradient of the embedding table, or the update. The terms of `ALWAYS` are always included, others (such as `logits`)
-    if they are live at the peak. For a pipeline the peak is on the stage with most layers, the first or the last. The
-    runtime's own memory is not counted, because `System.usable_bytes` excludes it. kind: the kind of chip; TPUs pad
-    arrays to tiles.
+    The peak is in one of these: a reference model's forward pass, the loss, the backward pass of a layer's attention or
+    MLP, the gradient of the embedding table, the update. The terms of `ALWAYS` are always included, others (such as
+    `logits`) if they are live at the peak. For a pipeline the peak is on the stage with most layers, the first or the
+    last. The runtime's own memory is not counted, because `System.usable_bytes` excludes it. kind: the kind of chip;
+    TPUs pad arrays to tiles.
     """
     return _Step(workload, mesh, strategy, kind).memory()
 
@@ -65,7 +65,7 @@ def step_memory(
 def peak_within(
     workload: Workload, mesh: MeshShape, strategy: Strategy, num_bytes: float, *, kind: Kind = "cpu"
 ) -> int | None:
-    """Return the peak of `step_memory` in bytes; None if it exceeds `num_bytes`, which is cheaper to compute."""
+    """Return the peak of `step_memory` in bytes; None, which is faster to compute, if it exceeds `num_bytes`."""
     return _Step(workload, mesh, strategy, kind).peak_within(num_bytes)
 
 
@@ -131,7 +131,7 @@ def in_flight(mesh: MeshShape, strategy: Strategy, *, last: bool = False) -> flo
 
 
 def pool_notes(system: System, peak: float) -> tuple[str, ...]:
-    """Return a note with the setting to use if a plan needs more GPU memory than JAX's default.
+    """Return a note with the setting to use if a plan needs more GPU memory than JAX reserves by default; else ().
 
     peak: bytes on one device.
     """
@@ -237,11 +237,11 @@ class _Step:
         return terms | {"peak": sum(terms.values())}
 
     def _reference(self) -> dict[str, float]:
-        """Return memory in the reference model's forward pass, before the trained model's: logits and output head."""
+        """Return bytes by term in the reference model's forward pass, which comes first: logits and output head."""
         if (own := reference_pass(self.workload, self.mesh, self.strategy)) is None:
             return {}
         forward = _Step(*own, self.kind)
-        logits = 4 * forward.activations.logit_elements + forward.activations.narrow * forward.activations.inputs
+        logits = 4 * forward.activations.logit_elements + forward.activations.compute_bytes * forward.activations.inputs
         return {
             "activations": 0.0,
             "gradients": 0.0,
@@ -249,7 +249,7 @@ class _Step:
         }
 
     def _loss(self) -> dict[str, float]:
-        """Return memory in the loss: logits, output head, and the head's gradient.
+        """Return bytes by term in the loss: logits, output head, and the head's gradient.
 
         The head and its gradient are live together, except with tied embeddings and in PyTorch on GPUs.
         """
@@ -295,7 +295,7 @@ class _Step:
         return size * self.activations.logit_elements
 
     def _attention(self) -> dict[str, float]:
-        """Return memory in the backward pass of a layer's attention."""
+        """Return bytes by term in the backward pass of a layer's attention."""
         on_tpu = self.kind == "tpu"
         return self._in_layer() | {
             "working": max(own.in_attention(on_tpu=on_tpu) for own, _ in self._kinds) + self._arriving(),
@@ -303,7 +303,7 @@ class _Step:
         }
 
     def _mlp(self) -> dict[str, float]:
-        """Return memory in the backward pass of a layer's MLP, with its weights and the gradient of one weight."""
+        """Return bytes by term in a layer's MLP backward pass, with its weights and the gradient of one weight."""
         return self._in_layer() | {
             "working": max(own.in_mlp for own, _ in self._kinds) + self._arriving(),
             "gathered": self._gathered(self._weights(_is_mlp) + self._weights(self._is_trained_mlp) / 3)
@@ -311,7 +311,7 @@ class _Step:
         }
 
     def _before(self) -> dict[str, float]:
-        """Return memory in the backward pass of the layers before the pipeline; empty if there are none."""
+        """Return bytes by term in the backward pass of the layers before the pipeline; empty if there are none."""
         if (before := self.before) is None:
             return {}
         # These layers save nothing: backward recomputes a whole microbatch, which is then live.
@@ -320,11 +320,11 @@ class _Step:
         held = Activations(with_remat(self.workload, "none"), self.mesh, strategy, before.name)
         return self._in_layer() | {
             "working": count * held.kept + held.in_attention(on_tpu=self.kind == "tpu"),
-            "gathered": count * self.activations.narrow * self._elements(held.ops.matmuls),
+            "gathered": count * self.activations.compute_bytes * self._elements(held.ops.matmuls),
         }
 
     def _in_layer(self) -> dict[str, float]:
-        """Return memory that is live in the backward pass of every layer, whether in its attention or its MLP."""
+        """Return bytes by term that are live in a layer's backward pass, whether in its attention or its MLP."""
         terms = {
             "activations": self._kept(),
             "gradients": max(self.states.gradients(self.states.stored[0]), self._summed()),
@@ -364,25 +364,25 @@ class _Step:
         if not self._trains_logits:
             return 0.0
         if self.kind == "gpu" and self.mesh.tp > 1 and not self.strategy.profile.flat_buffers:
-            return self.activations.logits - self.activations.narrow * self.activations.inputs
-        return self._whole(self._logits_weight)
+            return self.activations.logits - self.activations.compute_bytes * self.activations.inputs
+        return self._in_compute_dtype(self._logits_weight)
 
     def _table(self) -> dict[str, float]:
-        """Return memory while the embedding table's gradient is reduced: the unsharded gradient and its sum."""
+        """Return bytes by term while the embedding table's gradient is reduced: the unsharded gradient and its sum."""
         if not self.activations.trains_tables:
             return {}
         is_tied = self.workload.model.tied_embeddings or not self._trains_logits
         return {
             "activations": self._kept() if self.is_spmd_pipeline else 0.0,
             "gradients": max(self.states.gradients(self.states.stored[0]), self._summed()),
-            "logits gradient": 0.0 if is_tied else self._whole(self._logits_weight),
-            "table gradient": 2 * self._whole(self.activations.table_elements),
+            "logits gradient": 0.0 if is_tied else self._in_compute_dtype(self._logits_weight),
+            "table gradient": 2 * self._in_compute_dtype(self.activations.table_elements),
         }
 
     def _update(self) -> dict[str, float]:
-        """Return memory in the optimizer's update, which needs all gradients for their norm."""
+        """Return bytes by term in the optimizer's update, which needs all gradients for their norm."""
         terms = {"activations": 0.0, "gradients": self.states.gradients(self.states.elements)}
-        return terms | ({"working": dealt} if (dealt := self.states.dealt_matrices) else {})
+        return terms | ({"working": working} if (working := self.states.muon_working_bytes) else {})
 
     def _summed(self) -> float:
         """Return the bytes of gradient accumulators, which outlive a backward pass; 0 with one microbatch."""
@@ -397,7 +397,7 @@ class _Step:
         if self.is_spmd_pipeline:
             layers = kept_layers(self.stacks[-1].num_layers, self.mesh, self.strategy) * self.activations.kept
             is_kept = self.strategy.schedule == "gpipe"
-            inputs = self.strategy.num_microbatches * self.activations.narrow * self.activations.stream
+            inputs = self.strategy.num_microbatches * self.activations.compute_bytes * self.activations.stream
             return layers + is_kept * inputs
         flight = in_flight(self.mesh, self.strategy, last=last)
         return sum(count * flight * own.kept for own, count in self._kinds)
@@ -415,15 +415,15 @@ class _Step:
         if not self.strategy.profile.flat_buffers:
             return 0.0
         summed = dtype_bytes(self.strategy.gradient_dtype or self.workload.compute_dtype)
-        return (2 * self.activations.narrow + 2 * summed) * self._weights(lambda _: True)
+        return (2 * self.activations.compute_bytes + 2 * summed) * self._weights(lambda _: True)
 
     def _gathered(self, elements: float) -> float:
         """Return the bytes of `elements` gathered weight elements; 0 below ZeRO-3, where parameters stay unsharded."""
-        return self._whole(elements) if self.strategy.zero_stage == 3 else 0.0
+        return self._in_compute_dtype(elements) if self.strategy.zero_stage == 3 else 0.0
 
-    def _whole(self, elements: float) -> float:
+    def _in_compute_dtype(self, elements: float) -> float:
         """Return the bytes of `elements` elements in the compute dtype."""
-        return self.activations.narrow * elements
+        return self.activations.compute_bytes * elements
 
     def _weights(self, is_one: Callable[[Matmul], bool]) -> float:
         """Return the elements on one device of one layer's weights, for the matmuls that `is_one` selects.

@@ -120,8 +120,8 @@ def factored_elements(model: Model, mesh: MeshShape, without: frozenset[str] = f
     """Return the number of elements of Adafactor's state on one device (arXiv:1804.04235, section 3).
 
     The second moment of a parameter is factored into means over rows and over columns, or kept in full if its two
-    largest dims are not both at least `FACTORED_FROM`. A moment that a parameter does not have takes one element in
-    Optax. without: paths of parameters without state.
+    largest dims are not both at least `FACTORED_FROM`. Optax has an array for each of these three moments; one that a
+    parameter does not use has one element. without: paths of parameters without state.
     """
     count = 0
     for path, parameter in leaves(parameters(model)):
@@ -151,21 +151,24 @@ class States:
 
     @cached_property
     def stored(self) -> tuple[int, int]:
-        """Numbers of trained elements on one device, sharded over fsdp: (of layers, of embedding table and head)."""
+        """Trained parameter elements on one device if fsdp shards them: (of layers, of embedding table and head)."""
         return self._stored_on(without_copies(self.mesh), self.workload.frozen_paths)
 
     @property
     def elements(self) -> int:
-        """The number of trained elements on one device, sharded over fsdp."""
+        """The number of trained parameter elements on one device if fsdp shards them."""
         return sum(self.stored)
 
     @cached_property
     def kept(self) -> int:
-        """The number of trained elements that a device keeps from step to step, sharded over fsdp from ZeRO-1 on."""
+        """Trained parameter elements that a device keeps between steps: a shard over fsdp from ZeRO-1 on, else all."""
         return sum(self._stored_on(self._kept_on, self.workload.frozen_paths))
 
     def _stored_on(self, mesh: MeshShape, without: frozenset[str]) -> tuple[int, int]:
-        """Return `stored_elements` of the model on a mesh with dp of 1, without the parameters at some paths."""
+        """Return the elements on a device of a mesh with dp of 1: (of layers, of embedding table and head).
+
+        without: paths of parameters to leave out.
+        """
         virtual = self.strategy.virtual_stages if is_spmd_pipeline(self.mesh, self.strategy) else 0
         return stored_elements(self._model, mesh, is_tiled=self.is_tiled, virtual_stages=virtual, without=without)
 
@@ -246,7 +249,7 @@ class States:
         return each * (MOMENTS[name] * self.kept + second)
 
     @property
-    def dealt_matrices(self) -> float:
+    def muon_working_bytes(self) -> float:
         """Bytes per device that Muon's update needs for the parameter that needs most; 0 for other optimizers.
 
         For each matrix: its values before and after a Newton-Schulz iteration, and two products [short, short].
@@ -261,10 +264,10 @@ class States:
         return most
 
     def gradients(self, elements: float) -> float:
-        """Return the bytes per device of the gradients of `elements` parameter elements, counted as sharded over fsdp.
+        """Return the bytes of gradients on one device, for parameters with `elements` elements in one shard over fsdp.
 
-        Below ZeRO-2 gradients are unsharded, so a device has more of them. They have the parameters' dtype. Accumulated
-        over microbatches, they have the dtype of gradient reduction, if that is wider
+        Below ZeRO-2 gradients are unsharded, so a device has those of all shards. They have the parameters' dtype.
+        Accumulated over microbatches, they have the dtype of gradient reduction, if that is wider
         (execution/training/gradients.py).
         """
         each = dtype_bytes(self.workload.param_dtype)

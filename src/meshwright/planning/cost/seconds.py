@@ -192,7 +192,7 @@ def _weights_mesh(mesh: MeshShape) -> MeshShape:
 
 @lru_cache(maxsize=1 << 12)
 def _of_ops(strategy: Strategy) -> Strategy:
-    """Return the strategy with defaults in all fields that do not change ops; 2 stands for several microbatches."""
+    """Return the strategy with defaults in all fields that do not change ops. More than 2 microbatches become 2."""
     return replace(
         strategy, num_microbatches=min(strategy.num_microbatches, 2), virtual_stages=1, schedule="1f1b", zero_stage=3
     )
@@ -243,7 +243,7 @@ class OpTimer:
     is_grouped: bool = False
 
     def ops(self, region: str) -> tuple[ComputingOp, ...]:
-        """Return the matmuls, attention and elementwise ops of a region: a stack's name or `logits`; else ()."""
+        """Return the matmuls, attention and elementwise ops of a region: a stack's layers or `logits`; else ()."""
         found = self.step.ops.computing.get(region)
         return (*found.attention, *found.rest) if found else ()
 
@@ -348,7 +348,8 @@ class OpTimer:
         """Return the seconds of rounding the operands of a matmul [rows, inner] @ [inner, columns] to 8 bits.
 
         In fp8 each operand is read for its maximum, then read again and written in 8 bits (torchao, float8 training).
-        weights: elements of the weight. is_forward: if False, the rounding for both gradient matmuls is included.
+        weights: elements of the weight. is_forward: whether for the forward matmul; if False, for its two gradient
+        matmuls together.
         """
         if self.strategy.profile.fused_casts:
             return 0.0

@@ -86,7 +86,7 @@ def last_true(holds: Callable[[int], bool], at_most: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def _elements(model: ModelConfig, mesh: MeshShape) -> Counter[str]:
-    """Return the elements on one device of `matrix` weights, of `vector` weights (norms, biases) and of `adapter`s."""
+    """Return the parameter elements on one device by kind: `matrix`, `vector` (norms and biases) and `adapter`."""
     sizes = Counter[str]()
     for path, parameter in leaves(parameters(padded(model, mesh, SERVING_RULES))):
         shape = local_parameter_shape(parameter, mesh=mesh, rules=SERVING_RULES, what=path)

@@ -111,7 +111,7 @@ def serving_flops(serving: Serving, batch: int) -> float:
 def serving_device_flops(
     serving: Serving, layout: ServingLayout, batch: int, *, keys: float | None = None, logits: int = 1
 ) -> float:
-    """Return the flops on the fullest device of a step's matmuls with weights and of its attention to the whole cache.
+    """Return the flops of a step on the device with most work: matmuls with weights, and attention to the whole cache.
 
     keys: keys per query, masked ones included; by default only unmasked ones. logits: how often the output head is
     counted.
@@ -170,7 +170,7 @@ def product_time(
 
 
 def _matmul_shapes(step: Step) -> dict[tuple[float, float, float, float], float]:
-    """Return how often a step has each size of matmul on one device, by size: (rows, inner, columns, experts)."""
+    """Return how often one device runs each size of matmul in a step. Keys: (rows, inner, columns, experts)."""
     local, counts = step.extents.local_dims, dict[tuple[float, float, float, float], float]()
     for op in step.ops.matmuls:
         shape = local(op.rows), local(op.inner), local(op.columns), local(op.experts)

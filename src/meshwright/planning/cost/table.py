@@ -289,7 +289,7 @@ class _Table:
 
 
 def _place(op: Matmul) -> _Place:
-    """Return the key of a matmul."""
+    """Return what identifies a matmul of a step."""
     return op.region.name, op.name, op.role, op.phase
 
 

@@ -32,7 +32,7 @@ _WRITERS: Mapping[str, Callable[[dict[str, Any], System], dict[str, Any]]] = {
 class Exported:
     """A plan as another framework's settings.
 
-    text: the settings file. unsaid: why the file leaves out a field of the plan, by field.
+    text: the content of the settings file. unsaid: for each field of the plan that the file leaves out, the reason.
     """
 
     text: str

@@ -76,7 +76,10 @@ def import_settings(
 
 
 def find_framework_of(kind: Format, values: Mapping[str, Any], path: Path) -> str:
-    """Return the name of the framework that has most of a file's options. Raises if none has any; kind: its format."""
+    """Return the name of the framework that has most of a file's options. Raises if no framework has one of them.
+
+    kind: the file's format.
+    """
     if "meshwright_plan" in values:
         raise MeshwrightError(f"{path} is a plan of meshwright; `meshwright plan {path}` prints it")
     tables = {name: load_table(name) for name in exchange_names()}

@@ -87,7 +87,7 @@ def _read_sharding(settings: Settings) -> int:
 
 
 def _read_batch(settings: Settings, replicas: int) -> None:
-    """Set the batch, the microbatches and the virtual stages. replicas: number of data parallel devices."""
+    """Set the fields of the batch, the microbatches and the virtual stages. replicas: data parallel devices."""
     fields = settings.fields
     size = settings.whole("micro-batch-size")
     batch = settings.whole("global-batch-size", size * replicas)

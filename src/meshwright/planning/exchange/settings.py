@@ -111,7 +111,7 @@ class Settings:
             self.meanings.append(Meaning(self.shown(option), value, ours, is_typed=option in self.typed))
 
     def quotient(self, what: str, whole: int, by: int) -> int:
-        """Return whole / by. Raises if it is not a whole number from 1 on. what: names both numbers in the message."""
+        """Return whole / by. Raises unless that is a whole number above 0. what: names both numbers in the error."""
         if by < 1 or whole % by or whole < 1:
             raise MeshwrightError(f"{self.table.title}: {what}: {whole:,} does not divide by {by:,}")
         return whole // by

@@ -34,9 +34,9 @@ FORMAT = 1
 class ServingPlan:
     """One phase of serving (prefill or decode) on a mesh of a system, with its batch and predicted record.
 
-    cache: the dim of the KV cache that is split in addition to kv heads. predicted: step_seconds is the time of one
-    token of every sequence (decode), or of one batch of prompts or chunks (prefill); tokens_per_second is over all
-    devices. hardware_file, memory_headroom: as in `Plan`.
+    cache: the dim of the KV cache that is split in addition to kv heads. predicted: its step_seconds are the time of
+    one token of every sequence (decode), or of one batch of prompts or chunks (prefill); its tokens_per_second are over
+    all devices. hardware_file, memory_headroom: as in `Plan`.
     """
 
     serving: Serving

@@ -85,7 +85,9 @@ def rank_serving(serving: Serving, system: System, mesh: MeshShape | None = None
         batches = _Batches(serving, layout, system)
         best = batches.best_sequences()
         chosen.append(batches.plan(best))
-        points += [batches.point(sequences) for sequences in {*batches.ladder(), best} if batches.fits(sequences)]
+        points += [
+            batches.point(sequences) for sequences in {*batches.frontier_sequences(), best} if batches.fits(sequences)
+        ]
     return ServingRanking(tuple(sorted(chosen, key=_order)), pareto(points), num_layouts)
 
 
@@ -223,7 +225,11 @@ class _Batches:
         return 1 <= sequences <= self.most
 
     def best_sequences(self) -> int:
-        """Return the sequences per group at which the layout is ranked; one if no larger number is possible."""
+        """Return the number of sequences per group with which the layout is compared to others.
+
+        It is the requested batch's, else the best for the requested latency (`rank_serving`). It is one if neither is
+        requested, or if no batch meets the latency.
+        """
         if self.serving.batch is not None:
             return self.serving.batch // self.layout.num_groups
         limit = self.serving.latency_seconds
@@ -257,10 +263,10 @@ class _Batches:
                     low, high = (tried, high) if self.seconds(tried) <= limit else (low, tried)
         return low
 
-    def ladder(self) -> Iterator[int]:
+    def frontier_sequences(self) -> Iterator[int]:
         """Yield the sequences per group to try for the frontier: powers of two, and the most that fit.
 
-        If the batch is fixed, there are none.
+        Yield nothing if the batch is fixed.
         """
         if self.serving.batch is None:
             yield from (1 << power for power in range(self.most.bit_length()))

@@ -26,7 +26,7 @@ WORTH_IT = 0.98
 
 @dataclass(frozen=True)
 class Change:
-    """A new value for one option of `meshwright plan`; of the option `mesh` it is a MeshShape."""
+    """A new value for one option of `meshwright plan`; for the option `mesh`, the value is a MeshShape."""
 
     option: str
     value: str | int | MeshShape

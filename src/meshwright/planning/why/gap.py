@@ -31,21 +31,24 @@ class GapKind(StrEnum):
 
 @dataclass(frozen=True)
 class Gap(Fact):
-    """The largest difference between a plan and the best plan."""
+    """The largest difference between a plan and the best plan.
+
+    The best plan is the first of a ranking, which puts the simplest of tied plans first; so another may be faster.
+    """
 
     kind: GapKind
     term: str = ""
-    """Name of the term of the step that is longest in comparison with the best plan."""
+    """Name of the term of the step that exceeds the best plan's most."""
     seconds: float = 0.0
-    """By how much that term is longer; for TIED and FASTER, by how much the step is shorter."""
+    """By how much that term exceeds the best plan's; for TIED and FASTER, by how much this plan's step is shorter."""
     axes: tuple[str, ...] = ()
-    """For COMMUNICATION: the mesh axes whose exposed communication is longest in comparison."""
+    """For COMMUNICATION: the mesh axes whose exposed communication exceeds the best plan's most."""
     remat: str = ""
     """For RECOMPUTE: the plan's remat policy."""
     peak_bytes: int = 0
     """For MEMORY: the plan's peak memory on one device."""
     parts: int = 0
-    """For TIED: how many more features the plan uses than the best (`planning.ties.num_parts`)."""
+    """For TIED: how many more features the plan has than the best (`planning.ties.num_parts`)."""
 
     def __str__(self) -> str:
         match self.kind:

@@ -160,7 +160,7 @@ def _memory(record: Record, workload: ImageWorkload, system: System) -> Iterator
 
 
 def _replica(ranking: ImageRanking) -> ReplicaInstead | None:
-    """Return the fact on the mesh that replicates the model; None if it is the best mesh, or not legal."""
+    """Return the mesh with a full copy of the model on every device, as a fact; None if it is the best, or illegal."""
     best = ranking.candidates[0]
     copied = next((record for record in ranking.candidates if record.mesh["fsdp"] == 1), None)
     if best.mesh["fsdp"] == 1 or copied is None:

@@ -32,6 +32,7 @@ class Exposure(Fact):
     share: float
     """Exposed communication over all axes, as a fraction of the step."""
     tokens: int = 0
+    """Tokens that a device of the plan processes between two such collectives; 0 as `wanted` is."""
     wanted: int = 0
     """Tokens per device that would hide the communication over `axes`; 0 if too few tokens are not the reason."""
 
@@ -129,6 +130,7 @@ class LongerSequences(Fact):
     seq_len: int = 0
     """The first length tried that does not fit, if memory is the limit; else the longest that fits."""
     peak_bytes: int = 0
+    """Peak memory on one device at `seq_len`, if memory is the limit."""
     usable_bytes: float = 0.0
     model: str = ""
     positions: int = 0

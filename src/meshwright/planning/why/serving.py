@@ -172,9 +172,9 @@ class ServingGapKind(StrEnum):
 class ServingGap(Fact):
     """The largest difference between a layout and the best layout.
 
-    term, seconds: the term of the step that is longest in comparison, and by how much; for LATE, seconds beyond the
-    latency. per_token: whether `seconds` is divided by the batch. missing_bytes: for MEMORY, the bytes per device that
-    are missing.
+    term, seconds: the term of the step that exceeds the best layout's most, and by how much; for LATE, seconds beyond
+    the latency. per_token: whether `seconds` is divided by the batch. missing_bytes: for MEMORY, the bytes per device
+    that are missing.
     """
 
     kind: ServingGapKind
@@ -250,7 +250,7 @@ def why_serving(plan: ServingPlan, system: System) -> tuple[ServingFact, ...]:
 
 
 def _missed(plan: ServingPlan, system: System) -> Shortage | Late | None:
-    """Return the fact on the requirement that the best plan does not meet, memory or latency; None if it meets both."""
+    """Return by how much a plan exceeds the memory or else the latency; None if it exceeds neither."""
     memory, asked = plan.predicted.memory_bytes, plan.serving.latency_seconds
     if not plan.predicted.fits:
         return Shortage(memory["weights"], memory["cache"], plan.batch, memory["peak"] - system.plannable_bytes)
@@ -274,7 +274,7 @@ def _limit(plan: ServingPlan, system: System) -> BatchLimit:
 
 
 def _cache(plan: ServingPlan) -> SequenceCache:
-    """Return the fact on the KV cache of a finished sequence."""
+    """Return the size of a finished sequence's KV cache, as a fact."""
     serving = plan.serving
     return SequenceCache(
         tokens=kept_tokens(serving),
@@ -306,13 +306,13 @@ def serving_gap(plan: ServingPlan, best: ServingPlan, system: System) -> Serving
     asked = plan.serving.latency_seconds
     if asked is not None and not plan.is_in_time:
         return ServingGap(ServingGapKind.LATE, seconds=plan.seconds - asked, batch=plan.batch)
-    longest, seconds = largest_excess(_compared(plan), _compared(best))
+    longest, seconds = largest_excess(_terms(plan), _terms(best))
     if seconds <= 0:
         return ServingGap(ServingGapKind.EQUAL)
     return ServingGap(ServingGapKind.TERM, longest, seconds, per_token=asked is not None)
 
 
-def _compared(plan: ServingPlan) -> dict[str, float]:
-    """Return the seconds of a step by term; divided by the batch, if throughput decides."""
+def _terms(plan: ServingPlan) -> dict[str, float]:
+    """Return the seconds of a step by term; if a latency is requested, they are divided by the batch."""
     share = plan.batch if plan.serving.latency_seconds else 1
     return {name: time / share for name, time in plan.predicted.breakdown_seconds.items()}

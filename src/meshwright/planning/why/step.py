@@ -269,7 +269,7 @@ def _memory(plan: Plan) -> MemoryUse:
 
 
 def _causal(plan: Plan) -> CausalFlops | None:
-    """Return the fact on the MFU without masked scores; None if they are a small part of the usual MFU."""
+    """Return the MFU with and without masked scores; None if masked scores are a small part of the usual MFU."""
     mfu = plan.predicted.mfu or 0.0
     causal = mfu * model_flops(plan.workload, is_causal=True) / model_flops(plan.workload)
     return CausalFlops(mfu, causal) if mfu - causal > CAUSAL_SHARE * mfu else None

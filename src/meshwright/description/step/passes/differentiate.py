@@ -31,7 +31,7 @@ from meshwright.record import Phase
 def nodes_with_gradients(
     nodes: Iterable[Node], with_gradient: Iterable[str], *, is_at_once: bool
 ) -> Iterator[tuple[Node, bool]]:
-    """Yield (node, whether any of its inputs has a gradient), without backward work that no trained parameter needs.
+    """Yield (node, whether any of its inputs has a gradient). Backward work that no trained parameter needs is removed.
 
     Args:
         nodes: nodes of a layer, in order.

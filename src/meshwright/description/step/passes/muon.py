@@ -42,7 +42,7 @@ class Matrix(NamedTuple):
 
 
 def matrix_of(parameter: Parameter) -> Matrix | None:
-    """Return how a parameter's dims form matrices; None if AdamW updates it.
+    """Return how a parameter's dims form matrices; None if AdamW updates the parameter.
 
     Weights of matmuls within layers are matrices. Tables, norms, biases, adapters and weights of one row or column are
     not.
@@ -70,7 +70,7 @@ def program_devices(mesh: MeshShape, strategy: Strategy) -> int:
 
 
 def matrix_counts(model: Model, mesh: MeshShape, strategy: Strategy) -> dict[str, int]:
-    """Return, by `count_symbol`, the number of a parameter's matrices that the devices of one program orthogonalise.
+    """Return how many matrices of a parameter the devices of one program orthogonalise, by its `count_symbol`.
 
     Added zero matrices are included. Parameters with the same symbol have the same number.
     """
@@ -145,7 +145,7 @@ def matrix_products(parameter: Parameter) -> tuple[tuple[int, int, int], ...]:
 
 
 def _move(name: str, kind: str, axes: tuple[str, ...], array: Array, times: int = 1) -> Communicate:
-    """Return a collective of the update."""
+    """Return a collective of the update; times: how often a step runs it."""
     return Communicate(
         name=name, kind=kind, axes=axes, phase="update", region=Region("update"), array=array, times=times,  # type: ignore[arg-type]
         of_weight=True,

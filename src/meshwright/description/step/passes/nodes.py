@@ -166,8 +166,8 @@ def weight_of(path: str, dims: Iterable[tuple[str, int]], tokens: Iterable[str],
     Args:
         path: the parameter's path; its arrays get the last name in it.
         dims: (logical axis, size) of each of its dims.
-        tokens: axes that split the tokens it is used for. Its gradient is a partial sum over those of them that do not
-            split the parameter.
+        tokens: axes that split the tokens that use the parameter. The gradient is a partial sum over those axes among
+            them that do not split the parameter.
         layout: the layout.
     """
     name, dims = path.rpartition(".")[2], tuple(dims)
@@ -304,10 +304,10 @@ def moves_between(before: Array, after: Array) -> tuple[Collected, ...]:
     return tuple(found)
 
 
-def _laid(array: Array, to: ShardedArray) -> Array:
-    """Return an array with the sharding of a `ShardedArray`."""
-    dims = tuple(dim._replace(axes=axes) for dim, axes in zip(array.dims, to.axes, strict=True))
-    return replace(array, dims=dims, unreduced=to.unreduced)
+def _laid(array: Array, sharding: ShardedArray) -> Array:
+    """Return an array with the axes and partial sums of `sharding`."""
+    dims = tuple(dim._replace(axes=axes) for dim, axes in zip(array.dims, sharding.axes, strict=True))
+    return replace(array, dims=dims, unreduced=sharding.unreduced)
 
 
 def outermost_first(axes: Iterable[str]) -> tuple[str, ...]:

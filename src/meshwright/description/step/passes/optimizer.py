@@ -57,22 +57,22 @@ def update_moves(path: str, dims: tuple[Dim, ...], *, is_adafactor: bool) -> Ite
                 yield _sum(name, axes, Array("means", kept, width="float32"))
 
 
-def sum_of_copies(path: str, dims: tuple[Dim, ...], at: int, copies: int) -> Communicate:
+def sum_of_copies(path: str, dims: tuple[Dim, ...], index: int, copies: int) -> Communicate:
     """Return the all-reduce of the gradients of copied kv heads.
 
     Args:
         path: the parameter's path.
         dims: the dims of the parameter with all copies.
-        at: the index of the dim of kv heads.
+        index: the index of the dim of kv heads.
         copies: the number of copies of each head.
     """
-    heads = Dim("N", (dims[at].size or 0) // copies)
-    array = Array("gradient", (*dims[:at], heads, *dims[at + 1 :]), width="float32")
-    return _sum(f"gradient of the copies of {path}", dims[at].axes, array)
+    heads = Dim("N", (dims[index].size or 0) // copies)
+    array = Array("gradient", (*dims[:index], heads, *dims[index + 1 :]), width="float32")
+    return _sum(f"gradient of the copies of {path}", dims[index].axes, array)
 
 
 def _sum(name: str, axes: tuple[str, ...], array: Array, times: int = 1) -> Communicate:
-    """Return an all-reduce of the update."""
+    """Return an all-reduce of the update; times: how often a step runs it."""
     return Communicate(
         name=name,
         kind="all-reduce",

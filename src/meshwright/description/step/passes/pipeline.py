@@ -116,7 +116,7 @@ def _equal_counts(count: int, mean: float | None = None, once: int = 1) -> Repea
 
 
 def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> dict[str, Repeat]:
-    """Return `repeats` for an SPMD pipeline, whose stages run every tick together."""
+    """Return how often a device runs each region in a step of an SPMD pipeline, by the region's name."""
     schedule, virtual, parts = schedule_of(mesh, strategy), strategy.virtual_stages, strategy.num_microbatches
     ticks, stack = schedule.ticks, program.stacks[-1]
     slots = stage_slots(stack.num_layers, mesh, strategy)

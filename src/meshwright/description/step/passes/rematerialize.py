@@ -68,7 +68,7 @@ def recomputed(
 
 
 def _needed(nodes: Sequence[Node], kept: frozenset[Tag], named: frozenset[str]) -> set[int]:
-    """Return the indices of the nodes to recompute: backward or another of them reads their unsaved result.
+    """Return the indices of the nodes to recompute: those whose unsaved result backward or a recomputed node reads.
 
     Args:
         nodes: the nodes of a layer, in order.

@@ -128,7 +128,7 @@ class _BlockSharder:
         return self.arrays[name]
 
     def _stream(self, name: str) -> Array:
-        """Return an array with the sharding of the residual stream between blocks."""
+        """Return the array `name` with the sharding of the residual stream between blocks."""
         return Array(name, (*self.layout.residual_tokens, Dim("D", self._embed())))
 
     def _embed(self) -> int:
@@ -155,15 +155,15 @@ class _BlockSharder:
             work.append(Exchange(name=f"{op.name} squares", kind="all-reduce", axes=axes, array=squares, phases=phases))
         yield self._node(*work, reads=(op.source,), writes=op.target, saved=(op.source,))
 
-    def _vector(self, name: str, dims: tuple[tuple[str, int], ...], on: Array, width: Width = "float32") -> Vector:
-        """Return a parameter that is added to or multiplied with the value `on`.
+    def _vector(self, name: str, dims: tuple[tuple[str, int], ...], value: Array, width: Width = "float32") -> Vector:
+        """Return a parameter that is added to or multiplied with `value`.
 
         Its gradient is summed over the axes that split the tokens, in the dtype `width`: float32 for norms, the
         operand's for a bias.
         """
         used = self.layout.used(dims)
         split = {axis for dim in used for axis in dim.axes}
-        batch, *others = (outermost_first(axis for axis in dim.axes if axis not in split) for dim in on.dims)
+        batch, *others = (outermost_first(axis for axis in dim.axes if axis not in split) for dim in value.dims)
         array, path = Array(name, used, width=width), f"{self.stack}.{name}"
         return Vector(name=path, array=array, pending=(*others, batch), is_trained=path not in self.layout.frozen)
 
@@ -265,7 +265,7 @@ class _BlockSharder:
         return self.layout.residual_tokens if op.is_on_residual else self.layout.tokens
 
     def _token_axes(self, op: Linear, lead: tuple[Dim, ...]) -> tuple[str, ...]:
-        """Return the axes that split the tokens of a matmul, over which its weight's gradient is a partial sum."""
+        """Return the axes that split a matmul's tokens (`lead`), over which its weight's gradient is a partial sum."""
         if not op.num_experts:
             return outermost_first(axes_of(lead))
         experts = self.layout.axes("expert")

@@ -148,7 +148,7 @@ def _logits_nodes(ops: tuple[EndOp, ...], layout: Layout, objective: Objective) 
 
 
 def _dot_product(op: DotProduct, layout: Layout) -> tuple[Node, Array]:
-    """Return the node of a `DotProduct`, and its result, the logits. Its columns, the right rows, are split over tp."""
+    """Return the node of a `DotProduct`, and the logits. Their columns, one per row of `right`, are split over tp."""
     split, width = layout.axes("vocab"), Dim("D", op.size)
     left = Array(op.left, (*layout.residual_tokens, width))
     right = replace(left, name=op.right)
@@ -208,7 +208,10 @@ def _loss(layout: Layout, vocab: tuple[str, ...], logits: Array, objective: Obje
 
 
 def _scales(op: Norm, layout: Layout) -> Iterator[Work]:
-    """Yield the scale and bias of a norm outside the layers. Its elementwise pass is counted with the logits."""
+    """Yield a `Vector` for the scale, and one for the bias if any, of a norm outside the layers.
+
+    The norm's own memory traffic is counted with the logits.
+    """
     for name in (op.name, *((f"{op.name}_bias",) if op.has_bias else ())):
         along = layout.residual
         yield Vector(

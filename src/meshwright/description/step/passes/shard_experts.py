@@ -61,7 +61,10 @@ def dispatch_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int, op: Dis
 
 
 def combine_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int) -> Iterator[Exchange]:
-    """Yield the collectives that send token copies back from experts, which have applied the routing weights."""
+    """Yield the collectives that send token copies back from experts, already multiplied by their routing weights.
+
+    ep, tp, embed: as in `dispatch_moves`.
+    """
     rows = Array("rows", (Dim("C", None), Dim("D", embed)))
     yield from _from_experts("experts combine", ep, tp, rows, ("forward",))
     yield from _to_experts("experts combine", ep, tp, rows, ("backward",))

@@ -33,7 +33,7 @@ def achieved_seconds(kind: Kind, nbytes: float, layout: MeshPlacement, axes: tup
 
 
 def _achieved(kind: Kind, nbytes: float, system: System, placement: Placement) -> float:
-    """Return `achieved_seconds`, from the links of a placement."""
+    """Return the seconds of one run of a collective at the rate that the links of a placement achieve."""
     once = collective_seconds(kind, nbytes, placement)
     return max(once.bandwidth_seconds / collective_efficiency(system, once), once.latency_seconds)
 

@@ -32,7 +32,7 @@ _OVERLAP = 4
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFigures:
-    """Parameters of the model of GPU matmuls: see `gpu_product_seconds`."""
+    """Parameters of the model of GPU matmul times, explained in `gpu_product_seconds`."""
 
     multiprocessors: int
     peak_share: float

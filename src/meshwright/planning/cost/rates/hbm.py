@@ -36,10 +36,10 @@ def hbm_bytes(workload: Workload, mesh: MeshShape) -> dict[str, float]:
     """
     step, activations = train_step(workload, mesh, STAGES_APART), Activations(workload, mesh)
     local = step.extents.local_dims
-    forward = activations.narrow * Activations(workload, mesh, STAGES_APART).lookup_elements
+    forward = activations.compute_bytes * Activations(workload, mesh, STAGES_APART).lookup_elements
     for name, region in step.ops.forward.items():
         weights = sum(local((*op.experts, *op.inner, *op.columns)) for op in region.matmuls)
-        forward += activations.narrow * weights * (1 if name in (EMBEDDING, LOGITS) else step.repeats[name].once)
+        forward += activations.compute_bytes * weights * (1 if name in (EMBEDDING, LOGITS) else step.repeats[name].once)
     stacks = program(workload.model).stacks
     layers, kinds = stage_layers(sum(stack.num_layers for stack in stacks), mesh), alternating(stacks)[-1]
     read = sum(Activations(workload, mesh, stack=stack.name).read for stack in kinds) / len(kinds)

@@ -83,7 +83,8 @@ def _ways(time: CollectiveTime) -> Iterator[tuple[float, float]]:
     """Yield (latency of all steps in seconds, fraction of full rate) for each algorithm that NCCL can use across nodes.
 
     A ring of n devices in m nodes takes n - 1 steps, m - 1 of them between nodes; an all-reduce takes twice as many. A
-    tree goes up and down its levels. Inside one node it is (0, 1): the latency is part of `LinkFigures.start_seconds`.
+    tree goes up and down its levels. For a group in one node the only pair is (0, 1): the latency is part of
+    `LinkFigures.start_seconds`.
     """
     members, nodes = time.spread
     if nodes == 1 or time.kind in ("all-to-all", "collective-permute"):

@@ -38,7 +38,8 @@ class RingWork:
     def exposed_share(self, phase: Phase, keys: float, gradients: float) -> float:
         """Return the fraction of a phase's send time that is exposed.
 
-        keys: seconds to send keys and values in one ring step. gradients: seconds to send the gradients of these.
+        keys: seconds to send keys and values in one ring step. gradients: seconds to send their gradients in one ring
+        step.
         """
         sends, work = self.degree - 1, getattr(self.step_attention, phase)
         alone = sends if phase != "backward" else min(2, sends)
