@@ -375,12 +375,13 @@ def _gradients(
     )
 
 
-def _over_queries(x: Array, weights: Array, to: Array) -> Array:
-    """Contract x [b, k, g, s, h] and weights [b, k, g, s, t] over queries; return the cotangent of `to` [b, t, k, h].
+def _over_queries(x: Array, weights: Array, operand: Array) -> Array:
+    """Contract x [b, k, g, s, h] and weights [b, k, g, s, t] over queries: the cotangent of `operand`.
 
-    The einsum's output order avoids a transposition of the weights.
+    It has the shape [b, t, k, h] of `operand`, and the sharding that its type requires. The einsum's output order
+    avoids a transposition of the weights.
     """
-    spec = cotangent_spec(to)
+    spec = cotangent_spec(operand)
     dims: tuple[Any, ...] = spec.partitions
     b, t, k, h = dims
     summed = jnp.einsum("bkgsh,bkgst->bkht", x, weights, out_sharding=P(b, k, h, t, unreduced=spec.unreduced))

@@ -16,7 +16,7 @@ from meshwright.record import Record
 
 
 def seconds_at_peak(config: RunConfig) -> float:
-    """Return the time of a step's model flops (without recompute) at peak, for all devices together.
+    """Return the seconds that a step's model flops (without recompute) take at the peak rate of all devices together.
 
     The MFU of a step is this time divided by the measured one.
     """

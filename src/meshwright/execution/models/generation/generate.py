@@ -167,7 +167,7 @@ def switching_length(model: ModelConfig) -> int | None:
 
 
 def cache_split(model: ModelConfig, mesh: MeshShape, num_rows: int) -> CacheSplit:
-    """Return how the cache of `num_rows` rows is split: by rows if all devices get equally many, else by slots.
+    """Return how the cache of `num_rows` rows is split: by rows if all devices get equally many rows, else by slots.
 
     "heads": by heads alone, if no other mesh axis could split it.
     """

@@ -66,7 +66,7 @@ def slurm(name: str, words: Sequence[str], machines: Machines, *, restarts: int)
         restarts: maximum number of restarts.
 
     Raises:
-        MeshwrightError: the name is not one of Slurm's, or the chips are not GPUs.
+        MeshwrightError: the name is not valid in Slurm, or the chips are not GPUs.
     """
     if not re.fullmatch(r"[\w.-]+", name):
         raise MeshwrightError(
@@ -224,7 +224,7 @@ def tpu_vm(name: str, words: Sequence[str], machines: Machines, *, restarts: int
     as in `slurm`.
 
     Raises:
-        MeshwrightError: the name is not one of Google Cloud's, or the chips are not Cloud TPUs.
+        MeshwrightError: the name is not valid in Google Cloud, or the chips are not Cloud TPUs.
     """
     system, chip = machines.system, machines.system.chip
     if not re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):

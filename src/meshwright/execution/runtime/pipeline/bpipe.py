@@ -33,7 +33,7 @@ class SavedInputs(NamedTuple):
     """Layer inputs that backward will read.
 
     slots: the inputs of a chunk's layers in each slot [slots, c, p, ...]. in_flight: inputs in transit between partners
-    [c, p, ...]; None without an exchange. in_flight_slot: the slot of each stage that they are written to [p].
+    [c, p, ...]; None without an exchange. in_flight_slot: for each stage, the slot to which they will be written [p].
     """
 
     slots: Array

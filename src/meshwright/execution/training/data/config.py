@@ -56,7 +56,7 @@ class DataConfig:
         return templates.get(path, templates.get(""))
 
     def find(self, name: str) -> FileSource | StoreSource:
-        """Return a source with its files. Its name is the one in the config.
+        """Return the source that the config calls `name`, with its files.
 
         Raises:
             MeshwrightError: as in `find_path` and `find_source`.
@@ -65,7 +65,7 @@ class DataConfig:
         return find_source(name) if path == name else replace(find_source(path), name=name)
 
     def find_path(self, name: str) -> str:
-        """Return the place of a path of the config, relative to the current folder or absolute.
+        """Return where a path of the config is now, relative to the current folder or absolute.
 
         A relative path is looked up in the folder where the run started, then in the current folder, because run and
         data may have been moved together.
