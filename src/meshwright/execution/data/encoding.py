@@ -80,7 +80,7 @@ class Encoder:
         return np.array(self._codec.stop_tokens[:1] or self._codec.encode("\n", add_special_tokens=False), np.int32)
 
     def _file(self, record: Mapping[str, Any]) -> list[Document]:
-        """Return the document of a text file, or of a range of one; only the last range gets the end token."""
+        """Return the document of a record of a text file; only the record with the file's end gets the end token."""
         tokens = self._encode(record["text"])
         if not len(tokens):
             raise BadRecordError("empty", "the document is empty")

@@ -212,7 +212,7 @@ def _run(
 
 
 def _measured(config: RunConfig, directory: Path, on_note: Note) -> Record:
-    """Return the measured record of a run from the files in its directory. on_note: called for an unreadable part."""
+    """Return the measured record of a run from the files in its directory. on_note: called with each of its notes."""
     record = measured(config, read_metrics(directory), find_profile(directory, config))
     for line in record.notes:
         on_note(line)

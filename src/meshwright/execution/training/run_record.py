@@ -60,6 +60,6 @@ def measured_steps(rows: Sequence[Row], mesh: Mapping[str, int], hardware: str) 
 
 
 def compiled_record(compiled: jax.stages.Compiled, mesh: Mapping[str, int], hardware: str, *, on_tpu: bool) -> Record:
-    """Return the memory of a compiled step, per device, as a record. Collectives are read only for a profile."""
+    """Return the memory of a compiled step, per device, as a record. The record has no collectives."""
     memory = program_memory(compiled, on_tpu=on_tpu)
     return Record(origin="compiled", mesh=mesh, hardware=hardware, memory_bytes=memory)

@@ -78,7 +78,7 @@ def attend_to_pages(
         pages: keys and values [layers, pages, k, slots, h], with the slots of each page that this device has.
         layer: index of the layer in the pages.
         table, first: as in `PagedCache`, [b, entries] and [b].
-        offset: the slot of the whole page that is this device's first slot.
+        offset: the index, among all slots of a page, of this device's first slot.
         page_size: tokens of a page over all devices that share it.
         is_interpreted: run in Pallas's interpreter, slowly, on a CPU.
     """

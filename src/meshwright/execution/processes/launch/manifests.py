@@ -63,6 +63,8 @@ def slurm(name: str, words: Sequence[str], machines: Machines, *, restarts: int)
     slurm.schedmd.com/sbatch.html.
 
     Args:
+        name: name of the job.
+        words: arguments of `meshwright`: a `train` command.
         restarts: maximum number of restarts.
 
     Raises:
@@ -130,7 +132,7 @@ def jobset(name: str, words: Sequence[str], machines: Machines, *, restarts: int
     """Return a JobSet for kubectl, as YAML: a job per slice, a pod per machine. Schema: sigs.k8s.io/jobset, v1alpha2.
 
     Args:
-        restarts: maximum number of restarts.
+        name, words, restarts: as in `slurm`.
         image: a container image that has meshwright.
         claim: a persistent volume claim, mounted at /runs in every pod; None for no volume.
     """
