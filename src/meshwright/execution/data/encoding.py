@@ -348,7 +348,7 @@ _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}
 
 
 def _join(pieces: list[tuple[np.ndarray, bool]]) -> Document:
-    """Return one document of pieces: (tokens, whether all of them have loss) each."""
+    """Return the document that joins pieces, each as (tokens, whether all of them have loss)."""
     tokens = np.concatenate([piece for piece, _ in pieces]).astype(np.int32)
     loss = np.repeat([has_loss for _, has_loss in pieces], [len(piece) for piece, _ in pieces])
     return Document(tokens, None if loss[1:].all() else loss)  # The first token is never predicted.

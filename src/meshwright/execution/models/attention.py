@@ -52,7 +52,7 @@ class Documents(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """Queries [n, b, c, k, g, h] in n chunks, and their positions [n, c]; inside a loop, those of one chunk without n.
+    """Queries [n, b, c, k, g, h] in n chunks, and their positions [n, c]; in a loop over chunks, arrays have no dim n.
 
     tokens: numbers of the tokens in the batch [n, b, c], for dropout; None without dropout. sinks: sink logits of each
     query [n, b, c, k, g]; None without sinks. ids: document ids of the queries [n, b, c]; None if each row is one

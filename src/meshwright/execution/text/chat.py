@@ -129,7 +129,7 @@ def _with_loss(tokenizer: Tokenizer, text: str, spans: Sequence[Span]) -> ChatEx
 
 
 def _marked_spans(text: str) -> tuple[list[Span], str]:
-    """Return the spans that were between `_MARKS`, as spans of the text without marks, and this text."""
+    """Return the spans between `_MARKS`, in characters of the text without the marks; and the text without them."""
     spans, plain = [], ""
     for number, piece in enumerate(re.split("|".join(_MARKS), text)):
         if number % 2:

@@ -56,7 +56,7 @@ class SentencePiece(NamedTuple):
 
     @property
     def unread(self) -> str:
-        """Describe a feature that `tokenizers.Tokenizer` does not reproduce exactly; empty if there is none."""
+        """Text on a feature of the file that `tokenizers.Tokenizer` cannot reproduce exactly; empty if it has none."""
         user_defined = [piece.text for piece in self.pieces if piece.kind == USER_DEFINED]
         kinds = {
             "of words or of characters": self.algorithm not in (UNIGRAM, BPE),

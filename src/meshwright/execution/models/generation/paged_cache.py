@@ -35,7 +35,7 @@ class Pages(NamedTuple):
 
 
 class PagedCache(NamedTuple):
-    """Pages, and the places in them of the rows of a step.
+    """Pages, and where in them each row of a step has its tokens.
 
     Args:
         table: page indices of each row [rows, entries]. Entry i of a row is the page with its tokens from position

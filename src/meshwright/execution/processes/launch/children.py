@@ -118,7 +118,7 @@ class Children:
                         self._say(line)
 
     def mute(self) -> None:
-        """Stop showing lines: the processes that still run only fail as a consequence."""
+        """Stop showing lines: if processes that still run fail, it is a consequence of the first failure."""
         self._is_muted = True
 
     def end(self) -> None:

@@ -112,7 +112,7 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
 def _next(job: Job, number: int, num_lost: int) -> tuple[int, Sequence[str]]:
     """Return (number of processes to continue with, their arguments).
 
-    The number is the largest that the run can have without the lost processes; if it can have none, that before.
+    The number is the largest that the run can have without the lost processes. If there is none, it stays the same.
 
     Args:
         number: number of processes before.

@@ -255,7 +255,9 @@ def first_state(
 def _restored(
     config: RunConfig, kept: State, layout: ShardingContext, mesh: Mesh, checkpoints: Checkpoints, start: int
 ) -> State:
-    """Return the state of a checkpoint, with the arrays of the abstract state `kept`, but without frozen parameters.
+    """Return the state in the checkpoint of step `start`, which has no frozen parameters.
+
+    kept: the abstract state, whose shapes, dtypes and shardings the arrays get.
 
     Dtypes and the optimizer may differ from the checkpoint's. If only one of the two has float32 copies of parameters,
     parameters are read from the copies, or copies from the parameters. Moments of another optimizer are not read: the
