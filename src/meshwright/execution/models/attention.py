@@ -324,13 +324,13 @@ def _scores(
 
 
 def _largest(scores: Array, sinks: Array | None) -> Array:
-    """Return each query's largest logit [b, k, g, s, 1], of its scores [b, k, g, s, t] and its sink [b, s, k, g]."""
+    """Return the largest of each query's scores [b, k, g, s, t] and its sink [b, s, k, g], as [b, k, g, s, 1]."""
     largest = jnp.max(scores, axis=-1, keepdims=True)
     return largest if sinks is None else jnp.maximum(largest, _by_head(sinks[..., None]))
 
 
 def _sum_of_weights(weights: Array, max_score: Array, sinks: Array | None) -> tuple[Array, Array | None]:
-    """Return each query's sum of weights with its sink's, and its sink's weight (None without sinks).
+    """Return each query's sum of weights, including its sink's, and the weight of its sink (None without sinks).
 
     Both are [b, k, g, s, 1]; weights are [b, k, g, s, t].
     """

@@ -218,7 +218,7 @@ def _bias_of_rows(rows: Array, biases: Array, sizes: Array | None) -> Array:
 
 
 def _with_zero_padding(rows: Array, sizes: Array | None) -> Array:
-    """Return experts' rows [m, d] with zeros after the first sum(sizes), which are undefined but read by gradients."""
+    """Return experts' rows [m, d] with zeros after the first sum(sizes): undefined rows, which gradients would read."""
     if sizes is None:
         return rows
     places, count = match_varying(jnp.arange(rows.shape[0])[:, None], jnp.sum(sizes))

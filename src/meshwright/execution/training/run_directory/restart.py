@@ -168,7 +168,7 @@ def begin_directory(
 
 
 def end_failed_start(directory: Path, start: int) -> None:
-    """Delete the files of a new run that failed in its first step, without a checkpoint."""
+    """Delete the files of a new run (`start` is 0) that failed in its first step, without a checkpoint."""
     if not is_first_process() or start or Checkpoints(directory).steps or len(read_metrics(directory)) > 1:
         return
     for name in ("config.json", "metrics.jsonl", "resolved.yaml"):
