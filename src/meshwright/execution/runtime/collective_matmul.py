@@ -201,7 +201,7 @@ def _matmul_reduce_scatter_forward(
 def _matmul_reduce_scatter_backward(
     einsum: Einsum, ring: DeviceRing, kept: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array]:
-    """Return the gradients of `left`, computed by `all_gather_matmul`, and of `right`, from the array gathered for it."""
+    """Return the gradients of `left`, by `all_gather_matmul`, and of `right`, from the array gathered for it."""
     left, right = kept
     (of_left,), whole = _gather((Einsum(einsum.out, einsum.right, einsum.left),), ring, gradient, (right,))
     of_right = _multiply(Einsum(einsum.left, einsum.out, einsum.right), left, whole)

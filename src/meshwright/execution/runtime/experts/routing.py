@@ -88,7 +88,7 @@ class ExpertLoad(NamedTuple):
 
     @property
     def max_over_mean(self) -> Array:
-        """The copies of a layer's busiest expert divided by the mean of its experts, for the layer where this is largest."""
+        """Copies of a layer's busiest expert / mean of the layer's experts, for the layer where this is largest."""
         return jnp.max(jnp.max(self.copies, axis=-1) / jnp.mean(self.copies, axis=-1))
 
     @property

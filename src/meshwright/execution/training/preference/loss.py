@@ -148,7 +148,7 @@ def pair_means(policy: Array, reference: Array, preference: Preference, layout: 
 
 
 def _pair_values(policy: Array, reference: Array, preference: Preference) -> list[Array]:
-    """Return, in the order of `MEANS`, an array [p] of the value of each pair.
+    """Return, for each of `MEANS` in order, its value for each pair [p].
 
     policy, reference: log-probabilities [p, 2] of the chosen and the rejected answer.
     """
