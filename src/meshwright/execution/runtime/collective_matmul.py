@@ -339,7 +339,7 @@ def _dim_size(product: _Product, ring: DeviceRing) -> int:
 
 
 def _parse_einsum(formula: str, dim: str, *, array: str) -> Einsum:
-    """Parse an einsum. Raises if it cannot overlap, or `dim` is not in its array: `left`, `right` or `out`."""
+    """Parse an einsum. Raises if it cannot overlap, or if `array` (`left` or `out`) of it does not have `dim`."""
     if not can_overlap(formula, dim):
         raise MeshwrightError(
             f"{formula!r} cannot overlap over {dim!r}: it is an einsum of two arrays, each letter in two arrays or more"

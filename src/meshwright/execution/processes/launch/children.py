@@ -27,6 +27,7 @@ class Exit:
     """How a process ended."""
 
     number: int
+    """The number of the process."""
     code: int
     """The exit code; if a signal ended the process, minus its number."""
 

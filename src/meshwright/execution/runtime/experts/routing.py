@@ -55,7 +55,7 @@ def _scaled(shares: Array, routing: Routing) -> Array:
 
 
 def _of_best_groups(keys: Array, routing: Routing) -> Array:
-    """Return the scores `keys` [..., experts] that choose experts, minus infinity outside each token's best groups."""
+    """Return `keys` [..., experts], by which experts are chosen, minus infinity outside a token's best groups of experts."""
     if routing.num_groups == 1:
         return keys
     grouped = keys.reshape(*keys.shape[:-1], routing.num_groups, -1)

@@ -44,8 +44,8 @@ class SavedInputs(NamedTuple):
 class Slots(NamedTuple):
     """The slots that each stage uses in a tick, [p] each.
 
-    own: where it saves its inputs. to_partner: which inputs it sends to its partner. due: which inputs it runs backward
-    with. An early stage sends the slot that it has just saved, and later stores what its partner returns there.
+    own: where the stage saves its inputs. to_partner: the slot whose inputs it sends to its partner. due: the slot whose
+    inputs it runs backward with. An early stage sends the slot just saved, and later stores there what is returned.
     """
 
     own: Array

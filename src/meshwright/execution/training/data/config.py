@@ -86,7 +86,7 @@ class DataConfig:
         )
 
     def relative(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return paths (each may have a weight) that are relative to the current folder, relative to `folder`."""
+        """Return paths, with their weights if any, changed from relative to the current folder to relative to `folder`."""
         if self.folder is None or self.folder == os.getcwd():
             return tuple(names)
         return tuple(self._relative(name) for name in names)

@@ -180,7 +180,7 @@ def end_failed_start(directory: Path, start: int) -> None:
 def what_is_left(config: RunConfig, directory: Path, how: str = "--resume") -> str:
     """Return a text for errors: the last checkpoint of a stopped run, and the command that continues from it.
 
-    how: the options of the command.
+    how: the options with which the command continues the run.
     """
     hint = "" if config.saving.every else " (--save-every N, or a time as 30m, writes some on the way)"
     return describe_left(directory, f"`meshwright train {shlex.quote(str(directory))} {how}`", hint)
