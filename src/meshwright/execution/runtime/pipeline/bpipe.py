@@ -44,8 +44,8 @@ class SavedInputs(NamedTuple):
 class Slots(NamedTuple):
     """The slots that each stage uses in a tick, [p] each.
 
-    own: where the stage saves its inputs. to_partner: the slot whose inputs it sends to its partner. due: the slot whose
-    inputs it runs backward with. An early stage sends the slot just saved, and later stores there what is returned.
+    own: where the stage saves its inputs. to_partner: the slot whose inputs it sends to its partner. due: the slot with
+    whose inputs it runs backward. An early stage sends the slot just saved, and later stores there what is returned.
     """
 
     own: Array
