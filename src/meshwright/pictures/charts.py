@@ -33,7 +33,11 @@ ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1}
 
 @dataclass(frozen=True)
 class Bar:
-    """A record to draw. label: text at its bar, whose first word is a short name. size: the swept value, in a sweep."""
+    """A record to draw.
+
+    label: the text at its bar; its first word is a short name of the record. size: in a sweep, the value of the swept
+    quantity.
+    """
 
     label: str
     record: Record
@@ -49,7 +53,10 @@ class DeviceLimits:
 
 
 class RooflinePoint(NamedTuple):
-    """A step on the network roofline, per device: flops per byte sent, flops per second, achieved link bandwidth."""
+    """A step on the network roofline, per device.
+
+    intensity: flops per byte sent. link_bytes_per_second: the bandwidth that its collectives reach.
+    """
 
     intensity: float
     flops_per_second: float
@@ -232,7 +239,10 @@ def _draw_roofline(figure: SubFigure, bars: Sequence[Bar], peak: float) -> None:
 
 
 def _draw_points(axes: Axes, points: Sequence[tuple[str, RooflinePoint]]) -> None:
-    """Draw points with labels below them, placed so that no label overlaps another or a point."""
+    """Draw labelled points, with each label below its point so that it overlaps no other label and no point.
+
+    points: (label, point) of each record.
+    """
     places = [(point.intensity, point.flops_per_second) for _, point in points]
     axes.plot(*zip(*places, strict=True), "o", color=INK)
     figure = axes.get_figure(root=True)
@@ -255,7 +265,10 @@ _HIGH, _WIDE = 13.0, 6.5
 
 
 def label_distances(labels: Sequence[str], places: Sequence[tuple[float, float]]) -> list[float]:
-    """Return each label's distance below its mark, in points, so that no label touches another label or a mark."""
+    """Return each label's distance below its mark, in points, so that no label touches another label or a mark.
+
+    places: (x, y) of each mark, in points.
+    """
     marks = [(x - 4, x + 4, y - 4, y + 4) for x, y in places]
     taken: list[tuple[float, float, float, float]] = []  # left, right, bottom, top
     found = [0.0] * len(places)
@@ -273,7 +286,7 @@ def label_distances(labels: Sequence[str], places: Sequence[tuple[float, float]]
 
 
 def _annotate(axes: Axes, text: str, x: float, y: float, *, up: float, left: float = 0, ha: str = "center") -> None:
-    """Draw a text above and to the left of a point."""
+    """Draw a text `up` points above and `left` points to the left of (x, y)."""
     axes.annotate(text, (x, y), (-left, up), textcoords="offset points", ha=ha)
 
 

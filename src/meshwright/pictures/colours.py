@@ -91,7 +91,7 @@ def named(name: str) -> str:
 
 
 def lighter(colour: str, share: float) -> str:
-    """Return a colour mixed with white; share: the fraction of white."""
+    """Return a colour mixed with white. share: the fraction of white, 0 to 1."""
     parts = (int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5))
     return _hex(*(part + (1 - part) * share for part in parts))
 

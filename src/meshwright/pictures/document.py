@@ -93,7 +93,7 @@ def html_table(
 ) -> str:
     """Return an HTML table without empty columns, which scrolls if it is too wide; '' without rows.
 
-    text: indices of columns with text. differs: whether each row is marked.
+    text: indices of columns with text. differs: for each row, whether it is marked.
     """
     if not rows:
         return ""

@@ -116,7 +116,10 @@ def _check_divides(name: str, shape: tuple[int, ...], axes: Axes, degrees: Mappi
 
 
 def _holders(sharding: Sharding, shape: tuple[int, ...], axes: Axes | None) -> tuple[Holder, ...]:
-    """Return the devices of a sharding with the blocks that JAX assigns them."""
+    """Return every device of a sharding with the position of the shard that JAX assigns to it.
+
+    axes: the mesh axes that shard each dim; None without a mesh.
+    """
     if axes is not None and isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh):
         return tuple(device_blocks(shape, axes, dict(sharding.mesh.shape)))
     places = _places(sharding)
@@ -191,11 +194,11 @@ def program_rows(plan: ProgramPlan) -> tuple[Row, ...]:
     )
 
 
-def table_sketch(rows: Sequence[Row], *, of: str = "") -> Sketch:
-    """Return the rows as a table, with totals in its title. of: the name of what has the arrays, for the title."""
+def table_sketch(rows: Sequence[Row], *, owner: str = "") -> Sketch:
+    """Return a table of the rows, with totals in its title. owner: text in the title that names what has the arrays."""
     total, local = (sum(getattr(row, name) for row in rows) for name in ("total_bytes", "bytes_per_device"))
     counts = show_count(len(rows), "array"), show_bytes(total), f"{show_bytes(local)} a device"
-    title = "   ".join((*([of] if of else []), *counts))
+    title = "   ".join((*([owner] if owner else []), *counts))
     panel = Panel(
         cells=tuple(tuple(map(Cell, _texts(row))) for row in rows),
         rows=tuple(row.path for row in rows),

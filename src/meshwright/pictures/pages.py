@@ -7,7 +7,7 @@ from html import escape
 
 from meshwright.description.hardware.system import parse_system
 from meshwright.pictures.document import Section, html_table, render
-from meshwright.pictures.rows import answer, costs, short_path
+from meshwright.pictures.rows import costs, short_path, summary
 from meshwright.pictures.screens.comparison import row_tables
 from meshwright.pictures.sections import buffers_section, collectives_section, memory_section, timeline_section
 from meshwright.proof.compiler.records import read_optimized
@@ -58,7 +58,7 @@ def inspection_page(found: Inspection, trace: str | None = None) -> str:
     """
     record, program = found.record, found.program
     mesh = show_degrees(record.mesh)
-    lines = [answer(found).replace("   ", " · "), f"{show_flops(found.flops)} a device and step, in matmuls"]
+    lines = [summary(found).replace("   ", " · "), f"{show_flops(found.flops)} a device and step, in matmuls"]
     if program is not None:
         lines.append(f"compiled by {program.compiler}")
     total = found.flops or 1.0

@@ -1,4 +1,4 @@
-"""Panels of cells, i.e. grids of shards, chips with links and tables, and their conversion to a scene of some width."""
+"""Panels of cells, i.e. grids of shards, chips with links, or tables; and their conversion to a scene of some width."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Cell:
     """A cell of a panel. hint: the tooltip. is_marked: whether it has a bold edge, or a `›` in text.
 
     span: in a table, the number of columns that the cell covers. The cells that it covers have span 0 and the same
-    fill, in case the table is broken between them. links: in a linked panel, whether the links to the next cell (in the
-    row, in the column) are used; unused ones are faint.
+    fill, since a table that is too wide may be split between them. links: in a linked panel, whether the links to the
+    next cell (in the row, in the column) are used; unused ones are faint.
     """
 
     text: str
@@ -81,7 +81,7 @@ class Panel:
 class Sketch:
     """A title, panels one below the other (side by side if `is_gallery`), and notes.
 
-    draw: returns a scene for below the panels, from a width in characters; for drawings without cells.
+    draw: for drawings without cells; called with a width in characters, returns a scene that goes below the panels.
     """
 
     title: str
@@ -98,7 +98,7 @@ class DrawingLimits:
     width: int  # In characters.
     grid: tuple[int, int]  # (rows, columns) of a grid.
     tile: int  # Rows, and columns, of a grid in a gallery.
-    lines: int  # Lines of a table that is broken because it is too wide.
+    lines: int  # Lines of a table whose columns continue below it because it is too wide.
 
 
 def limit_panels(panels: Sequence[Panel]) -> tuple[Panel, ...]:
@@ -135,7 +135,7 @@ def _panel(panel: Panel, limits: DrawingLimits, *, is_tile: bool) -> Scene:
 
 
 def _grid(panel: Panel) -> Scene:
-    """Return a panel with cells of equal size as a scene: with rules around cells, or with lines for links."""
+    """Return a `ruled` or `linked` panel as a scene: cells of equal size, with rules around them or lines for links."""
     is_ruled = panel.frame == "ruled"
     num_rows, num_columns, pitch, height = len(panel.cells), len(panel.cells[0]), panel.pitch, panel.cell_height + 1
     # A rule takes up a character or a line, and is in its middle. Chips leave space for wraparound links.
@@ -210,9 +210,9 @@ def _links(left: float, top: float, panel: Panel) -> list[Line]:
 
 
 def _table(panel: Panel, limits: DrawingLimits) -> Scene:
-    """Return a table as a scene. Columns that exceed the width continue below it.
+    """Return a table as a scene. Columns beyond the width of the drawing continue below the first ones, in parts.
 
-    If this makes too many parts, those in the middle are left out.
+    If there are too many parts, those in the middle are left out.
     """
     columns = list(zip(*panel.cells, strict=True))
     labels = panel.columns or ("",) * len(columns)
@@ -266,7 +266,7 @@ def _columns(panel: Panel, labels: Sequence[str], widths: Sequence[int], shown: 
 
 
 def _elide_grid(panel: Panel, max_rows: int, max_columns: int, width: int) -> Panel:
-    """Return the panel with at most this many rows and columns, and this width; `…` replaces those in the middle."""
+    """Return a panel of at most `max_rows`, `max_columns` and `width`; `…` replaces rows and columns in the middle."""
     ends = 1 if panel.frame == "ruled" else 2 + 2 * panel.wraps[1]
     max_columns = min(max_columns, max(3, (width - panel.label_width - ends) // panel.pitch))
     cells = [_elide(row, max_columns, Cell(ELLIPSIS)) for row in panel.cells]
@@ -280,6 +280,7 @@ def _elide_grid(panel: Panel, max_rows: int, max_columns: int, width: int) -> Pa
 
 
 def _elide(items: Sequence[Item], most: int, gap: Item) -> tuple[Item, ...]:
+    """Return at most `most` items: `gap` replaces those in the middle."""
     if len(items) <= most:
         return tuple(items)
     last = max(1, (most - 1) // 3)

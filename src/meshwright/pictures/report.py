@@ -66,13 +66,14 @@ class Run:
     rows: Sequence[Row]
     """The rows of `metrics.jsonl`, one per step."""
     restarts: Sequence[Mapping[str, Any]]
+    """The rows of `restarts.jsonl`, one per restart."""
     compiled: Record | None
     bad_steps: Sequence[Mapping[str, Any]]
     """The rows of `bad_steps.jsonl`."""
 
     @property
     def goodput(self) -> dict[str, float]:
-        """The seconds of the run in each account of `watch.goodput.ACCOUNTS`."""
+        """How the run's time was used: seconds by category (`watch.goodput.ACCOUNTS`), such as `compiling`."""
         return goodput(self.rows, self.restarts)
 
 
@@ -267,7 +268,7 @@ def _points(rows: Sequence[Row], path: tuple[str, ...]) -> list[tuple[float, flo
 
 
 def _goodput(runs: Sequence[Run]) -> Section:
-    """Return a section on the runs' time: a bar for each run, split by account, and a table of the accounts."""
+    """Return a section on how the runs' time was used: a bar for each run and a table, by category (`Run.goodput`)."""
     found = {run.name: run.goodput for run in runs}
     timed = {name: seconds for name, seconds in found.items() if sum(seconds.values())}
     if not timed:
@@ -305,7 +306,7 @@ def _share(seconds: Mapping[str, float], account: str) -> str:
 
 
 def _run_sections(run: Run, *, is_alone: bool) -> list[Section]:
-    """Return the sections of the page on one run; is_alone: whether it is the only run, so titles need no name."""
+    """Return the sections of the page that are on one run. is_alone: whether titles leave out the only run's name."""
     of = "" if is_alone else f"{run.name}: "
     records = {"predicted": run.predicted} if run.predicted.memory_bytes else {}
     if run.compiled is not None:

@@ -22,7 +22,7 @@ _MOST_BUFFERS = 20
 _LONGEST_PATH = 40
 
 
-def answer(found: Inspection) -> str:
+def summary(found: Inspection) -> str:
     """Return a line of text on an inspection: the number of findings, the cost of the first, and the simulated step."""
     cost = found.findings[0].cost_seconds if found.findings else None
     says = found.summary
@@ -35,7 +35,7 @@ def answer(found: Inspection) -> str:
     return says
 
 
-def alike(moves: Iterable[Collective]) -> list[Collective]:
+def add_up_equal(moves: Iterable[Collective]) -> list[Collective]:
     """Add up collectives of equal kind, axes, phase, note, lowerings and source; return the sums, largest first."""
     groups: dict[tuple[object, ...], list[Collective]] = {}
     for move in moves:
@@ -50,7 +50,10 @@ def alike(moves: Iterable[Collective]) -> list[Collective]:
 
 
 def buffer_rows(buffers: Iterable[Buffer]) -> list[list[str]]:
-    """Return rows of the largest buffers: [shape, bytes, count, kind, source]. Equal buffers share a row."""
+    """Return a row of text for each of the largest buffers: [shape, bytes, count, kind, source].
+
+    Equal buffers share a row; count is their number, bytes their sum.
+    """
     same: dict[tuple[str, str, str], list[Buffer]] = {}
     for buffer in buffers:
         name = buffer.scope.replace("\\'", "'")  # the compiler escapes quotes in the path of an argument
@@ -75,7 +78,7 @@ def costs(finding: Finding) -> str:
 
 
 def file_name(source: str) -> str:
-    """Return a source `path/file.py:line (scopes)` without the directories."""
+    """Return a source such as `path/file.py:line (scopes)` without its directories: `file.py:line (scopes)`."""
     path, space, scope = source.partition(" ")
     return f"{Path(path).name}{space}{scope}"
 
@@ -104,7 +107,7 @@ PROFILE_COLUMNS = (
 
 
 def profile_rows(found: Sequence[ProfileRow]) -> list[tuple[str, ...]]:
-    """Return the collectives of a profile as rows of text."""
+    """Return the collectives of a profile as rows of text, with the columns `PROFILE_COLUMNS`."""
 
     def size(move: Collective | None) -> str:
         return "–" if move is None else show_bytes(move.bytes)

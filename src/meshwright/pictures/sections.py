@@ -12,7 +12,7 @@ from urllib.parse import quote
 from meshwright.pictures.charts import NOT_TERMS
 from meshwright.pictures.colours import WRONG, named
 from meshwright.pictures.document import WIDTH, Section, drawing, html_table, legend
-from meshwright.pictures.rows import alike, buffer_rows, file_name
+from meshwright.pictures.rows import add_up_equal, buffer_rows, file_name
 from meshwright.pictures.scene import Box, Label, Line, Scene
 from meshwright.proof.simulate.buffers import Buffer
 from meshwright.proof.simulate.events import Event
@@ -31,7 +31,7 @@ _NARROW = 0.06
 
 @dataclass(frozen=True)
 class BarSegment:
-    """A part of a bar. size: in the unit of the bar. name: of its colour in `colours.named`. hint: the tooltip."""
+    """A part of a bar. size: in the unit of the bar. name: determines the colour (`colours.named`). hint: tooltip."""
 
     size: float
     name: str
@@ -76,7 +76,7 @@ def collectives_section(record: Record) -> Section:
         bars.setdefault(f"{'*'.join(move.axes) or 'no axes'}  {move.kind}", []).append(
             BarSegment(sent, move.phase, hint)
         )
-    rows = [_row(move) for move in alike(record.collectives)]
+    rows = [_row(move) for move in add_up_equal(record.collectives)]
     columns = ("collective", "over", "phase", "bytes a device", "times", "seconds", "exposed", "array", "from, note")
     return Section("Collectives by mesh axes", draw_bars(bars, None) + html_table(columns, rows, text=(0, 1, 2, 7, 8)))
 
@@ -169,7 +169,10 @@ def _runs(event: Event) -> Iterator[tuple[float, float]]:
 
 
 def _boxes(events: Sequence[Event], left: float, y: float, scale: float) -> list[Box]:
-    """Return a box for every execution of some events, sorted by start; scale: characters per second."""
+    """Return a box for every execution of some events, sorted by start.
+
+    left, y: the position of time 0, in characters and lines. scale: characters per second.
+    """
     boxes = []
     for event in events:
         waits = f", {show_seconds(event.exposed_seconds)} of it waited for" if event.exposed_seconds else ""
@@ -183,7 +186,7 @@ def _boxes(events: Sequence[Event], left: float, y: float, scale: float) -> list
 
 
 def _merge_narrow(boxes: Sequence[Box]) -> list[Box]:
-    """Merge neighbouring equal boxes that are too narrow to see."""
+    """Return the boxes, with neighbours that are too narrow to see merged if they have one colour and border."""
     merged: list[Box] = []
     runs = 1
     for box in boxes:

@@ -77,11 +77,11 @@ def show(
     if on is not None:
         raise MeshwrightError(f"on={on!r} goes with one array; the arrays of a tree may be on several meshes")
     if isinstance(what, Plan):
-        table = table_sketch(plan_rows(what), of=f"{what.workload.model.name} on {what.mesh}, {what.hardware}")
+        table = table_sketch(plan_rows(what), owner=f"{what.workload.model.name} on {what.mesh}, {what.hardware}")
         return Picture((memory_sketch(what.predicted.memory_bytes, what.system.usable_bytes), table))
     if isinstance(what, ProgramPlan):
         record = what.compiled or what.predicted
-        table = table_sketch(program_rows(what), of=f"{what.name} on {show_degrees(what.mesh)}, {what.system}")
+        table = table_sketch(program_rows(what), owner=f"{what.name} on {show_degrees(what.mesh)}, {what.system}")
         return Picture((memory_sketch(record.memory_bytes, what.system.usable_bytes), table))
     return Picture((table_sketch(tree_rows(what)),))
 

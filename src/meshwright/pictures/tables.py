@@ -132,7 +132,7 @@ class Lines:
         return (" " * GAP).join(found).rstrip()
 
     def _stacked(self, width: int) -> Iterator[tuple[str, str]]:
-        """Yield each row as pairs of `name value`, with the text column below."""
+        """Yield (style, line) with each row as pairs of `name value`, and the text column below."""
         for row, style in zip(self.rows, self.styles, strict=True):
             pairs = [
                 f"{name} {cell}".strip().replace(" ", "\0")
@@ -193,7 +193,7 @@ def speed(record: Record) -> str:
     return f"step {step}" + (f"   MFU {show_percent(record.shown_mfu)}" if record.shown_mfu is not None else "")
 
 
-def promise(planned: Record) -> str:
+def predicted_rate_and_memory(planned: Record) -> str:
     """Return the predicted tokens per second and memory per device as text."""
     return (
         f"{show_rate(planned.tokens_per_second or 0.0, 'tok/s')}   {show_bytes(planned.memory_bytes['peak'])} a device"

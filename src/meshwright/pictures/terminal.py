@@ -1,4 +1,4 @@
-"""Convert scenes to lines of text, in Unicode or ASCII, with the colours of boxes."""
+"""Convert scenes to lines of text, in Unicode or ASCII; each line is a sequence of parts with a background colour."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _JOINTS = {
 
 
 class Span(NamedTuple):
-    """A part of a line, and its background colour (`fill`)."""
+    """A part of a line of text. fill: its background colour, such as `#b4cfee`; None for none."""
 
     text: str
     fill: str | None = None
@@ -44,7 +44,7 @@ Cells = dict[int, Span]
 
 
 def lines_of(scene: Scene, *, is_ascii: bool = False) -> list[tuple[Span, ...]]:
-    """Return the lines of a scene. Trailing spaces are removed, unless they are coloured."""
+    """Return the lines of a scene, each as parts of one colour. Trailing spaces without a colour are removed."""
     shown = to_ascii if is_ascii else str
     rows: defaultdict[int, Cells] = defaultdict(dict)
     for (row, column), sign in _rules(scene).items():
@@ -85,7 +85,7 @@ def _rules(scene: Scene) -> dict[tuple[int, int], str]:
 
 
 def _rule(ways: defaultdict[tuple[int, int], int], x: float, y: float, width: float, height: float) -> None:
-    """Add the directions of a line to `ways`, at each (row, column) that the line passes."""
+    """Add to `ways`, for each (row, column) that a line passes, the directions in which the line leaves it."""
     first_row, last_row, first, last = int(y), int(y + height), int(x), int(x + width)
     for column in range(first, last) if width else ():
         ways[first_row, column] |= _RIGHT
@@ -115,7 +115,7 @@ def _write(cells: Cells, column: int, text: str, fill: str | None) -> None:
 
 
 def _joined(cells: Cells) -> tuple[Span, ...]:
-    """Return the characters of a line as parts of one colour."""
+    """Return the characters of a line, joined to parts of one colour each."""
     blank = Span(" ")
     used = [column for column, piece in cells.items() if piece != blank]
     line = [cells.get(column, blank) for column in range(max(used, default=-1) + 1)]

@@ -43,7 +43,7 @@ _WITH_UNIT = re.compile(r"(\d%?) (?=(?:[kMGTP]?(?:B|flop|op|tok|bit)(?:/s)?|s|ms
 
 
 def folded(line: str) -> str:
-    """Return a line, indented and wrapped if too long."""
+    """Return a line indented by two more spaces; if it is too long, wrapped to several lines, indented too."""
     indent = " " * (len(line) - len(line.lstrip()))
     return "\n".join(wrap(line.strip(), first=f"  {indent}", then=f"  {indent or ' ' * 5}"))
 

@@ -22,7 +22,7 @@ LONG = {
 }
 """Pairs that only `make matrix` runs, which repeat what others of their kind show."""
 
-ON_TPUS = {"hidden_constrained_whole", "microbatches_under_jit"}
+ON_TPUS = {"hidden_constrained_whole", "microbatches_under_jit", "copies_of_shards_not_donated"}
 """Pairs that `make matrix` compiles for TPUs too, where fusions hide what the checks look for."""
 
 NOT_ON_TPUS = {"weights_come_back_in_another_layout"}

@@ -1,6 +1,10 @@
 """Plans of other people's programs: the known strategies are found, and compile to what was predicted."""
 
+import os
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -59,6 +63,63 @@ def test_scanned_layers_are_planned_like_layers_one_by_one():
     assert one.predicted.flops == other.predicted.flops
     sent = [[(move.kind, move.axes, move.bytes, move.count) for move in each.predicted.collectives] for each in plans]
     assert sent[0] == sent[1]
+
+
+def renamed(tree, name):
+    """A tree with other keys in its dicts, which JAX flattens in the order of the keys."""
+    if isinstance(tree, dict):
+        return {name(key): renamed(one, name) for key, one in tree.items()}
+    if isinstance(tree, tuple):
+        made = [renamed(one, name) for one in tree]
+        return type(tree)(*made) if hasattr(tree, "_fields") else tuple(made)
+    return tree
+
+
+def test_other_names_and_another_order_of_arguments_give_the_same_plan():
+    def other_step(rows, state):
+        state, found = train_step(renamed(state, lambda key: key[1:]), rows)
+        return found, renamed(state, last_first)
+
+    def last_first(key):
+        return chr(ord("a") + ord("z") - ord(key[0])) + key
+
+    one = mw.plan(STEP, abstract_state(), tokens(), on="v5e:2x4", num_compiled=0)
+    state = renamed(abstract_state(), last_first)
+    assert list(state[0]) != sorted(state[0])
+    other = mw.plan(jax.jit(other_step, donate_argnums=1), tokens(), state, on="v5e:2x4", num_compiled=0)
+    assert one.num_layouts == other.num_layouts
+    for ours, theirs in zip(one.candidates, other.candidates, strict=True):
+        found = [
+            (
+                dict(each.predicted.mesh),
+                each.predicted.flops,
+                sorted((m.kind, m.axes, m.bytes) for m in each.predicted.collectives),
+            )
+            for each in (ours, theirs)
+        ]
+        assert found[0] == found[1]
+
+
+def test_another_process_makes_the_same_plan_to_the_byte(tmp_path):
+    """Sets of texts have another order in each process."""
+    (tmp_path / "made.py").write_text(
+        "import json, sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import foreign, jax, meshwright as mw\n"
+        "plan = mw.plan(foreign.train_step, jax.eval_shape(foreign.make_state, jax.random.key(0)), foreign.tokens(),"
+        " on='v5e:2x4', num_compiled=0)\n"
+        "print(json.dumps(plan.to_json()), *plan.candidates)\n"
+    )
+    made = [
+        subprocess.run(
+            [sys.executable, tmp_path / "made.py"],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert made[0] == made[1] != b""
 
 
 @pytest.mark.parametrize("on", ["v5p:4x4x4", "h100:64"])

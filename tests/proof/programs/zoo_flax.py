@@ -141,9 +141,9 @@ class UNet(nn.Module):
         return nn.Conv(3, (1, 1))(x)
 
 
-def unet(width=8, batch=16, side=16) -> Built:
+def unet(width=8, batch=16, side=16, depth=2) -> Built:
     """A U-Net that removes noise from images."""
-    model = UNet(width)
+    model = UNet(width, depth)
 
     def unet_loss(params, images, noise):
         return ((model.apply(params, images + noise) - noise) ** 2).mean()

@@ -20,7 +20,7 @@ from meshwright.execution.processes.host import FAILED
 from meshwright.execution.processes.member import leave_at_once, report_end_to_others
 from meshwright.execution.processes.options import processes_of
 from meshwright.pictures.rows import BANDWIDTH_COLUMNS, PROFILE_COLUMNS, bandwidth_rows, imbalance, profile_rows
-from meshwright.pictures.tables import console, headline, promise, show, speed, table
+from meshwright.pictures.tables import console, headline, predicted_rate_and_memory, show, speed, table
 from meshwright.pictures.text import folded, next_line
 from meshwright.record import Record
 
@@ -75,7 +75,7 @@ def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Re
 
     if not screen.is_quiet:
         show(console(), headline(config.workload, config.hardware))
-        show(console(), f"mesh {config.mesh} · predicted: {speed(planned)}   {promise(planned)}")
+        show(console(), f"mesh {config.mesh} · predicted: {speed(planned)}   {predicted_rate_and_memory(planned)}")
         sys.stdout.flush()
     try:
         with report_end_to_others(several, RunStoppedError), screen:

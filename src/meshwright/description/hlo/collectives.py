@@ -113,7 +113,10 @@ def _starts(module: Module, part: Instruction) -> bool:
 
 
 def _single_callers(module: Module, computation: str, opcode: str) -> list[str]:
-    """Return a computation, its caller's computation and so on, as long as each has one caller, with this opcode."""
+    """Return the names of a computation, of its caller's computation, and so on.
+
+    The list ends at a computation that has several callers, none, or one with another opcode than `opcode`.
+    """
     found = [computation]
     while len(callers := module.callers[found[-1]]) == 1 and callers[0].opcode == opcode:
         found.append(callers[0].computation)
@@ -128,9 +131,9 @@ def collective_kind(instruction: Instruction) -> Kind | None:
 def collective_entries(
     module: Module, instruction: Instruction, mesh: Mapping[str, int], times: int = 1
 ) -> Iterator[Collective]:
-    """Yield the record entries of a collective that runs `times` times: one for each phase and lowering of its arrays.
+    """Yield the record entries of a collective: one for each phase and lowering of its arrays.
 
-    There are none if its groups have one device each.
+    There are none if its groups have one device each. times: how often the collective runs per step.
     """
     kind, groups = _KINDS[instruction.opcode.removesuffix("-start")], groups_of(instruction, mesh)
     axes = axes_of_pairs(groups, mesh) if kind == "collective-permute" else axes_of_groups(groups, mesh)
@@ -162,14 +165,14 @@ def collective_entries(
 
 
 def groups_of(instruction: Instruction, mesh: Mapping[str, int]) -> Groups:
-    """Return the device groups of a collective, or the (source, target) pairs of a collective-permute."""
+    """Return the groups of device ids of a collective; for a collective-permute, its (source, target) pairs."""
     if instruction.opcode.startswith("collective-permute"):
         return parse_pairs(instruction.attributes.get("source_target_pairs", "{}"))
     return parse_groups(instruction.attributes.get("replica_groups", "{}"), num_devices=math.prod(mesh.values()))
 
 
 def _shapes(module: Module, instruction: Instruction) -> list[Shape]:
-    """Return the arrays whose bytes count: results of an all-gather, operands of the others."""
+    """Return the arrays whose bytes count: results of an all-gather, operands of any other collective."""
     if instruction.opcode == "all-gather":
         return list(instruction.shape.arrays())
     if instruction.opcode == "all-gather-start":
@@ -190,19 +193,19 @@ def _shapes(module: Module, instruction: Instruction) -> list[Shape]:
 
 
 def _lowering(
-    module: Module, instruction: Instruction, number: int, of: int, axes: Axes, mesh: Mapping[str, int]
+    module: Module, instruction: Instruction, number: int, num_arrays: int, axes: Axes, mesh: Mapping[str, int]
 ) -> Lowering | None:
-    """Return how the compiled form of one array of a collective differs from the program's; None if it does not.
+    """Return how the compiler changed one array's collective (to another one or another dtype); None if it did not.
 
     Args:
         module: the program.
         instruction: the collective.
-        number: the position of the array among the collective's `of` arrays.
-        of: the number of arrays.
+        number: the position of the array among those of the collective.
+        num_arrays: how many arrays the collective combines.
         axes: the mesh axes of the collective.
         mesh: the degree of every axis, in device order.
     """
-    result = _result(module, instruction, number, of)
+    result = _result(module, instruction, number, num_arrays)
     if result is None:
         return None
     found = None
@@ -212,20 +215,24 @@ def _lowering(
         sums = module.root(reducer).opcode in ("add", "or")
         padded = sums and is_padded_gather(module, operand, axes, mesh)
         found = Lowering(form=LoweredAs.PADDED_ALL_REDUCE) if padded else slice_lowering(module, result, axes, mesh)
-    if dtype := promoted_from(module, operand, result, reducer, is_combined=of > 1):
+    if dtype := promoted_from(module, operand, result, reducer, is_combined=num_arrays > 1):
         found = replace(found or Lowering(), promoted_from=dtype)
     return found
 
 
-def _result(module: Module, instruction: Instruction, number: int, of: int) -> Instruction | None:
-    """Return the instruction whose value is array `number` of a collective's `of` results; None if there is not one."""
+def _result(module: Module, instruction: Instruction, number: int, num_results: int) -> Instruction | None:
+    """Return the instruction whose value is result number `number` of a collective.
+
+    It is the collective or its `-done` if there is one result, else the get-tuple-element that extracts the result.
+    None if there is no such instruction, or more than one. num_results: how many results the collective has.
+    """
     while instruction.opcode.endswith("-start"):
         done = [user for user in module.users(instruction) if user.opcode.endswith("-done")]
         if not done:
             return None
         instruction = done[0]
     if instruction.shape.dtype != "tuple":
-        return instruction if of == 1 else None
+        return instruction if num_results == 1 else None
     users = module.users(instruction)
     if not all(user.opcode == "get-tuple-element" for user in users):
         return None

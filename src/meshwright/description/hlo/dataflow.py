@@ -84,7 +84,7 @@ def element(module: Module, instruction: Instruction, index: int) -> Instruction
 
 
 def forwarded_from(module: Module, instruction: Instruction, through: frozenset[str]) -> Instruction | None:
-    """Return the instruction whose value this one forwards, one step back; None if it computes a new value."""
+    """Return the instruction whose value `instruction` forwards, one step back; None if it computes a new value."""
     if instruction.opcode in through or instruction.opcode.endswith("-done"):
         return module.operand(instruction) if instruction.operands else None
     if instruction.opcode == "get-tuple-element":
@@ -99,7 +99,7 @@ def forwarded_from(module: Module, instruction: Instruction, through: frozenset[
 
 
 def _joined_slices(module: Module, instruction: Instruction) -> Instruction | None:
-    """Return the array that an instruction joins again after the TPU compiler copied it in slices; else None."""
+    """Return the array that the TPU compiler copied in slices, if `instruction` joins these slices again; else None."""
     if instruction.custom_call_target != "ConcatBitcast":
         return None
     starts = [module.operand(piece) for piece in module.operands(instruction) if piece.opcode == "slice-done"]
@@ -135,7 +135,7 @@ def _inside(instruction: Instruction) -> str:
 
 
 def _is_loop_invariant(module: Module, loop: Instruction, index: int) -> bool:
-    """Whether a loop's body leaves an element of its tuple unchanged."""
+    """Whether a loop's body returns element `index` of the loop's tuple unchanged."""
     root = module.root(loop.called("body")[0])
     if root.opcode != "tuple" or index >= len(root.operands):
         return False

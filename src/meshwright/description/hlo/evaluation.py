@@ -54,7 +54,11 @@ def evaluate(module: Module, instruction: Instruction, num_devices: int) -> np.n
 
 
 def _known(module: Module, instruction: Instruction, n: int, memory: Memory, depth: int) -> np.ndarray | None:
-    """Return `_value`, memoized in `memory`; None beyond `_DEEPEST` instructions. n: the number of devices."""
+    """Return the value of an integer instruction on each of `n` devices, [n, *dims]; None if it is unknown.
+
+    memory: values that are known already; the new value is added.
+    depth: the number of instructions traced back so far; beyond `_DEEPEST`, the value counts as unknown.
+    """
     key = (instruction.computation, instruction.name)
     if key not in memory:
         memory[key] = None if depth > _DEEPEST else _value(module, instruction, n, memory, depth + 1)
@@ -62,6 +66,7 @@ def _known(module: Module, instruction: Instruction, n: int, memory: Memory, dep
 
 
 def _value(module: Module, instruction: Instruction, n: int, memory: Memory, depth: int) -> np.ndarray | None:
+    """Compute the value that `_known` returns, from the values of the operands."""
     opcode = instruction.opcode
     if instruction.shape.dtype[0] not in _WHOLE_NUMBERS and opcode != "copy-start":  # Its result is a tuple.
         return None
@@ -112,7 +117,7 @@ def _computed(instruction: Instruction, operands: list[np.ndarray], n: int) -> n
 
 
 def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the quotient rounded towards zero, as in HLO. A divisor of zero counts as one, to avoid a warning."""
+    """Return a / b rounded towards zero, as in HLO. A divisor of zero counts as one, to avoid a warning."""
     b = np.where(b == 0, 1, b)
     return np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
 

@@ -106,7 +106,7 @@ def axes_of_groups(groups: Groups, mesh: Mapping[str, int]) -> Axes | None:
 
 
 def axes_of_pairs(pairs: Iterable[tuple[int, ...]], mesh: Mapping[str, int]) -> Axes:
-    """Return the mesh axes along which any source differs from its target, in the mesh's order; () if none does.
+    """Return the mesh axes along which any source differs from its target, in the mesh's order; () for no difference.
 
     Raises:
         MeshwrightError: a device is not on the mesh.
@@ -122,7 +122,7 @@ def axes_of_pairs(pairs: Iterable[tuple[int, ...]], mesh: Mapping[str, int]) -> 
 
 
 def _parse_groups(text: str, num_devices: int) -> Groups | None:
-    """Return the groups in one of the three notations; None for any other text."""
+    """Return the groups of a text in one of the notations of `parse_groups`; None for any other text."""
     if text.startswith("{"):
         return _lists(text) or (tuple(range(num_devices)),)
     if found := _IOTA.fullmatch(text):
@@ -146,7 +146,10 @@ def mesh_devices(mesh: str, devices: str) -> tuple[Mapping[str, int], np.ndarray
 
 
 def sub_axes(text: str, degrees: Mapping[str, int]) -> list[tuple[str, SubAxis]]:
-    """Return (axis, its part) for each axis in text such as `'a','b':(2)2`. degrees: the degree of every mesh axis."""
+    """Return (axis, part) for each axis, or part of one, in text such as `'a','b':(2)2`.
+
+    degrees: the degree of every mesh axis.
+    """
     return [
         (axis[1], SubAxis(degrees[axis[1]], int(axis[3] or 1), int(axis[4] or degrees[axis[1]])))
         for axis in _AXIS.finditer(text)
@@ -180,7 +183,7 @@ def _device_order(text: str, num_devices: int) -> list[int]:
 
 
 def iota(shape: tuple[int, ...], order: str | None) -> np.ndarray:
-    """Return 0, 1, 2, ... in a shape, then transposed. Raises ValueError if that is impossible.
+    """Return 0, 1, 2, ... reshaped to `shape`, then transposed. Raises ValueError if that is impossible.
 
     order: the permutation of the dims, such as `1,0`; None for no transposition.
     """

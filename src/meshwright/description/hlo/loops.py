@@ -16,10 +16,10 @@ _FLIPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionCounts:
-    """How often each computation runs in a step, by name.
+    """How often each computation runs in a step.
 
-    times: 0 for computations applied per element (a reduction's addition). notes: messages about loops and conditionals
-    whose count is not known.
+    times: executions by the computation's name; 0 for one applied per element (a reduction's addition). notes: messages
+    about loops and conditionals whose count is not known.
     """
 
     times: Mapping[str, int]
@@ -126,7 +126,10 @@ def _comparison(module: Module, loop: Instruction) -> tuple[int, str, int] | Non
 def _compared_with_constant(
     module: Module, compare: Instruction, arguments: tuple[Instruction, ...] | None
 ) -> tuple[int, str, int] | None:
-    """Return a compare instruction as `_comparison` does. arguments: operands of the fusion around it, if any."""
+    """Return what a compare instruction compares, as `_comparison` does; None if it has no constant.
+
+    arguments: the operands of the fusion that contains it; None outside a fusion.
+    """
     sides = [_resolve_fusion_parameter(side, arguments) for side in module.operands(compare)]
     direction = compare.attributes.get("direction", "")
     for side, other, way in ((sides[0], sides[1], direction), (sides[1], sides[0], _FLIPPED.get(direction, ""))):

@@ -79,7 +79,11 @@ class Instruction:
 
 @dataclass(frozen=True, kw_only=True)
 class Computation:
-    """A computation. instructions: by name, in printed order, in which a scheduled module executes them."""
+    """A computation of a module.
+
+    instructions: by name, in printed order, which is the order of execution in a scheduled module. root: the name of
+    the instruction whose value the computation returns.
+    """
 
     name: str
     instructions: Mapping[str, Instruction]
@@ -87,7 +91,7 @@ class Computation:
 
     @cached_property
     def users(self) -> Mapping[str, tuple[Instruction, ...]]:
-        """For each instruction, the instructions that use its result, without repetition."""
+        """The instructions that use the result of each instruction, by the latter's name, without repetition."""
         users: dict[str, dict[str, Instruction]] = {name: {} for name in self.instructions}
         for instruction in self.instructions.values():
             for operand in instruction.operands:
@@ -111,7 +115,7 @@ class Module:
 
     @cached_property
     def callers(self) -> Mapping[str, tuple[Instruction, ...]]:
-        """For each computation, the instructions that call it through any attribute."""
+        """The instructions that call each computation, through any attribute, by the computation's name."""
         callers: dict[str, list[Instruction]] = {name: [] for name in self.computations}
         for instruction in self.instructions():
             for name in dict.fromkeys(instruction.called(*CALL_KEYS)):

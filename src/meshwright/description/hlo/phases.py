@@ -190,9 +190,9 @@ def is_partitioner_generated(instruction: Instruction) -> bool:
 
 
 def consumer_of_move(module: Module, instruction: Instruction) -> Instruction | None:
-    """Return the nearest user of a result that has an op_name and was not inserted by the partitioner; else None.
+    """Return the nearest direct or indirect user of an instruction's result that tells what the result is for.
 
-    Users inside fusions count.
+    Such a user has an op_name and was not inserted by the partitioner; it may be inside a fusion. None without one.
     """
     layer, seen = [instruction], {(instruction.computation, instruction.name)}
     for _ in range(_FURTHEST):
@@ -224,7 +224,10 @@ def _users_through_fusions(module: Module, instruction: Instruction) -> Iterator
 
 
 def _nearest(module: Module, instruction: Instruction, *, forward: bool) -> Instruction | None:
-    """Return the nearest instruction with an op_name among users (if `forward`) or operands, and theirs; else None."""
+    """Return the nearest instruction with an op_name among direct and indirect users or operands.
+
+    forward: whether users are searched instead of operands. None if there is no such instruction.
+    """
     layer, seen = [instruction], {instruction.name}
     for _ in range(_FURTHEST):
         step = [other for one in layer for other in (module.users(one) if forward else module.operands(one))]

@@ -40,7 +40,7 @@ class Spec:
 
     @property
     def axes(self) -> Axes:
-        """All axes that shard a dim."""
+        """The mesh axes that shard any dim."""
         return tuple(axis for dim in self.dims for axis in dim or ())
 
     def allows(self, other: Spec) -> bool:

@@ -67,7 +67,7 @@ def with_argument_shardings(text: str, shardings: Sequence[str]) -> str:
 
 
 def _with_constants(text: str, executable: Any) -> str:
-    """Return the text; print it again with all constants in full if some are elided and these are small together."""
+    """Return the text with all constants in full, printed again if it elides some; unchanged if these are too large."""
     elided_bytes = sum(
         dtype_bits(dtype) // 8 * math.prod(int(dim or 1) for dim in dims.split(","))
         for dtype, dims in _ELIDED.findall(text)

@@ -1,8 +1,8 @@
 """Find which argument each result of a program updates, as optimizers do: result = factor * argument + other terms.
 
-The argument's share in a value (`Share`) is this factor, and whether the argument is changed or overwritten in part.
-The module must be read before XLA optimizes it, because its op names then show what JAX differentiated. A gradient
-never counts as an update of its parameter, whatever is added to it.
+The argument's share in a value (`Share`) consists of this factor and of whether the value is the argument itself, or
+the argument overwritten in part. The module must be read before XLA optimizes it, because its op names then show what
+JAX differentiated. A gradient never counts as an update of its parameter, whatever is added to it.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Share:
 
 
 _Shares = dict[_Place, Share]
+"""The share of each parameter in a value; parameters without a share are left out."""
 
 
 class Updates:
@@ -66,7 +67,7 @@ class Updates:
         self._found: dict[tuple[str, str, int | None], _Shares] = {}
 
     def of(self, result: Instruction) -> Mapping[int, Share]:
-        """Return, by argument number, the share of each argument that a result updates or returns unchanged."""
+        """Return {argument's number: its share} for the arguments that a result updates or returns unchanged."""
         found = self._shares(result, None)
         return {number: share for (number, _), share in found.items() if self._is_update(number, share)}
 
@@ -77,9 +78,9 @@ class Updates:
         return frozenset(number for number, one in parameters.items() if self._is_in_forward(one))
 
     def _is_update(self, number: int, share: Share) -> bool:
-        """Whether a result with this share of argument `number` is its update.
+        """Whether a result with this share of argument `number` is an update of the argument.
 
-        The factor of a parameter is at least `_LEAST_SHARE`. Moments may decay by any factor, even a computed one.
+        A parameter's factor must be at least `_LEAST_SHARE`. Moments may decay by any factor, even a computed one.
         """
         if number in self.differentiated:
             return share.factor is not None and share.factor >= _LEAST_SHARE
@@ -101,8 +102,8 @@ class Updates:
     def _inside(self, held: Instruction, user: Instruction) -> list[Instruction]:
         """Return the instructions that have the value of `held` inside the computations to which `user` passes it.
 
-        If `user` is a fusion or call, that is its computation. If it is a tuple, these are the loop bodies and branches
-        that take the tuple.
+        If `user` is a fusion or call, they are in its computation. If it is a tuple, they are in the loop bodies and
+        branches that take the tuple.
         """
         module, places = self.module, [i for i, name in enumerate(user.operands) if name == held.name]
         if user.opcode in INLINE:
@@ -116,7 +117,10 @@ class Updates:
         return [take for take in taken if take.index in places]
 
     def _shares(self, value: Instruction, index: int | None) -> _Shares:
-        """Return the share of each parameter of the enclosing computation in a value, or in element `index` of it."""
+        """Return the share of each parameter of the enclosing computation in a value.
+
+        index: the element of the value that counts, if the value is a tuple; else None.
+        """
         key = value.computation, value.name, index
         if key not in self._found:
             self._found[key] = {}  # Ends the recursion if a value depends on itself.
@@ -124,6 +128,7 @@ class Updates:
         return self._found[key]
 
     def _computed(self, value: Instruction, index: int | None) -> _Shares:
+        """Compute what `_shares` returns, from the shares in the operands."""
         module, opcode = self.module, value.opcode
         if opcode == "parameter":
             return {(value.index, index): Share()}
@@ -170,7 +175,10 @@ class Updates:
         return _best(self._times(left, self._factor(right), right), self._times(right, self._factor(left), left))
 
     def _written(self, value: Instruction) -> _Shares:
-        """Return the shares in an array of which `value` overwrites a part: those in the array and in the new part."""
+        """Return the shares in the result of `value`, which overwrites a part of an array.
+
+        They are the shares in the array and in the new part.
+        """
         array, *rest = self.module.operands(value)
         part, places = (rest[1], rest[:1]) if value.opcode == "scatter" else (rest[0], rest[1:])
         shares = _scaled(self._shares(array, None), 1.0)
@@ -194,17 +202,18 @@ class Updates:
             waiting += self.module.operands(held)
         return True
 
-    def _times(self, value: Instruction, factor: float | None, by: Instruction) -> _Shares:
-        """Return the shares in `value` times `factor`, a factor that the instruction `by` computes.
+    def _times(self, value: Instruction, factor: float | None, scale: Instruction) -> _Shares:
+        """Return the shares of parameters in `value` multiplied or divided by the value of `scale`.
 
-        Empty unless `by` is a scalar or a broadcast scalar: Adam's divisor, for example, differs between elements.
+        Empty unless `scale` is a scalar or a broadcast scalar: Adam's divisor, for example, differs between elements.
+        factor: the number by which `value` is multiplied, None if unknown.
         """
-        while _is_form(by):
-            by = self.module.operand(by)
-        return _scaled(self._shares(value, None), factor) if by.shape.size == 1 else {}
+        while _is_form(scale):
+            scale = self.module.operand(scale)
+        return _scaled(self._shares(value, None), factor) if scale.shape.size == 1 else {}
 
     def _factor(self, value: Instruction) -> float | None:
-        """Return a factor: its constant value; 1 if it is 1 plus or minus an unknown (weight decay); else None."""
+        """Return the number that a value equals; 1 if it is 1 plus or minus an unknown (weight decay); else None."""
         module, opcode = self.module, value.opcode
         if opcode == "constant":
             try:
@@ -238,7 +247,7 @@ class Updates:
         )
 
     def _after_loop(self, loop: Instruction, index: int | None) -> _Shares:
-        """Return the shares of parameters in an element of a loop's final state, through the loop's initial values."""
+        """Return the shares of parameters in element `index` of a loop's final state, through the initial values."""
         root, before = self.module.root(loop.called("body")[0]), self.module.operand(loop)
         kept: dict[int | None, Share] = {index: Share()}
         waiting = [index]

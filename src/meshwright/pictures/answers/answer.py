@@ -74,7 +74,7 @@ class DrawnAnswer(Answer):
         return [found.section() for found in self._drawn()]
 
     def _drawn(self) -> list[Picture]:
-        """Return the picture in a list; [] if it would have too many devices."""
+        """Return a list with the picture; [] if the picture would have too many devices."""
         try:
             return [self.picture]
         except MeshwrightError:

@@ -26,7 +26,11 @@ CASES = (
 
 @dataclass(frozen=True, repr=False)
 class MatmulCases(DrawnAnswer):
-    """A matmul for each of the four cases, over one mesh axis; case 1 is first."""
+    """A matmul for each of the scaling book's four cases, sharded over one mesh axis.
+
+    matmuls: case 1, neither contracting dim is sharded; case 2, one operand's contracting dim is; case 3, both
+    contracting dims are; case 4, both operands shard a dim of the result over the same axis.
+    """
 
     matmuls: tuple[Matmul, ...]
 

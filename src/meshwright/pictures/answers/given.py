@@ -104,7 +104,10 @@ def _even_shares(count: int, num_axes: int) -> list[int]:
 
 
 def default_dims(dims: Collection[str], given: Mapping[str, int], num_devices: int) -> tuple[dict[str, int], str]:
-    """Return (size of each dim, note on the default size); a dim that is not in `given` has the default size."""
+    """Return (size by dim, note); a dim that is not in `given` has the default size, which the note states.
+
+    The default is `DIM_SIZE`, rounded down to a multiple of `num_devices`. The note is '' if no dim needs it.
+    """
     size = max(DIM_SIZE // num_devices, 1) * num_devices
     missing = [dim for dim in dims if dim not in given]
     note = f"{', '.join(f'{dim}={size:,}' for dim in missing)}: the size of a dim that is left out" if missing else ""

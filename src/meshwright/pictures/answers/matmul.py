@@ -1,6 +1,7 @@
 """`meshwright.matmul`: the case of a sharded matmul, its collectives, and the predicted time of each implementation.
 
-The case, 1 to 4, is the scaling book's: it says how the operands' shardings determine the communication (`cases`).
+The cases 1 to 4 are those of the scaling book: each is a way in which the operands are sharded, and determines the
+collectives (`cases`).
 """
 
 from __future__ import annotations
@@ -95,24 +96,24 @@ class Matmul(DrawnAnswer):
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """Seconds of the first implementation: (with collectives that overlap with matmuls, without overlap)."""
+        """Seconds of the first of `ways`: (with collectives that overlap with matmuls, without overlap)."""
         return self.priced.chosen.seconds, self.priced.chosen.serial_seconds
 
     @property
     def bound(self) -> Bound | None:
-        """The bound of the first implementation: compute, memory or communication; None for a resharding."""
+        """What bounds the first of `ways`: compute, memory or communication; None for a resharding."""
         return self.priced.chosen.bound
 
     @property
     def picture(self) -> Picture:
-        """The operands, the result of each step of the first implementation, and the matmul in the chip's roofline."""
+        """The operands, the result of each step of the first of `ways`, and the matmul in the chip's roofline."""
         case = f"case {self.case}" if self.case else "a resharding"
         drawn = product_sketch(self.priced, title=f"{self.product}   {case}", device=self.device)
         roofline = roofline_sketch(self.priced, dtype=self.dtype)
         return Picture((drawn, roofline) if roofline else (drawn,))
 
     def run(self) -> MatmulRun:
-        """Run the first implementation on simulated devices in every mode of JAX (`run_product`)."""
+        """Run the first of `ways` on simulated devices in every mode of JAX (`run_product`)."""
         return run_product(self.priced)
 
     def to_json(self) -> dict[str, Any]:

@@ -33,10 +33,10 @@ MOST_DEVICES = 64
 
 @dataclass(frozen=True, repr=False)
 class MatmulRun(Answer):
-    """A run of a matmul's first implementation on simulated devices.
+    """A run of a matmul's chosen implementation (`Matmul.ways[0]`) on simulated devices.
 
-    inference: the matmul with reduced dims, and its inferred collectives. checks: their comparison with the compiled
-    collectives, in each mode of JAX.
+    inference: the matmul with reduced dims, and its inferred collectives. checks: by mode of JAX, the comparison of the
+    inferred with the compiled collectives.
     """
 
     inference: Inference
@@ -74,7 +74,7 @@ class MatmulRun(Answer):
 
 
 def run_product(priced: PricedProduct) -> MatmulRun:
-    """Run a matmul's first implementation on simulated devices in every mode of JAX, with dims of at most `LARGEST`.
+    """Run a matmul's chosen implementation on simulated devices in every mode of JAX, with dims of about `LARGEST`.
 
     Raises:
         MeshwrightError: the mesh has more than `MOST_DEVICES`, or JAX has started with fewer devices.
@@ -97,7 +97,10 @@ def check_simulated(num_devices: int) -> None:
 
 
 def _small(priced: PricedProduct) -> Inference:
-    """Return the first implementation in float32, with dims reduced to about `LARGEST` that its mesh axes divide."""
+    """Return the matmul with only the chosen implementation, in float32 and with dims small enough to run.
+
+    A dim is at most `LARGEST`, or what its degrees need if that is larger, and a multiple of the degrees that split it.
+    """
     inference, way = priced.inference, priced.chosen.implementation
     arrays = [*inference.operands, *(step.result for step in way.steps)]
     dims = {}
@@ -113,7 +116,11 @@ def _small(priced: PricedProduct) -> Inference:
 
 
 def _run_rows(mode: str, check: ProductCheck) -> Iterator[tuple[str, ...]]:
-    """Yield a row of cells for each inferred or compiled collective of a mode; the first row has the result."""
+    """Yield a row of cells for each inferred or compiled collective of a mode.
+
+    Cells: mode, largest error, inferred collective, compiled collective, verdict. Only the first row has mode, error
+    and verdict.
+    """
     verdict = "as inferred" if check.is_as_inferred else "NOT AS INFERRED"
     error = f"{check.error:.1e}" if check.error else "0"
     moves = it.zip_longest(*([_kind(move) for move in moves] or ["none"] for moves in (check.inferred, check.compiled)))

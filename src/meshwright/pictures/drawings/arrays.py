@@ -57,7 +57,10 @@ def fills_of(holdings: Holdings) -> Mapping[Block, str]:
 
 
 def drawn_dims(holdings: Holdings) -> tuple[int | None, int | None]:
-    """Return (the dim drawn as rows, the dim drawn as columns), as indices; None if there are too few dims."""
+    """Return (index of the dim drawn as rows, index of the dim drawn as columns).
+
+    None stands for a missing dim: both for a scalar, the first for an array of rank 1.
+    """
     cuts = holdings.cuts
     split = [dim for dim, spans in enumerate(cuts) if len(spans) > 1]
     whole = [dim for dim in range(len(cuts)) if dim not in split]
@@ -122,7 +125,7 @@ def _grids(holdings: Holdings, device: int | None) -> Iterator[Panel]:
 
 
 def _spans(holdings: Holdings, dim: int | None) -> tuple[Span, ...]:
-    """Return the spans of a drawn dim; one placeholder if there is no such dim."""
+    """Return the (start, stop) of each part of a dim; one placeholder if `dim` is None."""
     return ((0, 0),) if dim is None else holdings.cuts[dim]
 
 

@@ -100,7 +100,9 @@ def neighbour_permute(values: Sequence[int] = DIGITS, *, degree: int = 4) -> Col
 
 
 def collective_sketch(exchange: CollectiveRun, members: Mapping[int, str] | None = None) -> Sketch:
-    """Draw the values before and after a collective: a row for each device, values in the colour of their first device.
+    """Draw the values before and after a collective: a row for each device, in the colours of the devices.
+
+    After the collective, values that were moved unchanged have the colour of the device that they come from.
 
     members: the colour of each device of the group, by its number; by default the group is the whole mesh.
     """

@@ -65,7 +65,7 @@ def textbook_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch
 
 
 class Timed(NamedTuple):
-    """A unit of work of a stage, and its start in units of a forward's time."""
+    """A unit of work of a stage. start: in units of the time of one forward."""
 
     work: Work
     start: int
@@ -178,7 +178,7 @@ def _check_size(schedule: Schedule) -> None:
 
 
 def _rows(schedule: Schedule, num_layers: int | None) -> tuple[str, ...]:
-    """Return the name of each stage with its layers, chunk by chunk: `stage 1 (2-3, 6)`."""
+    """Return the label of each stage: its name, and the layers of each of its chunks, as in `stage 1 (2-3, 6)`."""
     if num_layers is None:
         return tuple(f"stage {stage}" for stage in range(schedule.stages))
     layers = slot_layers(num_layers, schedule.stages, schedule.virtual_stages)

@@ -56,13 +56,13 @@ def _shard_text(array: ShardedArray, priced: PricedProduct, device: int) -> str:
     return holdings.block_text(holder.block) + (f", the partial sum of {part}" if part else "")
 
 
-def _panels(array: ShardedArray, priced: PricedProduct, device: int | None, said: str) -> Iterator[Panel]:
-    """Yield the grids of an array with its name above and `said` below; device: the device whose shard is marked."""
+def _panels(array: ShardedArray, priced: PricedProduct, device: int | None, note: str) -> Iterator[Panel]:
+    """Yield the grids of an array with its name above and `note` below; device: the device whose shard is marked."""
     holdings = holdings_of(array, priced.inference.sizes)
     marked = None if device is None or not _has_first_sum(holdings, device) else device
     for panel in array_panels(holdings, marked):
         caption = f"{array} {panel.caption}".rstrip()
-        yield replace(panel, caption=caption, notes=(said, *_sum_notes(holdings)))
+        yield replace(panel, caption=caption, notes=(note, *_sum_notes(holdings)))
 
 
 def _has_first_sum(holdings: Holdings, device: int) -> bool:

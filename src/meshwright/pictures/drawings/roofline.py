@@ -55,7 +55,10 @@ def roofline_sketch(priced: PricedProduct, *, dtype: str) -> Sketch | None:
 
 
 def _draw(roofs: list[_Roof], peak: float, rate: float, width: float) -> Scene:
-    """Return the roofline as a scene; peak, rate: flops per second of chip and matmul; width: in characters."""
+    """Return the roofline as a scene.
+
+    peak: the chip's flops per second. rate: the matmul's. width: that of the scene, in characters.
+    """
     inner = width - _LEFT - 1
     lowest = min(min(roof.intensity, roof.ridge) for roof in roofs) / _ROOM
     highest = max(max(roof.intensity, roof.ridge) for roof in roofs) * _ROOM

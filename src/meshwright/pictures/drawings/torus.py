@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 def device_coordinates(layout: MeshPlacement) -> dict[Place, Coordinates]:
-    """Return the mesh coordinates, by axis, of every device of a torus; {} for an idle device."""
+    """Return the mesh coordinates of every device of a torus, by the device's position; {} for an idle device."""
     order = layout.order
     if order is None:
         return {place: _coordinates(layout, place, _DIMS) for place in _devices(layout.system)}
@@ -51,7 +51,11 @@ _DIMS = ("slice", "x", "y", "z", "core")
 
 
 def _coordinates(layout: MeshPlacement, place: Place, dims: tuple[str, ...]) -> Coordinates:
-    """Return a device's mesh coordinates as far as some physical dimensions determine them; {} for an idle device."""
+    """Return a device's index along each mesh axis, from its position in the physical dimensions `dims` alone.
+
+    With fewer than all of `_DIMS`, the index counts only the parts of the axis that follow `dims`; 0 for an axis that
+    follows none of them. {} for an idle device.
+    """
     found = dict.fromkeys([*layout.degrees, IDLE], 0)
     for dim in dims:
         for piece in layout.factors:
@@ -130,12 +134,12 @@ class _Chips:
 
     @cached_property
     def edges(self) -> dict[str, str]:
-        """The physical dimension that a mesh axis follows, by axis; axes that follow none are left out."""
+        """The physical dimension that each mesh axis follows (`_decides`); axes that follow none are left out."""
         dims = ("slice", "x", "y", "z")
         return {axis: dim for axis in self.shown for dim in dims if self._decides(dim, axis)}
 
     def _decides(self, dim: str, axis: str) -> bool:
-        """Whether the coordinate along a mesh axis depends only on the coordinate in one physical dimension."""
+        """Whether the coordinate along a mesh axis depends only on the coordinate in the physical dimension `dim`."""
         found: dict[int, set[int]] = {}
         for place, at in self.places.items():
             if at:
@@ -154,7 +158,7 @@ class _Chips:
 
     @cached_property
     def is_turned(self) -> bool:
-        """Whether y is drawn downwards instead of x: if the first mesh axis that follows x or y follows y."""
+        """Whether y is drawn downwards instead of x: so it is if the first mesh axis that follows x or y follows y."""
         along = [self.edges.get(axis) for axis in self.shown]
         return next((dim == "y" for dim in along if dim in ("x", "y")), False)
 

@@ -29,7 +29,10 @@ def row_tables(rows: Sequence[Row]) -> Iterator[tuple[list[str], list[list[str]]
 
 
 def row_cells(row: Row, *, with_measured: bool) -> list[str]:
-    """Return a row as text: quantity, predicted, compiled, difference, (measured, difference,) reason."""
+    """Return the cells of a row: quantity, predicted, compiled, difference, (measured, difference,) reason.
+
+    with_measured: whether the cells in parentheses are included.
+    """
     amounts = [_shown(row.predicted, row), _shown(row.compiled, row)]
     cells = [row.quantity, *amounts, _difference(row.compiled, row, row.relative)]
     if with_measured:

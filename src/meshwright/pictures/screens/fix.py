@@ -27,7 +27,8 @@ def print_fix(fix: Fix, proof: Sequence[Matmul], compiled: Sequence[Record], cha
 
     Args:
         fix: the constraints.
-        proof: the matmuls of the changed program, in the order of `fix.planned`.
+        proof: the matmuls of the changed program, with the shardings that their results get, in the order of
+            `fix.planned`.
         compiled: the program's records without and with the change; () if it was not compiled.
         changed: the new text of each changed file.
     """
@@ -55,7 +56,7 @@ def print_fix(fix: Fix, proof: Sequence[Matmul], compiled: Sequence[Record], cha
 
 
 def _print_differences(fix: Fix, proof: Sequence[Matmul]) -> None:
-    """Print the matmuls that are not split as planned, and why no constraint changes that."""
+    """Print the matmuls of `proof` that are not split as planned, and why no constraint changes that."""
     pairs = zip(fix.planned, proof, strict=True)
     others = Counter((one.line, two.result, one.result) for one, two in pairs if one.result != two.result)
     for (line, found, planned), times in others.items():

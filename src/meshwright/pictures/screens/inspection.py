@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
-from meshwright.pictures.rows import alike, answer, buffer_rows, costs, file_name, short_path
+from meshwright.pictures.rows import add_up_equal, buffer_rows, costs, file_name, short_path, summary
 from meshwright.pictures.tables import Lines, console, show, table
 from meshwright.pictures.text import folded, prose_width, terms, wrap
 from meshwright.units import show_bytes, show_degrees, show_flops, show_percent, show_seconds
@@ -35,7 +35,7 @@ def print_screen(found: Inspection, *, memory: bool = False) -> None:
     """
     show(console(), _headline(found))
     print()
-    show(console(), f"  {answer(found)}")
+    show(console(), f"  {summary(found)}")
     print()
     show(console(), _collective_table(found))
     print()
@@ -67,7 +67,7 @@ def _collective_table(found: Inspection) -> Lines:
     has_schedule = found.schedule is not None
     times = (["seconds"] if is_timed else []) + (["exposed"] if has_schedule else [])
     columns = ["collective", "over", "phase", "bytes", "times", *times, "from"]
-    moves = alike(found.collectives)
+    moves = add_up_equal(found.collectives)
     rows = []
     for move in moves[:_MOST_ROWS]:
         seconds = [show_seconds(move.seconds) if move.seconds is not None else "–"] if is_timed else []

@@ -1,6 +1,7 @@
 """The text of a plan of a JAX function: its mesh, the sharded dims, and the layouts that were compared.
 
-A class of dims is a set of dims, over all arrays of the function, that a mesh axis splits together or not at all.
+A class of dims is a set of dims, over all arrays of the function, that a mesh axis splits together or not at all. A
+layout is a mesh together with the classes that each of its axes splits.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def _candidate_table(plan: ProgramPlan) -> Lines:
 def _splits(plan: ProgramPlan, one: Candidate) -> str:
     """Return the classes of dims that each mesh axis of a layout splits: `fsdp: batch and the state; tp: mlp`.
 
-    If an array has dims of several classes of one axis, the axis splits only the first of these classes in it.
+    If one axis splits several classes and an array has dims of more than one of them, only the dims of the first of
+    these classes are split in this array.
     """
     if one.layout is None:
         return "as its arguments are"

@@ -1,4 +1,4 @@
-"""Devices of a described system and a mesh over them; used in the process that compiles."""
+"""The JAX devices of a described system, and a mesh over them; used in the process that compiles."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def system_devices(system: System) -> Sequence[Any]:
 
 
 def make_device_mesh(system: System, mesh: Mapping[str, int]) -> tuple[Mesh, MeshMethod]:
-    """Return a mesh over a system's devices, every axis explicit, and how it was arranged.
+    """Return a mesh over all of a system's devices, with axes of type Explicit, and the method that arranged it.
 
     `jax.make_mesh` gives each mesh axis whole physical axes; where that is impossible, physical axes are split. Over
     several slices the outermost mesh axes cross slices.
 
     Raises:
-        MeshwrightError: the mesh has another number of devices.
+        MeshwrightError: the product of the degrees in `mesh` is not the system's number of devices.
     """
     devices, degrees = system_devices(system), tuple(mesh.values())
     if math.prod(degrees) != len(devices):

@@ -31,8 +31,8 @@ class FullRematerialization:
     """A value that XLA reshards by gathering it whole on every device.
 
     op: the named scopes and primitive that compute the value. source: the file:line of that op. array: the value's
-    per-device shape before. before, after: its shardings over mesh axes, or as the compiler writes them where mesh axes
-    cannot express them.
+    per-device shape before resharding. before, after: its shardings over mesh axes, or the compiler's text where mesh
+    axes cannot express a sharding.
     """
 
     op: str
@@ -45,9 +45,9 @@ class FullRematerialization:
 def read_full_rematerializations(
     program: CompiledProgram, mesh: Mapping[str, int]
 ) -> tuple[FullRematerialization, ...]:
-    """Read a compiler's warnings of involuntary full rematerialization, each once, in order.
+    """Return the values that XLA reshards by gathering them whole, in the order of its warnings, without repetition.
 
-    mesh: every axis and its degree, outermost first. XLA gathers such a value over every axis.
+    mesh: every axis and its degree, outermost first.
     """
     if not _WARNING.search(program.messages):
         return ()

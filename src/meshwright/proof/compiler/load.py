@@ -18,7 +18,7 @@ from meshwright.errors import MeshwrightError
 
 
 def is_installed(file: Path) -> bool:
-    """Whether a file belongs to Python, an installed package or meshwright, and not to the user."""
+    """Whether a file is part of Python, of an installed package or of meshwright; False for a file of the user."""
     return any(file.resolve().is_relative_to(path) for path in _installed())
 
 
@@ -29,7 +29,9 @@ def _installed() -> tuple[Path, ...]:
 
 
 def load_function(name: str) -> Any:
-    """Import `module:function` or `file.py:function`; the file may import others in its directory.
+    """Return the function named by `module:function` or `file.py:function`; imports its module or file.
+
+    The file may import other files in its directory.
 
     Raises:
         MeshwrightError: the import fails, or the module lacks the function.
@@ -58,7 +60,7 @@ def load_function(name: str) -> Any:
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Import a file as the module of its name."""
+    """Import a file and return its module, which has the file's name without `.py`."""
     path = path.resolve()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None

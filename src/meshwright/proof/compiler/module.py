@@ -22,7 +22,7 @@ LOAD_MODULE = "meshwright.proof.compiler.module:load_module"
 
 
 def pack_module(program: LoweredProgram) -> dict[str, Any]:
-    """Return a lowered program as plain data, for `load_module`.
+    """Return a lowered program as plain data: the keyword arguments of `load_module`, by name.
 
     The shardings of arguments are read from private attributes: JAX has no public one (0.10.2, 0.11.2 and 0.12.0.1).
 
@@ -59,10 +59,10 @@ def load_module(
     mistakes: Sequence[Sequence[Any]] | None,
     notes: Sequence[str],
 ) -> LoweredProgram:
-    """Return the program packed by `pack_module`, to be compiled for the devices of a mesh in their order.
+    """Return the program that `pack_module` packed; it will be compiled for the devices of `mesh`, in their order.
 
     module: the StableHLO bytecode, gzipped, in base64. free_inputs, free_outputs: whether the partitioner may choose
-    the sharding of each input and output. The others are fields of `LoweredProgram`.
+    the sharding of each input and of each output. The other arguments are fields of `LoweredProgram`.
     """
     bytecode = gzip.decompress(base64.b64decode(module))
     lowered = _Module(bytecode, mesh, tuple(free_inputs), tuple(free_outputs))
@@ -85,10 +85,10 @@ def _is_free(sharding: Any) -> bool:
 
 
 class _Module:
-    """A StableHLO module that is compiled by the same method as a `jax.stages.Lowered`."""
+    """A StableHLO module with the `compile` method of a `jax.stages.Lowered`."""
 
-    def __init__(self, bytecode: bytes, mesh: Mesh, inputs: Sequence[bool], outputs: Sequence[bool]) -> None:
-        self.bytecode, self.mesh, self.inputs, self.outputs = bytecode, mesh, inputs, outputs
+    def __init__(self, bytecode: bytes, mesh: Mesh, free_inputs: Sequence[bool], free_outputs: Sequence[bool]) -> None:
+        self.bytecode, self.mesh, self.free_inputs, self.free_outputs = bytecode, mesh, free_inputs, free_outputs
 
     def compile(self, *, compiler_options: Mapping[str, Any]) -> _Executable:
         """Compile the module for the devices of its mesh, in their order."""
@@ -98,7 +98,13 @@ class _Module:
         with mlir.make_ir_context():
             module = mlir.ir.Module.parse(self.bytecode)
             options = pxla.create_compile_options(
-                module, False, self.inputs, self.outputs, client, self.mesh.devices.flatten(), dict(compiler_options)
+                module,
+                False,
+                self.free_inputs,
+                self.free_outputs,
+                client,
+                self.mesh.devices.flatten(),
+                dict(compiler_options),
             )
             devices = NamedSharding(self.mesh, PartitionSpec())._internal_device_list
             return _Executable(compile_(module, executable_devices=devices, compile_options=options))

@@ -22,7 +22,7 @@ _LOGGED = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d")
 
 
 class CompileProcess:
-    """A process that compiles a request. A context manager: leaving it ends the process and deletes its files."""
+    """A child process that compiles a request; leaving its context ends the process and deletes its files."""
 
     def __init__(self, request: CompileRequest, system: System) -> None:
         self.request = request
@@ -59,7 +59,7 @@ class CompileProcess:
         return self.process.poll() is not None
 
     def program(self) -> CompiledProgram:
-        """Wait for the process and return its program. Raises if compilation failed or the process died."""
+        """Wait for the process and return the compiled program. Raises if compilation failed or the process died."""
         status = self.process.wait()
         messages = _warnings(self.said.read_bytes()[-_MOST_MESSAGES:].decode(errors="replace"))
         if not self.answered.exists():
@@ -87,7 +87,7 @@ def _warnings(messages: str) -> str:
 
 
 def compile_error(what: str, failure: Failure) -> MeshwrightError:
-    """Return the exception for a failure of the user's function or of the compiler. what: names the program in it."""
+    """Return the exception for a failed compilation. what: the name of the program in the exception's message."""
     if failure.kind == FailureKind.REFUSED:
         return MeshwrightError(failure.message)
     if failure.kind == FailureKind.OUT_OF_MEMORY:

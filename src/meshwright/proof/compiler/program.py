@@ -23,8 +23,8 @@ class TracedMistake(NamedTuple):
     """A mistake found in the jaxpr of a traced function.
 
     finding: the id of its `Finding` class. dtype, dims: of the op's array, per shard inside a `shard_map`. source: the
-    op's file:line. axes: the mesh axes that are concerned. count: executions of the op per step. figures: further plain
-    data, specific to the kind of mistake.
+    op's file:line. axes: the mesh axes that the mistake concerns. count: executions of the op per step. figures:
+    further plain data, specific to the kind of mistake.
     """
 
     finding: str
@@ -37,8 +37,9 @@ class TracedMistake(NamedTuple):
 
 
 class LoweredProgram(NamedTuple):
-    """A `jax.stages.Lowered`, with mistakes and notes from tracing; mistakes is None if no jaxpr was read.
+    """A lowered program, with mistakes and notes from tracing.
 
+    lowered: a `jax.stages.Lowered`, or an object with the same `compile` method. mistakes: None if no jaxpr was read.
     output_names: the pytree path of each result; None to read them from `lowered`.
     """
 
@@ -97,15 +98,14 @@ class CompileRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledProgram:
-    """A compiled program.
+    """A compiled program, with its HLO, its memory and its warnings.
 
     hlo: the optimized, scheduled module. memory_bytes: per device, `arguments`, `outputs`, `temporaries`, `alias`
     (shared by outputs and arguments), `code`, and `peak` = arguments + outputs - alias + temporaries. On TPUs
     temporaries are the compiler's peak less the other terms. messages: warnings on the compiler's stderr.
     mistakes: found when the program was traced; None if no jaxpr was read. notes: from tracing, and on versions that no
-    test has seen.
-    mesh_method: how the mesh was arranged on the devices.
-    cached: read from disk; compile_seconds is then that of the original compilation.
+    test has covered. mesh_method: how the mesh was arranged on the devices. cached: whether it was read from disk;
+    compile_seconds is then that of the original compilation.
 
     annotated, propagated, partitioned: the module before, between and after the partitioner's passes; '' where nothing
     was partitioned. annotated has global shapes and the requested shardings; propagated has the sharding of every

@@ -1,4 +1,4 @@
-"""Read a compiled program: its optimized module, with op_names restored on data movement, and its record.
+"""Read a compiled program: its record, and its optimized module with op_names restored on data movement.
 
 XLA's partitioner names the collectives it inserts after the value they move, not after the op that needs it, so that
 their phase could not be read from the name.
@@ -27,7 +27,8 @@ def read_program(program: CompiledProgram, mesh: MeshShape, hardware: str) -> Re
     """Return the record of a program compiled for a mesh on some hardware: flops, memory and collectives per device.
 
     `fits` is None on simulated CPU devices, whose memory is the host's. A collective over axes within and between
-    slices is compiled as one within and one between slices. Raises if the mesh has another number of devices.
+    slices is compiled as one within and one between slices. Raises if program and mesh differ in their number
+    of devices.
     """
     system, module = parse_system(hardware), read_optimized(program)
     record = read_module(
@@ -93,9 +94,9 @@ def _gathered_arrays(instruction: Instruction) -> tuple[Shape, ...]:
 
 
 def _is_gathered_with(move: Instruction, other: Instruction, array: Shape, num_devices: int) -> bool:
-    """Whether `other` may be an all-gather that was combined with `move`: it has the same device groups.
+    """Whether the compiler may have combined the all-gather `other`, with others, into `move`.
 
-    array: a result of the combined all-gather, whose shape `other` must have.
+    `other` must have the device groups of `move`, and the shape of `array`, one of the results of `move`.
     """
     if (other.opcode, other.computation) != ("all-gather", move.computation):
         return False
@@ -104,6 +105,6 @@ def _is_gathered_with(move: Instruction, other: Instruction, array: Shape, num_d
 
 
 def _identity(instruction: Instruction) -> tuple[str, ...]:
-    """Return what identifies a collective before and after optimization: opcode, channel, op_name."""
+    """Return (opcode, channel, op_name), which are the same for a collective before and after optimization."""
     opcode = instruction.opcode.removesuffix("-start")
     return opcode, instruction.attributes.get("channel_id", ""), instruction.op_name

@@ -29,8 +29,9 @@ _CONSTRAINT = "Sharding"
 class ShardingPair:
     """A value of a program with its requested and its actual sharding.
 
-    name: the path of an input or output in the arguments or the result; the named scopes of an intermediate. array:
-    global shape. requested: None where nothing was requested. actual: None where mesh axes cannot express the sharding.
+    name: an input's pytree path in the arguments, an output's in the result, or an intermediate's named scopes. array:
+    its global shape. requested: None where nothing was requested. actual: None where mesh axes cannot express the
+    sharding.
     """
 
     name: str
@@ -65,7 +66,7 @@ def read_shardings(program: CompiledProgram, mesh: Mapping[str, int]) -> tuple[S
 
 
 def _inputs(annotated: Module, propagated: Module, mesh: Mapping[str, int]) -> Iterator[ShardingPair]:
-    """Yield a pair for each of the module's parameters; unused arguments are not in the module."""
+    """Yield a pair for each argument of the program; unused arguments are not in the module and have none."""
     before = annotated.computations[annotated.entry].parameters
     for number, parameter in sorted(propagated.computations[propagated.entry].parameters.items()):
         requested = _requested(before[number], mesh) if number in before else None
@@ -81,9 +82,10 @@ def _inputs(annotated: Module, propagated: Module, mesh: Mapping[str, int]) -> I
 def _outputs(
     annotated: Module, propagated: Module, mesh: Mapping[str, int], names: tuple[str, ...]
 ) -> Iterator[ShardingPair]:
+    """Yield a pair for each result of the program. names: the pytree path of each result."""
     before, after = annotated.root(annotated.entry), propagated.root(propagated.entry)
     arrays = list(after.shape.arrays())
-    requested = _specs(before, list(before.shape.arrays()), mesh, unsaid="")
+    requested = _specs(before, list(before.shape.arrays()), mesh, default="")
     actual = _specs(after, arrays, mesh)
     for number, array in enumerate(arrays):
         yield ShardingPair(
@@ -96,7 +98,10 @@ def _outputs(
 
 
 def _constraints(annotated: Module, propagated: Module, mesh: Mapping[str, int]) -> Iterator[ShardingPair]:
-    """Yield a pair for each sharding constraint. The partitioner makes it a copy, whose sharding is the actual one."""
+    """Yield a pair for each sharding constraint.
+
+    The partitioner replaces a constraint by a copy op, whose sharding is the actual one.
+    """
     made: dict[_Place, list[Spec | None]] = defaultdict(list)
     for instruction in propagated.instructions():
         if instruction.opcode == "copy":
@@ -111,15 +116,15 @@ def _constraints(annotated: Module, propagated: Module, mesh: Mapping[str, int])
             yield _intermediate(one, requested, actual)
 
 
-def _match_constraints(requested: list[Spec | None], made: list[Spec | None]) -> list[Spec | None]:
+def _match_constraints(requested: list[Spec | None], copies: list[Spec | None]) -> list[Spec | None]:
     """Return the actual spec of each constraint on one value.
 
-    requested: the spec of each constraint. made: the specs of the copies of that value.
+    requested: the spec of each constraint. copies: the spec of each copy op that replaces a constraint on this value.
 
-    The partitioner drops a constraint that changes nothing. Every other one is matched with a copy that has the spec it
-    requests, or with a copy that is left.
+    A constraint is matched with a copy that has the requested spec, else with a remaining copy. If no copy remains, the
+    partitioner dropped the constraint because it changed nothing: the actual spec is then the requested one.
     """
-    left, actual = list(made), list(requested)
+    left, actual = list(copies), list(requested)
     unmet: list[int] = []
     for number, one in enumerate(requested):
         found = next((spec for spec in left if spec is not None and (one is None or one.allows(spec))), None)
@@ -168,7 +173,7 @@ def _requested(instruction: Instruction, mesh: Mapping[str, int]) -> Spec | None
     """
     said = _SDY.search(instruction.attributes.get("frontend_attributes", ""))
     by_axes = parse_shardy_sharding(said[1], mesh) if said else None
-    return by_axes or _specs(instruction, [instruction.shape], mesh, unsaid="")[0]
+    return by_axes or _specs(instruction, [instruction.shape], mesh, default="")[0]
 
 
 def _actual(instruction: Instruction, mesh: Mapping[str, int]) -> Spec | None:
@@ -177,11 +182,11 @@ def _actual(instruction: Instruction, mesh: Mapping[str, int]) -> Spec | None:
 
 
 def _specs(
-    instruction: Instruction, arrays: list[Shape], mesh: Mapping[str, int], *, unsaid: str = "{replicated}"
+    instruction: Instruction, arrays: list[Shape], mesh: Mapping[str, int], *, default: str = "{replicated}"
 ) -> list[Spec | None]:
-    """Return the spec of each array of an instruction. unsaid: the sharding, as text, of an array without one."""
+    """Return the spec of each array of an instruction. default: the text of the sharding where none is printed."""
     text = instruction.attributes.get("sharding", "")
     of_tuple = instruction.shape.dtype == "tuple" and text.startswith("{{")
-    texts = _SHARDING.findall(text[1:-1]) if of_tuple else [text or unsaid] * len(arrays)
-    texts += [unsaid] * (len(arrays) - len(texts))
+    texts = _SHARDING.findall(text[1:-1]) if of_tuple else [text or default] * len(arrays)
+    texts += [default] * (len(arrays) - len(texts))
     return [parse_hlo_sharding(one, len(array.dims), mesh) for one, array in zip(texts, arrays, strict=False)]

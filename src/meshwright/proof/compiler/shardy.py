@@ -24,7 +24,10 @@ _MATMULS = ("stablehlo.dot_general", "stablehlo.convolution", "chlo.ragged_dot")
 
 
 class Matmul(NamedTuple):
-    """The result of a matmul or convolution, as `tensor<8x4xf32> [{"dp"}, {}]`, and its line in the user's files."""
+    """A matmul or convolution: type and sharding of its result, and its `FILE:LINE` in the user's files.
+
+    result: text such as `tensor<8x4xf32> [{"dp"}, {}]`.
+    """
 
     result: str
     line: str
@@ -35,8 +38,8 @@ def matmul_shardings(lowered: Lowered, is_kept: Callable[[str], bool] = lambda s
 
     Args:
         lowered: a program lowered with Shardy, whose mesh may be abstract.
-        is_kept: whether a sharding constraint stays in the program, by its name stack, such as
-            `jit(step)/jvp(scope)/sharding_constraint`.
+        is_kept: whether the sharding constraint with this name stack takes part in propagation; all others are removed.
+            A name stack is text such as `jit(step)/jvp(scope)/sharding_constraint`.
     """
     stablehlo: Any = lowered.compiler_ir("stablehlo")
     module = stablehlo.operation.clone()
@@ -68,7 +71,7 @@ def _matmuls_of(module: Any) -> Iterator[Matmul]:
 
 
 def _walk(operation: Any, visit: Callable[[Any], None]) -> None:
-    """Call a function with an operation and all operations inside it, in order."""
+    """Call `visit` with an operation and with all operations inside it, in order."""
 
     def visited(one: Any) -> Any:
         visit(one.operation)

@@ -15,7 +15,9 @@ from meshwright.errors import MeshwrightError
 
 Effort = Literal["fast", "default"]
 
-_OUR_OWN = ("JAX_", "XLA_", "TPU_", "LIBTPU_", "ALLOW_MULTIPLE_LIBTPU_LOAD")
+_NOT_INHERITED = ("JAX_", "XLA_", "TPU_", "LIBTPU_", "ALLOW_MULTIPLE_LIBTPU_LOAD")
+"""Prefixes of the environment variables that a compiling process does not inherit."""
+
 _PACKAGES = {"tpu": ("libtpu", "libtpu"), "gpu": ("jax_cuda13_plugin", "jax-cuda13-plugin")}
 
 _FAST = 9
@@ -34,7 +36,7 @@ _TPU_DEVICES = {
     "v6e": ("TPU v6 lite", 1),
     "tpu7x": ("TPU7x", 1),
 }
-"""`device_kind` and `num_cores` of the devices that libtpu 0.0.42.1 describes."""
+"""(`device_kind`, `num_cores`) of the devices that libtpu 0.0.42.1 describes, by chip."""
 
 # Fields that all GPUs since A100 have in common in XLA's target configurations.
 _GPU_COMMON = """\
@@ -51,7 +53,10 @@ _GPU_COMMON = """\
 
 
 def check_compiler(system: System) -> None:
-    """Raise if a system's compiler is not installed or lacks its chip, or if it has over `_MOST_SIMULATED` CPUs."""
+    """Raise if a system's compiler is not installed or does not know its chip.
+
+    Also raises for more than `_MOST_SIMULATED` simulated CPU devices.
+    """
     kind = system.chip.kind
     if kind == "cpu":
         if system.num_devices > _MOST_SIMULATED:
@@ -81,7 +86,7 @@ def platform_of(system: System) -> str:
 
 
 def device_kind(system: System) -> tuple[str, int | None]:
-    """`device_kind` and `num_cores` of a system's devices in JAX, from which Pallas chooses kernels."""
+    """`device_kind` and `num_cores` (None on CPUs) of a system's devices in JAX; Pallas chooses kernels by them."""
     if system.chip.kind == "tpu":
         return _TPU_DEVICES.get(system.chip.name, (f"TPU {system.chip.name}", 1))
     if system.chip.kind == "gpu":
@@ -105,7 +110,7 @@ def environment(system: System, inherited: Mapping[str, str]) -> dict[str, str]:
         ours["TPU_ACCELERATOR_TYPE"] = "v5litepod-16"
         # Without these the partitioner's warnings stay inside libtpu.
         ours |= {"TPU_MIN_LOG_LEVEL": "0", "TPU_STDERR_LOG_LEVEL": "0"}
-    return {key: value for key, value in inherited.items() if not key.startswith(_OUR_OWN)} | ours
+    return {key: value for key, value in inherited.items() if not key.startswith(_NOT_INHERITED)} | ours
 
 
 def compiler_options(system: System, effort: Effort) -> dict[str, Any]:

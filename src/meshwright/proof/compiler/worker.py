@@ -82,7 +82,7 @@ def main(request_file: str, response_file: str, parent: str) -> int:
 
 
 def run(request: CompileRequest) -> CompiledProgram:
-    """Compile a request. This process must have the environment of the request's hardware.
+    """Compile a request in this process, which must have the environment (`targets.environment`) of its hardware.
 
     Raises:
         MeshwrightError: the request's function does not return a lowered program.
@@ -146,9 +146,10 @@ def compile_lowered(
 
 
 def _read_dumps(directory: str) -> dict[str, str]:
-    """Return the modules before, between and after the partitioner's passes, by the names of `CompiledProgram`.
+    """Return the HLO texts before, between and after the partitioner's passes, as read from the dumps in `directory`.
 
-    All are '' if the program was not partitioned.
+    The keys are the fields of `CompiledProgram`: annotated, propagated, partitioned. All texts are '' if the program
+    was not partitioned.
     """
     files = sorted(Path(directory).glob("*.txt"))
     found = {name: [file for file in files if part.search(file.name)] for name, part in _DUMPS.items()}
@@ -158,7 +159,7 @@ def _read_dumps(directory: str) -> dict[str, str]:
 
 
 def read_compiled(compiled: jax.stages.Compiled, *, compiler: str, mesh_method: MeshMethod) -> CompiledProgram:
-    """Read the HLO and the memory of a compiled function; the partitioner's modules are left empty."""
+    """Return the HLO and the memory of a compiled function; the three modules of the partitioner are ''."""
     return CompiledProgram(
         hlo=hlo_text(compiled),
         memory_bytes=program_memory(compiled, on_tpu=compiler.startswith("libtpu")),

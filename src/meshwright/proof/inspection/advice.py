@@ -92,6 +92,6 @@ _ANSWERS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
 
 
 def _axes(spec: str) -> str:
-    """Return the mesh axes in a spec or in a typed shape, each once, joined by `and`."""
+    """Return the mesh axes named in `'dp', None` (a spec) or in `f32[8@dp,4]` (a JAX type), joined by ` and `."""
     named = re.findall(r"'([^']+)'", spec) or re.findall(r"@\(?([\w, ]+?)\)?(?=[,\]]|$)", spec)
     return " and ".join(dict.fromkeys(named))

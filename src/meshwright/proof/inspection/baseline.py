@@ -45,7 +45,10 @@ class Ignore(NamedTuple):
 
 @dataclass(frozen=True)
 class Accepted:
-    """Ignored checks, and the number of findings in a baseline by `finding_key`."""
+    """The findings that do not count.
+
+    ignores: the ignored checks. baseline: how many findings a baseline has of each `finding_key`; None without one.
+    """
 
     ignores: tuple[Ignore, ...] = ()
     baseline: Counter[str] | None = None
@@ -70,7 +73,11 @@ NOTHING_ACCEPTED = Accepted()
 
 
 def read_accepted(ignore: str | Sequence[str], baseline: str | Path | None) -> Accepted:
-    """Return what to accept. ignore: `ID` or `ID:GLOB`, one or several. baseline: a file by `write_baseline`."""
+    """Return the findings to accept.
+
+    ignore: one or several ids of checks, each as `ID`, or `ID:GLOB` for the source files that match. baseline: a file
+    by `write_baseline`.
+    """
     ignores = tuple(map(_read_ignore, [ignore] if isinstance(ignore, str) else ignore))
     return Accepted(ignores, None if baseline is None else _read_baseline(Path(baseline)))
 
@@ -82,7 +89,7 @@ def write_baseline(findings: Iterable[Finding], file: str | Path) -> None:
 
 
 def place_of(source: str) -> Place | None:
-    """Return the place of a finding's source; None if it names no line."""
+    """Parse the text of `Finding.source` (file:line, scopes); None if it names no line."""
     found = _SOURCE.fullmatch(source)
     if found is None:
         return None
@@ -94,7 +101,7 @@ def place_of(source: str) -> Place | None:
 
 
 def finding_classes() -> dict[str, type[Finding]]:
-    """Return the classes of findings by id."""
+    """Return every subclass of `Finding` by its `id`."""
 
     def below(kind: type[Finding]) -> Iterator[type[Finding]]:
         for one in kind.__subclasses__():
@@ -115,7 +122,7 @@ def _read_ignore(text: str) -> Ignore:
 
 
 def _is_ignored(finding: Finding, ignore: Ignore) -> bool:
-    """Whether a finding is ignored. A merged finding is ignored only if the files of all its parts match."""
+    """Whether `ignore` applies to a finding. If it was merged from several places, the files of all must match."""
     if finding.id != ignore.id or ignore.files is None:
         return finding.id == ignore.id
     places = [place_of(source) for source in (finding.source, *finding.elsewhere)]
@@ -132,7 +139,7 @@ def _identity(finding: Finding) -> dict[str, Any]:
 
 
 def finding_key(finding: Finding) -> str:
-    """Return the identity of a finding as text."""
+    """Return `_identity` as text, which is equal for findings that a baseline does not distinguish."""
     return json.dumps(_identity(finding), sort_keys=True)
 
 

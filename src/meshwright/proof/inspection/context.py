@@ -1,4 +1,4 @@
-"""The input of all checks: a parsed program, and the cost of its parts."""
+"""`ProgramContext`, the input of all checks: a parsed program, and the costs of its matmuls and collectives."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _STORED = frozenset(VIEWS | {"convert", "slice", "dynamic-slice", "broadcast"})
 """Ops whose result counts as the same stored value as their operand."""
 
 Rules = Mapping[str, Sequence[str | Sequence[str] | None]]
-"""Regular expressions over argument paths, each with the mesh axes of every dim, as in a PartitionSpec."""
+"""{regular expression over argument paths: the mesh axes of each dim, as in a PartitionSpec}."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledCollective:
     """A collective of a program.
 
-    instruction: what performs it. kind: the kind that the compiler lowered it to. collective: its canonical form
+    instruction: the HLO instruction. kind: its kind in the compiled program. collective: its canonical form
     (`hlo.canonical`), e.g. a reduce-scatter where XLA:CPU has an all-reduce and a slice.
     """
 
@@ -76,7 +76,11 @@ class Argument:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A result of a program. name: its path. shape: global. instruction: what computes it."""
+    """A result of a program.
+
+    name: its path. shape: global. spec: its sharding; None where unknown. instruction: the HLO instruction with its
+    value.
+    """
 
     name: str
     shape: Shape
@@ -99,7 +103,7 @@ class ProgramContext:
     # Intended spec by regular expression over argument paths; the first match counts.
     rules: Rules = field(default_factory=dict)
     expected: tuple[Collective, ...] | None = None  # The intended collectives; None if unknown.
-    # Arguments that a step returns new values of; None: those that the program computes updates of.
+    # Names (`Argument.tree`) of the arguments whose new values a step returns; None: those that it computes updates of.
     state: tuple[str, ...] | None = None
 
     @cached_property
@@ -123,7 +127,7 @@ class ProgramContext:
         )
 
     def traced(self, finding: str) -> Iterator[TracedMistake]:
-        """Yield the mistakes found in the jaxpr whose id is `finding`; none for HLO text alone."""
+        """Yield mistakes of one kind in the function's jaxpr; none for HLO text alone. finding: its `Finding.id`."""
         mistakes = (self.program.mistakes if self.program else None) or ()
         return (one for one in mistakes if one.finding == finding)
 
@@ -168,7 +172,7 @@ class ProgramContext:
 
     @cached_property
     def _with_names(self) -> Updates:
-        """The arguments' updates in the module before optimization, whose ops have JAX's names, if that is known."""
+        """The `Updates` of the module before optimization, whose ops have JAX's names; else of the compiled module."""
         text = self.program.annotated if self.program else ""
         return Updates(parse_hlo(text) if text else self.module)
 
@@ -184,7 +188,7 @@ class ProgramContext:
 
     @cached_property
     def partitioned(self) -> ProgramContext:
-        """This program as the partitioner left it, before its compiler fused and scheduled it; itself for CPUs.
+        """This program after partitioning, before fusion and scheduling; `self` on CPUs, or if that module is unknown.
 
         At that stage the ops between two collectives are the same on every kind of device.
         """
@@ -270,7 +274,7 @@ class ProgramContext:
         return origin(self.module, self.module.operand(move.instruction), _STORED)
 
     def is_expected(self, kind: Kind, axes: Sequence[str], phase: Phase) -> bool:
-        """Whether the collectives of a kind, axes and phase move at most the expected bytes."""
+        """Whether the collectives of a kind, axes and phase move at most the bytes of those in `expected`."""
 
         def moved(collectives: Iterable[Collective]) -> int:
             alike = (one for one in collectives if (one.kind, one.phase) == (kind, phase))
@@ -340,7 +344,7 @@ class ProgramContext:
         return flops / self.system.peak("f32" if self.system.chip.kind == "cpu" else "bf16")
 
     def place(self, instruction: Instruction, *, moves: bool = False) -> str:
-        """Return the source line and scopes of an instruction. moves: see `hlo.phases.describe`."""
+        """Return the source line and scopes of an instruction. moves: whether it only moves data (`describe`)."""
         return describe(self.module, instruction, moves=moves)[0].place
 
     def first_use(self, parameter: Instruction) -> str:

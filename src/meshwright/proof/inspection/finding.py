@@ -121,7 +121,7 @@ class Finding(ABC):
 
 
 def num_elements(array: str) -> int:
-    """Return the elements of an array that is given as text: 12 of `f32[3,4]`."""
+    """Return the number of elements of an array that is given as text: 12 for `f32[3,4]`."""
     return math.prod(map(int, re.findall(r"\d+", array.partition("[")[2])))
 
 

@@ -111,7 +111,7 @@ def inspect(
         MeshwrightError: the compiler is not installed, or the function does not lower or compile; its error is the
             cause.
     """
-    given = {
+    check_options = {
         "rules": rules,
         "expected": expected,
         "state": (state,) if isinstance(state, str) else state,
@@ -124,7 +124,7 @@ def inspect(
         for name in (name for name, value in said.items() if value):
             raise MeshwrightError(f"a plan sets its {name} itself; leave {name} out")
         step = f"train step of {function.workload.model.name}"
-        return _inspect_in_child(step, step_request(as_run(function), effort=effort), given)
+        return _inspect_in_child(step, step_request(as_run(function), effort=effort), check_options)
     if on is not None:
         on = str(read_system(on))
     if isinstance(mesh, (str, MeshShape)):
@@ -132,16 +132,16 @@ def inspect(
     if types not in ("explicit", "auto", None):
         raise MeshwrightError(not_a_choice("types", types, ("explicit", "auto")))
     if isinstance(function, (str, Path)):
-        return _inspect_by_name(str(function), bool(args or kwargs), mesh, on, types, effort, given)
+        return _inspect_by_name(str(function), bool(args or kwargs), mesh, on, types, effort, check_options)
     call, held = Call(function, args, kwargs), stage_of(function)
     if isinstance(held, Compiled):
-        return _inspect_compiled(call, held, mesh, on, given)
+        return _inspect_compiled(call, held, mesh, on, check_options)
     if not callable(function) and not isinstance(held, (Lowered, Traced)):
         raise MeshwrightError(
             f"{function!r} is not a function; inspect takes a JAX function and its arguments, 'module:function', or the"
             f" path of a script or of an HLO dump"
         )
-    return _lower(call, mesh, on, types, effort, given)()
+    return _lower(call, mesh, on, types, effort, check_options)()
 
 
 def _inspect_by_name(
@@ -151,15 +151,15 @@ def _inspect_by_name(
     on: str | None,
     types: AxisKind | None,
     effort: Effort,
-    given: Mapping[str, Any],
+    check_options: Mapping[str, Any],
 ) -> Inspection:
     """Inspect `module:function`, a script or an HLO dump.
 
-    given, here and below: `rules`, `expected`, `state` and `accepted` of `read_inspection`.
+    check_options, here and below: the arguments `rules`, `expected`, `state` and `accepted` of `read_inspection`.
     """
     script = None if has_arguments else read_script(name)
     if script is not None and not script.takes_mesh(has_mesh=mesh is not None):
-        return _inspect_script(script, mesh, on, types, effort, given)
+        return _inspect_script(script, mesh, on, types, effort, check_options)
     if mesh is None or has_arguments:
         wrong = "takes no arguments beside it" if has_arguments else "needs a mesh, as mesh='dp=2,fsdp=4'"
         raise MeshwrightError(f"{name!r} {wrong}")
@@ -167,7 +167,7 @@ def _inspect_by_name(
     if file.is_file() and script is None:
         if types is not None or effort != "default":
             raise MeshwrightError(f"{name} is already compiled; types (--axes) and effort would have no effect")
-        return inspect_text(dump_with_shardings(file), mesh=degrees, on=on, name=file.name, **given)
+        return inspect_text(dump_with_shardings(file), mesh=degrees, on=on, name=file.name, **check_options)
     if ":" not in name:
         raise MeshwrightError(f"{name!r} is neither a file nor module:function")
     # Imported here too, so that its imports are known, and a mistake in its name is reported at once.
@@ -180,7 +180,7 @@ def _inspect_by_name(
         arguments={"function": name, "types": [kind.name for kind in _kinds(types)], "sources": source_hash()},
         effort=effort,
     )
-    return _inspect_in_child(name, request, given)
+    return _inspect_in_child(name, request, check_options)
 
 
 def _inspect_script(
@@ -189,12 +189,12 @@ def _inspect_script(
     on: str | None,
     types: AxisKind | None,
     effort: Effort,
-    given: Mapping[str, Any],
+    check_options: Mapping[str, Any],
 ) -> Inspection:
-    """Inspect a call of a script's jitted function: lowered inside the script, compiled when it has ended."""
+    """Run a script, lower one call of its jitted functions where it is made, and compile when the script has ended."""
     if mesh is not None and on is None:
         on = f"cpu:{math.prod(degrees_of(mesh).values())}"  # the script's own devices may be others
-    taken = run_script(script, lambda call: _lower(call, mesh, on, types, effort, given))
+    taken = run_script(script, lambda call: _lower(call, mesh, on, types, effort, check_options))
     found = taken.result()
     return replace(
         found,
@@ -209,16 +209,19 @@ def _lower(
     on: str | None,
     types: AxisKind | None,
     effort: Effort,
-    given: Mapping[str, Any],
+    check_options: Mapping[str, Any],
 ) -> Callable[[], Inspection]:
-    """Lower a call, and return a function that compiles and inspects the program."""
+    """Lower a call, and return a function that compiles and inspects the program. Arguments as in `inspect`.
+
+    on: None for the devices of this process.
+    """
     if on is None:
-        return _lower_here(call, mesh, types, given)
-    return _lower_for_target(call, mesh, parse_system(on), types, effort, given)
+        return _lower_here(call, mesh, types, check_options)
+    return _lower_for_target(call, mesh, parse_system(on), types, effort, check_options)
 
 
 def _lower_here(
-    call: Call, mesh: MeshLike | None, types: AxisKind | None, given: Mapping[str, Any]
+    call: Call, mesh: MeshLike | None, types: AxisKind | None, check_options: Mapping[str, Any]
 ) -> Callable[[], Inspection]:
     name = function_name(call.function)
     with _capture_stderr() as lowering:
@@ -234,7 +237,7 @@ def _lower_here(
                 raise compile_error(name, failure_of(error)) from error.__cause__
         count = _PARTITIONS.search(program.hlo)
         held = _mesh_held(call, int(count[1])) if not found and count and int(count[1]) > 1 else None
-        return _read_here(name, replace(program, messages=lowering() + compiling()), found or held, given)
+        return _read_here(name, replace(program, messages=lowering() + compiling()), found or held, check_options)
 
     return compiled
 
@@ -264,7 +267,7 @@ def _ways_here(
 
 
 def _axis_types(call: Call, mesh: MeshLike, types: AxisKind | None) -> list[tuple[str, tuple[AxisType, ...]]]:
-    """Return axis types to try, with descriptions: the mesh's own, else the arguments' meshes', else `_kinds`."""
+    """Return (description, axis types) of each attempt: those of the mesh, of an argument's mesh, or of `_kinds`."""
     degrees = degrees_of(mesh)
     for one in (mesh, *meshes_in(call)):
         if isinstance(one, (Mesh, AbstractMesh)) and set(degrees) <= set(one.axis_names):
@@ -280,7 +283,7 @@ def _kinds(types: AxisKind | None) -> tuple[AxisType, ...]:
 
 
 def _inspect_compiled(
-    call: Call, compiled: Compiled, mesh: MeshLike | None, on: str | None, given: Mapping[str, Any]
+    call: Call, compiled: Compiled, mesh: MeshLike | None, on: str | None, check_options: Mapping[str, Any]
 ) -> Inspection:
     """Inspect a compiled program. on: its hardware, needed for times."""
     if call.args or call.kwargs:
@@ -290,11 +293,15 @@ def _inspect_compiled(
     system = parse_system(on) if on else None
     compiler = compiler_name(system) if system else f"jaxlib {version('jaxlib')}"
     program = read_compiled(compiled, compiler=compiler, mesh_method=MeshMethod.OWN)
-    return _read_here("a compiled program", program, found, given, system)
+    return _read_here("a compiled program", program, found, check_options, system)
 
 
 def _read_here(
-    name: str, program: CompiledProgram, mesh: MeshLike | None, given: Mapping[str, Any], system: System | None = None
+    name: str,
+    program: CompiledProgram,
+    mesh: MeshLike | None,
+    check_options: Mapping[str, Any],
+    system: System | None = None,
 ) -> Inspection:
     """Return the inspection of a program that was compiled in this process."""
     if mesh is None and (count := _PARTITIONS.search(program.hlo)):
@@ -312,7 +319,7 @@ def _read_here(
         system=system,
         program=program,
         is_scheduled=system is not None and system.chip.kind != "cpu",
-        **given,
+        **check_options,
     )
 
 
@@ -322,7 +329,7 @@ def _lower_for_target(
     system: System,
     types: AxisKind | None,
     effort: Effort,
-    given: Mapping[str, Any],
+    check_options: Mapping[str, Any],
 ) -> Callable[[], Inspection]:
     if isinstance(stage_of(call.function), Lowered):
         lowered = _check_platform(lower_call(call), system)
@@ -343,7 +350,7 @@ def _lower_for_target(
         arguments=pack_module(lowered),
         effort=effort,
     )
-    return partial(_inspect_in_child, function_name(call.function), request, given)
+    return partial(_inspect_in_child, function_name(call.function), request, check_options)
 
 
 def _check_platform(program: LoweredProgram, system: System) -> LoweredProgram:
@@ -400,14 +407,14 @@ def _mesh_held(call: Call, count: int) -> MeshLike | None:
 
 
 def _mesh_of_module(program: LoweredProgram) -> dict[str, int] | None:
-    """Return the mesh with most axes in a lowered module whose devices are in order; None if there is none."""
+    """Return {axis: degree} of the mesh with most axes in a lowered module whose devices are in order, or None."""
     module = program.lowered.compiler_ir("stablehlo")
     found = [_SDY_MESH.match(str(op)) for op in module.body.operations] if module is not None else []
     meshes = [{axis: int(degree) for axis, degree in _SDY_AXIS.findall(one[1])} for one in found if one]
     return max(filter(None, meshes), key=len, default=None)
 
 
-def _inspect_in_child(name: str, request: CompileRequest, given: Mapping[str, Any]) -> Inspection:
+def _inspect_in_child(name: str, request: CompileRequest, check_options: Mapping[str, Any]) -> Inspection:
     system = parse_system(request.hardware)
     try:
         program: CompiledProgram = compile_in_child(request)
@@ -423,7 +430,7 @@ def _inspect_in_child(name: str, request: CompileRequest, given: Mapping[str, An
         system=system,
         program=program,
         is_scheduled=system.chip.kind == "gpu" or (system.chip.kind == "tpu" and request.effort == "default"),
-        **given,
+        **check_options,
     )
 
 
@@ -437,7 +444,7 @@ def _on_devices_here(mesh: MeshLike, types: tuple[AxisType, ...]) -> Mesh:
 
 
 def _system(devices: Sequence[Any], count: int) -> System | None:
-    """Return the system of `count` such devices: simulated CPU devices, or GPUs of a known name; None for others."""
+    """Return the system of `count` devices like these: simulated CPU devices, or known GPUs; None for others."""
     kind = devices[0].device_kind.lower()
     chip = "cpu" if devices[0].platform == "cpu" else next((name for name in chip_names() if name in kind), None)
     return parse_system(f"{chip}:{count}") if chip and devices[0].platform in ("cpu", "gpu") else None
@@ -445,7 +452,7 @@ def _system(devices: Sequence[Any], count: int) -> System | None:
 
 @contextmanager
 def _capture_stderr() -> Iterator[Any]:
-    """Capture what C++ code writes to stderr: yields a function that returns the text afterwards."""
+    """Context that captures what C++ code writes to stderr. Yields a function that returns the text afterwards."""
     with tempfile.TemporaryFile() as file:
         saved, text = os.dup(2), ""
         os.dup2(file.fileno(), 2)

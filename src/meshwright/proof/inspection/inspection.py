@@ -1,4 +1,4 @@
-"""The result of an inspection: record, flops by scope, findings."""
+"""`Inspection`, the result of inspecting a program: its collectives, memory and times (`Record`), and its findings."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from meshwright.units import show_degrees, show_flops, show_seconds
 class Inspection:
     """Result of an inspection, per device and step.
 
-    record: like a plan's; each collective with its source, and its time if the hardware is known. findings: those that
-    count. ignored, in_baseline: findings that do not count because of `ignore` or `baseline`. flops_by_scope: of
-    matmuls, by named scope. schedule: the simulated step; None for simulated devices and the TPU compiler's fast
-    effort. program: None for HLO text alone.
+    record: collectives, memory and times in the form that plans have too; each collective with its source, and its time
+    if the hardware is known. findings: those that count. ignored, in_baseline: findings that do not count because of
+    `ignore` or `baseline`. flops_by_scope: the flops of matmuls by named scope. schedule: the simulated step; None for
+    simulated devices and the TPU compiler's fast effort. program: None for HLO text alone.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Inspection:
         write_trace(self.schedule, file)
 
     def write_baseline(self, file: str | Path) -> None:
-        """Write the findings, without the ignored ones, as a file for `baseline`."""
+        """Write a file for the `baseline` argument of `inspect`: all findings but the ignored ones."""
         write_baseline((*self.findings, *self.in_baseline), file)
 
     def sarif(self, file: str | Path) -> None:
@@ -182,7 +182,7 @@ def read_inspection(
         hardware: its name, for the record.
         system: for times; None if unknown.
         program: the compiled program of the text; None for HLO text alone.
-        is_scheduled: whether its schedule is final, so that a simulated step is meaningful.
+        is_scheduled: whether the schedule in `hlo` is final, so that a simulated step is meaningful.
         rules: see `ProgramContext`.
         expected: see `ProgramContext`.
         state: see `ProgramContext`.
@@ -226,7 +226,7 @@ def read_inspection(
 def _with_memory(
     record: Record, mesh: Mapping[str, int], system: System | None, program: CompiledProgram | None
 ) -> Record:
-    """Return the record with the whole mesh and the memory of its program."""
+    """Return the record with `mesh`, the mesh over all slices, and with the program's memory and notes."""
     if program is None:
         return replace(record, mesh=dict(mesh))
     is_limited = system is not None and system.chip.kind != "cpu"

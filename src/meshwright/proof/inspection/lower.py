@@ -1,4 +1,4 @@
-"""Lower functions of JAX, Flax or Equinox as a call would, in this process or in the compiling one."""
+"""Lower functions of JAX, Flax or Equinox as calling them would, in this process or in a compiling child process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def lower_call(call: Call, platform: str | None = None) -> LoweredProgram:
         platform: the platform to lower for, as in `lowering_platforms`; by default that of the devices.
 
     Raises:
-        MeshwrightError: the call lowers nothing.
+        MeshwrightError: the method `.lower` of the function returns nothing that JAX lowered.
     """
     with _lowering_for(platform):
         stage = _stage(call)
@@ -119,7 +119,7 @@ def source_hash() -> str:
 
 
 def _lower_made(make: Any, name: str, mesh: Mesh) -> LoweredProgram:
-    """Call a function with a mesh, and lower its result under that mesh."""
+    """Call `make` with a mesh; return the lowered or traced function that it returns, or lower its (function, args)."""
     try:
         made = make(mesh)
     except Exception as error:
@@ -134,9 +134,9 @@ def _lower_made(make: Any, name: str, mesh: Mesh) -> LoweredProgram:
 
 
 def _lower_placed(make: Any, name: str, mesh: Mesh) -> LoweredProgram:
-    """Lower the result of a function that creates arrays: call it with CPU devices, then use the target's mesh.
+    """Lower for `mesh` the (function, args) that `make` returns for CPU devices, on which it can create arrays.
 
-    mesh: of described devices, which cannot hold arrays.
+    mesh: of described devices, which cannot hold arrays. name: of `make`, for errors.
     """
     target = mesh.abstract_mesh
     devices = np.array(jax.devices("cpu")[: mesh.size]).reshape(mesh.devices.shape)
@@ -154,7 +154,7 @@ def _lower_placed(make: Any, name: str, mesh: Mesh) -> LoweredProgram:
 
 
 def _call_of(made: Any, name: str) -> Call:
-    """Return the call in `(function, args)`."""
+    """Convert `(function, args)`, returned by the function `name`, to a `Call`. Raises for another result."""
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], (tuple, list))):
         raise MeshwrightError(
             f"{name} returned {type(made).__name__}; it must return jax.jit(...).lower(...) or (function, args)"
@@ -163,7 +163,7 @@ def _call_of(made: Any, name: str) -> Call:
 
 
 def _stage(call: Call) -> Any:
-    """Return the latest stage of `jax.stages` that the function's own `trace` or `lower` returns."""
+    """Return a call as a `Traced`, or as a `Lowered` if its function has only `lower` and the `Traced` is not known."""
     function: Any = call.function
     args, kwargs = call.args, call.kwargs
     if isinstance(held := stage_of(function), _STAGES):
@@ -181,9 +181,9 @@ def _stage(call: Call) -> Any:
 
 
 def _traced_by(lower: Any, args: Any, kwargs: Any) -> Any:
-    """Return the `Traced` of which a method `.lower` made its result, or the result itself if that is not known.
+    """Call a method `.lower`; return the `Traced` that it lowered, or its result if that is not known.
 
-    It is for objects that have no `.trace` (Equinox). `Traced.lower` is replaced during the call, since there is no
+    This is for objects that have no `.trace` (Equinox). `Traced.lower` is replaced during the call, since there is no
     public way from a `Lowered` to its jaxpr.
     """
     traced, before = list[Traced](), Traced.lower

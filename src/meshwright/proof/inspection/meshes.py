@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
 
 def meshes_in(tree: Any) -> Iterator[Mesh | AbstractMesh]:
-    """Yield the meshes of the arguments' shardings."""
+    """Yield the meshes in the shardings of a tree's leaves."""
     for leaf in jax.tree.leaves(tree):
         sharding = getattr(leaf, "sharding", None)
         if isinstance(sharding, NamedSharding):
@@ -73,7 +73,7 @@ def only_mesh(mesh: AbstractMesh) -> Iterator[None]:
 
 
 def on_mesh(tree: Any, mesh: Mesh) -> Any:
-    """Return the arguments with `mesh` in place of the abstract meshes in their shardings."""
+    """Return a tree with `mesh` in place of every abstract mesh in its leaves' shardings."""
     return jax.tree.map(lambda leaf: _abstract_leaf(leaf, mesh) if _is_on_abstract_mesh(leaf) else leaf, tree)
 
 
@@ -116,7 +116,7 @@ NOT_COPIED = (TypeError, pickle.PicklingError, AttributeError, RecursionError)
 
 
 def _copied(held: Any, target: AbstractMesh) -> Any:
-    """Return a copy with `target` in place of every mesh that has only axes of the target; other meshes are kept."""
+    """Return a copy of `held` with `target` in place of the meshes that have only axes of the target."""
     out = io.BytesIO()
     pickler = _Pickler(out)
     pickler.dump(held)
@@ -251,7 +251,7 @@ def _abstract_leaf(leaf: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 
 def _asked_layout(leaf: Any) -> Layout | None:
-    """Return a requested layout; None for row-major, which arrays have by default."""
+    """Return the memory layout of an array or of its description; None for row-major, the default."""
     layout = getattr(getattr(leaf, "format", None), "layout", None)
     order = getattr(layout, "major_to_minor", None)
     if order is None or tuple(order) == tuple(range(len(leaf.shape))):

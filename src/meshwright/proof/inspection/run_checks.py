@@ -112,7 +112,7 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
 
 
 def _without_consequences(found: list[Finding]) -> list[Finding]:
-    """Return the findings that follow from no other one; a cause's cost then includes the repeated work it explains."""
+    """Drop findings that another one explains. The cost of explained redundant work is added to that of its cause."""
     causes = [one for one in found if not any(other.explains(one) for other in found if other is not one)]
     rest = [one for one in found if one not in causes and one.is_share_of_work]
     for one in rest:
@@ -138,7 +138,7 @@ def _found(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _with_link(context: ProgramContext, finding: Finding) -> Finding:
-    """Return a finding with `link`, the links that its collectives run on; unchanged for simulated devices."""
+    """Return a finding with its `link` set to the links that its collectives use; unchanged for simulated devices."""
     axes = tuple(axis for axis in getattr(finding, "axes", ()) if context.mesh[axis] > 1)
     if isinstance(finding, AcrossSlices):
         return replace(finding, link="the data-centre network")
@@ -148,7 +148,7 @@ def _with_link(context: ProgramContext, finding: Finding) -> Finding:
 
 
 def _unknown(context: ProgramContext) -> Iterator[str]:
-    """Yield a note if the shardings of a program's arguments are unknown: most checks then find nothing."""
+    """Yield a note if the shardings of all arguments are unknown, so that most checks find nothing."""
     told = any("sharding" in argument.instruction.attributes for argument in context.arguments)
     if context.arguments and context.module.num_devices > 1 and not told:
         yield (

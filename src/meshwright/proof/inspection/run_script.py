@@ -1,4 +1,4 @@
-"""Run a script until it calls a jitted function, and take that call, so that scripts need no change to be inspected.
+"""Run a script until it calls a jitted function, and return that call: scripts need no change to be inspected.
 
 `jax.jit` and `jax.pmap` are replaced while the script runs; Flax and Equinox use them, so their functions are recorded
 too. The script runs on the devices of this process, with real values; it ends at the chosen call.
@@ -38,7 +38,7 @@ _MOST_FRAMES = 8
 
 
 class Taken(NamedTuple, Generic[T]):
-    """A call from a script: the result of `take`, the called function's name, and a note on how it was chosen."""
+    """The result of `run_script`: the result of its `take`, the called function's name, and how the call was chosen."""
 
     result: T
     name: str
@@ -48,9 +48,9 @@ class Taken(NamedTuple, Generic[T]):
 def run_script(script: Script, take: Callable[[Call], T], source: ast.Module | str | None = None) -> Taken[T]:
     """Run a script, and pass one call of a jitted function to `take`, at the place of that call.
 
-    With a name, it is the first call of that function. Without one, the function with the most matmul flops is chosen,
-    or the last function if none has matmuls: its second call, as its arguments have steady-state shardings, or its only
-    call.
+    If `script` names a function, that is its first call. Otherwise the function with the most matmul flops is chosen,
+    or the last one if none has matmuls, and of this function the second call, whose arguments have steady-state
+    shardings, or the only one.
 
     Args:
         script: the script.
@@ -137,7 +137,7 @@ class _Recorder(Generic[T]):
         self.is_recording = False
 
     def _recorded(self, jit: Any) -> Any:
-        """Return `jax.jit` or `jax.pmap` whose functions are recorded; without a function it returns a decorator."""
+        """Wrap `jax.jit` or `jax.pmap` so that the calls of the functions that it returns are recorded."""
 
         @functools.wraps(jit)
         def recorded(*args: Any, **options: Any) -> Any:

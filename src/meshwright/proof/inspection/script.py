@@ -33,7 +33,8 @@ class Script(NamedTuple):
     def takes_mesh(self, *, has_mesh: bool) -> bool:
         """Whether to call the named function with a mesh, instead of running the script.
 
-        True if its only required parameter is named `mesh`, or if a mesh is given and it has no decorator.
+        True if the function has one required parameter, and this is named `mesh`, or a mesh is given (`has_mesh`) and
+        the function has no decorator: a decorated function is usually the jitted step itself.
         """
         node, required = self._named()
         if node is None or len(required) != 1:
@@ -41,12 +42,12 @@ class Script(NamedTuple):
         return required[0] == "mesh" or (has_mesh and not node.decorator_list)
 
     def takes_nothing(self) -> bool:
-        """Whether the named function has no required parameter: it is called and returns a step and its arguments."""
+        """Whether the named function has no required parameter and no decorator, as one that returns (step, args)."""
         node, required = self._named()
         return node is not None and not required and not node.decorator_list
 
     def _named(self) -> tuple[ast.FunctionDef | None, list[str]]:
-        """Return the named function, and its required parameters."""
+        """Return the named function's syntax tree and the names of its required parameters; (None, []) without one."""
         for node in self.parsed().body:
             if isinstance(node, ast.FunctionDef) and node.name == self.name:
                 given = node.args
@@ -59,7 +60,7 @@ class Script(NamedTuple):
 
 
 def simulate_devices(count: int) -> None:
-    """Give a script this many simulated devices, unless it or its caller asks for another number."""
+    """Set XLA_FLAGS to `count` simulated CPU devices for a script, unless XLA_FLAGS already has a number."""
     flags = os.environ.get("XLA_FLAGS", "")
     if _COUNT_FLAG not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {_COUNT_FLAG}={count}".strip()

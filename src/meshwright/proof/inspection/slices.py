@@ -1,4 +1,4 @@
-"""Find values that each device slices to its own part, and values that are joined from parts."""
+"""Find values of which each device uses only its own slice, and dims along which a gather joins shards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ ELEMENTWISE = frozenset(
 
 
 def cut_axes(context: ProgramContext, value: Instruction, through: frozenset[str] = ELEMENTWISE) -> tuple[str, ...]:
-    """Return the axes along which each device uses only its own slice of a value."""
+    """Return the axes along which each device uses only its own slice of a value.
+
+    through: the ops, beside views, that may be between the value and the slicing.
+    """
     axes: set[str] = set()
     for user, held in uses(context.module, value, VIEWS | through):
         if user.opcode != "dynamic-slice" or user.operands[0] != held.name:
@@ -27,7 +30,7 @@ def cut_axes(context: ProgramContext, value: Instruction, through: frozenset[str
 
 
 def is_cut_of(context: ProgramContext, value: Instruction) -> Instruction | None:
-    """Return the whole value if an operand is its slice at this device's index; else None."""
+    """If `value` is computed elementwise from a slice at the device's index, return the sliced value; else None."""
     found = origin(context.module, value, frozenset(VIEWS | ELEMENTWISE))
     if found.opcode != "dynamic-slice" or not any(
         context.variance.axes(offset) for offset in context.module.operands(found)[1:]
@@ -37,6 +40,6 @@ def is_cut_of(context: ProgramContext, value: Instruction) -> Instruction | None
 
 
 def gathered_dims(context: ProgramContext, gather: Instruction) -> set[int]:
-    """Return the dims along which an all-gather of one array joins parts."""
+    """Return the dims along which an all-gather of one array joins shards."""
     parts, (whole, *_) = context.module.operand(gather).shape, gather.shape.arrays()
     return {dim for dim, (part, size) in enumerate(zip(parts.dims, whole.dims, strict=False)) if part != size}

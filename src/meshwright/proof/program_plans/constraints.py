@@ -38,11 +38,11 @@ class Fix:
 
     Attributes:
         plan: the plan.
-        constraints: the spec to constrain to, for each assignment that needs a constraint.
+        constraints: {assignment that needs a constraint: the spec to constrain its value to}.
         planned: the program's matmuls, with the shardings that they have in the plan.
-        before: how many of `planned` are split as planned without constraints, by arguments' and results' shardings.
-        after: the program's matmuls with the constraints.
-        skipped: assignments that run for several arrays, whose planned specs agree in no dim.
+        before: how many of `planned` are split as planned if only arguments and results are sharded as planned.
+        after: the program's matmuls with `constraints`, with the shardings that they then have.
+        skipped: assignments that run several times in the program, for arrays whose planned specs agree in no dim.
     """
 
     plan: ProgramPlan
@@ -52,9 +52,9 @@ class Fix:
     after: tuple[Matmul, ...]
     skipped: tuple[Assignment, ...]
 
-    def is_proved(self, found: Sequence[Matmul]) -> bool:
-        """Whether all matmuls of a program are split as planned."""
-        return count_equal(self.planned, found) == len(self.planned)
+    def is_proved(self, matmuls: Sequence[Matmul]) -> bool:
+        """Whether the matmuls of a program, the one with the constraints, are all split as planned."""
+        return count_equal(self.planned, matmuls) == len(self.planned)
 
 
 def fewest_constraints(plan: ProgramPlan, call: Call, assignments: Sequence[Assignment]) -> Fix:
@@ -62,8 +62,8 @@ def fewest_constraints(plan: ProgramPlan, call: Call, assignments: Sequence[Assi
 
     Args:
         plan: a plan of the call's function.
-        call: the function and its arguments; its modules must have been imported from marked sources.
-        assignments: the marked assignments; an index is the number in a mark.
+        call: the function and its arguments; its modules must have been imported from marked `sources`.
+        assignments: the marked assignments; the index of each is the number that `mark` gets.
     """
     marked = _Marked.of(plan, call)
     specs = marked.specs()
@@ -132,7 +132,7 @@ def use_mesh(plan: ProgramPlan) -> AbstractContextManager[Any]:
 
 
 def count_equal(planned: Sequence[Matmul], found: Sequence[Matmul]) -> int:
-    """Return how many matmuls are split as planned. Raises if the program has another number of matmuls."""
+    """Return how many of `found` are split as in `planned`, in order. Raises if their numbers of matmuls differ."""
     if len(planned) != len(found):
         raise MeshwrightError(
             f"the function has {len(found)} matmuls on the plan's mesh, and {len(planned)} without a mesh"
@@ -162,7 +162,7 @@ class _Marked(Applied):
     def specs(self) -> dict[int, PartitionSpec | None]:
         """Return the planned spec of each marked value of the forward pass, by number, in order.
 
-        If an assignment runs for several arrays, the spec has the entries in which they agree; None if there are none.
+        If an assignment runs for several arrays, the spec has the entries that are equal for all; None if none is.
         """
         found: dict[int, list[PartitionSpec]] = defaultdict(list)
         self._add_specs(self.program.body, "", found)
@@ -190,7 +190,7 @@ class _Marked(Applied):
 def _mark_of(equation: Any) -> int | None:
     """Return the number of the assignment that an equation marks; None for any other equation, and under `vmap`.
 
-    A value under `vmap` has a higher rank than its mark.
+    Under `vmap`, the constrained array has more dims than the value that was marked.
     """
     if equation.primitive.name != "sharding_constraint":
         return None
@@ -199,7 +199,7 @@ def _mark_of(equation: Any) -> int | None:
 
 
 def _common(specs: Sequence[PartitionSpec]) -> PartitionSpec | None:
-    """Return a spec with the entries in which all specs agree, and other dims unconstrained; None if none agrees."""
+    """Return the spec of the entries that are equal in all specs, other dims unconstrained; None if no entry is."""
     if len({len(spec) for spec in specs}) > 1:
         return None
     entries = [each[0] if len(set(each)) == 1 else PartitionSpec.UNCONSTRAINED for each in zip(*specs, strict=True)]

@@ -1,4 +1,4 @@
-"""The changed text of a user's file, and its diff."""
+"""The text of a user's file with sharding constraints added, and the diff."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.proof.program_plans.sources import Assignment, first_place, read
 
 
 def changed_files(constraints: Mapping[Assignment, PartitionSpec]) -> dict[Path, str]:
-    """Return the changed text by file. constraints: the spec to constrain to after each assignment."""
+    """Return {file: its text with constraints}. constraints: {assignment: the spec to constrain its value to}."""
     by_file: dict[Path, dict[Assignment, PartitionSpec]] = defaultdict(dict)
     for at, spec in constraints.items():
         by_file[at.file][at] = spec

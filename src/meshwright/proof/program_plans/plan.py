@@ -36,7 +36,8 @@ COMPILED = 3
 class Candidate:
     """A layout of a program, with its predicted record, and the record of its compiled program if it was compiled.
 
-    layout: None for the unchanged function, with the shardings of its arguments. wrong: why it does not compile, or ''.
+    layout: None for the unchanged function, with the shardings of its arguments. wrong: why it does not compile; '' if
+    it does or was not compiled.
     """
 
     layout: Layout | None
@@ -59,9 +60,8 @@ class Candidate:
 @dataclass(frozen=True, kw_only=True)
 class ProgramPlan:
     """A plan of a JAX function: a mesh, and the classes of equal dims (`DimClass`) that each of its axes splits.
-
-    candidates: the compared layouts, the chosen one first. num_layouts: how many were predicted. notes: limits of the
-    plan.
+    candidates: the compared layouts, the chosen one first. num_layouts: how many layouts were predicted. notes: limits
+    of the plan.
     """
 
     name: str
@@ -168,9 +168,9 @@ def plan_program(
             devices, the unchanged function is compiled and compared too.
         on: the hardware, as `v5e:4x4`, which need not be present.
         mesh: axes and degrees, as `data=4,model=4`; default: every mesh of all devices is tried.
-        num_compiled: number of layouts to compile: those with the shortest predicted step, of different strategies.
-            Data parallelism with a replicated and with a split state is compiled too, so that the chosen layout is
-            never slower. 0 for none.
+        num_compiled: number of layouts to compile: those with the shortest predicted step, of different strategies, and
+            the best that mix strategies in other ways if they are predicted to be faster. Data parallelism with a
+            replicated and with a split state is compiled too, so that the chosen layout is never slower. 0 for none.
         kwargs: its arguments by name.
 
     Raises:
@@ -223,17 +223,25 @@ def _degrees(mesh: MeshLike | Mapping[str, int], system: System) -> dict[str, in
 
 def _to_compile(found: list[Found], candidates: list[Candidate], count: int) -> list[Candidate]:
     """Return the candidates to compile: the best of each of `count` strategies, and both kinds of data parallelism.
-
     Layouts that split the same dims are one strategy, on whatever mesh. Data parallelism is compiled with a replicated
-    and with a split state. found: all layouts, best first. candidates: the same, as candidates.
+    and with a split state. Of layouts whose classes were varied, and that are predicted to be faster than all others,
+    the best that splits the state and the best that does not are compiled too, with their equals: the price of such
+    mixtures is less certain. found: all layouts, best first. candidates: the same, as candidates.
     """
     chosen: dict[int, Candidate] = {}
     strategies: set[frozenset[tuple[tuple[int, ...], bool]]] = set()
+    varied: dict[bool, float] = {}
     for place, one in enumerate(found):
         strategy = frozenset((axis.atoms, axis.is_stored) for axis in one.layout.axes if axis.degree > 1)
         names = [axis.name for axis in one.layout.axes if axis.degree > 1]
         is_data_parallel = names in (["dp"], ["fsdp"])
         if not one.record.fits and place:
+            continue
+        if one.is_varied:
+            is_stored = any(axis.is_stored for axis in one.layout.axes)
+            seconds = round(one.record.step_seconds or 0.0, 9)
+            if not strategies and varied.setdefault(is_stored, seconds) == seconds:
+                chosen[place] = candidates[place]
             continue
         if (len(strategies) < count and strategy not in strategies) or is_data_parallel:
             strategies.add(strategy)

@@ -31,7 +31,7 @@ from meshwright.proof.inspection.meshes import only_mesh
 _MARK = "__meshwright_mark__"
 
 _SCOPE = re.compile(r"meshwright_mark_(\d+)_(\d+)")
-"""The name scope of a marked value: the number of its assignment, and the value's rank."""
+"""The name scope of a marked value: the number of its assignment, and the value's number of dims."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Assignment:
 
 
 class Marks(ast.NodeTransformer):
-    """Add a call of `mark` after each assignment to one name in functions, and collect the assignments by number."""
+    """Add a call of `mark` after each assignment to one name in functions; list the assignments, indexed by number."""
 
     def __init__(self) -> None:
         self.assignments: list[Assignment] = []
@@ -144,7 +144,7 @@ def mark(value: Any, number: int) -> Any:
 
 
 def mark_in(scope: str) -> tuple[int, int] | None:
-    """Return the number and rank of the mark in a name stack; None if there is none."""
+    """Return the assignment number and the number of dims that `mark` put in a name scope; None if it did not."""
     found = _SCOPE.search(scope)
     return (int(found[1]), int(found[2])) if found else None
 

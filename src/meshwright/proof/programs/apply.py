@@ -91,7 +91,7 @@ def layout_of(
 ) -> Layout:
     """Return the layout of a program on mesh axes of these degrees.
 
-    split: the axes that split each class, by its number `DimClass.atom`. store: axes that split the state at rest.
+    split: {`DimClass.atom`: the axes that split the class}. store: axes that split the state at rest.
     """
     axes = tuple(
         Axis(name, degree, tuple(atom for atom, names in split.items() if name in names), name in store)
@@ -110,7 +110,7 @@ def _axes(given: str | Sequence[str], mesh: Mesh, what: str) -> tuple[str, ...]:
 
 
 Gathered = dict[tuple[Any, tuple[str, ...]], Any]
-"""Values that are constrained to be whole along some mesh axes, by (variable, axes)."""
+"""{(variable, mesh axes): the variable's value, constrained to be whole along these axes}."""
 
 
 @dataclass
@@ -200,9 +200,9 @@ class Applied:
         )
 
     def _stored(self, shape: Any, leaf: Atoms) -> PartitionSpec:
-        """Return the spec of a leaf of the state between steps: the table's, and `store` on its largest free dim.
+        """Return the spec of a state leaf between steps: that of the table, with `store` on the largest unsplit dim.
 
-        shape: of the leaf or its gradient, which may be transposed or reshaped. leaf: the leaf's dims.
+        shape: of the leaf or its gradient, which may be transposed or reshaped. leaf: the leaf's own dims.
         """
         dims = self._dims(shape)
         entries = [axes or None for axes in self.layout.split(dims)]
@@ -226,7 +226,7 @@ class Applied:
     def _equation(
         self, equation: Any, body: Body, called: tuple[Body, ...], given: list[Any], gathered: Gathered
     ) -> list[Any]:
-        """Evaluate an equation, with constraints on its operands and its result.
+        """Evaluate an equation, with constraints on its operands and its result; return its results.
 
         called: the programs that it calls. given: its operands. gathered: values that earlier equations constrained.
         """
@@ -246,7 +246,7 @@ class Applied:
         return results
 
     def _run(self, equation: Any, called: tuple[Body, ...], given: list[Any]) -> list[Any]:
-        """Evaluate one equation, after adding constraints to the programs that it calls."""
+        """Evaluate an equation on operands (`given`), after adding constraints to the programs that it calls."""
         name, parameters = equation.primitive.name, dict(equation.params)
         if name in ("jit", "pjit", "closed_call", "core_call", "shard_map") and (inner := called_program(equation)):
             return self._evaluate(called[0], inner.consts, given)
@@ -284,11 +284,11 @@ class Applied:
 
     @cached_property
     def _of_state(self) -> dict[tuple[int, ...], Atoms]:
-        """The dims of the state's leaves, and of their slices in a loop over layers (`layout.dims_at_rest`)."""
+        """The dims of the state's leaves, and of their slices in a loop over layers, as from `layout.dims_at_rest`."""
         return dims_at_rest(self.program, self.layout.barred)
 
     def _gathered(self, equation: Any, shape: Shape, value: Any) -> Any:
-        """Constrain a parameter that `store` splits to the table's layout before use, so that it is all-gathered.
+        """Return an operand; a parameter that `store` splits is constrained to the table's layout (all-gathered).
 
         Without this, the compiler may split the matmul like the stored parameter and communicate activations instead.
         """
@@ -298,7 +298,7 @@ class Applied:
         return constrain(value, NamedSharding(self.mesh, self.spec(shape)), equation)
 
     def _with_whole_dims(self, equation: Any, body: Body, operands: list[Any], gathered: Gathered) -> list[Any]:
-        """Constrain an operand of a matmul to be whole along an axis that splits another dim of the result.
+        """Return a matmul's operands, constrained to be whole along axes that split another dim of the result.
 
         Without this, the compiler may gather the operand over all axes instead of this one. It does not notice that two
         constraints of a value are equal, so one constraint serves all matmuls that read the value (`gathered`).
@@ -338,7 +338,7 @@ class Applied:
 
 
 def lower_leaves(jitted: Any, traced: Traced, platform: str | None) -> Any:
-    """Lower a jitted function of a traced function's leaves for a platform; None for its mesh's platform."""
+    """Lower `jitted`, which takes the leaves of `traced`'s arguments. platform: None for that of its mesh."""
     abstract = (jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in traced.jaxpr.in_avals)
     return jitted.trace(*abstract).lower(lowering_platforms=None if platform is None else (platform,))
 

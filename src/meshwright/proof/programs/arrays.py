@@ -29,7 +29,7 @@ class Tree:
 
     @classmethod
     def of(cls, tree: Any) -> Tree:
-        """Split a tree into its structure and its leaves that are not arrays."""
+        """Return the structure of a tree, with its leaves that are not arrays."""
         leaves, structure = jax.tree.flatten(tree)
         return cls(structure, {number: leaf for number, leaf in enumerate(leaves) if not is_array(leaf)})
 
@@ -43,7 +43,7 @@ class Tree:
 
 
 def trace_arrays(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Traced, Tree]:
-    """Trace a function; return the trace and the structure of the result.
+    """Trace a function; return the trace, and the result's tree without its arrays.
 
     If any leaf of the arguments is neither an array nor a number, all leaves that are not arrays become constants: in
     such trees numbers are often settings. A jitted function is traced as it is, with its own static arguments.

@@ -1,4 +1,8 @@
-"""Classes of equal dims, with names: the keys of the table that `apply` takes."""
+"""Classes of equal dims, with names: the keys of the table that `apply` takes.
+
+An atom (`dims`) is an integer that stands for a dim, or for a factor of a reshaped dim; equal dims have
+equal atoms.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ GENERIC = {"kernel", "weight", "value", "w", "b", "bias", "scale", "raw_value"}
 class DimClass:
     """Dims of a program that are equal, so that a mesh axis splits all of them or none.
 
-    atom: identifies the class: the number in `Dims` that its dims share. members: dims of arguments, as
+    atom: the number that its dims share, which identifies the class. members: dims of arguments, as
     `params.kernel:1`, or a part of a reshaped dim, as `params.qkv:1.2`. barred: why no axis may split the class; '' if
     one may.
     """
@@ -37,7 +41,7 @@ class DimClass:
 
     @property
     def first_members(self) -> str:
-        """The first three members, and how many more there are."""
+        """The first three members as text, and how many more there are."""
         more = f" and {len(self.members) - 3} more" if len(self.members) > 3 else ""
         return ", ".join(self.members[:3]) + more or "values only"
 
@@ -93,10 +97,10 @@ def _of_matmuls(program: Program, body: Body) -> Iterator[int]:
 
 
 def batch_atoms(program: Program) -> tuple[int, ...]:
-    """Return the atoms of the batch. The first is the leading dim of data arguments that is in most matmuls.
+    """Return the atoms of the batch. The first is that of the leading dim of data which occurs in most matmuls.
 
-    Data: arguments that are not state. Other leading dims of data with the same size, e.g. a recommender's items where
-    its users are the batch, belong to the batch too and come after it.
+    Data are the arguments that are not state. Other leading dims of data with the same size follow, e.g. the items of
+    a recommender, where its users are the first.
     """
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, (_, shape) in enumerate(program.arguments):
@@ -119,7 +123,10 @@ def batch_atoms(program: Program) -> tuple[int, ...]:
 
 
 def _names(members: list[tuple[str, str]], vectors: set[str], *, is_batch: bool) -> Iterator[str]:
-    """Yield candidate names of a class, best first: `batch`, or the end of a member's path."""
+    """Yield candidate names of a class, best first: `batch`, or the end of a member's path.
+
+    members: (path, dim index) as from `_members`. vectors: the paths of arrays with at most one dim.
+    """
     if is_batch:
         yield "batch"
     # Matrices have more specific names than vectors, and parameters have shorter paths than their moments.
@@ -132,7 +139,7 @@ def _names(members: list[tuple[str, str]], vectors: set[str], *, is_batch: bool)
 
 
 def _members(program: Program) -> dict[int, list[tuple[str, str]]]:
-    """Return the dims of arguments in each class, as the argument's path and the dim's index (`:1`)."""
+    """Return {atom: (path of an argument, index as `:1` of its dim with the atom), for each such dim}."""
     found: dict[int, list[tuple[str, str]]] = defaultdict(list)
     for path, shape in program.arguments:
         for place, dim in enumerate(shape):

@@ -15,14 +15,14 @@ Dim = tuple[int, ...]
 
 
 class Dims:
-    """All atoms of a program. Methods unite them as the program shows that they are equal."""
+    """All atoms of a program. `unite` records that dims are equal, `bar` that no mesh axis may split a dim."""
 
     def __init__(self) -> None:
         self._sizes: list[int] = []
         self._parents: list[int] = []
         self._parts: dict[int, Dim] = {}
         self.barred: dict[int, str] = {}
-        """The reason why no mesh axis may split an atom. For united atoms, it may be stored at any one of the set."""
+        """{atom: why no mesh axis may split it}. The atom may since have been united or split."""
 
     def new(self, size: int) -> Dim:
         """Return a new dim with one atom, or without atoms if its size is 1."""
@@ -37,7 +37,7 @@ class Dims:
         return math.prod(self._sizes[atom] for atom in dim)
 
     def atoms(self, dim: Dim) -> Dim:
-        """Return the representatives of a dim's atoms, with those that were split replaced by their parts."""
+        """Return the current atoms of a dim: each united set is one atom, each split atom is replaced by its parts."""
         found: list[int] = []
         for atom in dim:
             root = self._root(atom)
@@ -77,7 +77,7 @@ class Dims:
             self.barred.setdefault(atom, reason)
 
     def why_barred(self) -> dict[int, str]:
-        """Return the reasons in `barred` by the current representatives, after unions and splits."""
+        """Return {atom: why no mesh axis may split it}, the entries of `barred` at the current atoms (`atoms`)."""
         return {atom: reason for one, reason in self.barred.items() for atom in self.atoms((one,))}
 
     def _root(self, atom: int) -> int:

@@ -1,4 +1,7 @@
-"""A layout of a program: which classes of dims each mesh axis splits, and which axes also split the state at rest."""
+"""A layout of a program: which classes of equal dims each mesh axis splits, and which axes split the state at rest.
+
+A class is identified by an atom (`dims`). The state at rest is the state between steps.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from meshwright.proof.programs.trace import Program
 
 @dataclass(frozen=True)
 class Axis:
-    """A mesh axis: its degree, the atoms of the classes that it splits, and whether it splits the state at rest.
+    """A mesh axis: its degree, the atoms of the classes that it splits, and whether it splits the state between steps.
 
     An array with dims of several of these classes is split along the first class. So parts of a program can be split
     differently: with an MLP's hidden dim before the batch, the MLP is tensor parallel, and all else data parallel.
@@ -41,7 +44,8 @@ class Sizes(dict[int, int]):
 def dims_at_rest(program: Program, barred: Container[int]) -> dict[tuple[int, ...], Atoms]:
     """Return the dims of the state's leaves, and of their slices in a loop over layers. Keys: `of_any_order(dims)`.
 
-    An array whose atoms are a key is a leaf, a copy of one, or its gradient, perhaps transposed or reshaped.
+    An array whose atoms are a key is a leaf, a copy of one, or its gradient, perhaps transposed or reshaped. barred:
+    atoms that no axis may split, such as the dim of layers.
     """
     whole = {tuple(program.dims.atoms(dim) for dim in program.arguments[number][1]) for number in program.state}
     whole |= {dims[1:] for dims in whole if dims and dims[0] and dims[0][0] in barred}
@@ -91,7 +95,7 @@ class Layout:
         return math.prod(self.degrees[axis] for axis in axes)
 
     def split(self, dims: Atoms) -> tuple[tuple[str, ...], ...]:
-        """Return the axes that split each dim of an array: each axis splits at most one, by the dim's first atom."""
+        """Return the axes that split each dim of an array. Each axis splits at most one dim, by its first atom."""
         if (known := self._splits.get(dims)) is not None:
             return known
         found: list[tuple[str, ...]] = [()] * len(dims)
@@ -124,12 +128,12 @@ class Layout:
         return not self.table.get(dim[0] if dim else -1) and any(self.table.get(atom) for atom in dim[1:])
 
     def stored_over(self, dims: Atoms) -> tuple[str, ...]:
-        """Return the axes of `store` that split a leaf of the state at rest; none if no dim is divisible."""
+        """Return the axes of `store` that split a state leaf at rest; () if they divide none of its dims."""
         found = self.stored(dims)
         return found[1] if found else ()
 
     def stored(self, dims: Atoms) -> tuple[int, tuple[str, ...]] | None:
-        """Return the index and axes of the dim that `store` splits, the largest free one; None if there is none."""
+        """Return the index and axes of the dim of a state leaf that `store` splits (the largest unsplit one)."""
         if self.store and dims not in self._stored:
             self._stored[dims] = self._free(dims)
         return self._stored.get(dims)

@@ -6,14 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from meshwright.description.hardware.fabric import lay_mesh
 from meshwright.description.hardware.system import System
 from meshwright.planning.cost.rates.achieved import HBM_SHARE, product_seconds
 from meshwright.planning.cost.rates.collective_time import planned_seconds, reduce_scatter_runs_as_all_reduce
-from meshwright.planning.cost.rates.efficiency import launch_seconds
+from meshwright.planning.cost.rates.efficiency import launch_seconds, layer_shares
 from meshwright.proof.programs.classes import batch_atoms
 from meshwright.proof.programs.flat import Atoms, Value
 from meshwright.proof.programs.layout import Layout, dims_at_rest, of_any_order
@@ -32,7 +32,7 @@ Sent = tuple[Kind, tuple[str, ...], Phase, float, bool, int]
 
 @dataclass(frozen=True)
 class Priced:
-    """A program on a system, whose layouts are priced."""
+    """A program on a system. Its methods predict the cost of a layout."""
 
     program: Program
     work: Work
@@ -56,12 +56,12 @@ class Priced:
 
     @cached_property
     def weights(self) -> frozenset[int]:
-        """The first atom of each dim of the state."""
+        """The first atom of each dim of the state's leaves."""
         return frozenset(dim[0] for value in self.state for dim in value.dims if dim)
 
     @cached_property
     def rest(self) -> dict[tuple[int, ...], Atoms]:
-        """The dims of the state's leaves (`layout.dims_at_rest`)."""
+        """{atoms in any order: dims} of the state's leaves, from `layout.dims_at_rest`."""
         return dims_at_rest(self.program, self.barred)
 
     def _is_of_state(self, value: Value) -> bool:
@@ -145,15 +145,18 @@ class Priced:
         product = local.product
         moved = sum(layout.size(value) for value in (product.left, product.right, product.result))
         dtype = DTYPES.get(product.dtype, "bf16")
-        return product_seconds(*local.sizes, system=self.system, dtype=dtype, moved_bytes=moved)
+        seconds = partial(product_seconds, *local.sizes, system=self.system, dtype=dtype)
+        # Inside a program a matmul computes more slowly than alone, as in a declared model's plan; its bytes take as
+        # long.
+        return max(seconds(moved_bytes=moved), seconds(moved_bytes=1.0) / layer_shares(self.system)["rest"])
 
     def _at_rest(self, value: Value, layout: Layout) -> float:
-        """Return the bytes of a value on a device. Values with a state leaf's dims are split like the state at rest."""
+        """Return the bytes of a value on a device. Values with a state leaf's dims are split like the state."""
         size = layout.size(value)
         return size / layout.degree(layout.stored_over(value.dims)) if self._is_of_state(value) else size
 
     def _collectives(self, layout: Layout, products: Sequence[_Local]) -> Iterator[Sent]:
-        """Yield the collectives of a step: gathers of stored parameters, and those of matmuls and of other ops."""
+        """Yield the collectives of a step: gathers of parameters split at rest, and the collectives of all ops."""
         for (value, phase), times in self.work.gathered.items():
             if axes := layout.stored_over(value.dims):
                 yield "all-gather", axes, phase, layout.size(value), True, times
@@ -204,7 +207,7 @@ class Priced:
             if scattered := tuple(axis for axis in axes if axis in kept):
                 whole = layout.size(moved.operand) * layout.degree(scattered)
                 if moved.kind != "sum" and whole <= layout.size(moved.result) * layout.degree(scattered):
-                    # The partitioner takes the cheaper way: the rows of a small table, or few rows that are added.
+                    # The partitioner chooses the cheaper: gather the operand, or add up the result.
                     yield "all-gather", scattered, moved.phase, whole, False, times
                 else:
                     yield from self._scatter(moved.result, scattered, moved.phase, times, layout)
@@ -231,7 +234,7 @@ class Priced:
             yield "all-reduce", rest, phase, size, is_gradient, times
 
     def memory(self, layout: Layout) -> dict[str, int]:
-        """Return the peak bytes per device, by term."""
+        """Return the peak bytes per device, by memory term."""
         state = sum(self._at_rest(value, layout) for value in self.state)
         inputs = sum(layout.size(value) for value in self.inputs)
         values = self._peak(self.work.live, layout)
@@ -243,7 +246,7 @@ class Priced:
         }
 
     def _peak(self, live: Live, layout: Layout) -> float:
-        """Return the peak bytes of a program's values, without its arguments."""
+        """Return the peak bytes on a device of a program's values (`live`), without its arguments."""
         now = most = 0.0
         for made, called, gone in live.events:
             now += self._bytes(made, layout)
@@ -256,7 +259,10 @@ class Priced:
 
 
 class _Local(NamedTuple):
-    """A matmul on a device: how it communicates, and m, k and n of [m, k] @ [k, n], where m includes batch dims."""
+    """A matmul on a device.
+
+    times: executions per step. moves: how it communicates. sizes: m, k and n of [m, k] @ [k, n]; m includes batch dims.
+    """
 
     product: Contraction
     times: int

@@ -97,7 +97,7 @@ def product_of(equation: Any, phase: Phase, inputs: Sequence[Value], result: Val
     )
     (left_sum, right_sum), (left_batch, right_batch) = numbers
     groups = parameters["ragged_dot_dimension_numbers"].rhs_group_dimensions if is_ragged else ()
-    # The gradient of the weights of groups has the groups first.
+    # In the gradient of grouped weights, the dim of groups comes first.
     batch = len(left_batch) + (1 if is_ragged and not groups else 0)
     rows = len(left.dims) - len(left_sum) - len(left_batch)
     places = (
@@ -105,7 +105,7 @@ def product_of(equation: Any, phase: Phase, inputs: Sequence[Value], result: Val
         _places(len(right.dims), right_batch, (*right_sum, *groups), batch + rows),
     )
     inner = tuple(left.dims[place] for place in left_sum)
-    # Each row is multiplied for one of the groups that the gradient of their weights has.
+    # In this gradient, each row is multiplied for one of the groups only.
     window = 1 / equation.outvars[0].aval.shape[0] if is_ragged and len(result.dims) == 3 else 1
     return Contraction(phase, left, right, result, places, inner, dtype, window)
 
@@ -122,7 +122,7 @@ def _places(count: int, batch: Sequence[int], summed: Sequence[int], start: int)
 
 
 def _window(equation: Any) -> float:
-    """Return the mean number of filter elements that are applied to a pixel, per output pixel of a convolution.
+    """Return the mean number of filter elements that a convolution applies per output pixel.
 
     The other elements fall on padding or on the zeros of dilation; XLA's flop count skips these too.
     """

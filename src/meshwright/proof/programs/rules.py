@@ -428,11 +428,11 @@ RULES: dict[str, Rule] = {
 
 
 MATMULS = frozenset(("dot_general", "conv_general_dilated", "ragged_dot_general"))
-"""Primitives that multiply arrays."""
+"""Primitives of matmuls and convolutions."""
 
 
 def uses(equation: Any) -> list[bool]:
-    """Return for each operand whether the equation uses it as a whole: multiplies it, indexes it or broadcasts it."""
+    """Return for each operand whether it is multiplied, looked up or broadcast: parameters are gathered for these."""
     name, result = equation.primitive.name, getattr(equation.outvars[0].aval, "shape", ()) if equation.outvars else ()
     if name in MATMULS or name in ("gather", "broadcast_in_dim"):
         return [True] * len(equation.invars)

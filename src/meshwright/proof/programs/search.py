@@ -1,16 +1,17 @@
 """Search the layouts of a program: each mesh axis splits a set of classes, no two of which occur in one array.
 
-Two dims of one array cannot share a mesh axis. The largest sets without such a pair are the known strategies: the batch
-(data parallel), the heads, the MLP and the vocabulary together (tensor parallel), the sequence. An axis can also split
-such a set where it occurs and the batch or the sequence elsewhere: large dense layers after convolutions, experts
-between attention, or the norms between tensor parallel layers.
+A class is a set of equal dims, identified by an atom (`dims`). Two dims of one array cannot share a mesh axis. The
+largest sets without such a pair are the known strategies: the batch (data parallel), the heads, the MLP and the
+vocabulary together (tensor parallel), the sequence. An axis can also split such a set where it occurs and the batch or
+the sequence elsewhere: large dense layers after convolutions, experts between attention, or the norms between tensor
+parallel layers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import combinations, islice, product
 
 from meshwright.errors import MeshwrightError
@@ -23,7 +24,7 @@ from meshwright.proof.programs.work import Work
 from meshwright.record import Record
 
 MOST_ENUMERATED = 200
-"""The most sets of classes without a common array that are enumerated."""
+"""The most sets of classes that are enumerated, with no two classes of a set in one array."""
 
 MOST_SETS = 24
 """The most sets that a search tries on one axis; sets that split more flops come first."""
@@ -32,12 +33,17 @@ MOST_PAIRED = 6
 """The number of leading sets that are also tried in pairs, on two axes."""
 
 
+MOST_STARTS = 6
+"""The most layouts whose axis that splits by part gets other classes, one more or less at a time."""
+
+
 @dataclass(frozen=True)
 class Found:
-    """A layout and its predicted record."""
+    """A layout and its predicted record. is_varied: it is another one with other classes on an axis."""
 
     layout: Layout
     record: Record
+    is_varied: bool = False
 
 
 def find_layouts(priced: Priced, classes: tuple[DimClass, ...], degrees: Mapping[str, int] | None) -> list[Found]:
@@ -64,12 +70,28 @@ def find_layouts(priced: Priced, classes: tuple[DimClass, ...], degrees: Mapping
     else:
         made = _on_mesh(degrees, data, others, by_part)
     found: dict[tuple[Axis, ...], Found] = {}
-    for axes in made:
+
+    def add(axes: tuple[Axis, ...], *, is_varied: bool = False) -> Found | None:
         axes = tuple(axis for axis in (_cut(axis, axes, sizes) for axis in axes) if axis.degree > 1 or degrees)
-        if axes in found or any(axis.degree > 1 and not axis.atoms for axis in axes):
-            continue
-        layout = Layout(axes, sizes, priced.barred)
-        found[axes] = Found(layout, priced.record(layout))
+        if any(axis.degree > 1 and not axis.atoms for axis in axes):
+            return None
+        if axes not in found:
+            layout = Layout(axes, sizes, priced.barred)
+            found[axes] = Found(layout, priced.record(layout), is_varied)
+        return found[axes]
+
+    for axes in made:
+        add(axes)
+    flops = _flops_by_atom(priced)
+    own = [one.atom for one in splittable if one.atom in priced.weights - batch and flops.get(one.atom)]
+    for start in _starts(found.values(), own):
+        best = start
+        while better := [
+            other
+            for axes in _with_another_class(best.layout.axes, own, ordered)
+            if (other := add(axes, is_varied=True)) and _is_better(other, best)
+        ]:
+            best = min(better, key=_order)
     if not found:
         sizes_of = ", ".join(f"{one.name} {one.size}" for one in splittable)
         raise MeshwrightError(
@@ -83,6 +105,43 @@ def _order(found: Found) -> tuple[bool, float, int, str]:
     record, axes = found.record, found.layout.axes
     wanted = record.step_seconds if record.fits else record.memory_bytes["peak"]
     return not record.fits, round(wanted or 0.0, 9), len(axes), str(record.mesh)
+
+
+def _is_better(found: Found, other: Found) -> bool:
+    """Whether a layout fits where another does not, or is faster by over 1%."""
+    one, two = found.record, other.record
+    if one.fits != two.fits:
+        return bool(one.fits)
+    return (one.step_seconds or 0.0) < 0.99 * (two.step_seconds or 0.0)
+
+
+def _is_by_part(axis: Axis, own: Iterable[int]) -> bool:
+    """Whether an axis splits classes of weights in a part of the program, and others elsewhere."""
+    return 0 < len(set(axis.atoms) - set(own)) < len(axis.atoms)
+
+
+def _starts(found: Iterable[Found], own: Iterable[int]) -> list[Found]:
+    """Return the best layouts with an axis that splits by part, one for each degree and way to store of this axis."""
+    best: dict[tuple[int, bool], Found] = {}
+    for one in sorted(found, key=_order):
+        for axis in one.layout.axes:
+            if _is_by_part(axis, own):
+                best.setdefault((axis.degree, axis.is_stored), one)
+    return list(best.values())[:MOST_STARTS]
+
+
+def _with_another_class(
+    axes: tuple[Axis, ...], own: Iterable[int], ordered: Callable[[Iterable[int]], tuple[int, ...]]
+) -> Iterator[tuple[Axis, ...]]:
+    """Yield the axes with one class of weights more or less on an axis that splits the program by part.
+
+    own: the classes. ordered: puts atoms in the order in which arrays take them.
+    """
+    for place, axis in enumerate(axes):
+        for atom in own if _is_by_part(axis, own) else ():
+            atoms = set(axis.atoms) ^ {atom}
+            if not atoms.isdisjoint(own):
+                yield (*axes[:place], replace(axis, atoms=ordered(atoms)), *axes[place + 1 :])
 
 
 def _cut(axis: Axis, axes: tuple[Axis, ...], sizes: Mapping[int, int]) -> Axis:
@@ -103,8 +162,8 @@ def _layouts(
 ) -> Iterator[tuple[Axis, ...]]:
     """Yield the axes of every mesh of a system: dp and fsdp over the batch, and up to two axes over other classes.
 
-    Axes over other classes are named tp if they split dims of weights, and sp if not. batch: its atoms. sets: of
-    `model_sets`. by_part: of `sets_by_part`. sizes: the size of each atom.
+    Axes over other classes are named tp if they split dims of weights, and sp if not. batch: the atoms of the
+    batch. sets: from `model_sets`. by_part: from `sets_by_part`. sizes: the size of each atom.
     """
 
     def name(atoms: tuple[int, ...]) -> str:
@@ -135,7 +194,7 @@ def _layouts(
 def _on_mesh(
     degrees: Mapping[str, int], batch: tuple[int, ...], sets: list[tuple[int, ...]], by_part: list[tuple[int, ...]]
 ) -> Iterator[tuple[Axis, ...]]:
-    """Yield the axes of a given mesh, each splitting the batch, the batch and the state at rest, or another set."""
+    """Yield the axes of a mesh for each choice of what each splits: the batch, with or without the state, or a set."""
     choices = [(atoms, is_stored) for atoms in (batch, *by_part) for is_stored in (False, True) if atoms]
     choices += [(one, False) for one in sets]
     nothing: list[tuple[tuple[int, ...], bool]] = [((), False)]
@@ -156,7 +215,7 @@ def sets_by_part(priced: Priced, batch: frozenset[int], sets: list[frozenset[int
 
 
 def data_set(priced: Priced, classes: list[DimClass]) -> frozenset[int]:
-    """Return the batch's atoms, and those of dims that replace it elsewhere in the program.
+    """Return the atoms of the batch, and of the dims that take its place elsewhere in the program.
 
     Such dims are in no weight and in no array with the batch, e.g. two concatenated batches, or minibatches sampled
     from it.
@@ -173,7 +232,7 @@ def data_set(priced: Priced, classes: list[DimClass]) -> frozenset[int]:
 
 
 def model_sets(priced: Priced, classes: list[DimClass]) -> list[frozenset[int]]:
-    """Return the sets of classes, without the batch, that an axis can split: maximal sets, then single classes.
+    """Return the sets of classes that an axis can split, without the batch, as atoms: maximal sets and single classes.
 
     No two classes of a set occur in one array. Sets that split more flops come first.
     """
@@ -192,7 +251,7 @@ def model_sets(priced: Priced, classes: list[DimClass]) -> list[frozenset[int]]:
 
 
 def axes_by_part(work: Work, layout: Layout) -> list[Axis]:
-    """Return the axes of a layout that split several dims of one array of a matmul, each in its part of the program."""
+    """Return the axes that split two dims of a matmul's array: one in a part of the program, the other elsewhere."""
     meets = _meetings(work, set())
     return [
         axis for axis in layout.axes if any(not meets.get(atom, set()).isdisjoint(axis.atoms) for atom in axis.atoms)
@@ -200,7 +259,7 @@ def axes_by_part(work: Work, layout: Layout) -> list[Axis]:
 
 
 def _flops_by_atom(priced: Priced) -> dict[int, float]:
-    """Return for each atom the flops of all matmuls with an operand that has it."""
+    """Return {first atom of a dim: the flops per step of all matmuls with an operand that has this dim}."""
     found: dict[int, float] = {}
     sizes = Sizes(priced.program)
     for one, times in priced.work.products.items():
@@ -212,9 +271,9 @@ def _flops_by_atom(priced: Priced) -> dict[int, float]:
 
 
 def _meetings(work: Work, state: set[Atoms]) -> dict[int, set[int]]:
-    """Return for each atom that can be split the other atoms that occur in an array with it.
+    """Return {atom: the other atoms that occur in an array with it}, for the first atom of each dim.
 
-    The arrays are the operands and results of matmuls, and those with the dims `state`.
+    The arrays are the operands and results of matmuls, and the state's leaves, whose dims are `state`.
     """
     found: dict[int, set[int]] = {}
     arrays = {value.dims for one in work.products for value in (one.left, one.right, one.result)}
@@ -226,7 +285,10 @@ def _meetings(work: Work, state: set[Atoms]) -> dict[int, set[int]]:
 
 
 def _maximal(atoms: frozenset[int], meets: Mapping[int, set[int]]) -> Iterator[frozenset[int]]:
-    """Yield the maximal sets of atoms that never occur together in one array (Bron and Kerbosch, 1973)."""
+    """Yield the maximal subsets of `atoms` in which no two atoms occur in one array (Bron and Kerbosch, 1973).
+
+    meets: from `_meetings`.
+    """
 
     def extend(chosen: frozenset[int], left: frozenset[int], done: frozenset[int]) -> Iterator[frozenset[int]]:
         if not left and not done:

@@ -1,4 +1,4 @@
-"""The work of a traced function, by classes of dims: matmuls, memory passes, reductions, values in memory.
+"""The work of a traced function: matmuls, reads and writes of arrays, reductions, values in memory.
 
 Nothing here depends on a mesh: `price` applies a layout.
 """
@@ -6,7 +6,7 @@ Nothing here depends on a mesh: `price` applies a layout.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -52,7 +52,7 @@ CUTS = frozenset(
         "unstack",
     )
 )
-"""Ops that cut, join or shift dims."""
+"""Ops that slice, join or shift arrays along a dim."""
 
 IN_PLACE = SCATTERS | {"dynamic_update_slice"}
 """Ops whose result XLA writes over their first operand if no later op reads it."""
@@ -86,7 +86,7 @@ class Moved:
 class Live:
     """The values of one program in memory, as events in the order of its ops.
 
-    events: for some ops, the values allocated, the programs called, and the values freed after it.
+    events: (values allocated, programs called, values freed after it) for each op with any of these.
     """
 
     events: list[tuple[list[Value], list[Live], list[Value]]] = field(default_factory=list)
@@ -138,13 +138,15 @@ def _collect(
 ) -> Live:
     """Add the work of a program that runs `times` times a step to `work`; return its values in memory.
 
-    copies: values that are copies of a state argument, with the argument's number. gathered: the arguments already
-    gathered. constants: the program's arguments that depend on no array. caller: the op that calls the program.
+    copies: {number of a value that is a copy of a state argument: the argument's index}. gathered: the arguments
+    already gathered. constants: the program's arguments that depend on no array. caller: the op that calls the program.
     """
     reads, made = _reads(flat, constants, is_tpu=work.is_tpu)
     last = _last_uses(flat, reads, made)
     sums = _sums(flat, caller)
     live, readers = Live(), dict[int, list[tuple[Contraction, int]]]()
+
+    by_reductions = _read_by_reductions(flat, reads) if work.is_tpu else {}
 
     def is_constant(value: int) -> bool:
         return value in constants or (value not in made and not reads[value])
@@ -183,7 +185,7 @@ def _collect(
         is_in_place = op.name in IN_PLACE and op.inputs[0] is not None
         for value in op.outputs:
             if value in made and op.name not in MATMULS and not op.called:
-                touched = op.inputs[1:] if is_in_place else (*reads[value], value)
+                touched = op.inputs[1:] if is_in_place else (*by_reductions.get(value, reads[value]), value)
                 for one in touched:
                     if one is not None:
                         work.passes[flat.values[one]] += times * (2 if is_in_place else 1)
@@ -197,6 +199,24 @@ def _collect(
     return live
 
 
+def _read_by_reductions(flat: Flat, reads: Mapping[int, tuple[int, ...]]) -> dict[int, list[int]]:
+    """Return for the result of each reduction the values in memory that it reads on a TPU.
+
+    XLA:TPU fuses it into the matmul that makes the last of them, which is then not read, and with the reductions that
+    could begin at the same time, so that each value is read once. reads: the values from which each is computed.
+    """
+    matmuls = {value for op in flat.ops if op.name in MATMULS for value in op.outputs}
+    known, found = set[tuple[int, int]](), dict[int, list[int]]()
+    for op in flat.ops:
+        if op.name in REDUCTIONS:
+            leaves = reads[op.outputs[0]]
+            last = max(leaves, default=-1)
+            read = [one for one in leaves if (last, one) not in known and not (one == last and one in matmuls)]
+            known.update((last, one) for one in read)
+            found[op.outputs[0]] = read
+    return found
+
+
 def _unchanged(op: Op) -> int:
     """Return how many leading operands of an op's called program are the same in every iteration."""
     if op.name == "scan":
@@ -205,13 +225,13 @@ def _unchanged(op: Op) -> int:
 
 
 def _is_last_use(flat: Flat, place: int) -> bool:
-    """Whether the first operand of an op is an argument that no later op reads."""
+    """Whether the first operand of the op at index `place` is an argument that no later op reads."""
     value = flat.ops[place].inputs[0]
     return value in flat.given and not any(value in op.inputs for op in flat.ops[place + 1 :])
 
 
 def _reads(flat: Flat, constants: set[int], *, is_tpu: bool) -> tuple[dict[int, tuple[int, ...]], set[int]]:
-    """Return for each value number the values in memory that it is computed from, and the set of values written there.
+    """Return for each value number the values in memory that it is computed from, and the values written to memory.
 
     Elementwise ops are fused into their consumers, so only values that a matmul or a loop reads are written. constants:
     arguments that depend on no array; they are recomputed at each use.
@@ -233,7 +253,7 @@ def _reads(flat: Flat, constants: set[int], *, is_tpu: bool) -> tuple[dict[int, 
             if value is not None:
                 found.update(dict.fromkeys((value,) if value in made or value in there else reads[value]))
         if not found and not op.called and op.name not in _UNFUSED:
-            # Constants that are spread out are part of what reads them.
+            # Broadcast constants are fused into the ops that read them.
             made.difference_update(op.outputs)
         for value in op.outputs:
             reads[value] = tuple(found)
@@ -241,7 +261,7 @@ def _reads(flat: Flat, constants: set[int], *, is_tpu: bool) -> tuple[dict[int, 
 
 
 def _last_uses(flat: Flat, reads: dict[int, tuple[int, ...]], made: set[int]) -> dict[int, list[int]]:
-    """Return the values in memory that each op is the last to read, by the op's index. reads, made: from `_reads`."""
+    """Return {index of an op: the values in memory that it is the last to read}. reads, made: from `_reads`."""
     last: dict[int, int] = {}
     for place, op in enumerate(flat.ops):
         for value in op.outputs:
@@ -269,7 +289,7 @@ def _follow(op: Op, flat: Flat, copies: dict[int, int]) -> None:
 
 
 def _newly_used(values: Sequence[int | None], copies: dict[int, int], gathered: set[int]) -> list[int]:
-    """Return the parameters among these values that have not been gathered yet."""
+    """Return the values that are copies of parameters not gathered yet, and add these parameters to `gathered`."""
     found = []
     for value in values:
         if value in copies and copies[value] not in gathered:
@@ -280,10 +300,10 @@ def _newly_used(values: Sequence[int | None], copies: dict[int, int], gathered: 
 
 @dataclass(frozen=True)
 class Summed:
-    """How the result of a matmul is added up before anything else reads it.
+    """How the result of a matmul is added to other results before any other op reads it.
 
-    to: the matmul to whose result it is added, or None. turns: the number of loop iterations whose results are added
-    up; 1 outside of such loops.
+    to: the matmul to whose result it is added; None if there is none. turns: the number of loop iterations whose
+    results are added up; 1 outside of such loops.
     """
 
     to: Op | None = None
@@ -291,7 +311,7 @@ class Summed:
 
 
 def _sums(flat: Flat, caller: Op | None) -> dict[int, Summed]:
-    """Return the matmul results that are only added to other results, or only accumulated by a loop.
+    """Return {number of a matmul's result: `Summed`} for results only added to others, or only summed by a loop.
 
     XLA adds partial sums on each device before one all-reduce: e.g. the gradients of queries, keys and values with
     respect to their common input (AllReduceReassociate). For a loop, the all-reduce comes after it

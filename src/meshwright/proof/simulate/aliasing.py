@@ -59,7 +59,10 @@ class AliasSets:
 
 
 def alias_buffers(module: Module, computations: Iterable[str]) -> AliasSets:
-    """Return the sets of leaves that share a buffer, in computations that run instruction by instruction."""
+    """Return the sets of leaves that share a buffer.
+
+    computations: the names of those whose instructions run one by one (not those of fusions).
+    """
     shared = AliasSets()
     for name in computations:
         for instruction in module.computations[name].instructions.values():
@@ -72,7 +75,7 @@ def alias_buffers(module: Module, computations: Iterable[str]) -> AliasSets:
 
 
 def parse_aliases(text: str) -> list[tuple[tuple[int, ...], int, tuple[int, ...]]]:
-    """Parse `{0}: (2, {}), ...` into (tuple indices of an output, number of an operand, tuple indices in it)."""
+    """Parse `{0}: (2, {}), ...` into [(tuple indices of an output, operand's number, tuple indices in the operand)]."""
     return [(_path(output), int(operand), _path(path)) for output, operand, path in _ALIAS.findall(text)]
 
 
@@ -116,7 +119,7 @@ def _elementwise_sources(module: Module, value: Instruction) -> list[int]:
 
 
 def leaves(instruction: Instruction) -> list[Leaf]:
-    """The leaves of an instruction's result."""
+    """Return the leaves of an instruction's result, in order."""
     count = num_leaves(instruction.shape)
     return [Leaf(instruction.computation, instruction.name, number) for number in range(count)]
 
@@ -128,7 +131,10 @@ def num_leaves(shape: Shape) -> int:
 
 
 def _aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """Yield pairs of leaves that share a buffer because of an instruction, mostly of its result and of an operand."""
+    """Yield pairs of leaves that share a buffer because of an instruction.
+
+    Usually one leaf belongs to the instruction's result, the other to an operand.
+    """
     opcode, own = instruction.opcode, leaves(instruction)
     if opcode == "tuple":
         yield from zip(own, _operand_leaves(module, instruction), strict=True)
@@ -166,9 +172,9 @@ def _call_aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Le
 
 
 def _start_aliases(module: Module, start: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """Yield each leaf of an asynchronous start's result that repeats an operand, with the operand's leaf.
+    """Yield (result's leaf, operand's leaf) where the result tuple of an asynchronous start contains an operand.
 
-    So the operand's buffer stays in use until the `-done`.
+    The operand's buffer therefore stays in use until the `-done`.
     """
     if start.opcode == "copy-start":
         yield from zip(_element_leaves(start, 1), leaves(module.operand(start)), strict=True)
@@ -210,7 +216,10 @@ def _in_place_aliases(module: Module, instruction: Instruction) -> Iterator[tupl
 
 
 def _tpu_aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """Yield pairs of leaves, of operands or the result, that the TPU compiler's annotation says share a buffer."""
+    """Yield pairs of leaves that share a buffer according to the TPU compiler's annotation on an instruction.
+
+    Leaves are those of the operands and of the result.
+    """
     found = _TPU_ALIASES.search(instruction.attributes.get("backend_config", ""))
     if found is None:
         return
@@ -223,7 +232,7 @@ def _tpu_aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Lea
 
 
 def _operand_leaves(module: Module, instruction: Instruction) -> list[Leaf]:
-    """The leaves of all operands, in order."""
+    """Return the leaves of all operands, in order."""
     return [leaf for operand in module.operands(instruction) for leaf in leaves(operand)]
 
 

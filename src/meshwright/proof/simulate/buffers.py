@@ -65,9 +65,9 @@ def read_buffers(module: Module) -> Memory:
 
 
 def _buffer(liveness: Liveness, leaf: Leaf, num_bytes: int) -> Buffer:
-    """Return the buffer of a leaf, described by the instruction that computes it.
+    """Return the buffer of a leaf. Its name, phase, scope and source are those of the instruction that first writes it.
 
-    For a loop's state that instruction may be outside the loop.
+    For a loop's state that instruction may be before the loop.
     """
     made = liveness.origin(leaf)
     instruction = liveness.module.computations[made.computation].instructions[made.instruction]

@@ -13,7 +13,7 @@ COMPUTE = "compute"
 
 @dataclass(frozen=True)
 class Repeat:
-    """An event occurs `count` times, `period_seconds` apart."""
+    """The repetition of an event in one loop: it occurs `count` times, at intervals of `period_seconds`."""
 
     count: int
     period_seconds: float
@@ -26,8 +26,8 @@ class Event:
     kind: `op`, `loop`, or the kind of a `Transfer`. lane: the row of the timeline, one of `compute`, `network` with its
     axes, `copies`, `host`, `beside` (asynchronous calls), `network DCN`. start_seconds: of the first execution.
     seconds: duration of one execution. exposed_seconds: how long ops stalled for one execution. num_bytes: what a
-    transfer moves in one execution. basis: source of an op's time (`op_seconds.Basis`). repeats: those of the enclosing
-    loops, outermost first.
+    transfer moves in one execution. basis: source of an op's time (`op_seconds.Basis`). note: a loop's trip count, or
+    what could not be determined about a transfer. repeats: one for each enclosing loop, outermost first.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Event:
 
     @property
     def total_seconds(self) -> float:
-        """The time of all its executions in a step."""
+        """The sum of the durations of all executions of the event in a step."""
         return self.seconds * self.count
 
     @property

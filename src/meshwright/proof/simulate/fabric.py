@@ -34,7 +34,7 @@ _SLICES = "slices"
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """One execution of a collective or copy, which runs concurrently with ops.
+    """One execution of a collective, a copy or an asynchronous call, which runs concurrently with the device's ops.
 
     kind: a collective's kind, `copy` between memories of the device, `host copy`, or `call` for asynchronous work.
     lane: the row of the timeline that shows it. links: names of the links that it occupies. source: file:line. note:
@@ -55,7 +55,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Fabric:
-    """Times the transfers of a program on the links of a system.
+    """Computes the transfers of a program, with their seconds on the links of a system.
 
     The program is that of one slice, in which devices are numbered from 0. mesh: the degree of every axis on the whole
     system, outermost first.
@@ -115,10 +115,11 @@ class Fabric:
         )
 
     def dcn_collective(self, send: Instruction) -> Transfer | None:
-        """Return a collective between slices, over each chip's share of its host's NIC; None for another transfer.
+        """Return the transfer of a collective between slices; None if a send does not start one.
 
-        The TPU compiler writes such a collective as a send to the runtime (Megascale) and a receive of the result, and
-        names its kind in an attribute. Its axes are those that cross slices.
+        Its rate is each chip's share of the bandwidth of the host's NIC. The TPU compiler writes such a collective as a
+        send to the runtime (Megascale) and a receive of the result, and names its kind in an attribute. Its axes are
+        those that cross slices.
         """
         kind, array = dcn_kind(send), next(send.shape.arrays())
         if kind is None or self.system.num_slices == 1:
@@ -136,7 +137,7 @@ class Fabric:
         )
         return replace(transfer, axes=axes)
 
-    def to_host(self, instruction: Instruction) -> Transfer:
+    def host_transfer(self, instruction: Instruction) -> Transfer:
         """Return the transfer of a send to or a receive from the host."""
         array = next(instruction.shape.arrays())
         return self._transfer(
@@ -149,7 +150,7 @@ class Fabric:
         )
 
     def async_call(self, instruction: Instruction, seconds: float) -> Transfer:
-        """Return the transfer of asynchronous device work, which runs concurrently with other ops for `seconds`."""
+        """Return the transfer of an asynchronous call, which takes `seconds` and runs concurrently with other ops."""
         return self._transfer(
             instruction, kind="call", lane="beside", links=frozenset({"beside"}), seconds=seconds, num_bytes=0
         )
@@ -190,9 +191,11 @@ def touches_host(module: Module, instruction: Instruction) -> bool:
 
 
 def _links(placement: Placement, shift: int | None, system: System) -> frozenset[str]:
-    """Return the links that a collective occupies: its physical axes, in one direction for a permute, and its switches.
+    """Return the names of the links that a collective occupies: rings of its physical axes, and switches.
 
-    On a GPU also the stream in which XLA runs all collectives except permutes, which have a stream of their own.
+    On a GPU also the stream in which XLA runs it: permutes have one stream, all other collectives another.
+
+    shift: that of a permute (`_shift`), which uses one direction of its rings; None for other collectives.
     """
     ways = "+-" if shift is None else "+" if shift >= 0 else "-"
     links = {f"ICI {ring.axis}{way}" for ring in placement.rings for way in ways}
@@ -208,9 +211,9 @@ def _touched_axes(groups: Groups, mesh: Mapping[str, int]) -> Axes:
 
 
 def _shift(pairs: Groups, mesh: Mapping[str, int], axes: Axes) -> int:
-    """Return how many devices most pairs of a permute shift a value by, along the flattened axes.
+    """Return the most frequent distance from source to target of a permute, in devices along the flattened axes.
 
-    The shift is negative if going backwards round the ring is shorter.
+    It is negative if going backwards round the ring is shorter. pairs: (source, target) of each transfer.
     """
     degrees = tuple(mesh.values())
     size = math.prod(mesh[axis] for axis in axes)

@@ -24,9 +24,9 @@ def hbm_bytes(module: Module, instruction: Instruction) -> int:
     """Return the bytes that one execution of an instruction reads from and writes to main memory.
 
     Counts operands, each once, and results, with tile padding; not arrays in other memories (VMEM, host), nor results
-    that share memory with an operand. A slice counts only the part it takes, an in-place update only the update, a
-    kernel the bytes that its named scope states (`KernelCost`). Values inside a fusion stay on chip. Asynchronous
-    starts and ends count nothing: other engines transfer the data.
+    that share memory with an operand. A slice counts only the part it takes; an in-place update counts only the update;
+    a kernel counts the bytes that its named scope states (`KernelCost`). Values inside a fusion stay on chip.
+    Asynchronous starts and ends count nothing: other engines transfer the data.
     """
     if is_free(instruction):
         return 0
@@ -36,23 +36,23 @@ def hbm_bytes(module: Module, instruction: Instruction) -> int:
         return _fusion_bytes(module, instruction)
     operands, result = module.operands(instruction), instruction.shape.hbm_bytes
     if instruction.opcode in _SLICES:
-        return 2 * result + _sum(operands[1:])
+        return 2 * result + _total_bytes(operands[1:])
     if instruction.opcode == "dynamic-update-slice":
         return 2 * operands[1].shape.hbm_bytes
     if instruction.opcode == "scatter":
-        return _sum(operands[1:]) + operands[-1].shape.hbm_bytes
-    return result + _sum({operand.name: operand for operand in operands}.values())
+        return _total_bytes(operands[1:]) + operands[-1].shape.hbm_bytes
+    return result + _total_bytes({operand.name: operand for operand in operands}.values())
 
 
 def is_free(instruction: Instruction) -> bool:
-    """Whether an instruction moves no data itself: it names a value, calls others, starts or awaits other engines."""
+    """Whether an instruction moves no data itself: it names values, calls, or starts or awaits a transfer."""
     if instruction.opcode == "custom-call":
         return instruction.custom_call_target in _TARGETS
     return instruction.opcode in _FREE or instruction.opcode.endswith(("-start", "-done", "-update"))
 
 
 def _fusion_bytes(module: Module, fusion: Instruction) -> int:
-    """Return the bytes that a fusion reads of its operands and writes of its results."""
+    """Return the bytes that a fusion reads from its operands and writes to its results."""
     body, annotated = fusion.called("calls")[0], fusion.attributes.get("output_to_operand_aliasing", "")
     # The compiler's annotation: which operand a result shares memory with.
     shared = {output[0] if output else 0: operand for output, operand, _ in parse_aliases(annotated)}
@@ -69,21 +69,23 @@ def _fusion_bytes(module: Module, fusion: Instruction) -> int:
     for index, operand in enumerate(module.operands(fusion)):
         parameter = parameters.get(index)
         if parameter and parameter.name not in in_place and index not in shared.values() and operand.shape.hbm_bytes:
-            total += _read(module, parameter)
+            total += _bytes_read(module, parameter)
     return total
 
 
-def _read(module: Module, value: Instruction) -> int:
+def _bytes_read(module: Module, value: Instruction) -> int:
     """Return the bytes that a computation reads of a value: only its slices, if nothing else of it is read."""
     total = 0
     for user in module.users(value):
         if user.opcode in _SLICES and user.operands[0] == value.name:
             total += user.shape.padded_bytes
         elif user.opcode == "bitcast":
-            total += _read(module, user)
+            total += _bytes_read(module, user)
         elif user.opcode == "fusion":
             parameters = module.computations[user.called("calls")[0]].parameters
-            total += sum(_read(module, parameters[i]) for i, name in enumerate(user.operands) if name == value.name)
+            total += sum(
+                _bytes_read(module, parameters[i]) for i, name in enumerate(user.operands) if name == value.name
+            )
         else:
             return value.shape.hbm_bytes
     return min(total, value.shape.hbm_bytes)
@@ -96,5 +98,5 @@ def _origin(module: Module, value: Instruction) -> Instruction:
     return value
 
 
-def _sum(instructions: Iterable[Instruction]) -> int:
+def _total_bytes(instructions: Iterable[Instruction]) -> int:
     return sum(instruction.shape.hbm_bytes for instruction in instructions)

@@ -43,7 +43,10 @@ _EMPTY = Peak(0, (), ())
 
 
 class Liveness:
-    """Live ranges and peaks of the computations of a module that run instruction by instruction."""
+    """Live ranges and peaks of the computations of a module that run instruction by instruction.
+
+    A buffer is represented by one of the leaves that share it: `aliases.find` of each of them returns this leaf.
+    """
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -52,7 +55,7 @@ class Liveness:
         self._known_spans: dict[str, dict[Leaf, Span]] = {}
 
     def peak(self, computation: str) -> Peak:
-        """Return the peak over a computation's instructions: live buffers plus the peak of what each one calls."""
+        """Return the peak over a computation's instructions: live bytes, plus the peak of what each one calls."""
         if computation in self._peaks:
             return self._peaks[computation]
         instructions = list(self.module.computations[computation].instructions.values())
@@ -78,8 +81,8 @@ class Liveness:
     def spans(self, computation: str) -> list[Span]:
         """Return the live ranges of the buffers that are counted in a computation.
 
-        Arguments and results of a call are counted in its caller. A loop's state is counted in its body while the loop
-        runs, where the range within an iteration is known. Arguments of the program are live throughout.
+        Arguments and results of a call are counted in the calling computation. While a loop runs, its state is counted
+        in the loop's body, with the live range in one iteration. Arguments of the program are live throughout.
         """
         lives = dict(self._live_spans(computation))
         instructions = self.module.computations[computation].instructions
@@ -116,21 +119,21 @@ class Liveness:
 
     @cached_property
     def _arguments(self) -> set[Leaf]:
-        """The buffers of the program's arguments."""
+        """The buffers of the program's arguments, by their representative leaves."""
         return self._buffers(self._parameter_leaves(self.module.entry))
 
     def _buffers(self, some: list[Leaf]) -> set[Leaf]:
-        """Return the representative leaf of each leaf's buffer."""
+        """Return the buffers of some leaves, by their representative leaves."""
         return {self.aliases.find(leaf) for leaf in some}
 
     def _live_spans(self, computation: str) -> dict[Leaf, Span]:
-        """Return the live range of every buffer that a computation touches, by the buffer's representative leaf."""
+        """Return {representative leaf: live range} for every buffer that a computation touches; computed once."""
         if computation not in self._known_spans:
             self._known_spans[computation] = self._compute_spans(computation)
         return self._known_spans[computation]
 
     def _compute_spans(self, computation: str) -> dict[Leaf, Span]:
-        """Compute the live ranges in one pass over the instructions."""
+        """Compute `_live_spans` in one pass over the instructions."""
         found = self.module.computations[computation]
         lives: dict[Leaf, Span] = {}
         for position, instruction in enumerate(found.instructions.values()):
@@ -151,7 +154,10 @@ class Liveness:
         return lives
 
     def _use(self, lives: dict[Leaf, Span], user: Instruction, position: int) -> None:
-        """Extend the live ranges of an instruction's operands to `position`, or to an all-reduce-start's done."""
+        """Extend the live ranges in `lives` of the operands of `user` to its `position`.
+
+        Operands of an all-reduce-start are live until its done.
+        """
         if user.opcode == "all-reduce-start":
             order = list(self.module.computations[user.computation].instructions)
             position = max((order.index(done.name) for done in self.module.users(user)), default=position)
@@ -186,15 +192,21 @@ class Liveness:
         return None
 
     def _parameter_leaves(self, computation: str) -> list[Leaf]:
-        """The leaves of a computation's parameters."""
+        """Return the leaves of a computation's parameters, in order."""
         parameters = self.module.computations[computation].parameters
         return [leaf for number in sorted(parameters) for leaf in leaves(parameters[number])]
 
 
 def _reuse_memory(lives: dict[Leaf, Span], result: Leaf, operand: Leaf, position: int) -> None:
-    """Let a result reuse an operand's memory if its instruction is the operand's last use.
+    """Let a result reuse an operand's memory if the instruction that computes it is the operand's last use.
 
-    The result's live range then starts one instruction later.
+    The result's live range in `lives` then starts one instruction later.
+
+    Args:
+        lives: the live range of each buffer, by its representative leaf.
+        result: the representative leaf of the result's buffer.
+        operand: that of the operand's buffer.
+        position: the position of the instruction.
     """
     born, dying = lives.get(result), lives.get(operand)
     if born is None or dying is None or born.num_bytes != dying.num_bytes:

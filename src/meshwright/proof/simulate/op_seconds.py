@@ -1,7 +1,7 @@
 """The time of one execution of an instruction.
 
 It is the compiler's own estimate if there is one (the TPU compiler has one for most fusions), else the roofline time:
-matmuls at the efficiency of their size, everything else at memory bandwidth.
+matmuls at the efficiency that their size reaches, everything else at memory bandwidth.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def op_seconds(module: Module, instruction: Instruction, system: System) -> OpSe
 
     If the TPU compiler estimated its cycles: the time of these cycles, at least that of its bytes at peak bandwidth.
     Else: the time of its flops, at least that of its bytes at achieved bandwidth and, on a GPU, that of a kernel launch
-    (which hand-written kernels do not count).
+    (but no launch for hand-written kernels).
     """
     if is_free(instruction):
         return OpSeconds(0.0, "roofline")
@@ -80,7 +80,7 @@ def clock_hertz(system: System) -> float:
 
 
 def kernel_seconds(module: Module, instruction: Instruction, system: System) -> float | None:
-    """Return the time of a hand-written kernel's flops; None for other ops, and if its flops are unknown.
+    """Return the time of a hand-written kernel from its flops, in seconds; None for other ops and for unknown flops.
 
     The flops are those that the kernel declares, or follow from the shapes of attention. Attention is taken as causal:
     a fraction (n + 1) / 2n of the n x n blocks of scores is computed.
@@ -108,7 +108,7 @@ def kernel_seconds(module: Module, instruction: Instruction, system: System) -> 
 
 
 def _cudnn_seconds(module: Module, instruction: Instruction, system: System, *, is_backward: bool) -> float:
-    """Return the time of cuDNN's fused attention of queries [batch, seq, heads, head_dim], at its measured rates."""
+    """Return the seconds of cuDNN's fused attention, at measured rates; queries are [batch, seq, heads, head_dim]."""
     query, key = (operand.shape.dims for operand in module.operands(instruction)[:2])
     batch, queries, heads, head_dim = query
     is_causal = re.search(r'"mask_type":\s*"CAUSAL"', instruction.attributes.get("backend_config", ""))
@@ -123,7 +123,7 @@ def main_dtype(module: Module, system: System) -> str:
     for instruction in module.instructions():
         runs = times[instruction.computation]
         if runs and instruction.operands and (worked := flops_of(module, instruction)):
-            flops[_peak_of(module.operand(instruction).shape.dtype, system)] += runs * worked
+            flops[_peak_dtype(module.operand(instruction).shape.dtype, system)] += runs * worked
     return flops.most_common(1)[0][0]
 
 
@@ -137,7 +137,7 @@ def _inside(module: Module, instruction: Instruction) -> Iterator[Instruction]:
 
 
 def _product_seconds(module: Module, product: Instruction, system: System) -> float:
-    """Return the time of a dot, a convolution or a GEMM call at the efficiency of its size; 0 for anything else.
+    """Return the time of a dot, convolution or GEMM call at the efficiency that its size reaches; 0 for other ops.
 
     As [m, k] @ [k, n], k follows from flops = 2 m k n, and n is the second operand's elements divided by k.
     """
@@ -147,11 +147,11 @@ def _product_seconds(module: Module, product: Instruction, system: System) -> fl
     result, right = next(product.shape.arrays()), module.operand(product, 1).shape
     k = max(1, flops // (2 * result.size)) if result.size else 1
     n = min(result.size, max(1, right.size // k))
-    dtype = _peak_of(module.operand(product).shape.dtype, system)
+    dtype = _peak_dtype(module.operand(product).shape.dtype, system)
     return flops / (system.peak(dtype) * product_efficiency(system, math.ceil(result.size / n), k, n, dtype=dtype))
 
 
-def _peak_of(dtype: str, system: System) -> str:
+def _peak_dtype(dtype: str, system: System) -> str:
     """Return the dtype whose peak applies to matmuls of an HLO dtype; bf16 if the chip has no peak for it."""
     name = "fp8" if dtype.startswith("f8") else {"s8": "int8", "u8": "int8"}.get(dtype, dtype)
     return name if name in system.chip.peak_flops else "bf16"

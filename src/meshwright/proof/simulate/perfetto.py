@@ -75,7 +75,10 @@ def _num_slices(event: Event, shown: int) -> int:
 
 
 def _slices(event: Event, shown: int, lanes: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield the slices of an event and of the waits for it, in the first `shown` iterations of each loop around it."""
+    """Yield the slices of an event and of the waits for it, in the first `shown` iterations of each loop around it.
+
+    lanes: the number of each lane, by name.
+    """
     said = {
         "phase": event.phase,
         "scope": event.scope,
@@ -113,7 +116,10 @@ def _slice(name: str, kind: str, start: float, end: float, lane: int, arguments:
 
 
 def _names(lanes: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield the names of the process and its lanes, and the order of the lanes."""
+    """Yield the metadata events that name the process and its lanes, and order the lanes.
+
+    lanes: the number of each lane, by name.
+    """
     yield {"name": "process_name", "ph": "M", "pid": _PROCESS, "tid": 0, "args": {"name": "one device, simulated"}}
     for lane, number in lanes.items():
         yield {"name": "thread_name", "ph": "M", "pid": _PROCESS, "tid": number, "args": {"name": lane}}

@@ -63,9 +63,9 @@ class Schedule:
         return model_flops / (self.step_seconds * self.peak_flops_per_second * self.num_devices)
 
     def exposed_by(self, what: Literal["axes", "phase", "scope", "kind", "source"]) -> dict[str, float]:
-        """Exposed communication seconds per step, by a property of the collectives, largest first.
+        """Exposed communication seconds per step, by the collectives' value of the property `what`, largest first.
 
-        Several axes are joined by commas.
+        A value of several axes is text, with the axes joined by commas.
         """
         waits: defaultdict[str, float] = defaultdict(float)
         for event in self.events:
@@ -94,7 +94,7 @@ def simulate(module: Module, mesh: Mapping[str, int], system: System) -> Schedul
     of transfers does not slow ops down. Loop iterations are simulated until one leaves the links as busy as it found
     them, so that the time to simulate does not depend on trip counts.
 
-    Raises if the program is not scheduled, contradicts itself, or is for another number of devices.
+    Raises if the program is not scheduled, contradicts itself, or is for another number of devices than the mesh has.
     """
     if module.attributes.get("is_scheduled") != "true":
         raise MeshwrightError(f"HLO module {module.name} is not scheduled; compiled.as_text() prints one that is")
@@ -136,7 +136,7 @@ def _breakdown(events: tuple[Event, ...], system: System, num_devices: int) -> d
 
 
 def _collective(events: list[Event]) -> Collective:
-    """Return the executions of one collective as one entry of a record."""
+    """Return the entry of a record for one collective. events: its executions, in and outside loops."""
     first = events[0]
     return Collective(
         kind=next(kind for kind in KINDS if kind == first.kind),

@@ -31,7 +31,7 @@ class TransferPart:
 
 
 def transfer_parts(fabric: Fabric, instruction: Instruction) -> tuple[TransferPart, ...]:
-    """Return the transfers that an instruction starts, awaits or runs whole, in order; () if it only computes."""
+    """Return what an instruction does with transfers: start, await or run them; () if it only computes."""
     opcode, name = instruction.opcode, instruction.name
     if opcode == "fusion":
         return tuple(_parts_in_fusion(fabric, instruction))
@@ -54,15 +54,15 @@ def transfer_parts(fabric: Fabric, instruction: Instruction) -> tuple[TransferPa
 
 
 def _send_or_receive(fabric: Fabric, instruction: Instruction) -> Iterator[TransferPart]:
-    """Yield the transfer of a send or a receive. Between slices the send counts for both."""
+    """Yield the start of the transfer of a send or a receive; between slices, only the send has one."""
     if "megascale" not in instruction.attributes.get("frontend_attributes", ""):
-        yield TransferPart("start", instruction.name, fabric.to_host(instruction))
+        yield TransferPart("start", instruction.name, fabric.host_transfer(instruction))
     elif instruction.opcode == "send" and (transfer := fabric.dcn_collective(instruction)):
         yield TransferPart("start", instruction.name, transfer)
 
 
 def _parts_in_fusion(fabric: Fabric, fusion: Instruction) -> Iterator[TransferPart]:
-    """Yield the parts of collectives inside a fusion.
+    """Yield what a fusion does with the transfers of the collectives and host copies inside it.
 
     The TPU compiler spreads a collective over several fusions, identified by channel: custom calls mark its start and
     its end, and fusions between them advance it while they compute. A fusion may also be a whole collective.
@@ -84,7 +84,10 @@ def _parts_in_fusion(fabric: Fabric, fusion: Instruction) -> Iterator[TransferPa
 
 
 def _async_call(fabric: Fabric, start: Instruction) -> Transfer:
-    """Return the transfer of an asynchronous call: its collective or host copy, else the work of its ops."""
+    """Return the transfer of an asynchronous call.
+
+    It is that of the collective or host copy inside the call; without one, it takes the time of the call's ops.
+    """
     inside = list(_inside(fabric.module, start))
     made = [transfer for inner in inside if collective_kind(inner) and (transfer := fabric.collective(inner))]
     made += [fabric.copy(inner) for inner in inside if _copies_to_host(fabric, inner)]
@@ -112,7 +115,7 @@ def _inside(module: Module, instruction: Instruction) -> Iterator[Instruction]:
 
 
 def _start_of(module: Module, done: Instruction) -> str:
-    """Return the name of the instruction whose end a `-done` awaits."""
+    """Return the name of the `-start`, send or receive whose end a `-done` awaits."""
     found = module.operand(done)
     while found.operands and found.opcode not in ("send", "recv") and not found.opcode.endswith("-start"):
         found = module.operand(found)

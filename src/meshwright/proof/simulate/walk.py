@@ -34,8 +34,9 @@ def walk(fabric: Fabric) -> tuple[tuple[Event, ...], tuple[str, ...]]:
 class _Walker:
     """State of the simulation.
 
-    now: the simulated time, in seconds. busy_until: when each link becomes free. in_flight: the index in `events` of
-    each running transfer, by `TransferPart.key`. known: the result of `costs`, by computation and instruction.
+    now: the simulated time, in seconds. busy_until: the time when each link becomes free, by its name. in_flight: the
+    index in `events` of each running transfer, by `TransferPart.key`. known: the result of `costs`, by computation and
+    instruction.
     """
 
     def __init__(self, fabric: Fabric) -> None:
@@ -139,7 +140,7 @@ class _Walker:
             self.now += waited
 
     def loop(self, loop: Instruction) -> None:
-        """Run iterations of a loop until one leaves the links as it found them: all later ones are equal."""
+        """Run iterations of a loop until one leaves the links as busy as it found them: all later ones are equal."""
         trips = trip_count(self.fabric.module, loop)
         if trips is None:
             self.notes.append(f"loop {loop.op_name or loop.name}: its trips depend on data; taken as one")
@@ -156,7 +157,10 @@ class _Walker:
         self.add_loop_event(loop, outer, begin, "1 trip" if trips in (None, 1) else f"{trips} trips")
 
     def repeat(self, first: int, times: int, period: float) -> None:
-        """Let one loop iteration, the events from index `first` on, run `times` times in all, and advance the time."""
+        """Let one loop iteration, the events from index `first` on, run `times` times in all, and advance the time.
+
+        period: the duration of an iteration, in seconds.
+        """
         if times == 1:
             return
         for number in range(first, len(self.events)):
@@ -199,7 +203,7 @@ class _Walker:
             self.restore(best)
 
     def state(self) -> tuple[float, dict[str, float], dict[str, int], list[Event]]:
-        """A copy of everything that running a branch changes."""
+        """Return copies of what running a branch changes: (now, busy_until, in_flight, events)."""
         return self.now, dict(self.busy_until), dict(self.in_flight), list(self.events)
 
     def restore(self, state: tuple[float, dict[str, float], dict[str, int], list[Event]]) -> None:

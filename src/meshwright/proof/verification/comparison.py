@@ -86,9 +86,10 @@ class Row:
 
 
 def in_plans_terms(compiled: Record) -> Record:
-    """Return the compiled record with canonical collectives, merged by kind, axes and phase.
+    """Return the compiled record with the collectives of the user's program, merged by kind, axes and phase.
 
-    `Collective.lowerings` keeps how the compiler lowered them (XLA:CPU all-reduces and slices for a reduce-scatter).
+    The compiler's lowerings are undone (`canonicalize_collective`) and kept in `Collective.lowerings`: for example,
+    XLA:CPU lowers a reduce-scatter to an all-reduce and slices.
     """
     moves = (part for move in compiled.collectives for part in canonicalize_collective(move, compiled.mesh))
     return replace(compiled, collectives=merge(moves))
@@ -123,16 +124,20 @@ def compare(
         _memory("arguments", argument_bytes, memory, ran, Difference.PADDED_ARGUMENTS),
         _memory("temporaries", temporaries, memory, ran, Difference.ESTIMATED),
         _memory("peak", predicted.memory_bytes["peak"], memory, ran, Difference.DUE_TO_TEMPORARIES),
-        *_with_measured(_of_pass(predicted, compiled, compiled.mesh, overhead, is_reference=False), measured),
-        *(_of_pass(predicted, compiled, reference_mesh.layout, overhead, is_reference=True) if reference_mesh else ()),
+        *_with_measured(_pass_rows(predicted, compiled, compiled.mesh, overhead, is_reference=False), measured),
+        *(
+            _pass_rows(predicted, compiled, reference_mesh.layout, overhead, is_reference=True)
+            if reference_mesh
+            else ()
+        ),
         *_times(predicted, compiled, measured),
     )
 
 
-def _of_pass(
+def _pass_rows(
     predicted: Record, compiled: Record, mesh: Mapping[str, int], overhead: StaticOverhead, *, is_reference: bool
 ) -> Iterator[Row]:
-    """Yield the rows of the collectives of the frozen reference model (`is_reference`), or those of all others.
+    """Yield a row for every collective of the frozen reference model (`is_reference`), or for every other collective.
 
     mesh: the degrees of the axes that these collectives run over.
     """
@@ -145,18 +150,18 @@ def _of_pass(
 
 
 def _memory(
-    name: str, predicted: float, memory: Mapping[str, int], ran: Mapping[str, int], difference: Difference
+    name: str, predicted: float, compiled: Mapping[str, int], measured: Mapping[str, int], difference: Difference
 ) -> Row:
     """Return the row of the memory term `name`; if the figures differ, `difference` is the cause.
 
-    memory, ran: the compiled and the measured bytes per device, by term.
+    predicted: bytes per device. compiled, measured: bytes per device, by term.
     """
     row = Row(
         quantity=f"memory {name}",
         unit="B",
         predicted=predicted,
-        compiled=memory.get(name),
-        measured=ran.get(name),
+        compiled=compiled.get(name),
+        measured=measured.get(name),
     )
     return row if row.is_equal else replace(row, causes=(Cause(difference=difference),))
 
@@ -177,7 +182,10 @@ def _times(predicted: Record, compiled: Record, measured: Record | None) -> Iter
 
 
 def _largest_term(predicted: Record, compiled: Record) -> tuple[Cause, ...]:
-    """Return the part of the step time with the largest difference; () if it is below `_LEAST_SHARE` of the step."""
+    """Return, as the cause, the part of the step time with the largest difference.
+
+    () if parts are unknown or the difference is below `_LEAST_SHARE` of the predicted step time.
+    """
     plan, program = predicted.breakdown_seconds, compiled.breakdown_seconds
     if not (plan and program):
         return ()
@@ -197,7 +205,7 @@ def _flops_causes(predicted: Record, compiled: Record, overhead: StaticOverhead)
 
 
 class _Planned(NamedTuple):
-    """Planned bytes per device and step of the collectives of one key, and the known overheads that they include."""
+    """Planned bytes per device and step of the collectives of one `Key`, and the known overheads that they include."""
 
     num_bytes: int
     overheads: tuple[Difference, ...] = ()
@@ -209,7 +217,10 @@ def _collectives(
     mesh: Mapping[str, int],
     overhead: StaticOverhead,
 ) -> Iterator[Row]:
-    """Yield a row for every kind, axes and phase of collective in the plan or the program."""
+    """Yield a row for each combination of kind, axes and phase of a collective in the plan or the program.
+
+    overhead: known contents of the program's text beyond the plan.
+    """
     planned = {_key(move): _Planned(move.bytes) for move in predicted}
     found = {_key(move): move for move in compiled}
     sizes = {key: move.bytes for key, move in found.items()}
@@ -232,7 +243,10 @@ def _collectives(
 
 
 def _with_measured(rows: Iterator[Row], measured: Record | None) -> Iterator[Row]:
-    """Yield the rows with the bytes that a run's profile measured, then rows of collectives only in the profile."""
+    """Yield the rows with the bytes of collectives in a run's profile, then rows of collectives only in the profile.
+
+    measured: the run's record; None or a record without collectives leaves the rows as they are.
+    """
     if measured is None or not measured.collectives:
         yield from rows
         return
@@ -245,6 +259,10 @@ def _with_measured(rows: Iterator[Row], measured: Record | None) -> Iterator[Row
 
 
 def _collective_row(key: Key, planned: int | None, found: Collective | None, causes: list[Cause]) -> Row:
+    """Return the row of the collectives of one key; without `causes`, a difference gets one of `UNNAMED`.
+
+    planned: bytes in the plan. found: the program's collective. Either is None if there is none.
+    """
     if not causes and planned is None:
         causes = [Cause(difference=Difference.NOT_PREDICTED)]
     elif not causes and found is None:
@@ -275,7 +293,7 @@ def _key(move: Collective) -> Key:
 def _add_overhead(
     planned: Mapping[Key, _Planned], found: Mapping[Key, int], overhead: StaticOverhead
 ) -> dict[Key, _Planned]:
-    """Return the planned bytes by key, with the known overheads added to keys whose bytes differ from the program's.
+    """Return the planned bytes by key; known overheads are added where they differ from the program's bytes.
 
     found: the program's bytes by key.
     """
@@ -291,10 +309,13 @@ def _add_overhead(
 def _join_sums(
     planned: Mapping[Key, _Planned], found: Mapping[Key, int]
 ) -> tuple[dict[Key, _Planned], dict[Key, Cause]]:
-    """Return the planned bytes with all-reduces regrouped over the compiler's sets of axes, and causes of the changes.
+    """Return (planned bytes, cause of the change), each by key, with all-reduces over the sets of axes of the program.
 
-    Both are by key. Consecutive all-reduces of one array become one over all their axes. Where plan and program still
-    differ in a phase, but all-reduce equal bytes over each axis (`combined_sums`), the planned all-reduces are kept.
+    Consecutive all-reduces of one array over several axes become one over all these axes (`_join_axes`). In a phase
+    where plan and program then still differ, but all-reduce equal bytes over each axis (`combined_sums`), the planned
+    all-reduces stay as they were, and each that differs has the cause `COMBINED_SUMS`.
+
+    found: the program's bytes by key.
     """
     joined, causes = _join_axes(planned, found)
     keys = dict.fromkeys((*joined, *found))
@@ -311,9 +332,10 @@ def _join_sums(
 def _join_axes(
     planned: Mapping[Key, _Planned], found: Mapping[Key, int]
 ) -> tuple[dict[Key, _Planned], dict[Key, Cause]]:
-    """Return the planned bytes with consecutive all-reduces of one array over several axes joined, and the causes.
+    """Return (planned bytes, cause of the change), each by key, with all-reduces of one array over several axes joined.
 
-    Both are by key. All-reduces are joined only if the program has one over all of their axes, in any phase.
+    All-reduces are joined only if the program has one over all of their axes, in any phase. found: the program's bytes
+    by key.
     """
     result, causes = dict(planned), {}
     over_several = {axes for kind, axes, _ in found if kind == "all-reduce" and len(axes) > 1}

@@ -33,7 +33,10 @@ class Difference(StrEnum):
     """XLA:GPU sums the last norm's gradient once a step, not once a microbatch."""
 
     EXPERT_BUFFERS = "expert buffers"
-    """Generation sends whole tokens to experts, in buffers for any routing; the plan sends parts, evenly routed."""
+    """Generation sends whole tokens to experts, in buffers for any routing.
+
+    The plan sends parts of tokens and assumes balanced routing.
+    """
 
     INT8_SCALES = "int8 scales"
     """Scales of int8 arrays, and parameters that a server does not keep in int8: token embeddings and routers."""
@@ -122,7 +125,7 @@ _PHRASES: Mapping[Difference, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Why a quantity differs, with the figures that this kind of difference has."""
+    """Why a quantity differs. The fields other than `difference` are set for the kinds whose text names them."""
 
     difference: Difference
     collectives: tuple[str, ...] = ()

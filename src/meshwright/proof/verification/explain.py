@@ -48,10 +48,10 @@ def explain(planned: Mapping[Key, int], found: Mapping[Key, int], mesh: Mapping[
       devices, the permutes carry (n - 1) / n of the bytes added to the reduce-scatter.
     - Ring steps: a gather or a reduce-scatter becomes a ring of permutes between the parts of a matmul
       (arXiv:2211.05102, section 3.5), which carry (n - 1) / n of its bytes.
-    - Within and between slices: a sum over axes of both kinds becomes one inside each slice and one between slices;
-      small sums share a tile.
-    - Combined across phases: small sums of several phases, as of a loss and gradients of norms, become one over all
-      their axes.
+    - Within and between slices: an all-reduce over axes inside a slice and axes between slices becomes one of each
+      kind; small sums share a tile.
+    - Combined across phases: small sums of several phases, such as a loss and gradients of norms, become one over
+      all their axes.
     - Sliced further: a reduce-scatter whose result is sliced by other axes becomes an all-reduce of equal bytes.
     - Register rows: arrays of a few numbers are padded to whole rows.
 
@@ -80,7 +80,7 @@ def explain(planned: Mapping[Key, int], found: Mapping[Key, int], mesh: Mapping[
 
 
 def _other_phase(difference: Mapping[Key, int]) -> Explained:
-    """Yield the cause of collectives that have more bytes in one phase, and fewer by as many in others.
+    """Explain collectives of one kind, over the same axes, whose bytes differ by phase but are equal over all phases.
 
     difference: bytes by key, the program's less the plan's, here and in the rules below.
     """
@@ -91,7 +91,10 @@ def _other_phase(difference: Mapping[Key, int]) -> Explained:
 
 
 def _padded_shards(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
-    """Explain larger reduce-scatters, and permutes of (n - 1) / n of the excess, in one phase or over all phases."""
+    """Explain reduce-scatters with excess bytes, and permutes whose bytes are (n - 1) / n of this excess.
+
+    n is the number of devices along their axes. The identity holds in one phase or over all phases.
+    """
     for axes in dict.fromkeys(axes for kind, axes, _ in difference if kind == "reduce-scatter"):
         degree = math.prod(mesh[axis] for axis in axes)
         for phases in (*((phase,) for phase in PHASES), PHASES):
@@ -106,7 +109,10 @@ def _padded_shards(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Ex
 
 
 def _ring_steps(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
-    """Explain permutes of (n - 1) / n of the bytes that gathers and reduce-scatters lack, in one phase or over all."""
+    """Explain all-gathers and reduce-scatters that lack bytes, and permutes whose bytes are (n - 1) / n of this lack.
+
+    n is the number of devices along their axes. The identity holds in one phase or over all phases.
+    """
     for axes in dict.fromkeys(axes for kind, axes, _ in difference if kind == "collective-permute"):
         degree = math.prod(mesh[axis] for axis in axes)
         for phases in (*((phase,) for phase in PHASES), PHASES):
@@ -129,7 +135,10 @@ def _sliced_further(difference: Mapping[Key, int]) -> Explained:
 
 
 def _within_and_between_slices(difference: Mapping[Key, int]) -> Explained:
-    """Explain all-reduces over sets of axes not in the plan, with its bytes per axis, or less than a tile more."""
+    """Explain all-reduces that are split differently over sets of axes than planned.
+
+    Over each axis, the program's all-reduces have the plan's bytes in total, or less than a tile (`TILE_BYTES`) more.
+    """
     keys = [key for key in difference if key[0] == "all-reduce"]
     is_apart = any(difference[key] < 0 for key in keys if len(key[1]) > 1)
     axes = {axis for key in keys for axis in key[1]}
@@ -139,7 +148,7 @@ def _within_and_between_slices(difference: Mapping[Key, int]) -> Explained:
 
 
 def _combined_across_phases(difference: Mapping[Key, int]) -> Explained:
-    """Explain all-reduces over more axes at once and in other phases, whose bytes per axis equal the plan's."""
+    """Explain all-reduces over other sets of axes and in other phases than planned, with equal total bytes per axis."""
     keys = [key for key in difference if key[0] == "all-reduce"]
     axes = {axis for key in keys for axis in key[1]}
     is_together = any(difference[key] > 0 for key in keys if len(key[1]) > 1)

@@ -101,16 +101,16 @@ def plan_and_measured(what: PlanLike, run: str | Path | None, options: Mapping[s
     """Return the plan to verify and the measured record of a run; None without a run.
 
     Raises:
-        MeshwrightError: options are given that the run sets, or the plan is not the run's.
+        MeshwrightError: `run` is given together with options that it determines, or the plan is not that of the run.
     """
     if isinstance(what, (str, Path)) and is_run_directory(what):
         if extra := list(given({**options, "run": run}, (*PlanOptions.__annotations__, "run"))):
             raise MeshwrightError(f"{what} is a run and sets {', '.join(extra)} itself; leave it out")
-        return _of_run(Path(what))
+        return _read_run(Path(what))
     plan = plan_to_run(what, options)
     if run is None:
         return plan, None
-    ran, record = _of_run(Path(run))
+    ran, record = _read_run(Path(run))
     for part in ("workload", "mesh", "hardware"):
         if getattr(ran, part) != getattr(plan, part):
             raise MeshwrightError(
@@ -119,7 +119,7 @@ def plan_and_measured(what: PlanLike, run: str | Path | None, options: Mapping[s
     return plan, record
 
 
-def _of_run(directory: Path) -> tuple[Plan, Record]:
+def _read_run(directory: Path) -> tuple[Plan, Record]:
     """Return the plan of a run's step, and its measured record."""
     config = read_config(directory)
     return config.plan, measured(config, read_metrics(directory), find_profile(directory, config))

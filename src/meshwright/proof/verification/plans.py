@@ -49,8 +49,8 @@ ORDER_NOT_FINAL = "step time and overlap are judged at the compiler's default ef
 class Verification:
     """A plan and its compiled train step, side by side.
 
-    plan: as `meshwright train` runs it. compiled: with canonical collectives. schedule: the simulated step; None where
-    the program's schedule is not final, as at the TPU compiler's fast effort.
+    plan: as `meshwright train` runs it. compiled: its record, with the compiler's lowerings undone. schedule: the
+    simulated step; None where the program's schedule is not final, as at the TPU compiler's fast effort.
     """
 
     plan: Plan
@@ -109,7 +109,7 @@ def static_overhead(plan: Plan) -> StaticOverhead:
 def _kernel_flops(plan: Plan) -> dict[Difference, float]:
     """Return the attention flops that the step's kernels declare minus those planned, by the kind of difference.
 
-    They are per device and step, with those of a reference model's forward pass.
+    Flops are per device and step, and include a frozen reference model's forward pass.
     """
     steps = [(plan.workload, plan.mesh, plan.strategy, attention_flops(plan.workload, plan.mesh, plan.strategy))]
     if own := reference_pass(plan.workload, plan.mesh, plan.strategy):
@@ -143,7 +143,9 @@ def _declared_beyond(
 
 
 def _summed_once(plan: Plan) -> Iterator[Collective]:
-    """Yield what to add to planned all-reduces that XLA:GPU runs once a step, not once a microbatch: negative bytes.
+    """Yield, for each all-reduce that XLA:GPU runs once a step and not once a microbatch, the excess of the plan.
+
+    It is a collective with negative bytes, to be added to the planned one.
 
     XLA moves the all-reduce of the last norm's gradient out of the loop over microbatches. It does not move those of
     layers' gradients, which are in an inner loop over layers.
@@ -219,7 +221,7 @@ def _verification(
 def compiled_record(
     program: CompiledProgram, mesh: MeshShape, system: System, effort: Effort, *, flops: float, tokens: int
 ) -> tuple[Record, Schedule | None]:
-    """Return a program's record in the plan's terms, and its simulated step; None if its schedule is not final.
+    """Return (record of a program with lowerings undone, simulated step); no step if the schedule is not final.
 
     flops: model flops of a step of `tokens` tokens.
     """

@@ -23,7 +23,7 @@ from meshwright.record import Collective, merge
 
 @dataclass(frozen=True, kw_only=True)
 class ProductCheck:
-    """The check of a matmul in one mode of JAX.
+    """The result of checking a matmul in one mode of JAX (`check_product`).
 
     error: largest difference from the unsharded matmul, relative to its largest element. compiled, inferred:
     collectives, merged by kind and axes. notes: transfers in the program that `compiled` leaves out.
@@ -41,10 +41,10 @@ class ProductCheck:
 
 
 def check_product(inference: Inference, *, mode: Mode, implementation: Implementation | None = None) -> ProductCheck:
-    """Run an implementation of a matmul in a mode of JAX, in float32, on small random integers.
+    """Run an implementation of a matmul in a mode of JAX; compare result and collectives with the expected ones.
 
-    Float32 sums of integers below 2^24 are exact in any order. Runs on the devices of this process. In overlapped mode
-    a collective matmul runs its collective as a ring of permutes.
+    It runs on the devices of this process, in float32 on small random integers: float32 sums of integers below 2^24 are
+    exact in any order. In overlapped mode a collective matmul runs its collective as a ring of permutes.
 
     Args:
       inference: the matmul with its shardings.
@@ -76,7 +76,7 @@ def check_product(inference: Inference, *, mode: Mode, implementation: Implement
 def _read_as(
     inferred: Sequence[Collective], compiled: Iterable[Collective], degrees: Mapping[str, int]
 ) -> list[Collective]:
-    """Return the compiled collectives; one that could be of two kinds gets the inferred kind.
+    """Return the compiled collectives, with the inferred kind for those that could be of two kinds.
 
     XLA:CPU lowers a reduce-scatter, and an all-reduce followed by a slice, to the same ops. These count as a
     reduce-scatter unless an all-reduce was inferred.

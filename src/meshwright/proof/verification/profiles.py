@@ -14,9 +14,10 @@ from meshwright.record import Collective, Record, merge, wire_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRow:
-    """The collectives of one kind, over some axes, in a phase, added up; None where a source has none.
+    """All collectives of one kind, over the same axes, in one phase, added up.
 
-    planned, compiled, measured: in the plan, in the compiled step, in the trace of the run.
+    planned, compiled, measured: their sum in the plan, in the compiled step and in the trace of the run; None if there
+    are none.
     """
 
     kind: str
@@ -28,7 +29,7 @@ class ProfileRow:
 
 
 def compare_profile(planned: Record, profile: Profile) -> tuple[ProfileRow, ...]:
-    """Return a row for each kind, axes and phase of collective in a plan, the compiled step or the trace of a run."""
+    """Return a row for each combination of kind, axes and phase in a plan, the compiled step or the trace of a run."""
     sides = [
         {(move.kind, move.axes, move.phase): move for move in merge(record.collectives)}
         for record in (planned, in_plans_terms(profile.compiled), in_plans_terms(profile.measured))

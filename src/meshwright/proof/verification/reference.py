@@ -16,7 +16,7 @@ REFERENCE_STEP = "meshwright.execution.training.preference.reference:lower_refer
 
 
 def reference_requests(plan: Plan, *, effort: Effort) -> tuple[CompileRequest, ...]:
-    """Return the request to compile the pass of a plan's reference; () if its step has no reference pass."""
+    """Return the request to compile the reference model's pass of a plan's step; () if the step has none."""
     if (own := reference_pass(plan.workload, plan.mesh, plan.strategy)) is None:
         return ()
     arguments = {"workload": asdict(plan.workload), "strategy": asdict(plan.strategy)}
@@ -28,7 +28,7 @@ def reference_requests(plan: Plan, *, effort: Effort) -> tuple[CompileRequest, .
 
 
 def with_reference(policy: Record, reference: Record, plan: Plan) -> Record:
-    """Return the record of a step of two programs: the reference's program runs first, then the policy's.
+    """Return the record of a step that runs two programs: first the reference model's, then the policy's.
 
     While one program runs, the other's arguments stay in memory. Parameters that both read count once.
     """

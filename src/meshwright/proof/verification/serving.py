@@ -33,8 +33,8 @@ PROMPT_STEP = "meshwright.execution.models.generation.serving_step:lower_prefill
 class ServingVerification:
     """A serving plan and its compiled step, side by side.
 
-    compiled: with canonical collectives. schedule: the simulated step; None where the program's schedule is not final,
-    as at the TPU compiler's fast effort.
+    compiled: its record, with the compiler's lowerings undone. schedule: the simulated step; None where the program's
+    schedule is not final, as at the TPU compiler's fast effort.
     """
 
     plan: ServingPlan
@@ -98,7 +98,7 @@ def _with_server_causes(
 ) -> Iterator[Row]:
     """Yield the rows, with the causes of differences that only a server's step has."""
     is_decode = plan.serving.phase == "decode"
-    exact_causes = _causes_of_tokens if is_decode else _causes_of_prompts
+    exact_causes = _decode_causes if is_decode else _prefill_causes
     known = {
         Difference.EXPERT_BUFFERS: plan.mesh.ep > 1,
         Difference.SINGLE_ROWS: is_decode and plan.batch == plan.layout.num_groups,
@@ -126,8 +126,8 @@ def _with_server_causes(
             yield row
 
 
-def _causes_of_tokens(row: Row, plan: ServingPlan) -> tuple[Cause, ...]:
-    """Return the causes that account exactly for the compiled flops of decode; () if none do.
+def _decode_causes(row: Row, plan: ServingPlan) -> tuple[Cause, ...]:
+    """Return the causes that account exactly for the compiled flops of a decode step; () if none do.
 
     Matmuls of a single row may run with padded rows (TPUs), and attention of a single row may have no matmul flops.
     """
@@ -139,10 +139,10 @@ def _causes_of_tokens(row: Row, plan: ServingPlan) -> tuple[Cause, ...]:
     return ()
 
 
-def _causes_of_prompts(row: Row, plan: ServingPlan) -> tuple[Cause, ...]:
+def _prefill_causes(row: Row, plan: ServingPlan) -> tuple[Cause, ...]:
     """Return the causes that account exactly for the compiled flops of a prefill; () if none do.
 
-    They are masked scores, kernels that declare other flops, and matmuls of single rows.
+    Possible causes are masked scores, kernels that declare other flops, and matmuls of single rows.
 
     Splash attention declares no flops, meshwright's kernels the flops of half of all scores. Without kernels all scores
     are computed, or, for whole sequences, all but those of the first half's queries with the second half's keys.

@@ -60,7 +60,10 @@ def step_causes(plan: ServingPlan, schedule: Schedule) -> tuple[Cause, ...]:
 
 
 def _least_seconds(ops: Sequence[Event]) -> float:
-    """Return the least time of an op: the lower quartile of the ops' seconds; 0 for no ops. ops: shortest first."""
+    """Return the typical time of a smallest op, in seconds: the lower quartile over all executions; 0 for no ops.
+
+    ops: shortest first.
+    """
     left = sum(event.count for event in ops) / 4
     for event in ops:
         left -= event.count

@@ -17,7 +17,7 @@ from meshwright.record import Collective, Kind, Phase
 from meshwright.units import show_bytes
 
 _LEAST_USELESS = 1 << 14
-"""Smaller means of equal values, in bytes, are not reported: they are metrics and scales, averaged to be sure."""
+"""In bytes. Smaller means of equal values are metrics and scales, averaged as a precaution, and are not reported."""
 
 _LEAST_RECOMPUTED = 1 << 13
 """Arrays of fewer bytes are parts of a loss or a norm, and are not reported."""
@@ -25,10 +25,10 @@ _LEAST_RECOMPUTED = 1 << 13
 
 @dataclass(frozen=True, kw_only=True)
 class ReducedTwice(Finding):
-    """A reduction of equal values. equal_axes: axes along which all `degree` devices hold the same value.
+    """A reduction over devices that hold the same value.
 
-    is_sum: the result is `degree` times the value; if False, the reduction has no effect. is_transposed: the reduction
-    is the transpose of a sum in the forward pass.
+    equal_axes: axes along which all `degree` devices hold it. is_sum: the result is `degree` times the value; if False,
+    the reduction has no effect. is_transposed: the reduction is the transpose of a sum in the forward pass.
     """
 
     kind = FindingKind.REDUCED_TWICE
@@ -67,7 +67,7 @@ class ReducedTwice(Finding):
 
 
 def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
-    """Yield reductions over an axis along which all devices hold the same value; of a combined one, each such array."""
+    """Yield reductions over an axis along which all devices hold the same value, one finding per reduced array."""
     if context.is_traced:
         for one in context.traced(ReducedTwice.id):
             if one.figures["is_sum"] or Shape(one.dtype, one.dims).bytes >= _LEAST_USELESS:
@@ -109,7 +109,7 @@ def _traced(context: ProgramContext, one: TracedMistake) -> ReducedTwice:
 
 
 def _is_divided(context: ProgramContext, instruction: Instruction, degree: int) -> bool:
-    """Whether a sum is then divided by the number of devices, as for a mean."""
+    """Whether the result of a sum over `degree` devices is divided by `degree`, as for a mean."""
     for user, _ in uses(context.module, instruction, VIEWS_AND_CASTS):
         if user.opcode in ("multiply", "divide"):
             sides = [

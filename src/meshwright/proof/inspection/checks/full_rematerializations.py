@@ -15,7 +15,10 @@ from meshwright.units import show_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class GatheredToReshard(Finding):
-    """A value that is fully all-gathered to reshard it. shape: per device, before."""
+    """A value that is fully all-gathered to reshard it.
+
+    shape: per device, before the gather. before, after: its shardings. op: the name of the HLO op.
+    """
 
     kind = FindingKind.FULL_REMATERIALIZATION
 

@@ -17,7 +17,10 @@ from meshwright.units import show_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class HoistedGather(Finding):
-    """Stacked weights gathered before a loop over layers. is_along_stack: the layer dim itself is split."""
+    """The stacked weights of all layers, all-gathered before a loop that uses one layer per iteration.
+
+    name, shape: of the argument. is_along_stack: whether `axes` split the dim of layers.
+    """
 
     kind = FindingKind.HOISTED_GATHER
     merged_by = ("axes", "is_along_stack")
@@ -30,7 +33,7 @@ class HoistedGather(Finding):
     is_along_stack: bool
 
     def explains(self, other: Finding) -> bool:
-        """Whether `other` reports the same stack of weights as state that the step moves."""
+        """Whether this gather causes `other`: a `GatheredTwice` or `MovedState` finding about the same weights."""
         if isinstance(other, GatheredTwice):
             return other.axes == self.axes and other.source == self.source
         return isinstance(other, MovedState) and other.name == self.name
@@ -91,13 +94,13 @@ def _is_before_loop(context: ProgramContext, gather: Instruction, layers: int) -
 
 
 def _is_cut_in_layers(context: ProgramContext, gather: Instruction, layers: int) -> bool:
-    """Whether an iteration gathers the whole stack and takes one slice of it."""
+    """Whether a gathered stack is used only by slices of one layer, in the gather's own computation (a loop's body)."""
     used = list(uses(context.module, gather, VIEWS_AND_CASTS))
     return bool(used) and all(_is_layer(user, held, layers) for user, held in used)
 
 
 def _is_layered(context: ProgramContext, loop: Instruction, place: int, layers: int) -> bool:
-    """Whether a loop's body takes only slices of size 1 along the first dim of element `place` of its state."""
+    """Whether a loop's body uses element `place` of its state, a stack of layers, only by slices of one layer."""
     module = context.module
     parameter = module.computations[loop.called("body")[0]].parameters[0]
     taken = [one for one in module.users(parameter) if one.opcode == "get-tuple-element" and one.index == place]

@@ -56,7 +56,7 @@ class GatheredToSum(Finding):
     degree: int
 
     def explains(self, other: Finding) -> bool:
-        """Whether the other finding reports the same gather as unexpected."""
+        """Whether `other` is an `UnexpectedCollective` finding about the same gather."""
         return isinstance(other, UnexpectedCollective) and other.axes == self.axes and other.line == self.line
 
     def _sentences(self) -> tuple[str, str]:
@@ -69,7 +69,7 @@ class GatheredToSum(Finding):
 
 
 def loop_sums(context: ProgramContext) -> Iterator[Finding]:
-    """Yield `SumInLoop` and `GatheredToSum` findings, for collectives by hand and those of the partitioner."""
+    """Yield `SumInLoop` and `GatheredToSum` findings, for hand-written collectives and those of the partitioner."""
     known = {one.source for finding in (SumInLoop.id, GatheredToSum.id) for one in context.traced(finding)}
     for found in (*_partitioned_sums(context), *_partitioned_gathers(context)):
         if found.source.partition(" ")[0] not in known:

@@ -39,7 +39,7 @@ class BranchedCollective(Finding):
     taken: tuple[str, ...]
 
     def explains(self, other: Finding) -> bool:
-        """Whether the other finding is a missing sum on the same line: devices that branch differently cause it."""
+        """Whether `other` is a `MissingSum` on the same line: its result differs because devices branch differently."""
         return isinstance(other, MissingSum) and other.line == self.line
 
     @property
@@ -61,7 +61,7 @@ class BranchedCollective(Finding):
 class RingTooLong(Finding):
     """A ring with one send more than there are other devices: a device's own part returns to it.
 
-    sends: the number of sends.
+    sends: the number of sends. is_wrong_sum: whether the part that returns is used a second time.
     """
 
     kind = FindingKind.RING_TOO_LONG
@@ -75,7 +75,7 @@ class RingTooLong(Finding):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the part that returns to its device is used a second time."""
+        """Whether the result is wrong: `is_wrong_sum`."""
         return self.is_wrong_sum
 
     def _sentences(self) -> tuple[str, str]:

@@ -84,7 +84,7 @@ def mesh_order(context: ProgramContext) -> Iterator[Finding]:
 
 @dataclass(frozen=True, kw_only=True)
 class AcrossSlices(Finding):
-    """An axis across slices over which a step moves activations or weights, in addition to summing gradients."""
+    """A mesh axis that spans several slices, over which a step moves activations or weights, not only gradients."""
 
     kind = FindingKind.ACROSS_SLICES
     merged_by = ("axes",)
@@ -105,7 +105,7 @@ class AcrossSlices(Finding):
 
 
 def across_slices(context: ProgramContext) -> Iterator[Finding]:
-    """Yield axes across slices over which the forward pass gathers, reduces or exchanges. Pipeline sends are fine."""
+    """Yield axes that span slices, over which the forward pass gathers, reduces or exchanges; sends are no mistake."""
     for move in context.between_slices:
         if move.phase == "forward" and move.kind != "collective-permute" and move.bytes >= LEAST_BYTES * move.count:
             yield AcrossSlices(

@@ -44,7 +44,7 @@ class MovedState(Finding):
     count: int
 
     def explains(self, other: Finding) -> bool:
-        """Whether the other finding is about further moves of the same state, or about repeated work on it."""
+        """Whether this move causes `other`: redundant compute or an unexpected collective, along the same axes."""
         if isinstance(other, RedundantCompute):
             return other.axis in self.axes
         if not isinstance(other, UnexpectedCollective) or not other.is_of_shardings:
@@ -82,8 +82,8 @@ class GatheredResult(Finding):
         return (
             f"{name} {self.shape} is gathered over {over} to be returned whole on every device:"
             f" {show_bytes(self.bytes)} a device and step, and as much memory",
-            f"return it split as it is computed: out_shardings (or the constraint on it) with {over}, or none at all;"
-            " fetch what the host needs by jax.device_get, which gathers nothing on devices",
+            f"return it split as it is computed: out_shardings (or the constraint on it, or shard_map's out_specs) with"
+            f" {over}, or none at all; fetch what the host needs by jax.device_get, which gathers nothing on devices",
         )
 
 
@@ -141,7 +141,7 @@ def _gathered_results(context: ProgramContext) -> Iterator[Finding]:
         if move is None or any(share.is_changed for share in context.updates(result).values()):
             continue
         one = move.collective
-        if one.bytes >= _LEAST_RESULT and not primitive_of(move.instruction).startswith("all_gather"):
+        if one.bytes >= _LEAST_RESULT:
             yield GatheredResult(
                 name=result.name,
                 shape=result.shape,

@@ -23,7 +23,10 @@ _MOST = 3
 
 @dataclass(frozen=True, kw_only=True)
 class PaddedArrays(Finding):
-    """Arrays of one shape that do not fill their tiles. stored_bytes: total bytes with padding."""
+    """Arrays of one shape that do not fill their tiles.
+
+    count: how many of them are in memory at once. stored_bytes: their total bytes with padding.
+    """
 
     kind = FindingKind.PADDING
 

@@ -42,7 +42,10 @@ class ReplicatedBatch(Finding):
 
 
 def replicated_batches(context: ProgramContext) -> Iterator[Finding]:
-    """Yield batches of a train step not split over an axis named like a data axis, unless it has repeated work."""
+    """Yield batches of a train step that are not split over an axis named like a data axis.
+
+    Axes along which matmuls are repeated are skipped: `redundant_compute` reports them.
+    """
     if not context.is_train_step:
         return
     # Data have at least two dims, and no result of the step has their shape.
@@ -72,7 +75,7 @@ def replicated_batches(context: ProgramContext) -> Iterator[Finding]:
 
 @dataclass(frozen=True, kw_only=True)
 class WholeBesideBatch(Finding):
-    """A replicated argument that each device slices to its own part. like: an argument that is split this way."""
+    """A replicated argument of which each device uses a slice. like: the argument that `axes` split in the same way."""
 
     kind = FindingKind.WHOLE_BESIDE_BATCH
     merged_by = ("name",)

@@ -91,8 +91,8 @@ def _against_rules(context: ProgramContext) -> Iterator[Finding]:
 def _unlike_the_rest(context: ProgramContext, name: str, tree: list[Argument]) -> Iterator[ReplicatedParameter]:
     """Yield large replicated arguments of a tree that is mostly sharded over an axis of the batch.
 
-    Everything stored can be sharded over such an axis (FSDP). Over other axes a replica may be intended, and over one
-    that exchanges tokens (all-to-all) too: it splits experts, which are most of a tree.
+    Every parameter can be sharded over such an axis (FSDP). Over other axes replicas may be intended, also over axes
+    with an all-to-all: these shard experts, which are most of a tree, and no other parameters.
     """
     exchanged = {
         axis for move in context.collectives if move.collective.kind == "all-to-all" for axis in move.collective.axes

@@ -150,7 +150,7 @@ def replicated_names(context: ProgramContext) -> frozenset[str]:
 def _parameter_of(context: ProgramContext, state: Argument) -> Argument | None:
     """Return the parameter of an optimizer state, in an earlier tree of the arguments; None if there is none.
 
-    The parameter has the state's global shape, and its path is the end of the state's path. Replicated parameters with
+    The parameter has the state's global shape, and its path is a suffix of the state's path. Replicated parameters with
     split states are not a mistake: that is ZeRO stage 1.
     """
     for other in context.arguments:
@@ -191,7 +191,7 @@ def _parts(name: str) -> list[str]:
 
 
 def _missing(context: ProgramContext, state: Argument, parameter: Argument) -> tuple[str, ...]:
-    """Return the axes that split a parameter but not its state; () where the state is split over any axis."""
+    """Return the axes that split a parameter but not its state; () if any axis splits the state."""
     if state.spec is None or parameter.spec is None or state.spec.axes:
         return ()
     return tuple(axis for axis in parameter.spec.axes if context.mesh[axis] > 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from meshwright.description.hlo.dataflow import VIEWS, uses
 from meshwright.description.hlo.module import Instruction
 from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
-from meshwright.proof.inspection.context import ProgramContext
+from meshwright.proof.inspection.context import CompiledCollective, ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.record import Phase
 from meshwright.units import show_bytes
@@ -25,7 +25,10 @@ _LEAST_AT_ONCE = 1 << 18
 
 @dataclass(frozen=True, kw_only=True)
 class SlicedAllReduce(Finding):
-    """An all-reduce of whose result each device uses a shard. is_sliced_at_once: the sum is used in no other way."""
+    """An all-reduce of whose result each device uses only its shard.
+
+    is_sliced_at_once: whether the sum is sliced before any other op. reduced_bytes: of all such sums per step.
+    """
 
     kind = FindingKind.SLICED_ALL_REDUCE
     merged_by = ("is_sliced_at_once",)
@@ -61,6 +64,7 @@ def sliced_all_reduces(context: ProgramContext) -> Iterator[Finding]:
             continue
         is_large = one.bytes >= one.count * _LEAST_AT_ONCE
         is_sliced_at_once = one.kind == "reduce-scatter" and context.has_reduce_scatter and is_large
+        is_sliced_at_once = is_sliced_at_once and not _is_summed_further(context, move)
         # If an instruction's result is sliced at once along some axes, its sum over the other axes is of that slice.
         is_whole = one.kind == "all-reduce" and id(move.instruction) not in scattered
         single = is_whole and len(move.instruction.operands) == 1
@@ -75,6 +79,19 @@ def sliced_all_reduces(context: ProgramContext) -> Iterator[Finding]:
                 cost_seconds=one.seconds / 2 if one.seconds is not None else None,
                 source=one.source,
             )
+
+
+def _is_summed_further(context: ProgramContext, move: CompiledCollective) -> bool:
+    """Whether an instruction also adds up the shares over other axes: the gradients of copies of shards (HSDP).
+
+    XLA sums over all axes at once whatever the program's constraints are.
+    """
+    return any(
+        other.instruction is move.instruction
+        and other.collective.kind == "all-reduce"
+        and not set(other.collective.axes) & set(move.collective.axes)
+        for other in context.collectives
+    )
 
 
 def _is_sliced_later(context: ProgramContext, instruction: Instruction) -> bool:

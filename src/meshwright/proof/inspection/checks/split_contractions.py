@@ -21,9 +21,9 @@ _GROWTH = 4
 
 @dataclass(frozen=True, kw_only=True)
 class SplitContraction(Finding):
-    """A weight split on its contracting dim, so that the result is all-reduced. shape: of the weight, per device.
+    """A weight split on its contracting dim, so that the matmul's result is all-reduced.
 
-    is_gathered: the weight is all-gathered instead.
+    name, shape: of the weight. array: the matmul's result. is_gathered: the weight is all-gathered instead.
     """
 
     kind = FindingKind.SPLIT_CONTRACTION
@@ -36,7 +36,7 @@ class SplitContraction(Finding):
     is_gathered: bool
 
     def explains(self, other: Finding) -> bool:
-        """Whether the other finding reports that the same matmul is repeated along these axes."""
+        """Whether `other` is redundant compute that the gather of the weight causes, along one of its axes."""
         return self.is_gathered and isinstance(other, RedundantCompute) and other.axis in self.axes
 
     def _sentences(self) -> tuple[str, str]:

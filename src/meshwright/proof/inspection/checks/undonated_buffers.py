@@ -16,11 +16,14 @@ _LEAST_BYTES = 1 << 17
 
 @dataclass(frozen=True, kw_only=True)
 class NotDonated(Finding):
-    """State whose new values a train step returns in new buffers."""
+    """State whose new values a step returns in new buffers.
+
+    count: number of arrays. trees: the function arguments that have them.
+    """
 
     kind = FindingKind.NOT_DONATED
 
-    name: str  # Of the largest.
+    name: str  # Path of the largest array; `shape` is its shape.
     shape: Shape
     count: int
     trees: tuple[str, ...]
@@ -47,7 +50,7 @@ def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:
     """Yield arguments of a step whose update is a result of equal shape and sharding in another buffer.
 
     Updates are recognized by what computes them (`hlo.updates.Updates`), or the caller names them as state. In steps
-    other than train steps, only an argument counts that the step writes at a place known at run time, such as a cache.
+    other than train steps, only arguments count that are written at an index known only at run time, such as caches.
     """
     if context.program is None:
         return

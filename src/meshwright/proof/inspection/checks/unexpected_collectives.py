@@ -103,11 +103,11 @@ class UnexpectedCollective(Finding):
 
     @property
     def is_of_shardings(self) -> bool:
-        """Whether mismatched shardings cause it."""
+        """Whether mismatched shardings cause the collective."""
         return self.because not in (UnexpectedBecause.NOT_EXPECTED, UnexpectedBecause.NEEDS_WHOLE)
 
     def explains(self, other: Finding) -> bool:
-        """Whether the other finding is the repeated work of all devices on a batch that this collective gathers."""
+        """Whether `other` is redundant compute, by all devices, on a batch that this collective gathers."""
         is_of_batch = self.because == UnexpectedBecause.GATHERS_BATCH
         return is_of_batch and isinstance(other, RedundantCompute) and other.axis in self.axes
 
@@ -201,7 +201,7 @@ def _each(context: ProgramContext) -> Iterator[UnexpectedCollective]:
 
 
 def _is_expected(expected: tuple[Collective, ...], found: Collective) -> bool:
-    """Whether a collective is expected, or is one all-reduce over the axes of several expected ones."""
+    """Whether a collective is among the expected, or is an all-reduce over the joined axes of several of them."""
     alike = [one for one in expected if one.kind == found.kind and one.phase == found.phase]
     axes = set(found.axes)
     covered = {axis for one in alike if set(one.axes) <= axes for axis in one.axes}
@@ -246,7 +246,7 @@ def primitive_of(instruction: Instruction) -> str:
 
 
 def _is_stored(context: ProgramContext, found: CompiledCollective) -> bool:
-    """Whether a collective moves an argument of the program, as FSDP gathers its weights, or one layer of a stack."""
+    """Whether a collective moves an argument of the program (FSDP's weights, say), or one layer of a stacked one."""
     source = context.source_of(found)
     if source.opcode == "get-tuple-element":  # of the state of a loop over layers
         source = context.module.operand(source)

@@ -51,7 +51,7 @@ class UnshardingConstraint(Finding):
         )
 
     def explains(self, other: Finding) -> bool:
-        """Whether the other finding is repeated work or a collective along the axes of this replication."""
+        """Whether this constraint causes `other`: redundant compute or a collective along the same axes."""
         if isinstance(other, RedundantCompute):
             return other.axis in self.axes
         if isinstance(other, SlicedAllReduce):

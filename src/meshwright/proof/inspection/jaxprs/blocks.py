@@ -9,13 +9,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
-from meshwright.proof.programs.trace import CALLS
+from meshwright.proof.programs.trace import CALLS, scan_counts
 
 VIEWS = frozenset(
     {"reshape", "transpose", "squeeze", "expand_dims", "convert_element_type", "copy", "copy_p", "name"}
@@ -46,7 +47,7 @@ class Value:
 
     @property
     def text(self) -> tuple[str, tuple[int, ...]]:
-        """Dtype and dims, with HLO's name of the dtype."""
+        """(HLO's name of the dtype, dims)."""
         return hlo_dtype(self.dtype), self.dims
 
 
@@ -63,13 +64,44 @@ class Op:
 
     @property
     def iterations(self) -> int:
-        """The trip count of its bodies, as far as a jaxpr has it: the length of a scan, else 1."""
-        return max(1, self.params["length"]) if self.name == "scan" else 1
+        """The trip count of its bodies, as far as a jaxpr has it; else 1."""
+        return max(1, self.loop.turns) if self.loop else 1
+
+    @cached_property
+    def loop(self) -> Loop | None:
+        """A scan, or a while loop that counts its turns; None for others."""
+        if self.name == "scan":
+            consts, carried = scan_counts(self.params)
+            return Loop(self.bodies[0], consts, self.operands[consts : consts + carried], self.params["length"])
+        if self.name != "while":
+            return None
+        condition, body = sorted(self.bodies, key=lambda one: one is not self.condition)
+        asked, consts = self.params["cond_nconsts"], self.params["body_nconsts"]
+        starts = self.operands[asked + consts :]
+        turns = _turns(condition, body, self.operands[:asked], starts)
+        return Loop(body, consts, starts, turns) if turns > 0 else None
+
+    @property
+    def condition(self) -> OpBlock:
+        """The block of a while loop that says whether it goes on."""
+        return next(one for one in self.bodies if len(one.outputs) == 1 and one.outputs[0].dtype == "bool")
 
     @property
     def scope(self) -> str:
-        """Its name scopes with JAX's transformations, as `transpose(jvp(mlp))`."""
+        """The equation's name scopes with JAX's transformations, as `transpose(jvp(mlp))`."""
         return str(self.equation.source_info.name_stack)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop of a known number of turns. consts: how many inputs of its body are the same in every turn, before those
+    that it carries. starts: the initial values of those.
+    """
+
+    body: OpBlock
+    consts: int
+    starts: Sequence[Value]
+    turns: int
 
 
 @dataclass(eq=False)
@@ -91,7 +123,7 @@ class OpBlock:
         return [op for op in self.ops if any(one is value for one in op.operands)]
 
     def everything(self) -> Iterator[tuple[OpBlock, Op]]:
-        """Every op of this block and of the blocks inside it, each with its block."""
+        """Yield (block, op) for every op of this block and of the blocks inside it."""
         for op in self.ops:
             yield self, op
             for body in op.bodies:
@@ -118,6 +150,26 @@ def read_block(program: ClosedJaxpr, operands: Sequence[Value] | None = None) ->
     return OpBlock(block_inputs, outputs, ops, constants)
 
 
+def _turns(condition: OpBlock, body: OpBlock, asked: Sequence[Value], starts: Sequence[Value]) -> int:
+    """Return how often a while loop turns that adds 1 to a number while it is less than a constant; 0 for others.
+
+    asked: the operands of the condition that are the same in every turn. starts: the initial values of the others.
+    """
+    asks = condition.outputs[0].op
+    if asks is None or asks.name != "lt":
+        return 0
+    given = dict(zip(map(id, condition.inputs), [*asked, *starts], strict=True))
+    count, end = asks.operands
+    place = next((place for place, one in enumerate(condition.inputs[len(asked) :]) if one is count), None)
+    bound = given.get(id(end), end).number
+    if place is None or bound is None or (start := starts[place].number) is None:
+        return 0
+    held, adds = body.inputs[len(body.inputs) - len(starts) + place], body.outputs[place].op
+    if adds is None or adds.name != "add" or not any(one is held for one in adds.operands):
+        return 0
+    return math.ceil(bound - start) if any(one.number == 1 for one in adds.operands) else 0
+
+
 def hlo_dtype(name: str) -> str:
     """Return HLO's name of a JAX dtype; for a random key, that of its data."""
     if name == "bool":
@@ -138,7 +190,7 @@ def through_views(value: Value) -> Value:
 def _inline(
     jaxpr: Any, arrays: Sequence[Any], inputs: Sequence[Value], ops: list[Op], held: list[Value]
 ) -> list[Value]:
-    """Append to `ops` those of a jaxpr and of the jaxprs it calls, to `held` their constants; return its outputs."""
+    """Append the ops of a jaxpr and of the jaxprs it calls to `ops`, their constants to `held`; return its outputs."""
     known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
     for var, array in zip(jaxpr.constvars, arrays, strict=False):
         known[var] = _constant(var.aval, array)

@@ -28,13 +28,13 @@ def place(equation: Any) -> str:
 
 
 def says_so(equation: Any) -> bool:
-    """Whether some code requests a cast (`astype`, `asarray`); otherwise JAX added it to promote two dtypes."""
+    """Whether a cast equation comes from a call such as `astype`; otherwise JAX added it to promote two dtypes."""
     names = {frame.function_name.rpartition(".")[2] for frame in _frames(equation)}
     return bool(names & {"astype", "convert_element_type", "asarray", "array"})
 
 
 def is_promoted(equation: Any) -> bool:
-    """Whether Flax made the dtypes of a layer's operands equal."""
+    """Whether a cast equation comes from `promote_dtype`, by which Flax gives a layer's operands one dtype."""
     return any(frame.function_name.endswith("promote_dtype") for frame in _frames(equation))
 
 

@@ -1,4 +1,4 @@
-"""Find values in `shard_map` that are equal on all devices along a mesh axis, and collectives that are wrong for them.
+"""Find values in `shard_map` that are equal on all devices along a mesh axis, and needless or wrong collectives.
 
 For each value, the axes along which it differs between devices are tracked. After point-to-point sends a value may be
 equal (a ring that sums or gathers) or not, so nothing is reported about such values.
@@ -62,7 +62,7 @@ _ARGUMENT = _State(is_constant=False)
 
 
 def replica_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
-    """Yield collectives on values that are equal on all their devices, and results that should be equal but differ."""
+    """Yield collectives whose devices all have the same value, and results that should be equal on them but differ."""
     reader = _Reader()
     reader.run(block, [_ARGUMENT] * len(block.inputs))
     for number in reader.certain:
@@ -82,8 +82,8 @@ class _Reader:
     """One pass over a function, which computes the `_State` of each value.
 
     A loop's body is read until the states of its carry are stable; mistakes are recorded in the last reading only.
-    sums: the sums of equal values, by a number. others: all other mistakes. count: executions per step of the ops that
-    are being read.
+    sums: the sums of equal values, by the `id` of the op, or of the equal term of a sum. others: all other mistakes.
+    count: executions per step of the ops that are being read.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class _Reader:
         return [self._divide(op, _computed(op, states))] * len(op.results)
 
     def _divide(self, op: Op, state: _State) -> _State:
-        """Return the state of a product's or quotient's result; note the sums it divides by their number of devices.
+        """Return the state of a product's or quotient's result; add sums divided by their device count to `divided`.
 
         state: the result's state without that division.
         """
@@ -192,7 +192,8 @@ class _Reader:
         return [*made, *out[carried:]]
 
     def _while(self, op: Op, states: list[_State]) -> list[_State]:
-        condition, body = self._loop_bodies(op)
+        condition = op.condition
+        body = next(one for one in op.bodies if one is not condition)
         first, second = op.params["cond_nconsts"], op.params["body_nconsts"]
         asked, fixed, carry = states[:first], states[first : first + second], states[first + second :]
         asks = _State()
@@ -208,10 +209,6 @@ class _Reader:
         step(made)
         self.taken = outer
         return made
-
-    def _loop_bodies(self, op: Op) -> tuple[OpBlock, OpBlock]:
-        condition = next(one for one in op.bodies if len(one.outputs) == 1 and one.outputs[0].dtype == "bool")
-        return condition, next(one for one in op.bodies if one is not condition)
 
     def _until_stable(self, carry: list[_State], step: Any) -> list[_State]:
         """Return the states of a loop's carry, joined with those after an iteration (`step`) until nothing changes."""
@@ -270,7 +267,7 @@ class _Reader:
         return made if len(made) == len(op.results) else [reduce(_join, made)] * len(op.results)
 
     def _equal(self, op: Op, value: Value, state: _State, axes: Sequence[str], equal: Sequence[str]) -> set[int]:
-        """Report a collective of equal values. Return the key of a sum, which a later division may turn into a mean.
+        """Report a collective of equal values; return its key in `sums` if it is a sum, which a later op may divide.
 
         axes: of the collective. equal: the axes of these along which the devices hold the same value.
         """
@@ -294,7 +291,7 @@ class _Reader:
         return set()
 
     def _equal_terms(self, op: Op, total: Value, axes: Sequence[str]) -> set[int]:
-        """Report a sum over devices of `a + b` where b is equal on all, such as a bias. Return the keys of these sums.
+        """Report a sum over devices of `a + b` where b is equal on all, such as a bias. Return the keys in `sums`.
 
         total: the summed value.
         """

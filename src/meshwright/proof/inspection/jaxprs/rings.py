@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from meshwright.proof.compiler.program import TracedMistake
-from meshwright.proof.inspection.jaxprs.blocks import VIEWS, Op, OpBlock, Value, through_views
+from meshwright.proof.inspection.jaxprs.blocks import VIEWS, Loop, Op, OpBlock, Value, through_views
 from meshwright.proof.inspection.jaxprs.places import place
 from meshwright.proof.inspection.jaxprs.replicas import axes_of
-from meshwright.proof.programs.trace import scan_counts
 
 
 def ring_mistakes(block: OpBlock, count: int = 1) -> Iterator[TracedMistake]:
     """Yield rings whose last send returns each device's own value, or is not used. count: executions of the block."""
     yield from _unrolled(block, count)
     for op in block.ops:
-        if op.name == "scan":
-            yield from _scanned(block, op, count)
+        if op.loop:
+            yield from _looped(block, op, op.loop, count)
         for body in op.bodies:
             yield from ring_mistakes(body, count * op.iterations)
 
@@ -35,7 +34,7 @@ def _unrolled(block: OpBlock, count: int) -> Iterator[TracedMistake]:
 
 
 def _origin(value: Value) -> tuple[Value, int, int]:
-    """Follow sends along one ring back to the first value sent; return it, the hops since, and the ring's devices."""
+    """Follow sends along one ring back to the first; return (value sent first, sends since, devices in the ring)."""
     hops, degree, ring = 0, 0, None
     while True:
         value = through_views(value)
@@ -69,22 +68,21 @@ def _is_computed_with(block: OpBlock, value: Value) -> bool:
     return False
 
 
-def _scanned(block: OpBlock, loop: Op, count: int) -> Iterator[TracedMistake]:
-    """Yield rings in a scan that sends a carry on in every iteration: too many iterations, or one unused send."""
-    body, consts, carried = loop.bodies[0], *scan_counts(loop.params)
-    length = loop.params["length"]
-    for number in range(carried):
+def _looped(block: OpBlock, op: Op, loop: Loop, count: int) -> Iterator[TracedMistake]:
+    """Yield rings in a loop that sends a carry on in every turn: too many turns, or one unused send."""
+    body, turns = loop.body, loop.turns
+    for number in range(len(loop.starts)):
         start, hops, degree = _origin(body.outputs[number])
-        if not hops or start is not body.inputs[consts + number]:
+        if not hops or start is not body.inputs[loop.consts + number]:
             continue
         period = degree // math.gcd(hops, degree)
         before, after = _is_computed_with(body, start), _uses_after(body, start)
         last = next(op for op in reversed(body.ops) if op.name == "ppermute" and _origin(op.results[0])[0] is start)
-        begins_with_own = after and not before and _is_in_another(loop, consts, carried, number)
-        if (length > period and (before or after)) or (length == period and begins_with_own):
-            yield _mistake(last, count * length, degree, period, is_wrong=True)
-        elif length == period and before and not after and not block.num_uses[id(loop.results[number])]:
-            yield _mistake(last, count * length, degree, length, is_wrong=False)
+        begins_with_own = after and not before and _is_in_another(loop.starts, number)
+        if (turns > period and (before or after)) or (turns == period and begins_with_own):
+            yield _mistake(last, count * turns, degree, period, is_wrong=True)
+        elif turns == period and before and not after and not block.num_uses[id(op.results[number])]:
+            yield _mistake(last, count * turns, degree, turns, is_wrong=False)
 
 
 def _uses_after(body: OpBlock, start: Value) -> bool:
@@ -93,13 +91,10 @@ def _uses_after(body: OpBlock, start: Value) -> bool:
     return any(_is_computed_with(body, value) for value in sent)
 
 
-def _is_in_another(loop: Op, consts: int, carried: int, number: int) -> bool:
-    """Whether the initial value of carry `number` is part of another carry's, e.g. of a sum that begins with it.
-
-    consts, carried: how many constants and carries the scan has.
-    """
-    first = through_views(loop.operands[consts + number])
-    return any(other != number and _is_made_of(loop.operands[consts + other], first) for other in range(carried))
+def _is_in_another(starts: Sequence[Value], number: int) -> bool:
+    """Whether the initial value of carry `number` is part of another carry's, e.g. of a sum that begins with it."""
+    first = through_views(starts[number])
+    return any(place != number and _is_made_of(other, first) for place, other in enumerate(starts))
 
 
 def _is_made_of(value: Value, part: Value) -> bool:

@@ -1,4 +1,4 @@
-"""Find state that a function returns with a changed dtype or weak type."""
+"""Find state that a function returns with a changed weak type."""
 
 from __future__ import annotations
 

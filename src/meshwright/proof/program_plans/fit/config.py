@@ -30,7 +30,7 @@ class FitConfig:
     hardware: str
     """The plan's hardware, as `v5e:4x4`; without a plan, JAX's kind of device and the number of devices."""
     table: dict[str, list[str]]
-    """For each class of equal dims that is split, its name and the mesh axes that split it (`meshwright.apply`)."""
+    """{class: its mesh axes}, the table of `meshwright.apply`. A class: dims that the step shows to be equal."""
     store: tuple[str, ...]
     """Mesh axes that further split the state between steps."""
     metrics: tuple[str, ...]

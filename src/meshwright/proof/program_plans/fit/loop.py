@@ -49,8 +49,8 @@ def run_steps(
 ) -> tuple[State, int]:
     """Run the remaining steps of a run; return the last state, and the steps taken since the start of the run.
 
-    directory: the run's, locked by the caller. first: the initial state, or a function that returns it. on_step: called
-    with each row of metrics.
+    directory: of the run; the caller holds its lock. first: the initial state, or a function that returns it. on_step:
+    called with each row of metrics.
     """
     began = time.perf_counter()
     checkpoints = Checkpoints(directory, config.saving)
@@ -87,14 +87,14 @@ def run_steps(
 
 
 def left_on_disk(config: FitConfig, directory: Path, how: str = "") -> str:
-    """Return a text: the checkpoint that a stopped run left, and the call that continues it. how: added to the call."""
+    """Return a sentence on the checkpoint of a stopped run and the call that continues it. how: text after the call."""
     hint = "" if config.saving.every else " (save_every=N, or a time as 30m, writes some on the way)"
     return describe_left(directory, f"`mw.fit(…, resume=True)`{how}", hint)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """A run with its outputs. start: steps taken before this start. began: `time.perf_counter()` at this start."""
+    """A run with its outputs. start: steps taken before it was resumed. began: `time.perf_counter()` at this start."""
 
     config: FitConfig
     directory: Path
@@ -111,7 +111,7 @@ class _Run:
     on_note: Note
 
     def take_all(self, state: State) -> tuple[State, int]:
-        """Run steps until the last, a signal or the end of the batches, and save; return the state and the steps taken.
+        """Run steps until the last one, a signal or the end of the batches, and save; return state and steps taken.
 
         Raises:
             NotFiniteError: the loss or the norm of the gradients is NaN or infinite.

@@ -1,4 +1,4 @@
-"""A train step sharded by its plan: state by path, metrics by name, and checks of both."""
+"""A train step sharded by its plan: its state as {path: array}, its metrics as {name: scalar}, checks of both."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class FitStep:
         return self.applied.mesh
 
     def tree(self, leaves: Mapping[str, Any]) -> Any:
-        """Return a state by path as the tree that the step takes."""
+        """Convert a state from {path: array} to the tree that the step takes."""
         return jax.tree.unflatten(self.structure, [leaves[path] for path in self.state])
 
     @cached_property
     def jitted(self) -> Any:
-        """The jitted step: (state by path, batch) -> (new state by path, metrics by name). The state is donated."""
+        """The jitted step (state, batch) -> (new state, metrics), on dicts of arrays. The state is donated."""
 
         def step(leaves: Mapping[str, Any], batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             state, found = self.applied(self.tree(leaves), *(batch if self.has_parts else (batch,)))
@@ -65,7 +65,7 @@ class FitStep:
         )
 
     def place(self, state: Any) -> dict[str, Any]:
-        """Return the initial state by path, sharded: copied arrays, or the result of a function."""
+        """Return the initial state as {path: sharded array}: a copy of `state`, or its result if it is a function."""
         places = {path: one.sharding for path, one in self.state.items()}
         if is_maker(state):
             return jax.jit(lambda: dict(zip(places, jax.tree.leaves(state()), strict=True)), out_shardings=places)()
@@ -84,12 +84,12 @@ def _copied(leaf: Any, wanted: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def is_maker(state: Any) -> bool:
-    """Whether a state is given as a function that returns it. A tree of arrays is not, even of a callable class."""
+    """Whether `state` is a function that returns the state. A pytree is not, even if its class is callable."""
     return callable(state) and jax.tree_util.all_leaves([state])
 
 
 def lay_out(step: Callable[..., Any], state: Any, plan: Any) -> FitStep:
-    """Return a step sharded by its plan, for a state.
+    """Return a step sharded by its plan (a `ProgramPlan` or an `Applied`), for a state or a function that returns it.
 
     Raises:
         MeshwrightError: the state or the step's dims differ from the plan's, or the step does not return state and
