@@ -86,7 +86,7 @@ class DataConfig:
         )
 
     def relative(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return paths (each may have a weight), relative to `folder` where they were relative to the current folder."""
+        """Return paths (each may have a weight), relative to `folder` if they were relative to the current folder."""
         if self.folder is None or self.folder == os.getcwd():
             return tuple(names)
         return tuple(self._relative(name) for name in names)
