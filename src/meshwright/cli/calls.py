@@ -65,7 +65,7 @@ def take_call(name: str, take: Callable[[Call], T], rewrite: Callable[..., Any] 
 
     Args:
         name: `MODULE:FUNCTION` of a function without arguments that returns a step and the tuple of its arguments, or
-            a script, as for inspect.
+            a script, as for `meshwright inspect`.
         take: called with the `Call`; for a script, inside the script where it calls its step.
         rewrite: changes the source of the user's modules (`sources`); None to import them unchanged.
     """

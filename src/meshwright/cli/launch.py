@@ -172,9 +172,12 @@ def _supervise(
 ) -> int:
     """Run and supervise the processes of a job; return its exit code.
 
-    words: returns the command's arguments, from the number of processes and whether this is a restart. directory: the
-    run's; None without a run. least: the fewest processes to continue with. why: `where` of `check_all_read`. module:
-    the Python module that each process runs.
+    Args:
+        words: returns the command's arguments, from the number of processes and whether this is a restart.
+        directory: the run's; None without a run.
+        least: the fewest processes to continue with.
+        why: where an option has no effect, for errors (`where` of `check_all_read`).
+        module: the Python module that each process runs.
     """
     from meshwright.execution.processes.launch.supervisor import Job, supervise
 

@@ -70,7 +70,7 @@ def find_damage(directory: Path, *, folders: Collection[str] = (), part: int = 0
 
 
 def _is_in(file: str, folders: Collection[str]) -> bool:
-    """Whether a file is in one of the folders, or directly in the directory. True if no folders are given."""
+    """Whether a relative path is below one of the folders, or has no folder. True if no folders are given."""
     folder, slash, _ = file.partition("/")
     return not folders or not slash or folder in folders
 

@@ -44,7 +44,7 @@ def as_path(path: object) -> Path:
 
 
 def write_error(path: str | Path, error: OSError | ValueError) -> MeshwrightError:
-    """Return the one-line error for a path that could not be written; one other than OSError means an invalid path."""
+    """Return the one-line error for a path that could not be written; a ValueError means that the path is invalid."""
     if not isinstance(error, OSError):
         return MeshwrightError(f"cannot write {str(path)!r}: {error}")
     reason = _REASONS.get(error.errno or 0, error.strerror or str(error))

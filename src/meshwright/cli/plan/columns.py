@@ -44,7 +44,7 @@ def _terms(
     amounts: Callable[[Record], Mapping[str, float]],
     shown: Callable[[float], str],
 ) -> list[Row]:
-    """Return a row for each part of a total, such as the step time, that is not zero in all records.
+    """Return a row for each part of a total, such as the step time. Parts that are zero in every record are left out.
 
     prefix: begins the row's name. amounts: returns a record's parts by name. shown: formats an amount.
     """

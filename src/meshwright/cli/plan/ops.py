@@ -134,7 +134,10 @@ def _collective(move: Collective) -> str:
 
 
 def _network(row: OpRow, move: Collective) -> str:
-    """Return, for an op's longest collective, its flops per byte and how many hide it, as text; '' for others."""
+    """Return, as text, an op's flops per byte of the collective `move`, and the number that would hide it.
+
+    Only for the op's longest collective; '' for others.
+    """
     longest = max(row.single_collectives, key=lambda each: each.seconds or 0.0)
     if row.network is None or move != longest:
         return ""

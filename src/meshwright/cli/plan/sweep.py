@@ -78,7 +78,7 @@ def plot_plan(plans: Sequence[Plan], path: Path) -> None:
 
 
 def _plot(points: Sequence[Point], path: Path, limits: DeviceLimits, title: str, key: str) -> None:
-    """Draw the points that could be planned."""
+    """Write a chart of the points that could be planned to `path`. key: the swept option, the chart's x axis."""
     bars = [
         Bar(f"{point.value:,}\n{mesh_name(point.record)}", point.record, size=point.value)
         for point in points
@@ -95,7 +95,7 @@ def _headline(workload: Workload, *, sweep: str = "") -> str:
 
 
 def _row(point: Point, first: Point) -> tuple[str, ...]:
-    """Return a point's row. Scaling: tokens per second per device, relative to the first point that fits."""
+    """Return a point's row. Its scaling is tokens per second per device, relative to `first`, the first that fits."""
     if point.plan is None:
         return (f"{point.value:,}", point.system, "-", "", "", "", "", "", "")
     record = point.plan.predicted

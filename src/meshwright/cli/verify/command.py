@@ -82,7 +82,7 @@ HINTS = {
 
 
 def args_of(words: list[str]) -> type:
-    """Return the kind of arguments: for a server's step with --serve, else for a train step."""
+    """Return the dataclass of the arguments: with --serve for a server's step, else for a train step."""
     return ServeArgs if any(word.split("=")[0] == "--serve" for word in words) else Args
 
 

@@ -80,7 +80,7 @@ class Encoder:
         return np.array(self._codec.stop_tokens[:1] or self._codec.encode("\n", add_special_tokens=False), np.int32)
 
     def _file(self, record: Mapping[str, Any]) -> list[Document]:
-        """Return the document of a text file, or of a range of one; only the last range gets the end token."""
+        """Return the document of a record of a text file; only the record with the file's end gets the end token."""
         tokens = self._encode(record["text"])
         if not len(tokens):
             raise BadRecordError("empty", "the document is empty")
@@ -348,7 +348,7 @@ _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}
 
 
 def _join(pieces: list[tuple[np.ndarray, bool]]) -> Document:
-    """Return one document of pieces: (tokens, whether all of them have loss) each."""
+    """Return the document that joins pieces, each as (tokens, whether all of them have loss)."""
     tokens = np.concatenate([piece for piece, _ in pieces]).astype(np.int32)
     loss = np.repeat([has_loss for _, has_loss in pieces], [len(piece) for piece, _ in pieces])
     return Document(tokens, None if loss[1:].all() else loss)  # The first token is never predicted.

@@ -170,7 +170,7 @@ def _parse_line(line: bytes) -> Record | BadRecordError:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return pairs as an object, as a hook of `json`. Raises for duplicate keys, which libraries read differently."""
+    """Hook of `json`: return the pairs of an object as a dict. Raises if a key is repeated: libraries differ on it."""
     record = dict(pairs)
     if len(record) < len(pairs):
         key = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))

@@ -204,7 +204,7 @@ def read_info(directory: Path) -> StoreInfo:
 
 
 def _map_shard(path: Path, count: int) -> np.ndarray:
-    """Return an array of a shard as a memory map. Raises if it does not have `count` elements."""
+    """Return the array in a file of a shard as a memory map. Raises if it does not have `count` elements."""
     found = _map_array(path)
     if found.shape != (count,):
         raise MeshwrightError(f"{path} has {found.size:,} tokens, and store.json {count:,}; tokenise anew")

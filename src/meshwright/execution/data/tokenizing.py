@@ -99,7 +99,7 @@ def tokenize(
         what: files, tokenizer, template.
         directory: it is new or empty, or has an incomplete or complete store with the same signature.
         processes: number of parallel processes, at most one per unit of work; 0 for one per core.
-        on_bytes: called with the number of bytes of source files newly done; the first call is for earlier `tokenize`s.
+        on_bytes: called with the number of bytes of source files newly done; first with that of interrupted calls.
 
     Raises:
         MeshwrightError: a record is bad and the rule does not skip it, the directory has other contents, or the disk is
@@ -195,7 +195,9 @@ def _finished_shard(directory: Path, number: int) -> Shard | None:
 
 
 def _finish(what: Tokenizing, directory: Path, shards: Sequence[Shard], signature: str) -> StoreInfo:
-    """Write the files about all shards, `store.json` last; delete those of the incomplete store; return `store.json`.
+    """Complete a store: write the files about all shards, `store.json` last. Return the contents of `store.json`.
+
+    The files that only an incomplete store has are deleted.
 
     Raises:
         MeshwrightError: a source file was changed meanwhile, or there are no documents.

@@ -93,10 +93,10 @@ def _feed(
             done.put((unit, pickle.loads(answer)))
 
 
-def send(to: IO[bytes], data: bytes) -> None:
+def send(target: IO[bytes], data: bytes) -> None:
     """Write a message: its size in 8 bytes, then its data."""
-    to.write(struct.pack("<Q", len(data)) + data)
-    to.flush()
+    target.write(struct.pack("<Q", len(data)) + data)
+    target.flush()
 
 
 def receive(source: IO[bytes]) -> bytes | None:

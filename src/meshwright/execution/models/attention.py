@@ -52,7 +52,7 @@ class Documents(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """Queries [n, b, c, k, g, h] in n chunks, and their positions [n, c]; inside a loop, those of one chunk without n.
+    """Queries [n, b, c, k, g, h] in n chunks, and their positions [n, c]; in a loop over chunks, arrays have no dim n.
 
     tokens: numbers of the tokens in the batch [n, b, c], for dropout; None without dropout. sinks: sink logits of each
     query [n, b, c, k, g]; None without sinks. ids: document ids of the queries [n, b, c]; None if each row is one
@@ -324,13 +324,13 @@ def _scores(
 
 
 def _largest(scores: Array, sinks: Array | None) -> Array:
-    """Return each query's largest logit [b, k, g, s, 1], of its scores [b, k, g, s, t] and its sink [b, s, k, g]."""
+    """Return the largest of each query's scores [b, k, g, s, t] and its sink [b, s, k, g], as [b, k, g, s, 1]."""
     largest = jnp.max(scores, axis=-1, keepdims=True)
     return largest if sinks is None else jnp.maximum(largest, _by_head(sinks[..., None]))
 
 
 def _sum_of_weights(weights: Array, max_score: Array, sinks: Array | None) -> tuple[Array, Array | None]:
-    """Return each query's sum of weights with its sink's, and its sink's weight (None without sinks).
+    """Return each query's sum of weights, including its sink's, and the weight of its sink (None without sinks).
 
     Both are [b, k, g, s, 1]; weights are [b, k, g, s, t].
     """
@@ -375,12 +375,13 @@ def _gradients(
     )
 
 
-def _over_queries(x: Array, weights: Array, to: Array) -> Array:
-    """Contract x [b, k, g, s, h] and weights [b, k, g, s, t] over queries; return the cotangent of `to` [b, t, k, h].
+def _over_queries(x: Array, weights: Array, operand: Array) -> Array:
+    """Contract x [b, k, g, s, h] and weights [b, k, g, s, t] over queries: the cotangent of `operand`.
 
-    The einsum's output order avoids a transposition of the weights.
+    It has the shape [b, t, k, h] of `operand`, and the sharding that its type requires. The einsum's output order
+    avoids a transposition of the weights.
     """
-    spec = cotangent_spec(to)
+    spec = cotangent_spec(operand)
     dims: tuple[Any, ...] = spec.partitions
     b, t, k, h = dims
     summed = jnp.einsum("bkgsh,bkgst->bkht", x, weights, out_sharding=P(b, k, h, t, unreduced=spec.unreduced))

@@ -119,7 +119,7 @@ def chunk_ids(
         key_ids: document ids of all keys of a row [b, t] in storage order; None if keys are the same tokens as queries,
           and then the second result is None.
         chunk: tokens of a chunk.
-        order: as in `sequence.attend`; None if tokens are in order.
+        order: the position in its row of each stored token [s]; None if tokens are in order.
     """
     most = ids.shape[1] // chunk + 1
     own = ids * most + positions // chunk
@@ -168,7 +168,7 @@ def _with_scores(query: Array, new: Cache, sinks: Array | None, op: Attention, c
 
 
 def _window_of_layer(op: Attention, length: int, layer: Array | int | None) -> Array | int | None:
-    """Return the window of one layer of a stack, in keys; None if no layer of it has a window below `length` keys."""
+    """Return the window of one layer of a stack, in keys; None if all windows are at least `length` keys."""
     windows = [length if window is None else min(window, length) for window in op.windows]
     if min(windows) == length:
         return None

@@ -29,14 +29,14 @@ WEIGHTS, ATTENTION, MLP = range(3)
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DropoutRng:
-    """The dropout rate, a key, and the number of each token [b, s] in the batch."""
+    """The inputs of dropout: its rate, a PRNG key, and each token's number in the batch [b, s] (`token_numbers`)."""
 
     rate: float = field(metadata={"static": True})
     key: Array
     tokens: Array
 
     def fold_in(self, number: Array | int) -> DropoutRng:
-        """Return the dropout of layer `number`, or of place `number` in a layer."""
+        """Return the inputs for layer `number`, or for place `number` in a layer (`Place`): only the key differs."""
         return replace(self, key=jax.random.fold_in(self.key, number))
 
     @property

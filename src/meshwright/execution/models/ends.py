@@ -221,7 +221,7 @@ def token_losses(scores: Array, targets: Array) -> Array:
 
 
 def _losses_and_normalizers(scores: Array, targets: Array) -> tuple[Array, Array]:
-    """Return `token_losses`, and the logarithms of the softmax's normalizers [b, s]."""
+    """Return the losses in nats, and the logarithms of the softmax's normalizers, both [b, s]; see `token_losses`."""
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
     normalizers = jnp.log(jnp.sum(jnp.exp(scores - top), axis=-1))
     chosen = jnp.arange(scores.shape[-1])[None, None, :] == targets[..., None]

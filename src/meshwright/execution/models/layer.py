@@ -76,8 +76,9 @@ from meshwright.execution.models.rotary import is_of_kind, rotate
 class LayerResult(NamedTuple):
     """The results of a layer.
 
-    stream: the residual stream [b, s, d]. cache: this layer's keys and values [b, s, k, h]; in generation, the cache of
-    all layers with this layer's tokens written. load: the load of its experts [devices, 3, e] (see `moe_layer`).
+    stream: the residual stream [b, s, d]. cache: this layer's keys and values [b, s, k, h]; in generation, the
+    updated cache of all layers with this layer's window. load: the load of its experts [devices, 3, e], see
+    `moe_layer`.
     """
 
     stream: Array

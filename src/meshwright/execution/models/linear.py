@@ -168,7 +168,7 @@ def gathered(h: Array, layout: ShardingContext, splits: str) -> Array:
 
 
 def _ring(layout: ShardingContext, splits: str, strategy: Strategy) -> tuple[str, ...]:
-    """Return the mesh axes of the ring of collective matmuls whose weights split the logical axis `splits`; or ()."""
+    """Return the mesh axes of the ring of collective matmuls with weights split along logical axis `splits`, or ()."""
     along = layout.axes("residual_sequence")
     return tuple(axis for axis in layout.axes(splits) if axis in along) if strategy.collective_matmul else ()
 

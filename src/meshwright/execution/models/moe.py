@@ -218,7 +218,7 @@ def _bias_of_rows(rows: Array, biases: Array, sizes: Array | None) -> Array:
 
 
 def _with_zero_padding(rows: Array, sizes: Array | None) -> Array:
-    """Return experts' rows [m, d] with zeros after the first sum(sizes), which are undefined but read by gradients."""
+    """Return experts' rows [m, d] with zeros after the first sum(sizes): undefined rows, which gradients would read."""
     if sizes is None:
         return rows
     places, count = match_varying(jnp.arange(rows.shape[0])[:, None], jnp.sum(sizes))
@@ -234,7 +234,7 @@ def _on_first_device(x: Array, axes: tuple[str, ...]) -> Array:
 def _summed_hidden(op: Gated, opened: list[Array], sums: tuple[str, ...]) -> Array:
     """Return the activation of the first matmuls' results, which are partial sums over the mesh axes `sums`.
 
-    They are reduce-scattered over f, activated on each device, and gathered; or all-reduced if f does not divide.
+    They are reduce-scattered over f, activated on each device and gathered; if the axes do not divide f, all-reduced.
     """
     if not sums:
         return activate(op, *opened)

@@ -21,7 +21,7 @@ from meshwright.execution.models.remat import INTERMEDIATE
 
 
 def norm(x: Array, op: Norm, scale: Array | None, bias: Array | None = None) -> Array:
-    """Normalize x [..., d] over its last dim, or over several last dims (`op.dims`), in float32; return x's dtype."""
+    """Normalize x [..., d] over its last dim (or dims: `op.dims`), in float32; the result has the dtype of x."""
     if scale is None:
         scale = jnp.ones(op.size, x.dtype)
     if op.offset:

@@ -72,7 +72,7 @@ def staged_loss_and_load(
 
 
 def layout_before_stages(layout: ShardingContext, batch: int, strategy: Strategy) -> ShardingContext:
-    """Return the layout of the dense layers before the stages, for a batch of so many sequences."""
+    """Return the layout of the dense layers before the stages, for a batch of `batch` sequences."""
     return replace(layout, rules={**layout.rules, "batch": batch_before_stages(batch, layout.mesh, strategy)})
 
 

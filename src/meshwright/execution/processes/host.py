@@ -46,6 +46,7 @@ class End:
 
     Args:
         line: the reason, for the user.
+        code: the exit code of the processes.
         kind: refused (before the start), failed (a process reported why it cannot continue), lost (a process died or is
             silent), stuck (no process takes a step).
     """
@@ -157,7 +158,7 @@ class Host:
             if now - beat >= BEAT_SECONDS:
                 beat = now
                 self._broadcast({"beat": True})
-            (self._watch if self._have_joined else self._gather)(now)
+            (self._watch if self._have_joined else self._check_start)(now)
         self.listener.close()
 
     def _accept(self) -> None:
@@ -210,8 +211,12 @@ class Host:
             self._end(End(f"{line} {self.count}", REFUSED, "refused", (number,)))
         return number
 
-    def _gather(self, now: float) -> None:
-        """Before the start: start the processes if all have joined with equal settings; end if they are late."""
+    def _check_start(self, now: float) -> None:
+        """Tell the processes to go on if all have joined with equal settings; else end the run if it cannot start.
+
+        It cannot start if settings differ, a process failed, or one has not joined within `start_seconds`. now: the
+        time on the clock `time.monotonic`.
+        """
         if len(self._peers) == self.count:
             if difference := find_difference({number: peer.facts for number, peer in self._peers.items()}):
                 self._end(End(difference, REFUSED, "refused"))

@@ -91,7 +91,8 @@ class Member:
     def fail(self, line: str, code: int) -> NoReturn:
         """End this process and the run because this process failed. The host reports one failure for all processes.
 
-        Skips the normal exit, in which JAX would wait for the other processes.
+        Skips the normal exit, in which JAX would wait for the other processes. line: the error, for the user. code: the
+        exit code.
         """
         self._say({"failed": line, "code": code})
         time.sleep(10.0)  # The host answers, and `_listen` ends the process.

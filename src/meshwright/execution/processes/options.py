@@ -81,7 +81,7 @@ ALONE = Processes()
 
 
 def processes_of(args: ProcessArgs) -> Processes:
-    """Return the processes from the options; a `MeshwrightError` if `--start-seconds` is given for a single process."""
+    """Return the processes that the options describe. Raises if `--start-seconds` is given for a single process."""
     if args.start_seconds is not None and args.coordinator is None:
         raise MeshwrightError("--start-seconds goes with --coordinator: a process alone waits for no other")
     return Processes(**{name: value for name, value in vars(args).items() if value is not None})

@@ -26,7 +26,7 @@ def widest(*dtypes: Any) -> Any:
 
 
 def fit(array: Any, shape: tuple[int, ...]) -> Any:
-    """Return a parameter, or an optimizer moment of it, with the padded shape of a mesh or the shape of a file.
+    """Return a parameter, or an optimizer moment, changed from the shape in a file to a mesh's padded one, or back.
 
     A dim that grows to a multiple of its size repeats each element; one that shrinks to a divisor drops the copies.
     Other dims are padded with zeros at the end, or cut there (`step.padding`). When kv heads are copied, query heads

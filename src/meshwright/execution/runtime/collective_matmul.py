@@ -118,7 +118,7 @@ def all_gather_matmuls(
     The shard must have the same letters in all formulas.
     """
     ring = DeviceRing(_as_tuple(axes), dim, is_two_way)
-    einsums = tuple(_parse_einsum(formula, dim, of="left") for formula in formulas)
+    einsums = tuple(_parse_einsum(formula, dim, array="left") for formula in formulas)
     shard, *others = match_varying(shard, *others, axes=ring.axes)
     return _all_gather_matmuls(einsums, ring, shard, tuple(others))
 
@@ -135,7 +135,7 @@ def matmul_reduce_scatter(
         MeshwrightError: the number of devices of the ring does not divide the dim.
     """
     ring = DeviceRing(_as_tuple(axes), dim, is_two_way)
-    einsum = _parse_einsum(formula, dim, of="out")
+    einsum = _parse_einsum(formula, dim, array="out")
     left, right = match_varying(left, right, axes=ring.axes)
     size, degree = _dim_size(_Product(einsum, left, right), ring), lax.axis_size(ring.axes)
     if size % degree:
@@ -201,7 +201,7 @@ def _matmul_reduce_scatter_forward(
 def _matmul_reduce_scatter_backward(
     einsum: Einsum, ring: DeviceRing, kept: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array]:
-    """Return the gradients of `left`, an `all_gather_matmul`, and of `right`, which reuses the gathered array."""
+    """Return the gradients of `left`, by `all_gather_matmul`, and of `right`, from the array gathered for it."""
     left, right = kept
     (of_left,), whole = _gather((Einsum(einsum.out, einsum.right, einsum.left),), ring, gradient, (right,))
     of_right = _multiply(Einsum(einsum.left, einsum.out, einsum.right), left, whole)
@@ -338,7 +338,8 @@ def _dim_size(product: _Product, ring: DeviceRing) -> int:
     return value.shape[dims.index(ring.dim)]
 
 
-def _parse_einsum(formula: str, dim: str, *, of: str) -> Einsum:
+def _parse_einsum(formula: str, dim: str, *, array: str) -> Einsum:
+    """Parse an einsum. Raises if it cannot overlap, or if `array` (`left` or `out`) of it does not have `dim`."""
     if not can_overlap(formula, dim):
         raise MeshwrightError(
             f"{formula!r} cannot overlap over {dim!r}: it is an einsum of two arrays, each letter in two arrays or more"
@@ -346,8 +347,8 @@ def _parse_einsum(formula: str, dim: str, *, of: str) -> Einsum:
     inputs, _, out = formula.partition("->")
     left, right = inputs.split(",")
     einsum = Einsum(left, right, out)
-    if dim not in getattr(einsum, of):
-        raise MeshwrightError(f"dim {dim!r} is not in {getattr(einsum, of)!r} of {formula!r}")
+    if dim not in getattr(einsum, array):
+        raise MeshwrightError(f"dim {dim!r} is not in {getattr(einsum, array)!r} of {formula!r}")
     return einsum
 
 

@@ -1,4 +1,4 @@
-"""The memory of a compiled program, with the names that a record uses."""
+"""The memory of a compiled program, under the names of `Record.memory_bytes`."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ def build_collective(
       kind: the collective.
       degrees: the mesh as {axis: degree}, outermost first; it uses the first devices.
       axes: the mesh axes that the collective communicates over.
-      nbytes: size as in `record.Collective.bytes`, rounded down to whole float32 elements on each device.
+      nbytes: bytes, on each device, of an all-gather's result or of another collective's operand; rounded down to whole
+        float32 elements.
 
     Raises:
       MeshwrightError: the mesh needs more devices than exist, or a device would have no element.

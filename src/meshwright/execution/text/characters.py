@@ -36,11 +36,11 @@ def most_characters(tokenizer: Mapping[str, Any]) -> int | None:
     return max((*map(len, pieces), *added), default=0) * (4 if "NFC" in kinds else 1) or None
 
 
-def _parts(of: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """Yield a normalizer or pre-tokenizer and all that it is composed of; nothing for None."""
-    if of is not None:
-        yield of
-        for part in of.get("normalizers") or of.get("pretokenizers") or ():
+def _parts(whole: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    """Yield a normalizer or pre-tokenizer, then the parts that it is composed of; nothing for None."""
+    if whole is not None:
+        yield whole
+        for part in whole.get("normalizers") or whole.get("pretokenizers") or ():
             yield from _parts(part)
 
 

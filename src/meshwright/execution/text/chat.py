@@ -129,7 +129,7 @@ def _with_loss(tokenizer: Tokenizer, text: str, spans: Sequence[Span]) -> ChatEx
 
 
 def _marked_spans(text: str) -> tuple[list[Span], str]:
-    """Return the spans that were between `_MARKS`, as spans of the text without marks, and this text."""
+    """Return the spans between `_MARKS`, in characters of the text without the marks; and the text without them."""
     spans, plain = [], ""
     for number, piece in enumerate(re.split("|".join(_MARKS), text)):
         if number % 2:
@@ -161,10 +161,10 @@ def _turn(
 
 
 def _texts_with_spans(whole: str, turns: list[_Turn]) -> list[tuple[str, list[Span]]]:
-    """Return texts, each with the spans of some turns. Each turn has its span in a text that begins with its `text`.
+    """Return the texts of the examples of a chat, each with the spans of the turns that have loss in it.
 
-    whole: the text of the whole chat, which is one of the texts if it begins with the text of a turn, or if there are
-    no turns.
+    A turn has loss in one text, which begins with `turn.text`. whole: the text of the whole chat, which is one of the
+    texts if it begins with the text of a turn, or if there are no turns.
     """
     texts: list[tuple[str, list[Span]]] = []
     text, left = whole, turns

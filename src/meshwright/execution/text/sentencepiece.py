@@ -36,10 +36,10 @@ class Piece(NamedTuple):
 class SentencePiece(NamedTuple):
     """Contents of a model file.
 
-    algorithm: `UNIGRAM`, `BPE` or another number. bos, eos: ids of the begin and end tokens; -1 if there is none.
-    rules: name of the normalization. charsmap: the compiled normalization. has_prefix: put a space before a text.
-    squeezes_spaces: remove repeated spaces, and spaces at both ends. keeps_spaces: do not replace spaces by `SPACE`.
-    has_suffix: put spaces after words instead of before them.
+    algorithm: `UNIGRAM`, `BPE` or another number. byte_fallback: split characters without a piece into bytes. bos, eos:
+    ids of the begin and end tokens; -1 if there is none. rules: name of the normalization. charsmap: the compiled
+    normalization. has_prefix: put a space before a text. squeezes_spaces: remove repeated spaces, and spaces at both
+    ends. keeps_spaces: do not replace spaces by `SPACE`. has_suffix: put spaces after words instead of before them.
     """
 
     pieces: list[Piece]
@@ -56,7 +56,7 @@ class SentencePiece(NamedTuple):
 
     @property
     def unread(self) -> str:
-        """Describe a feature that `tokenizers.Tokenizer` does not reproduce exactly; empty if there is none."""
+        """Text on a feature of the file that `tokenizers.Tokenizer` cannot reproduce exactly; empty if it has none."""
         user_defined = [piece.text for piece in self.pieces if piece.kind == USER_DEFINED]
         kinds = {
             "of words or of characters": self.algorithm not in (UNIGRAM, BPE),

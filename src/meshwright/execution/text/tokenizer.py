@@ -75,27 +75,27 @@ class _Bytes:
 class _FromFile:
     """The tokenizer of a `tokenizer.json`."""
 
-    of: HuggingFaceTokenizer
+    tokenizer: HuggingFaceTokenizer
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # `encode_batch` even for one text, because it releases the interpreter's lock and `encode` does not.
-        return self.of.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+        return self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        encoding = self.of.encode(text, add_special_tokens=False)
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def vocabulary(self) -> dict[str, int]:
-        return self.of.get_vocab(with_added_tokens=True)
+        return self.tokenizer.get_vocab(with_added_tokens=True)
 
     def to_json(self) -> str | None:
-        return self.of.to_str()
+        return self.tokenizer.to_str()
 
     def most_characters(self) -> int | None:
-        return most_characters(json.loads(self.of.to_str()))
+        return most_characters(json.loads(self.tokenizer.to_str()))
 
     def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
-        return self.of.decode(tokens, skip_special_tokens=skip_special_tokens)
+        return self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +255,9 @@ def _read_file(path: Path) -> HuggingFaceTokenizer:
         raise MeshwrightError(f"{path} is not a tokenizer: {str(error).splitlines()[0]}") from None
 
 
-def _stop_tokens(directory: Path, of: HuggingFaceTokenizer, config: dict[str, Any], vocab: int) -> tuple[int, ...]:
+def _stop_tokens(
+    directory: Path, tokenizer: HuggingFaceTokenizer, config: dict[str, Any], vocab: int
+) -> tuple[int, ...]:
     """Return the token ids that end a text, from generation_config.json, else config.json, else the tokenizer's config.
 
     Raises:
@@ -272,7 +274,7 @@ def _stop_tokens(directory: Path, of: HuggingFaceTokenizer, config: dict[str, An
                     )
             return tuple(tokens)
     token = special_token(config, "eos_token")
-    number = of.token_to_id(token) if token else None
+    number = tokenizer.token_to_id(token) if token else None
     return () if number is None else (number,)
 
 

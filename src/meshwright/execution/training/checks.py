@@ -18,7 +18,7 @@ class PlanDoesNotFitError(MeshwrightError):
 def check_vocab(config: RunConfig, *, more: str = "") -> None:
     """Raise a `MeshwrightError` if a run reads text as bytes and the model has more tokens than there are bytes.
 
-    more: continues the message.
+    more: text appended to the message.
     """
     vocab = config.workload.config.vocab
     if vocab > BYTES and config.tokenizer is None:

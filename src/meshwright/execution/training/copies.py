@@ -41,7 +41,7 @@ def sum_over_copies(gradients: Any, workload: Workload, layout: ShardingContext)
 
 
 def each_once(gradients: Any, workload: Workload, layout: ShardingContext) -> Any:
-    """Return gradients whose global norm counts each kv head once: with c copies per head, divided by sqrt(c)."""
+    """Return gradients whose global norm counts each kv head once: those of heads with c copies, divided by sqrt(c)."""
     share = 1 / math.sqrt(kv_copies(workload.model, layout.mesh, layout.rules))
     return _on_copied(lambda array, dim: array * jnp.asarray(share, array.dtype), gradients, workload, layout)
 

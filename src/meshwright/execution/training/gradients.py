@@ -260,9 +260,9 @@ def _in_dtype(arrays: Any, workload: Workload, dtype: Any) -> Any:
 
 
 def _map(change: Callable[[Array, Parameter], Array], arrays: Any, workload: Workload) -> Any:
-    """Return a tree with `change`, an (array, declaration) -> array, applied to all but some parameters.
+    """Return a tree with `change`, an (array, declaration) -> array, applied to each array.
 
-    Arrays of norm scales, biases and quantised weights stay as they are.
+    Only arrays of norm scales, biases and quantised weights stay as they are.
     """
     declared = dict(leaves(parameters(workload.model)))
 

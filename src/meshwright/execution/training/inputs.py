@@ -29,7 +29,7 @@ class StepInputs(NamedTuple):
         batches: the batch of any step, by its number.
         held_out: batches to evaluate on; None for no such data.
         prepare: (state, batch) -> the batch that the step takes; it adds the log-probabilities of a live reference.
-        keep: writes the files of the reference that resuming needs; all processes call it after the first step.
+        keep: writes what resuming needs of the reference model; all processes call it after the first step.
         counts: sizes of the data, for the first row of metrics: `data` as in `Batches.sizes`, or the number of pairs.
     """
 

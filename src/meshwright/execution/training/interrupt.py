@@ -98,7 +98,7 @@ def interruptions(on_note: Note, leave: Leave | None, *, grace_seconds: float) -
     """Inside the context, record the first signal in the yielded `Interruption`; a second one ends the process.
 
     If `leave` is None, signals for which the calling program has its own handler are left to it; it can stop a run by
-    raising in `on_step`. An ignored SIGHUP stays ignored, as nohup expects.
+    an exception in the callback `on_step`. An ignored SIGHUP stays ignored, as nohup expects.
 
     Args:
         on_note: called with a line for the user when a signal arrives.

@@ -128,16 +128,16 @@ def _record(outcome: Outcome, config: RunConfig, directory: Path) -> Record:
 
 
 def allowed_differences(
-    allow: str | Collection[str] | None, said: Mapping[str, Any], *, change: bool
+    allow: str | Collection[str] | None, options: Mapping[str, Any], *, change: bool
 ) -> frozenset[str]:
     """Return the kinds of checkpoint differences to accept: `allow`, and `data` if an option replaces the run's data.
 
     Args:
         allow: kinds of differences, as in `train`.
-        said: options by name; None for an option that was not given.
+        options: options by name; None for an option that was not given.
         change: whether the options replace settings of the run.
     """
-    names = [name for name, value in said.items() if value is not None and name in SETTINGS]
+    names = [name for name, value in options.items() if value is not None and name in SETTINGS]
     has_data = change and any(SETTINGS[name].path.startswith("data.") for name in names)
     return read_allowed(allow) | ({"data"} if has_data else set())
 

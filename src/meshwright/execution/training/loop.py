@@ -212,7 +212,7 @@ def _run(
 
 
 def _measured(config: RunConfig, directory: Path, on_note: Note) -> Record:
-    """Return the measured record of a run from the files in its directory. on_note: called for an unreadable part."""
+    """Return the measured record of a run from the files in its directory. on_note: called with each of its notes."""
     record = measured(config, read_metrics(directory), find_profile(directory, config))
     for line in record.notes:
         on_note(line)
@@ -220,7 +220,7 @@ def _measured(config: RunConfig, directory: Path, on_note: Note) -> Record:
 
 
 def _take_all(program: StepProgram, state: State, hooks: StepHooks, mesh: Mesh, began: float) -> int:
-    """Take the steps of a run until its end or an interruption. Return the number of steps taken, with earlier ones.
+    """Take the steps of a run until its end or an interruption. Return its number of steps, those before a resume too.
 
     began: value of `time.perf_counter` at the start of the run.
     """

@@ -16,7 +16,7 @@ from meshwright.record import Record
 
 
 def seconds_at_peak(config: RunConfig) -> float:
-    """Return the time of a step's model flops (without recompute) at peak, for all devices together.
+    """Return the seconds that a step's model flops (without recompute) take at the peak rate of all devices together.
 
     The MFU of a step is this time divided by the measured one.
     """
@@ -60,6 +60,6 @@ def measured_steps(rows: Sequence[Row], mesh: Mapping[str, int], hardware: str) 
 
 
 def compiled_record(compiled: jax.stages.Compiled, mesh: Mapping[str, int], hardware: str, *, on_tpu: bool) -> Record:
-    """Return the memory of a compiled step, per device, as a record. Collectives are read only for a profile."""
+    """Return the memory of a compiled step, per device, as a record. The record has no collectives."""
     memory = program_memory(compiled, on_tpu=on_tpu)
     return Record(origin="compiled", mesh=mesh, hardware=hardware, memory_bytes=memory)

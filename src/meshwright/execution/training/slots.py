@@ -130,7 +130,7 @@ def _reshard_as(state: Tree, wanted: Tree) -> Tree:
 
 
 def _rows(state: Tree, rows: np.ndarray) -> Tree:
-    """Return a state with `rows` of the layer dim of its stacked arrays; rows past the end are zeros.
+    """Return a state whose stacked arrays have the layers at the indices `rows`; an index past the end gives zeros.
 
     The layer dim must not be sharded.
     """

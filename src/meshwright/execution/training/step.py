@@ -178,7 +178,7 @@ def first_parameters(
     tensors = None if weights is None else read_tensors(weights)
 
     def first(paths: Collection[str]) -> Any:
-        """Return some parameters, read or initialised, in the dtypes in which they are stored."""
+        """Return the parameters at `paths`, read or initialised, in the dtypes in which they are stored."""
         own = drop_paths(parameters(model), declared.keys() - paths)
         wanted: Any = _abstract_parameters(own, mesh, ordered, whole, dtype)
         read: Any = {}
@@ -221,7 +221,7 @@ def abstract_state(
     stored = state.get("master", drop_paths(params, workload.frozen_paths))
 
     def moments(stored: Any) -> Any:
-        """Return the optimizer state after a first step, because its initial zeros may be sharded differently."""
+        """Return the optimizer state after one step; the initial zeros may be sharded differently."""
         rule = transformation(optimizer, workload, layout, strategy)
         return rule.update(stored, rule.init(stored), stored)[1]
 

@@ -40,7 +40,10 @@ PREFIX = "base_model.model."
 
 @dataclass(frozen=True)
 class _Module:
-    """A module of PEFT in the layers of a family. parts: (path, place in the module's weight) of each matmul in it."""
+    """A module of PEFT, in every layer of a stack of the model.
+
+    parts: for each matmul of the model that the module contains, its path and its place in the module's weight.
+    """
 
     parts: tuple[tuple[str, Place], ...]
 
@@ -144,7 +147,8 @@ class _Reader:
     def module(self, name: str, *, is_lookup: bool = False) -> dict[str, np.ndarray]:
         """Return a module's A [rank, in], B [out, rank] and, with DoRA, magnitudes [out], by `LORA_A` and so on.
 
-        A smaller rank is padded with zeros, and B is multiplied by the module's scale / the model's scale.
+        A smaller rank is padded with zeros, and B is multiplied by the module's scale / the model's scale. is_lookup:
+        whether the module is an embedding, whose tensors have other names.
         """
         names = dict(
             zip((LORA_A, LORA_B, LORA_M)[: 3 if self.lora.dora else 2], _tensor_names(name, is_lookup), strict=False)

@@ -39,13 +39,13 @@ class Matcher:
     """The grammar state of one constrained sequence.
 
     Args:
-        of: llguidance's matcher for the grammar.
+        matcher: llguidance's matcher for the grammar.
         vocabulary: llguidance's form of the tokenizer's vocabulary.
         stop_tokens: tokens that end the sequence.
     """
 
-    def __init__(self, of: LLMatcher, vocabulary: LLTokenizer, stop_tokens: Sequence[int]) -> None:
-        self._of = of
+    def __init__(self, matcher: LLMatcher, vocabulary: LLTokenizer, stop_tokens: Sequence[int]) -> None:
+        self._matcher = matcher
         self._num_words = -(-vocabulary.vocab_size // WORD)
         self._has_stops = bool(stop_tokens)
         ends = {*vocabulary.eos_tokens, *stop_tokens}
@@ -56,12 +56,12 @@ class Matcher:
     @property
     def may_stop(self) -> bool:
         """Whether the tokens so far match the grammar, so that the sequence may end."""
-        return self._of.is_accepting()
+        return self._matcher.is_accepting()
 
     @property
     def is_finished(self) -> bool:
         """Whether the tokens so far match the grammar, and no further token is allowed."""
-        return self._of.is_stopped() and not self._of.is_error()
+        return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def mask(self, out: NDArray[np.uint32], *, stops: bool = True) -> bool:
         """Write the mask of allowed next tokens into `out`. Return False if no token may follow: the text is complete.
@@ -75,9 +75,9 @@ class Matcher:
                 continue it.
         """
         words = out[: self._num_words]
-        self._of.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        if self._of.is_error():
-            raise MeshwrightError(f"the text cannot be constrained further: {_first_line(self._of.get_error())}")
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():
+            raise MeshwrightError(f"the text cannot be constrained further: {_first_line(self._matcher.get_error())}")
         out[self._num_words :] = 0
         may_stop = self.may_stop
         # The grammar may allow an end token inside a text, but choosing it would end the text.
@@ -86,7 +86,7 @@ class Matcher:
         if len(used) == 1 and (only := int(out[used[0]])) & (only - 1) == 0:
             # A single allowed token may be the unknown token, if the tokenizer cannot encode the text that the grammar
             # forces.
-            out[used[0]] *= self._of.validate_tokens([32 * int(used[0]) + only.bit_length() - 1])
+            out[used[0]] *= self._matcher.validate_tokens([32 * int(used[0]) + only.bit_length() - 1])
         is_any = bool(out.any())
         if may_stop and stops:
             out[: self._end_words] |= self._stops
@@ -101,16 +101,16 @@ class Matcher:
         Raises:
             MeshwrightError: the token is not allowed next, or the grammar is too complex after it.
         """
-        if not self._of.consume_token(token):
-            raise MeshwrightError(f"the constraint refuses token {token}: {_first_line(self._of.get_error())}")
+        if not self._matcher.consume_token(token):
+            raise MeshwrightError(f"the constraint refuses token {token}: {_first_line(self._matcher.get_error())}")
 
     def num_accepted(self, tokens: list[int]) -> int:
         """Return how many leading tokens of `tokens` the grammar allows next, one after the other. Adds none."""
-        return self._of.validate_tokens(tokens)
+        return self._matcher.validate_tokens(tokens)
 
     def rollback(self, count: int) -> None:
         """Remove the last `count` tokens from the text."""
-        self._of.rollback(count)
+        self._matcher.rollback(count)
 
 
 class ConstraintCompiler:

@@ -25,7 +25,7 @@ from meshwright.execution.models.generation.generate import decode_layout
 from meshwright.execution.models.generation.paged_cache import Pages
 from meshwright.execution.models.generation.sampling import Written, choose, likeliest_of
 from meshwright.mesh import MeshShape
-from meshwright.serving.engine.programs import Columns, Shape, newest_first, samplers_at, through_pages
+from meshwright.serving.engine.programs import Columns, Shape, samplers_at, through_pages, with_newest_tokens
 
 
 @lru_cache(maxsize=64)
@@ -62,7 +62,7 @@ def draft_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape:
         params: Any, pages: tuple[Pages, ...], last: Array, packed: Array, samplers: Array | None, seed: Array | None
     ) -> tuple[tuple[Pages, ...], Array]:
         own, tables = jax.reshard(packed, layout.spec("batch", "sequence")), (columns.tables[group],) * len(pages)
-        token, drafts = newest_first(own[:, columns.tokens], last, own, layout)[:, :1], list[Array]()
+        token, drafts = with_newest_tokens(own[:, columns.tokens], last, own, layout)[:, :1], list[Array]()
         how = likeliest_of(jnp.zeros(shape.rows, jnp.uint32))
         if samplers is not None and seed is not None:
             # Drafts are sampled without penalties; this only lowers the number of accepted drafts.

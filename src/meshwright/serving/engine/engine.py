@@ -289,7 +289,7 @@ class Engine:
             (self._sampling_rows.add if needs_sampling else self._sampling_rows.discard)(sequence.row)
 
     def _run_round(self) -> None:
-        """Dispatch the next round of steps, and read the results of the oldest round in flight."""
+        """Dispatch a round (the steps of `Scheduler.steps`), and read the results of the oldest round in flight."""
         steps = [found for step in self.scheduler.steps() if (found := self._dispatch(step)) is not None]
         self._num_steps += len(steps)
         if steps:

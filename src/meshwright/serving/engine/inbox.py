@@ -113,7 +113,7 @@ class EngineInbox:
             return self._items.popleft()
 
     def pop_all(self, error: str) -> list[ActiveRequest]:
-        """Empty the queue: return its new requests, and end its calls with a `ClosedError`."""
+        """Empty the queue and return its new requests. Threads that wait for a `Call` get a `ClosedError(error)`."""
         with self.changed:
             items, self._items = self._items, deque()
         for _, item in items:

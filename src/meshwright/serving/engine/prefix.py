@@ -49,7 +49,9 @@ class _Node:
 
 
 class PrefixCache:
-    """For each salt, a tree whose nodes are full pages of tokens. The cache holds a reference to each of its pages.
+    """Trees whose nodes are full pages of tokens. The cache holds a reference to each of its pages.
+
+    There is one tree for each salt, a value that sequences must have in common to share pages.
 
     Layers are grouped by attention window, and a node has a page for each group. A node may lack the page of a group
     with a window: then no prefix can end where the window would read that page.

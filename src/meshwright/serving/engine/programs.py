@@ -140,9 +140,9 @@ def sampling_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, sha
     """Return the jitted step in which each row has its own sampling options.
 
     It is (params, pages, last, packed, drafts, written, samplers, seed, bias, mask) -> pages, last, made, written,
-    `Logprobs` of the chosen tokens. `written`, `samplers`, `seed` and `bias` are the fields of `RowState`. `mask` has
-    the bits of the allowed tokens [shape.rows, num_chosen, words]. The pages and `written` are donated. The rest is as
-    in `greedy_program`.
+    `Logprobs` of the chosen tokens. `last`, `packed`, `drafts`, `made` and the arguments are as in `greedy_program`.
+    `written` (the tokens so far, for penalties), `samplers`, `seed` and `bias` are the fields of `RowState`. `mask` has
+    the bits of the allowed tokens [shape.rows, num_chosen, words]. The pages and `written` are donated.
     """
     layout = decode_layout(model, mesh, split)
 
@@ -259,8 +259,8 @@ def _through(
 ) -> tuple[_StepColumns, Array, Array, CacheArrays]:
     """Run the layers on a step's tokens.
 
-    Args are those of the steps, and is_whole: whether to return the residual stream of all tokens. If not, it is that
-    of the tokens after which a token is chosen.
+    is_whole: whether to return the residual stream of all tokens, or only of those after which a token is chosen. Other
+    arguments are those of the steps.
 
     Returns:
         The columns of the packed input, the residual stream [rows, s or n, d], the embedding table, and the pages.
@@ -269,7 +269,7 @@ def _through(
     # Each device reads the packed input of its own rows. Columns that every device needs are read from the replicated
     # array, to avoid a gather.
     own = jax.reshard(packed, spec)
-    tokens = newest_first(own[:, columns.tokens], last, own, layout)
+    tokens = with_newest_tokens(own[:, columns.tokens], last, own, layout)
     if drafts is not None:
         tokens = jnp.concatenate([tokens[:, :1], jax.reshard(drafts, spec)], axis=1)
     x, table, pages = through_pages(params, pages, tokens, own, columns.tables, model, layout, dtype)
@@ -291,7 +291,7 @@ def _through(
     return read, x, table, pages
 
 
-def newest_first(tokens: Array, last: Array, own: Array, layout: ShardingContext) -> Array:
+def with_newest_tokens(tokens: Array, last: Array, own: Array, layout: ShardingContext) -> Array:
     """Return tokens [rows, s] with FROM_LAST replaced by the newest token of the row.
 
     Args:

@@ -318,7 +318,7 @@ class Scheduler:
             found = [sequence for sequence in self.waiting if self._may_begin(sequence)]
             if not found:
                 return
-            sequence = min(found, key=self._shares.of)
+            sequence = min(found, key=self._shares.sort_key)
             try:
                 while not self._assign_row(sequence):
                     if (victim := self._shares.displaced_by(sequence, self.running)) is None:
@@ -427,7 +427,7 @@ class Scheduler:
                     self._tables[window][sequence.row, len(pages) : len(pages) + len(new)] = new
                     pages += new
                     continue
-                victim = max((o for o in self.running if o.shard == sequence.shard), key=self._shares.of)
+                victim = max((o for o in self.running if o.shard == sequence.shard), key=self._shares.sort_key)
                 self._preempt(victim)
                 if victim is sequence:
                     return False

@@ -24,8 +24,8 @@ class RowShares:
         if not self._groups[sequence.group]:
             del self._groups[sequence.group]
 
-    def of(self, sequence: TokenSequence) -> tuple[int, int, int]:
-        """Return a sort key: the rows of a sequence's owner, the rows of its group, and its order of arrival.
+    def sort_key(self, sequence: TokenSequence) -> tuple[int, int, int]:
+        """Return a key to sort sequences by: (rows of the sequence's owner, rows of its group, its order of arrival).
 
         The waiting sequence with the least key is admitted next; the running one with the greatest is preempted first.
         """
@@ -45,7 +45,7 @@ class RowShares:
                 return self._groups[other.group] > 1
             return self._owners[other.request.owner] > self._owners[own] + 1
 
-        return max(filter(may_go, running), key=self.of, default=None)
+        return max(filter(may_go, running), key=self.sort_key, default=None)
 
 
 def in_turns(sequences: Sequence[TokenSequence]) -> list[TokenSequence]:

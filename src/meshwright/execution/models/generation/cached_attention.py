@@ -191,7 +191,7 @@ def _attend_on_device(
         stored: the arrays of the cache, as `read` takes them.
         read: returns keys, values and the mask, given positions and `stored`.
         parts: mesh axes that split the slots.
-        across: those of `parts` that split the query heads of the result.
+        across: those of `parts` that split the query heads of the result; None if slots are not split.
     """
     key, value, visible = read(positions, *stored)
     scored = partial(jnp.einsum, "bskgh,bkth->bskgt", preferred_element_type=jnp.float32)

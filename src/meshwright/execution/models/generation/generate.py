@@ -167,7 +167,7 @@ def switching_length(model: ModelConfig) -> int | None:
 
 
 def cache_split(model: ModelConfig, mesh: MeshShape, num_rows: int) -> CacheSplit:
-    """Return how the cache of `num_rows` rows is split: by rows if all devices get equally many, else by slots.
+    """Return how the cache of `num_rows` rows is split: by rows if all devices get equally many rows, else by slots.
 
     "heads": by heads alone, if no other mesh axis could split it.
     """
@@ -199,8 +199,8 @@ class Programs(NamedTuple):
     """The jitted programs of generation. Both return the chosen tokens [rows], the caches, and the updated `Written`.
 
     Arguments of prefill: params, tokens [at least rows, s], lengths [rows], samplers, written, number. Arguments of
-    decode: params, tokens [rows], caches (donated), positions [rows], samplers, written, number. `number` is the `step`
-    of `choose`.
+    decode: params, tokens [rows], caches (donated), positions [rows], samplers, written, number. `number` is how many
+    tokens of each row were generated before.
     """
 
     prefill: Any

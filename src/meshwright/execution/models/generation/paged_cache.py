@@ -35,12 +35,12 @@ class Pages(NamedTuple):
 
 
 class PagedCache(NamedTuple):
-    """Pages, and the places in them of the rows of a step.
+    """Pages, and where in them each row of a step has its tokens.
 
     Args:
         table: page indices of each row [rows, entries]. Entry i of a row is the page with its tokens from position
           (first + i) * page_size.
-        first: the number of each row's first page that is in the table [rows].
+        first: for each row, the index in its text of the first page in the table [rows].
         is_token: True for tokens of the step [rows, s], which are written; False for padding.
     """
 

@@ -44,11 +44,13 @@ class Partial(NamedTuple):
 
 
 def fits_kernel(queries: int, pages: Pages, slots: int) -> bool:
-    """Whether the kernel can run for `queries` queries of a kv head in a row, and pages with `slots` slots on a device.
+    """Whether the kernel can attend over `pages` on one device.
 
-    False for more than `MOST_ROWS` queries (chunks of prompts, which are bound by matmuls) or `BLOCK_TOKENS` slots, for
-    sizes that are not powers of 2 (Triton), and for 2^31 to 2^32 elements of 1 byte: Pallas indexes arrays of up to
-    4 GiB with 32 bits, which is too few for these (JAX 0.10.2 to 0.12).
+    False for more than `MOST_ROWS` queries (chunks of prompts, which are bound by matmuls), for more than
+    `BLOCK_TOKENS` slots, for sizes that are not powers of 2 (Triton), and for arrays of 2^31 to 2^32 one-byte elements:
+    Pallas indexes arrays of up to 4 GiB with signed 32-bit integers, which overflow there (JAX 0.10.2 to 0.12).
+
+    queries: number of queries that share a kv head, in each row of the batch. slots: tokens of each page on the device.
     """
     small = pages.key.dtype.itemsize > 1 or pages.key.size < 1 << 31 or pages.key.size > 1 << 32
     return queries <= MOST_ROWS and slots <= BLOCK_TOKENS and all(map(_is_power, (slots, pages.key.shape[4]))) and small
@@ -76,7 +78,7 @@ def attend_to_pages(
         pages: keys and values [layers, pages, k, slots, h], with the slots of each page that this device has.
         layer: index of the layer in the pages.
         table, first: as in `PagedCache`, [b, entries] and [b].
-        offset: the slot of the whole page that is this device's first slot.
+        offset: the index, among all slots of a page, of this device's first slot.
         page_size: tokens of a page over all devices that share it.
         is_interpreted: run in Pallas's interpreter, slowly, on a CPU.
     """
@@ -130,7 +132,7 @@ def attend_to_pages(
 
 
 class _Work(NamedTuple):
-    """How the pages of a row are divided: `splits` programs read `blocks` blocks of `entries` pages each."""
+    """How the pages of a row are divided: each of `splits` programs reads `blocks` blocks, of `entries` pages each."""
 
     splits: int
     blocks: int
@@ -210,7 +212,7 @@ def _kernel(
     """Attend over the pages of one split: `blocks` blocks of `entries` pages each.
 
     Args:
-        starts: [4]: the number of the row's first page in the table, the layer, `offset` of `attend_to_pages`, unused.
+        starts: [4]: the row's `PagedCache.first`, the layer, `offset` of `attend_to_pages`, an unused entry.
         positions: positions of the queries; -1 for padding.
         rest: the scales of int8 keys and values, if any, then the three results (see `Partial`).
     """

@@ -201,7 +201,10 @@ def head_rows(layout: ShardingContext, is_latent: bool) -> tuple[str, ...]:
 
 
 def scatter_hidden(x: Array, layout: ShardingContext) -> Array:
-    """Sum an MLP's first matmul result [b, s, f] over fsdp: a reduce-scatter along f if f divides, else all-reduce."""
+    """Sum an MLP's first matmul result [b, s, f] over fsdp.
+
+    This is a reduce-scatter along f if the axes divide f, else an all-reduce.
+    """
     along, width = layout.axes("embed"), layout.axes("mlp")
     if x.shape[-1] % layout.mesh.degree((*along, *width)):
         return layout.place(x, "batch", "sequence", "mlp")

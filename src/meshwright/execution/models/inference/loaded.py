@@ -202,7 +202,7 @@ class LoadedModel:
         return [-math.fsum(each[-count:].tolist()) for each, count in zip(self.losses(rows), counts, strict=True)]
 
     def continuations(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[Any], list[int]]:
-        """Return, for each pair, the tokens [n] of context + continuation, and how many of them are the continuation's.
+        """Return, for each (context, continuation), the tokens [n] of both, and how many the continuation has.
 
         Raises:
             MeshwrightError: a continuation has no tokens, or no token before it, or more tokens than `usual_window`.

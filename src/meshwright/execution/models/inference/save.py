@@ -87,7 +87,10 @@ def write_model(
     max_file_bytes: int,
     on_bytes: Callable[[int], None],
 ) -> None:
-    """Write weights and files to a temporary directory, then rename it to `directory`; see `save_weights`."""
+    """Write weights and files to a temporary directory, then rename it to `directory`.
+
+    files: contents of the other files, by name. Other arguments are those of `save_weights`.
+    """
     check_target(directory)
     with whole_directory(directory) as partial:
         for name, data in files.items():

@@ -65,6 +65,7 @@ def text_losses(losses: Losses, texts: Sequence[np.ndarray], *, seq_len: int, st
     """Return the total loss in nats of each text, predicted in windows; every token after the first counts once.
 
     Args:
+        losses: computes the loss of each token of some texts.
         texts: the tokens [n] of each text.
         seq_len: input tokens of a window.
         stride: tokens from the start of a window to that of the next. In each window only the tokens that earlier

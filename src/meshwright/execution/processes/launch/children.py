@@ -27,6 +27,7 @@ class Exit:
     """How a process ended."""
 
     number: int
+    """The number of the process."""
     code: int
     """The exit code; if a signal ended the process, minus its number."""
 
@@ -118,7 +119,7 @@ class Children:
                         self._say(line)
 
     def mute(self) -> None:
-        """Stop showing lines: the processes that still run only fail as a consequence."""
+        """Stop showing lines: if processes that still run fail, it is a consequence of the first failure."""
         self._is_muted = True
 
     def end(self) -> None:

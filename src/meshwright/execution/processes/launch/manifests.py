@@ -63,10 +63,12 @@ def slurm(name: str, words: Sequence[str], machines: Machines, *, restarts: int)
     slurm.schedmd.com/sbatch.html.
 
     Args:
+        name: name of the job.
+        words: arguments of `meshwright`: a `train` command.
         restarts: maximum number of restarts.
 
     Raises:
-        MeshwrightError: the name is not one of Slurm's, or the chips are not GPUs.
+        MeshwrightError: the name is not valid in Slurm, or the chips are not GPUs.
     """
     if not re.fullmatch(r"[\w.-]+", name):
         raise MeshwrightError(
@@ -130,7 +132,7 @@ def jobset(name: str, words: Sequence[str], machines: Machines, *, restarts: int
     """Return a JobSet for kubectl, as YAML: a job per slice, a pod per machine. Schema: sigs.k8s.io/jobset, v1alpha2.
 
     Args:
-        restarts: maximum number of restarts.
+        name, words, restarts: as in `slurm`.
         image: a container image that has meshwright.
         claim: a persistent volume claim, mounted at /runs in every pod; None for no volume.
     """
@@ -224,7 +226,7 @@ def tpu_vm(name: str, words: Sequence[str], machines: Machines, *, restarts: int
     as in `slurm`.
 
     Raises:
-        MeshwrightError: the name is not one of Google Cloud's, or the chips are not Cloud TPUs.
+        MeshwrightError: the name is not valid in Google Cloud, or the chips are not Cloud TPUs.
     """
     system, chip = machines.system, machines.system.chip
     if not re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):

@@ -138,7 +138,7 @@ class Replica:
         self.url = None
 
     def _read(self, process: subprocess.Popen[str]) -> None:
-        """Pass the lines of the replica's stderr to `say`, except its error before it is ready, which `error` has."""
+        """Pass the lines of the replica's stderr to `say`; an error before it is ready is stored in `error` instead."""
         assert process.stderr is not None
         for line in process.stderr:
             self._last_line = line.rstrip()

@@ -112,7 +112,7 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
 def _next(job: Job, number: int, num_lost: int) -> tuple[int, Sequence[str]]:
     """Return (number of processes to continue with, their arguments).
 
-    It is the largest number that the run can have without the lost ones; if there is none, as many as before.
+    The number is the largest that the run can have without the lost processes. If there is none, it stays the same.
 
     Args:
         number: number of processes before.

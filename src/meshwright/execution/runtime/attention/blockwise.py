@@ -110,10 +110,10 @@ def finalize(state: SoftmaxState, dtype: jnp.dtype) -> tuple[Array, Array]:
 def backward(
     gradient: Array, inputs: BackwardInputs, segments: Segments, keys: Keys, mask: Mask
 ) -> tuple[Array, Array, Array]:
-    """Return the gradients through one chunk of keys, in float32: of the queries so far, of the keys, of the values.
+    """Return the float32 gradients of queries, keys and values, for the attention of all queries to one chunk of keys.
 
     Args:
-      gradient: the queries' gradient through earlier chunks [b, s, k, g, h]; the first result includes it.
+      gradient: the queries' gradient from earlier chunks [b, s, k, g, h]; it is added to the first result.
       segments: the queries' segments.
       keys: the chunk's keys and values.
     """

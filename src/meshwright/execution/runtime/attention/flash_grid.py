@@ -155,7 +155,7 @@ class Grid:
         return pl.BlockSpec((None, lines.shape[1], self.rows if which == 3 else self.columns), index)
 
     def _fetched(self, *ids: Any) -> GridStep:
-        """Return the step whose blocks are fetched in a step: itself, or if fully masked the inner loop's first."""
+        """Return the step whose blocks are fetched: this step, or if it is fully masked the inner loop's first."""
         step, limits = self.step(ids[:-2]), ids[-2:]
         is_visible = bounds_any_visible(*bounds_of(step, limits), self.mask)
         if self.by_keys:

@@ -58,7 +58,7 @@ def gathered_attention(
       ids: document ids of this device's tokens; None if each row is one document.
       key_ids: document ids of all tokens of the axis, in the order in which they are stored.
       kernel: the kernel that attends over the gathered keys.
-      order: the position of each token of the axis, in the order in which they are stored; None if that is in order.
+      order: the position of each token of the axis, as they are stored; None if they are stored in order.
     """
     length, here = query.shape[1], jax.lax.axis_index(axis)
     places = np.arange(length * jax.lax.axis_size(axis)) if order is None else order

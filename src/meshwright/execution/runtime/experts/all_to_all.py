@@ -56,7 +56,7 @@ def all_to_all(x: Array, axes: Axes) -> Array:
 
 @dataclass(frozen=True)
 class A2AShape:
-    """Static shapes of an exchange over `axes`.
+    """Static shapes of an all-to-all of rows over `axes`.
 
     num_rows: number of rows on each device. capacity: largest number of rows from one device to another.
     """

@@ -59,9 +59,9 @@ class Dispatched(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpertAxes:
-    """Mesh axes with more than one device that shard experts, and the width of each expert.
+    """The mesh axes of degree above 1 that shard the experts, the width of each expert, and the tokens.
 
-    tokens: equal to `width` if its devices hold different tokens; () if they hold the same tokens.
+    tokens: of the axes `width` only: equal to `width` if their devices hold different tokens, () if the same tokens.
     """
 
     experts: Axes
@@ -97,7 +97,7 @@ def dispatch_combine(x: Array, routing: Choice, experts: Experts, axes: ExpertAx
 def _dispatch_dropless(x: Array, routing: Choice, experts: Experts, ep: Axes, tp: Axes, keep: Keep) -> Dispatched:
     t, d = x.shape
     copies = sort_copies(routing.chosen, experts.num_stored)
-    tokens, own = copies.permutations(identity(copies.order.shape[0]), t)
+    tokens, own = copies.then(identity(copies.order.shape[0]), t)
     rows, shares = permute(x, tokens), permute(routing.shares.T.reshape(-1, 1), own)
     none = jnp.zeros_like(copies.counts, dtype=jnp.float32)
     if not ep:
@@ -124,7 +124,7 @@ def _dispatch_with_capacity(x: Array, routing: Choice, experts: Experts, ep: Axe
     t, d = x.shape
     slots = experts.slots(t)
     copies = sort_copies(routing.chosen, experts.num_stored)
-    tokens, own = copies.permutations(pad_groups(copies.counts, capacity=slots, num_rows=copies.order.shape[0]), t)
+    tokens, own = copies.then(pad_groups(copies.counts, capacity=slots, num_rows=copies.order.shape[0]), t)
     here = experts.num_stored // (jax.lax.axis_size(ep) if ep else 1)
 
     def receive(rows: Array) -> Array:

@@ -57,12 +57,12 @@ class Copies(NamedTuple):
     place: Array
     counts: Array
 
-    def permutations(self, among: Permutation, num_tokens: int) -> tuple[Permutation, Permutation]:
-        """Return the sort followed by a permutation `among` the sorted copies, in two forms.
+    def then(self, permutation: Permutation, num_tokens: int) -> tuple[Permutation, Permutation]:
+        """Return, as one permutation, the sort by expert followed by `permutation` of the sorted copies, in two forms.
 
-        The first reads an array of tokens [num_tokens, ...]; the second reads an array of unsorted copies.
+        The first form reads rows of tokens [num_tokens, d]; the second reads rows of unsorted copies.
         """
-        sources, destinations = among.sources[:, 0], among.destinations[:, 0]
+        sources, destinations = permutation.sources[:, 0], permutation.destinations[:, 0]
         copies = jnp.where(sources >= 0, self.order[sources], -1)
         slots = destinations[self.place]
         tokens = Permutation(jnp.where(copies >= 0, copies % num_tokens, -1)[:, None], slots.reshape(-1, num_tokens).T)

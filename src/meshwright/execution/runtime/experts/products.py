@@ -151,7 +151,7 @@ def _over_blocks(do: Any, result: Any, blocks: RowBlock) -> Any:
 
 
 class BlockRows(NamedTuple):
-    """The `size` rows of an array that a block reads from `start` on; `is_own` [size, 1] marks those in the block."""
+    """The rows of an array that are read for a block, from `start` on. is_own: True for rows of the block [size, 1]."""
 
     start: Array
     is_own: Array

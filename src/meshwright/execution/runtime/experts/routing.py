@@ -55,7 +55,7 @@ def _scaled(shares: Array, routing: Routing) -> Array:
 
 
 def _of_best_groups(keys: Array, routing: Routing) -> Array:
-    """Return the scores `keys` [..., experts] that choose experts, minus infinity outside each token's best groups."""
+    """Return `keys` [..., experts], by which experts are chosen, minus infinity outside each token's best groups."""
     if routing.num_groups == 1:
         return keys
     grouped = keys.reshape(*keys.shape[:-1], routing.num_groups, -1)
@@ -88,7 +88,7 @@ class ExpertLoad(NamedTuple):
 
     @property
     def max_over_mean(self) -> Array:
-        """The copies of a layer's busiest expert, divided by the mean over its experts: the largest of all layers."""
+        """Copies of a layer's busiest expert / mean of the layer's experts, for the layer where this is largest."""
         return jnp.max(jnp.max(self.copies, axis=-1) / jnp.mean(self.copies, axis=-1))
 
     @property

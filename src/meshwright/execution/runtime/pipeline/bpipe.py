@@ -33,7 +33,7 @@ class SavedInputs(NamedTuple):
     """Layer inputs that backward will read.
 
     slots: the inputs of a chunk's layers in each slot [slots, c, p, ...]. in_flight: inputs in transit between partners
-    [c, p, ...]; None without an exchange. in_flight_slot: the slot of each stage that they are written to [p].
+    [c, p, ...]; None without an exchange. in_flight_slot: for each stage, the slot to which they will be written [p].
     """
 
     slots: Array
@@ -44,8 +44,8 @@ class SavedInputs(NamedTuple):
 class Slots(NamedTuple):
     """The slots that each stage uses in a tick, [p] each.
 
-    own: where it saves its inputs. to_partner: which inputs it sends to its partner. due: which inputs it runs backward
-    with. An early stage sends the slot that it has just saved, and later stores what its partner returns there.
+    own: where the stage saves its inputs. to_partner: the slot whose inputs it sends to its partner. due: the slot with
+    whose inputs it runs backward. An early stage sends the slot just saved, and later stores there what is returned.
     """
 
     own: Array

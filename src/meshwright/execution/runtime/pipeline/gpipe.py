@@ -29,7 +29,7 @@ from meshwright.execution.runtime.pipeline.stages import (
 
 
 def pipelined_loss(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -> tuple[Array, tuple[Array, Tree]]:
-    """Return `mean_loss`: the mean loss over microbatches, with the means and stats that it is computed from.
+    """Return the loss of a batch, as `mean_loss` does: (mean loss, (mean result of `pipeline.last`, layers' stats)).
 
     Call it under `jax.set_mesh` of an explicit mesh. Values that `pipeline.layer` saves for backward are saved for all
     microbatches, so the layer needs a remat policy around `wait_for_input`. Of `pipeline.first` and `pipeline.last`

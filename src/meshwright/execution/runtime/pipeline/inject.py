@@ -1,4 +1,7 @@
-"""Give the first stage of a pipeline its input, which every stage has computed in whole or in part."""
+"""Input of a pipeline's first stage: the embeddings of a microbatch, which all stages compute together.
+
+Each stage computes all sequences of the microbatch, or a share of them that is gathered for the first stage.
+"""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class State(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def pipelined_loss_1f1b(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -> tuple[Array, tuple[Array, Tree]]:
-    """Return `pipelined_loss`, with gradients computed by alternating forward and backward passes of microbatches."""
+    """Return what `gpipe.pipelined_loss` does, with gradients from alternating forward and backward passes."""
     return pipelined_loss(pipeline, ends, layers, inputs)
 
 

@@ -128,7 +128,7 @@ def inject(pipeline: Pipeline, data: PipelineData, arriving: Array, begun: Unit)
 class Sums(NamedTuple):
     """Sums over microbatches.
 
-    loss: of the results of `Pipeline.last`. of_layers: of each layer's (loss, stats) [p, v, c, ...].
+    loss: the sum of the results of `Pipeline.last`. of_layers: the sums of each layer's (loss, stats) [p, v, c, ...].
     """
 
     loss: Array

@@ -61,7 +61,7 @@ class Batches:
 
         `tokens` and `targets` [rows, seq_len] always. `positions` of the tokens if rows have documents or tokens are
         reordered. If rows have documents, `segments`, the number of a token's document in its row, from 1 (0 for
-        padding), and `weights` of the targets, with mean 1. `draws` [2], the PRNG key of the step, if asked for.
+        padding), and `weights` of the targets, with mean 1. `draws` [2], the PRNG key of the step, with `draws`.
         """
         wanted = range(step, step + 1 + AHEAD)
         self._ahead = {at: batch for at, batch in self._ahead.items() if at in wanted}
@@ -108,7 +108,7 @@ class Batches:
         }
 
     def items(self, step: int) -> dict[str, list[int]]:
-        """Return {source: the numbers of its rows in a step's batch, in batch order}."""
+        """Return {name of a source: the row numbers, in this source, of its rows in a step's batch, in batch order}."""
         sources, items = self._items(step)
         return {
             rows.name: items[sources == number].tolist()

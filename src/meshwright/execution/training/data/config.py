@@ -56,7 +56,7 @@ class DataConfig:
         return templates.get(path, templates.get(""))
 
     def find(self, name: str) -> FileSource | StoreSource:
-        """Return a source with its files. Its name is the one in the config.
+        """Return the source that the config calls `name`, with its files.
 
         Raises:
             MeshwrightError: as in `find_path` and `find_source`.
@@ -65,7 +65,7 @@ class DataConfig:
         return find_source(name) if path == name else replace(find_source(path), name=name)
 
     def find_path(self, name: str) -> str:
-        """Return the place of a path of the config, relative to the current folder or absolute.
+        """Return where a path of the config is now, relative to the current folder or absolute.
 
         A relative path is looked up in the folder where the run started, then in the current folder, because run and
         data may have been moved together.
@@ -86,7 +86,7 @@ class DataConfig:
         )
 
     def relative(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return paths (each may have a weight) that are relative to the current folder, relative to `folder`."""
+        """Return paths (each may have a weight), relative to `folder` if they were relative to the current folder."""
         if self.folder is None or self.folder == os.getcwd():
             return tuple(names)
         return tuple(self._relative(name) for name in names)

@@ -28,7 +28,7 @@ class HashSplit:
         return self.limit is None
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """Yield the numbers of the part in ascending order, in arrays of at most `BLOCK`."""
+        """Yield the numbers of the part's documents or windows, ascending, in arrays of at most `BLOCK`."""
         for numbers in _blocks(self.count):
             if self.limit is None:
                 yield numbers
@@ -36,7 +36,7 @@ class HashSplit:
                 yield numbers[(_hash(numbers) <= np.uint64(self.limit)) == self.is_held_out]
 
     def write(self, directory: Path) -> None:
-        """Write the numbers of the part into a file in a directory."""
+        """Write the numbers that `blocks` yields into a file in a directory."""
         with (directory / "numbers").open("wb") as file:
             for numbers in self.blocks():
                 file.write(numbers.tobytes())

@@ -55,7 +55,7 @@ class Mixture:
         return sources, items - self._firsts[sources]
 
     def epochs(self, number: int) -> list[float]:
-        """Return, for each source, how often all its rows were read before row `number` of the run, as a fraction."""
+        """Return, for each source, how many times all its rows were read before row `number` of the run, as 1.5."""
         cycle, place = divmod(number, len(self._pattern))
         if not self._is_weighted:
             return [number / sum(rows.count for rows in self.sources)] * len(self.sources)

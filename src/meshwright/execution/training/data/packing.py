@@ -66,9 +66,9 @@ def pieces(dataset: Dataset, documents: np.ndarray, seq_len: int) -> Pieces:
 
 
 def pack(slots: np.ndarray, seq_len: int) -> np.ndarray:
-    """Pack pieces into rows greedily, in order. Return the number of the first piece of each row, and of pieces.
+    """Pack pieces into rows greedily, in order; return which pieces each row has.
 
-    The result is [rows + 1]; the pieces of row i are those from entry i to entry i + 1.
+    The result is [rows + 1]: row i has the pieces from number result[i] up to, not including, result[i + 1].
 
     slots: number of slots of each piece, at most seq_len.
     """

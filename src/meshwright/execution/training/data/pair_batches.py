@@ -96,7 +96,7 @@ class PairBatches:
         """Do nothing: this class reads nothing in advance."""
 
     def items(self, step: int) -> dict[str, list[int]]:
-        """Return {"pairs": the numbers of the pairs in a step's batch, in batch order}."""
+        """Return {"pairs": numbers}: the number of each pair in a step's batch, in batch order."""
         return {"pairs": self._training[np.asarray(self._numbers[step])].tolist()}
 
     def __getitem__(self, step: int) -> Mapping[str, Any]:

@@ -231,7 +231,7 @@ def _fitting(pairs: Iterable[Pair], seq_len: int, counts: dict[str, int]) -> Ite
 
 
 def _loss(row: Document) -> np.ndarray:
-    """Return whether each token of a row belongs to the answer, bool [n]. Without `loss`, all but the first do."""
+    """Return whether each token of a row belongs to the answer [n]; if `row.loss` is None, all but the first do."""
     return np.arange(len(row.tokens)) > 0 if row.loss is None else row.loss
 
 

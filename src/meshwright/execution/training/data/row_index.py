@@ -31,7 +31,12 @@ _DTYPES = {"slots": np.int32, "loss_counts": np.int32}
 
 
 class RowIndex(NamedTuple):
-    """The files of an index, described above, as memory-mapped arrays; `long` and `lost` as in `packing.Pieces`."""
+    """The files of an index as memory-mapped arrays.
+
+    documents, starts, slots: for each piece, the number of its document, the index in the document of its first token,
+    and its number of inputs. row_starts: the number of each row's first piece [rows + 1]. tokens, losses: the numbers
+    of inputs, and of targets with a loss, before each row [rows + 1]. long, lost: as in `packing.Pieces`.
+    """
 
     documents: np.ndarray
     starts: np.ndarray

@@ -51,7 +51,7 @@ def tokenize_sources(config: DataConfig, workload: Workload, tokenizer: Tokenize
 def cached_store(
     source: FileSource, config: DataConfig, workload: Workload, tokenizer: Tokenizer | None, bar: Bar
 ) -> tuple[Path, StoreInfo]:
-    """Return the directory in the cache of a source's token store, and its info; write the store if it is missing."""
+    """Return the cached token store of a source: its directory and its description. Write it first if it is missing."""
     fields = None if source.kind == "text" else config.template(source.name)
     encoder = find_encoder(source, fields, tokenizer, vocab=workload.config.vocab)
     what = Tokenizing(source, encoder, config.bad_data, "bytes" if tokenizer is None else "the run's tokenizer")

@@ -78,22 +78,24 @@ def pair_inputs(
     if words := data.describe():
         on_note(words)
     # A precomputed reference runs like a live one, on the policy's mesh.
-    own = reference_pass(replace(config.workload, reference="live"), config.mesh, config.strategy)
-    assert own is not None
+    reference = reference_pass(replace(config.workload, reference="live"), config.mesh, config.strategy)
+    assert reference is not None
     if config.workload.reference == "precomputed":
-        log_probabilities = _read(directory, data) if start else _log_probabilities(config, own, mesh, data, on_bytes)
+        log_probabilities = (
+            _read(directory, data) if start else _log_probabilities(config, reference, mesh, data, on_bytes)
+        )
         batches = PairBatches(pairs, config.workload, policy, None, log_probabilities=log_probabilities, **more)
         held_out = HeldOutPairs(batches.num_held_out, lambda _, number: batches.held_out(number))
         return StepInputs(batches, held_out, keep=lambda: _write(directory, log_probabilities, data), counts=counts)
-    there = build_mesh(own.mesh)
+    there = build_mesh(reference.mesh)
     has_adapters = config.workload.config.lora is not None
     if shares_base(config.workload, config.mesh, config.strategy):
         params = None
     elif start and not has_adapters:
-        params = _restored(directory, own, there)
+        params = _restored(directory, reference, there)
     else:
-        params = _first(config, own, there, on_bytes)
-    run, rows = _compiled(own, there, config.workload.quantize_base), NamedSharding(mesh, layout.spec("batch"))
+        params = _first(config, reference, there, on_bytes)
+    run, rows = _compiled(reference, there, config.workload.quantize_base), NamedSharding(mesh, layout.spec("batch"))
 
     def prepare(state: State, batch: Mapping[str, Any]) -> Mapping[str, Array]:
         text = {name: array for name, array in batch.items() if name != REFERENCE_BATCH}
@@ -106,9 +108,11 @@ def pair_inputs(
         # With adapters, the base weights are read or initialised again on resume, and checked (`run_directory.frozen`).
         if not has_adapters:
             with jax.set_mesh(there):
-                _save(directory, config, to_saved(params, own, there))
+                _save(directory, config, to_saved(params, reference, there))
 
-    place = BatchPlacement.of(there, ShardingContext(own.mesh, rules_of(own.strategy)), seq_len, own.strategy)
+    place = BatchPlacement.of(
+        there, ShardingContext(reference.mesh, rules_of(reference.strategy)), seq_len, reference.strategy
+    )
     batches = PairBatches(pairs, config.workload, policy, place, **more)
     held_out = HeldOutPairs(
         batches.num_held_out, lambda params, number: prepare({"params": params}, batches.held_out(number))
@@ -121,29 +125,33 @@ def _without_adapters(params: Any) -> Any:
     return drop_paths(params, [path for path, _ in leaves(params) if is_adapter(path)])
 
 
-def _compiled(own: ReferencePass, mesh: Mesh, base: BaseFormat | None = None) -> Callable[..., Array]:
+def _compiled(reference: ReferencePass, mesh: Mesh, base: BaseFormat | None = None) -> Callable[..., Array]:
     """Return the reference's forward pass, compiled for its mesh: (params, batch) -> log-probability [b] of each row.
 
     base: the format of the policy's quantised weights, if the reference reads these.
     """
     with jax.set_mesh(mesh):
-        return reference_step(own).lower(abstract_reference(own, mesh, base=base), text_batch(own, mesh)).compile()
+        return (
+            reference_step(reference)
+            .lower(abstract_reference(reference, mesh, base=base), text_batch(reference, mesh))
+            .compile()
+        )
 
 
-def _first(config: RunConfig, own: ReferencePass, mesh: Mesh, on_bytes: Callable[[int], None]) -> Any:
+def _first(config: RunConfig, reference: ReferencePass, mesh: Mesh, on_bytes: Callable[[int], None]) -> Any:
     """Return the policy's initial parameters, on the reference's mesh in the compute dtype.
 
     They are first rounded to the policy's parameter dtype, so that both models start with the same values.
     """
-    weights, layout = config.weights, ShardingContext(own.mesh, rules_of(own.strategy))
-    wanted, dtype = abstract_reference(own, mesh, is_saved=True), DTYPES[config.workload.param_dtype]
+    weights, layout = config.weights, ShardingContext(reference.mesh, rules_of(reference.strategy))
+    wanted, dtype = abstract_reference(reference, mesh, is_saved=True), DTYPES[config.workload.param_dtype]
     with jax.set_mesh(mesh):
         drawn = first_parameters(
-            own.workload, layout, mesh, config.strategy,
+            reference.workload, layout, mesh, config.strategy,
             seed=config.seed, weights=Path(weights) if weights else None, on_bytes=on_bytes,
         )  # fmt: skip
         round_as = jax.jit(lambda drawn: jax.tree.map(lambda a, to: a.astype(dtype).astype(to.dtype), drawn, wanted))
-        return to_reference(round_as(drawn), own, mesh)
+        return to_reference(round_as(drawn), reference, mesh)
 
 
 def _save(directory: Path, config: RunConfig, params: Any) -> None:
@@ -154,29 +162,29 @@ def _save(directory: Path, config: RunConfig, params: Any) -> None:
             checkpoints.commit()
 
 
-def _restored(directory: Path, own: ReferencePass, mesh: Mesh) -> Any:
-    """Return the parameters of a run's live reference from the run directory, on any mesh."""
+def _restored(directory: Path, reference: ReferencePass, mesh: Mesh) -> Any:
+    """Return the parameters of a run's live reference from the run directory, on `mesh`."""
     checkpoints = Checkpoints(directory / FOLDER)
     if checkpoints.whole(lambda line: None) is None:
         raise MeshwrightError(
             f"{directory} has lost its {FOLDER}/, the frozen model that it trains against; put it back"
         )
     with jax.set_mesh(mesh):
-        saved = checkpoints.restore(0, {"params": abstract_reference(own, mesh, is_saved=True)})["params"]
-        return to_reference(saved, own, mesh)
+        saved = checkpoints.restore(0, {"params": abstract_reference(reference, mesh, is_saved=True)})["params"]
+        return to_reference(saved, reference, mesh)
 
 
 def _log_probabilities(
-    config: RunConfig, own: ReferencePass, mesh: Mesh, data: PairData, on_bytes: Callable[[int], None]
+    config: RunConfig, reference: ReferencePass, mesh: Mesh, data: PairData, on_bytes: Callable[[int], None]
 ) -> np.ndarray:
     """Return the log-probabilities of all pairs' answers under the reference, [pairs, 2]: chosen, rejected.
 
     The reference's parameters are freed afterwards.
     """
-    size, run = own.workload.batch, _compiled(own, mesh)
-    params = _first(config, own, mesh, on_bytes)
-    layout = ShardingContext(own.mesh, rules_of(own.strategy))
-    place = BatchPlacement.of(mesh, layout, own.workload.seq_len, own.strategy)
+    size, run = reference.workload.batch, _compiled(reference, mesh)
+    params = _first(config, reference, mesh, on_bytes)
+    layout = ShardingContext(reference.mesh, rules_of(reference.strategy))
+    place = BatchPlacement.of(mesh, layout, reference.workload.seq_len, reference.strategy)
     batches: list[np.ndarray] = []
     for at in range(0, len(data), size):
         # The last batch is completed with the first pairs.

@@ -62,14 +62,14 @@ OF_TEXT = {
 """{setting that does not apply to preference pairs: the reason}."""
 
 
-def check_preference_options(said: Collection[str], workload: Workload) -> None:
+def check_preference_options(options: Collection[str], workload: Workload) -> None:
     """Raise a `MeshwrightError` if options of preference pairs are given for a text workload, or the reverse.
 
-    said: names of the settings that the user gave.
+    options: names of the options that the user gave.
     """
-    if workload.objective == "dpo" and (idle := [name for name in OF_TEXT if name in said]):
+    if workload.objective == "dpo" and (idle := [name for name in OF_TEXT if name in options]):
         raise MeshwrightError(f"{idle[0]} is not for objective='dpo': {OF_TEXT[idle[0]]}; leave --{idle[0]} out")
-    if workload.objective != "dpo" and (idle := [name for name in SETTINGS if name in said]):
+    if workload.objective != "dpo" and (idle := [name for name in SETTINGS if name in options]):
         raise MeshwrightError(f"{idle[0]} is for objective='dpo' (--objective dpo); {workload.objective} has no pairs")
 
 
@@ -148,7 +148,7 @@ def pair_means(policy: Array, reference: Array, preference: Preference, layout: 
 
 
 def _pair_values(policy: Array, reference: Array, preference: Preference) -> list[Array]:
-    """Return, in the order of `MEANS`, an array [p] of the value of each pair.
+    """Return, for each of `MEANS` in order, its value for each pair [p].
 
     policy, reference: log-probabilities [p, 2] of the chosen and the rejected answer.
     """

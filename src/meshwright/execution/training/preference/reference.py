@@ -29,18 +29,18 @@ from meshwright.execution.training.step import abstract_batch
 from meshwright.mesh import MeshShape
 
 
-def reference_step(own: ReferencePass) -> Callable[..., Array]:
+def reference_step(reference: ReferencePass) -> Callable[..., Array]:
     """Return the jitted forward pass of the reference: (params, batch) -> log-probability [b] of each row.
 
     `params` are those of `abstract_reference`. `batch` has `tokens`, `targets` and `weights` [b, s], and `positions` if
     the mesh reorders tokens. Call under `jax.set_mesh`.
     """
-    layout, count = ShardingContext(own.mesh, rules_of(own.strategy)), own.strategy.num_microbatches
+    layout, count = ShardingContext(reference.mesh, rules_of(reference.strategy)), reference.strategy.num_microbatches
 
     def part(params: Any, batch: Mapping[str, Array]) -> Array:
         log_probabilities, _ = log_probabilities_and_load(
-            params, batch, own.workload.config, layout, dtype=DTYPES[own.workload.compute_dtype], remat="none",
-            strategy=own.strategy,
+            params, batch, reference.workload.config, layout, dtype=DTYPES[reference.workload.compute_dtype],
+            remat="none", strategy=reference.strategy,
         )  # fmt: skip
         return log_probabilities
 
@@ -64,7 +64,7 @@ def _in_rows(parts: Array, layout: ShardingContext) -> Array:
 
 
 def abstract_reference(
-    own: ReferencePass, mesh: Mesh, *, is_saved: bool = False, base: BaseFormat | None = None
+    reference: ReferencePass, mesh: Mesh, *, is_saved: bool = False, base: BaseFormat | None = None
 ) -> Any:
     """Return the parameters of a reference as shapes, dtypes and shardings: sharded weights in the compute dtype.
 
@@ -75,9 +75,9 @@ def abstract_reference(
         is_saved: return the parameters as they are stored in files, without padding.
         base: the format of the policy's quantised weights, if the reference reads these; else None.
     """
-    layout, read = ShardingContext(own.mesh, rules_of(own.strategy)), own.workload
+    layout, read = ShardingContext(reference.mesh, rules_of(reference.strategy)), reference.workload
     if is_saved:
-        layout = in_order(layout, read.config, own.strategy)
+        layout = in_order(layout, read.config, reference.strategy)
     declared = parameters(padded(read.config, layout.mesh, layout.rules))
     vectors = {path for path, parameter in leaves(declared) if parameter.role == "vector"}
     params = abstract(declared, mesh, layout, read.compute_dtype)
@@ -91,22 +91,22 @@ def abstract_reference(
     return map_leaves(stored, params)
 
 
-def to_reference(params: Any, own: ReferencePass, mesh: Mesh) -> Any:
-    """Convert parameters from the form of files to that of `abstract_reference`. Call under `jax.set_mesh`."""
-    layout, model = ShardingContext(own.mesh, rules_of(own.strategy)), own.workload.config
-    if in_order(layout, model, own.strategy) == layout:
+def to_reference(params: Any, reference: ReferencePass, mesh: Mesh) -> Any:
+    """Convert parameters as files store them to those of `abstract_reference`. Call under `jax.set_mesh`."""
+    layout, model = ShardingContext(reference.mesh, rules_of(reference.strategy)), reference.workload.config
+    if in_order(layout, model, reference.strategy) == layout:
         return params
-    wanted = abstract_reference(own, mesh)
-    return jax.jit(lambda params: to_stage_layout(params, wanted, model, layout, own.strategy))(params)
+    wanted = abstract_reference(reference, mesh)
+    return jax.jit(lambda params: to_stage_layout(params, wanted, model, layout, reference.strategy))(params)
 
 
-def to_saved(params: Any, own: ReferencePass, mesh: Mesh) -> Any:
-    """Convert parameters of `abstract_reference` to the form of files: the inverse of `to_reference`."""
-    layout, model = ShardingContext(own.mesh, rules_of(own.strategy)), own.workload.config
-    if in_order(layout, model, own.strategy) == layout:
+def to_saved(params: Any, reference: ReferencePass, mesh: Mesh) -> Any:
+    """Convert parameters of `abstract_reference` to those that files store: the inverse of `to_reference`."""
+    layout, model = ShardingContext(reference.mesh, rules_of(reference.strategy)), reference.workload.config
+    if in_order(layout, model, reference.strategy) == layout:
         return params
-    wanted = abstract_reference(own, mesh, is_saved=True)
-    return jax.jit(lambda params: to_order(params, wanted, model, layout, own.strategy))(params)
+    wanted = abstract_reference(reference, mesh, is_saved=True)
+    return jax.jit(lambda params: to_order(params, wanted, model, layout, reference.strategy))(params)
 
 
 def lower_reference_step(mesh: Mesh, *, workload: dict[str, Any], strategy: dict[str, Any]) -> jax.stages.Lowered:
@@ -120,15 +120,15 @@ def lower_reference_step(mesh: Mesh, *, workload: dict[str, Any], strategy: dict
     read, way = workload_from_data(workload), strategy_from_data(strategy)
     shape = MeshShape(**mesh.shape)
     check_reference(read, way.reference_mesh or shape, way, runs=True)
-    if (own := reference_pass(read, way.reference_mesh or shape, way)) is None:
+    if (reference := reference_pass(read, way.reference_mesh or shape, way)) is None:
         raise MeshwrightError("this step runs no reference")
     with jax.set_mesh(mesh):
-        params = abstract_reference(own, mesh, base=read.quantize_base)
-        return reference_step(own).lower(params, text_batch(own, mesh))
+        params = abstract_reference(reference, mesh, base=read.quantize_base)
+        return reference_step(reference).lower(params, text_batch(reference, mesh))
 
 
-def text_batch(own: ReferencePass, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+def text_batch(reference: ReferencePass, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the arrays of the reference's batch, {name: shape, dtype and sharding}; see `reference_step`."""
-    layout = ShardingContext(own.mesh, rules_of(own.strategy))
-    batch = abstract_batch(own.workload, layout, mesh, own.strategy)
+    layout = ShardingContext(reference.mesh, rules_of(reference.strategy))
+    batch = abstract_batch(reference.workload, layout, mesh, reference.strategy)
     return {name: batch[name] for name in ("tokens", "targets", "weights", "positions") if name in batch}

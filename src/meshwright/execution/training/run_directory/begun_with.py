@@ -16,20 +16,20 @@ from meshwright.planning.options import STRATEGY_OPTIONS, read_model
 from meshwright.planning.plan import Plan, is_plan_file
 
 
-def check_begun_with(what: PlanLike, said: Mapping[str, Any], before: RunConfig, directory: Path) -> dict[str, Any]:
+def check_begun_with(what: PlanLike, options: Mapping[str, Any], before: RunConfig, directory: Path) -> dict[str, Any]:
     """Raise a `MeshwrightError` if a run was started with another model or other weights than those of a command.
 
     Args:
         what: the model or plan of the command.
-        said: the options of the command, by name.
+        options: the options of the command, by name.
         before: the config of the run.
 
     Returns:
-        The options that the caller must still compare with the run's: the rest of `said`, and those of a plan.
+        The options that the caller must still compare with the run's: the rest of `options`, and those of a plan.
     """
-    said = dict(said)
-    source = find_pretrained(what, said.pop("weights", None), from_scratch=said.pop("from_scratch", False))
-    adapter = said.pop("adapter", None)
+    options = dict(options)
+    source = find_pretrained(what, options.pop("weights", None), from_scratch=options.pop("from_scratch", False))
+    adapter = options.pop("adapter", None)
     begun_with = source._asdict() | {"adapter": adapter and Path(adapter).absolute()}
     for name, path in begun_with.items():
         now, then = path and str(path), getattr(before, name)
@@ -38,19 +38,19 @@ def check_begun_with(what: PlanLike, said: Mapping[str, Any], before: RunConfig,
                 f"{name} is {now or 'none'}; {directory} was begun with {then or 'none'}, and only a new run can have"
                 " another"
             )
-    if said.get("remat") == "auto":  # The run keeps the remat policy that the planner chose when it started.
-        del said["remat"]
+    if options.get("remat") == "auto":  # The run keeps the remat policy that the planner chose when it started.
+        del options["remat"]
     if isinstance(what, Plan) or (isinstance(what, (str, Path)) and is_plan_file(what)):
         plan = plan_to_run(what, {})
-        model, said = plan.workload.model, _of_workload(plan.workload) | said
+        model, options = plan.workload.model, _of_workload(plan.workload) | options
         if plan.mesh == before.mesh:  # On another mesh only the run's own strategy may be valid.
             strategy = {name: getattr(plan.strategy, name) for name in STRATEGY_OPTIONS}
-            said = {name: value for name, value in strategy.items() if value is not None} | said
+            options = {name: value for name, value in strategy.items() if value is not None} | options
     elif isinstance(what, Workload):
-        model, said = what.model, _of_workload(what) | said
+        model, options = what.model, _of_workload(what) | options
     else:
         # Adapters are among the remaining options.
-        model = replace(read_model(what, said.pop("num_layers", None)), lora=before.workload.config.lora)
+        model = replace(read_model(what, options.pop("num_layers", None)), lora=before.workload.config.lora)
     ours = before.workload.model
     if model != ours:
         names = [name for name in vars(ours) if getattr(model, name, None) != getattr(ours, name)]
@@ -58,7 +58,7 @@ def check_begun_with(what: PlanLike, said: Mapping[str, Any], before: RunConfig,
             f"{name} is {getattr(ours, name)!r} there, {getattr(model, name, None)!r} here" for name in names
         )
         raise MeshwrightError(f"{directory} is a run of another model than {model.name}: {differ}; -o starts another")
-    return said
+    return options
 
 
 def _of_workload(workload: Workload) -> dict[str, Any]:

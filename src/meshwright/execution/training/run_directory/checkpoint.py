@@ -175,7 +175,7 @@ class Checkpoints:
         return None if self._finishing is None or self._finishing.is_alive() else self.wait()
 
     def wait(self) -> float | None:
-        """Wait for a pending write, then return the same as `check`."""
+        """Wait for a pending write. Return the seconds since its `save`; None if none was pending."""
         if self._finishing is None:
             return None
         self._finishing.join()

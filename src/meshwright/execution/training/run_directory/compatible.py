@@ -67,7 +67,7 @@ def config_differences(config: RunConfig, checkpoint: Mapping[str, Any]) -> list
 
 
 def other_settings(config: RunConfig, checkpoint: Mapping[str, Any]) -> list[str]:
-    """Return a line for each other setting whose value in the checkpoint's config differs."""
+    """Return a line for each setting that differs from the checkpoint's config and is not in `config_differences`."""
     before, after = (_flat(each.to_json(), "") for each in (config_from_data(checkpoint), config))
     return [
         f"{path} is {now!r}, and was {before.get(path)!r} when the checkpoint was written"

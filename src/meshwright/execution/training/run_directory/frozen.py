@@ -36,7 +36,7 @@ def saved_parts(config: RunConfig, state: State) -> State:
 
 
 def abstract_parts(config: RunConfig, wanted: State, mesh: Mesh) -> State:
-    """Return what `saved_parts` returns for a state, as shapes, dtypes and shardings. wanted: the abstract state."""
+    """Return what `saved_parts` returns for the abstract state `wanted`, as shapes, dtypes and shardings."""
     if not (frozen := config.workload.frozen_paths):
         return wanted
     trained = drop_paths(wanted["params"], frozen)

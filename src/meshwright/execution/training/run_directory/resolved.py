@@ -29,7 +29,7 @@ _HEAD = "# What began this run, for `meshwright train --config`; what is not her
 
 
 def resolved_yaml(config: RunConfig) -> str | None:
-    """Return the text of the file.
+    """Return the text of a run's `resolved.yaml`.
 
     None if no options describe the run: its model was given as an object, or its plan file has changed since.
     """

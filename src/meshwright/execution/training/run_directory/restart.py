@@ -168,7 +168,7 @@ def begin_directory(
 
 
 def end_failed_start(directory: Path, start: int) -> None:
-    """Delete the files of a new run that failed in its first step, without a checkpoint."""
+    """Delete the files of a new run (`start` is 0) that failed in its first step, without a checkpoint."""
     if not is_first_process() or start or Checkpoints(directory).steps or len(read_metrics(directory)) > 1:
         return
     for name in ("config.json", "metrics.jsonl", "resolved.yaml"):
@@ -180,7 +180,7 @@ def end_failed_start(directory: Path, start: int) -> None:
 def what_is_left(config: RunConfig, directory: Path, how: str = "--resume") -> str:
     """Return a text for errors: the last checkpoint of a stopped run, and the command that continues from it.
 
-    how: the options of the command.
+    how: the options with which the command continues the run.
     """
     hint = "" if config.saving.every else " (--save-every N, or a time as 30m, writes some on the way)"
     return describe_left(directory, f"`meshwright train {shlex.quote(str(directory))} {how}`", hint)
@@ -255,7 +255,9 @@ def first_state(
 def _restored(
     config: RunConfig, kept: State, layout: ShardingContext, mesh: Mesh, checkpoints: Checkpoints, start: int
 ) -> State:
-    """Return the state of a checkpoint, with the arrays of the abstract state `kept`, but without frozen parameters.
+    """Return the state in the checkpoint of step `start`, which has no frozen parameters.
+
+    kept: the abstract state, whose shapes, dtypes and shardings the arrays get.
 
     Dtypes and the optimizer may differ from the checkpoint's. If only one of the two has float32 copies of parameters,
     parameters are read from the copies, or copies from the parameters. Moments of another optimizer are not read: the

@@ -119,7 +119,7 @@ def resumed_run(
 
 
 def _change(
-    said: Mapping[str, Any],
+    options: Mapping[str, Any],
     before: RunConfig,
     directory: Path,
     *,
@@ -130,14 +130,14 @@ def _change(
     """Return a line for each changed setting; raise one `MeshwrightError` that lists all changes that are not allowed.
 
     Args:
-        said: the options of the command, by name.
+        options: the options of the command, by name.
         before: the config of the run.
         num_devices: number of devices of the resumed run.
         is_allowed: whether settings that checkpoints do not depend on may change.
         allow: kinds of checkpoint differences to accept (`compatible.ALLOWED`).
     """
-    after, lines, refused = _with(said, before, num_devices), [], []
-    for name in said:
+    after, lines, refused = _with(options, before, num_devices), [], []
+    for name in options:
         old, new = option_value(name, before), option_value(name, after)
         if old == new:
             continue
@@ -178,25 +178,25 @@ def option_value(name: str, config: RunConfig) -> Any:
     return getattr(workload, "compute_dtype" if name == "dtype" else name)
 
 
-def _with(said: Mapping[str, Any], before: RunConfig, num_devices: int) -> RunConfig:
-    """Return a config with the values of the options `said`."""
-    workload = _workload(said, before.workload)
-    strategy = {name: value for name, value in said.items() if name in STRATEGY_OPTIONS}
+def _with(options: Mapping[str, Any], before: RunConfig, num_devices: int) -> RunConfig:
+    """Return the config `before` with the values of `options`."""
+    workload = _workload(options, before.workload)
+    strategy = {name: value for name, value in options.items() if name in STRATEGY_OPTIONS}
     fields = read_strategy(strategy, num_devices)
     if fields.get("sp_method", "gather") != "gather":
         fields.setdefault("attention", "flash")
     config = replace(before, workload=workload, strategy=replace(before.strategy, **fields))
-    return with_settings(config, {name: value for name, value in said.items() if name in SETTINGS})
+    return with_settings(config, {name: value for name, value in options.items() if name in SETTINGS})
 
 
-def _workload(said: Mapping[str, Any], before: Workload) -> Workload:
-    """Return a workload with the values of the options `said`."""
-    if "batch" in said and "batch_tokens" in said:
+def _workload(options: Mapping[str, Any], before: Workload) -> Workload:
+    """Return the workload `before` with the values of `options`."""
+    if "batch" in options and "batch_tokens" in options:
         raise MeshwrightError("--batch and --batch-tokens say the same thing; leave one out")
     counts = {
-        name: read_count(name, said[name])
+        name: read_count(name, options[name])
         for name in ("batch", "batch_tokens", "seq_len", "num_layers")
-        if name in said
+        if name in options
     }
     seq_len = counts.get("seq_len", before.seq_len)
     check_positions(before.model, seq_len)
@@ -205,23 +205,23 @@ def _workload(said: Mapping[str, Any], before: Workload) -> Workload:
     if (tokens := counts.get("batch_tokens", batch * each)) % each:
         raise MeshwrightError(f"batch_tokens is {tokens}, not a multiple of {each}")
     model = replace(before.config, num_layers=counts["num_layers"]) if "num_layers" in counts else before.config
-    if adapters := {name: said[name] for name in LORA_OPTIONS if name in said}:
+    if adapters := {name: options[name] for name in LORA_OPTIONS if name in options}:
         own = {f"lora_{name}": value for name, value in vars(model.lora).items()} if model.lora else {}
         model = read_adapters(replace(model, lora=None), own | adapters)
     return replace(
         before,
         model=model,
-        frozen=read_names(said["freeze"]) if "freeze" in said else before.frozen,
+        frozen=read_names(options["freeze"]) if "freeze" in options else before.frozen,
         batch=tokens // each,
         seq_len=seq_len,
-        compute_dtype=said.get("dtype", before.compute_dtype),
-        param_dtype=said.get("param_dtype", before.param_dtype),
-        remat=said.get("remat", before.remat),
-        packed=said.get("packed", before.packed),
-        quantize_base=said.get("quantize_base", before.quantize_base),
-        z_loss=said.get("z_loss", before.z_loss),
-        objective=said.get("objective", before.objective),
-        reference=said.get("reference", before.reference),
+        compute_dtype=options.get("dtype", before.compute_dtype),
+        param_dtype=options.get("param_dtype", before.param_dtype),
+        remat=options.get("remat", before.remat),
+        packed=options.get("packed", before.packed),
+        quantize_base=options.get("quantize_base", before.quantize_base),
+        z_loss=options.get("z_loss", before.z_loss),
+        objective=options.get("objective", before.objective),
+        reference=options.get("reference", before.reference),
     )
 
 

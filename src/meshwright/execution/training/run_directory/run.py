@@ -318,7 +318,7 @@ def _row_problem(row: Row) -> str:
 
 
 def _has_numbers(figures: object, fields: tuple[str, ...]) -> bool:
-    """Whether a value is an object that has these fields and only numbers; null is a number that was not finite."""
+    """Whether a value is an object that has these fields and only numbers, or null for a number that was not finite."""
     if not isinstance(figures, dict) or not figures.keys() >= set(fields):
         return False
     return all(isinstance(value, int | float | None) for value in figures.values())

@@ -112,7 +112,7 @@ def log_bad_step(directory: Path, row: Row, reason: str, batch: Mapping[str, Any
 
     Args:
         reason: why the step is bad.
-        batch: `seed`, and `items`: the numbers of the data rows that the step read, by source.
+        batch: what identifies the batch: `seed`, and `items`, {source: the numbers of its rows}.
     """
     finite = {name: row[name] for name in ("loss", "grad_norm") if math.isfinite(row.get(name, math.nan))}
     append_line(directory / FILE, json.dumps({"step": row["step"], "why": reason, **finite, **batch}))

@@ -160,13 +160,13 @@ class Optimizer:
         return self.learning_rate * (self.final_rate + (1 - self.final_rate) * kept)
 
 
-def check_optimizer_options(optimizer: Optimizer, said: Collection[str], strategy: Strategy, model: Model) -> None:
+def check_optimizer_options(optimizer: Optimizer, options: Collection[str], strategy: Strategy, model: Model) -> None:
     """Raise a `MeshwrightError` if an optimizer option has no effect, or its pattern matches no parameter of a model.
 
-    said: names of the settings that the user gave.
+    options: names of the options that the user gave.
     """
     ways = {"optimizer": strategy.optimizer, "lr_schedule": optimizer.schedule, "on_bad_step": strategy.on_bad_step}
-    for setting in said:
+    for setting in options:
         if setting in USED and not USED[setting] & {*ways.values()}:
             option = "optimizer" if USED[setting] & USED["b1"] else "lr_schedule"
             option = "on_bad_step" if "skip" in USED[setting] else option
@@ -175,9 +175,9 @@ def check_optimizer_options(optimizer: Optimizer, said: Collection[str], strateg
                 f" {' or '.join(sorted(USED[setting]))}: leave it out"
             )
     paths = [path for path, _ in leaves(parameters(model))]
-    if "no_decay" in said:
+    if "no_decay" in options:
         check_patterns("no_decay", optimizer.no_decay, paths)
-    if "rate" in said:
+    if "rate" in options:
         check_patterns("rate", [pattern for pattern, _ in optimizer.factors], paths)
 
 

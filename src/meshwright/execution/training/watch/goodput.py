@@ -1,7 +1,7 @@
 """Goodput: how the time of a run was used, over all its restarts.
 
 Each second from the start of the first process to the last row (the measurements of one step) counts in one of
-`ACCOUNTS`, e.g. `steps`, `saving` or `down`.
+the accounts (categories of time, `ACCOUNTS`), e.g. `steps`, `saving` or `down`.
 The events are those of AXLearn (https://github.com/apple/axlearn, `axlearn/cloud/gcp/measurement.py`); the accounts of
 lost time are the badput categories of Google's ml-goodput-measurement.
 """
@@ -39,7 +39,7 @@ _OF_ROWS = {
 
 
 def goodput(rows: Sequence[Row], restarts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return {account: seconds} of a run. The sum is the time from its first start to its last row.
+    """Return {account of `ACCOUNTS`: seconds of a run}. The sum is the time from its first start to its last row.
 
     Args:
         rows: the rows of `metrics.jsonl`. Rows without times, from early versions, are ignored.

@@ -230,7 +230,7 @@ def read_profile(directory: Path) -> Profile | None:
 def find_profile(directory: Path, config: RunConfig) -> tuple[Profile | None, str]:
     """Return (profile of a run, "") if it is for the config's mesh and hardware, else (None, reason).
 
-    The reason is empty if there is no profile, or it is for another mesh. It says what is wrong with a damaged file.
+    The reason is what is wrong with a damaged file. It is empty if the run has no profile, or one for another mesh.
     """
     try:
         profile = read_profile(directory)
