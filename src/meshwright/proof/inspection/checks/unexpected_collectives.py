@@ -107,6 +107,7 @@ class UnexpectedCollective(Finding):
 
     @property
     def is_at_one_line(self) -> bool:
+        """Whether shardings that do not fit an op move its data: forward and backward are one mistake."""
         return self.because in (UnexpectedBecause.MOVES_SPLIT, UnexpectedBecause.REARRANGES)
 
     @property
