@@ -264,7 +264,7 @@ def serve(trial: Trial, count: int) -> None:
     """A trial: a server, its answers alone, and one kind of trouble with so many requests."""
     trouble: Callable[..., Any] = trial.rng.choice((_load, _load, _flood, _drain, _kill_replica))
     rows = trial.rng.choice((4, 16))
-    more = ["--rows", str(rows), *trial.rng.choice(([], ["--no-prefix-cache"], ["--drafts", "3"]))]
+    more = ["--batch", str(rows), *trial.rng.choice(([], ["--no-prefix-cache"], ["--drafts", "3"]))]
     if trouble is not _kill_replica and trial.rng.random() < 0.5:
         more += ["--cache-tokens", str(2 * CONTEXT * 2)]  # So few pages that sequences are preempted.
     trial.do(f"{trouble.__name__.strip('_')}, {' '.join(more)}, {count} requests")

@@ -110,7 +110,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 def served(model: Path, on: str, mesh: str) -> Iterator[str]:
     """The address of a started server."""
     words = [sys.executable, "-m", "meshwright", "serve", str(model), "--on", on, "--mesh", mesh]
-    words += ["--rows", "4", "--context", str(CONTEXT), "--port", "0"]
+    words += ["--batch", "4", "--context", str(CONTEXT), "--port", "0"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None

@@ -87,7 +87,7 @@ def served() -> Iterator[int]:
     """The port of a server of its own."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-c", MAKE, f"{folder}/model"], env=ENVIRONMENT, check=True)
-        words = ["serve", f"{folder}/model", "--on", "cpu:1", "--port", "0", "--rows", "4", "--context", "1024"]
+        words = ["serve", f"{folder}/model", "--on", "cpu:1", "--port", "0", "--batch", "4", "--context", "1024"]
         server = subprocess.Popen(
             [sys.executable, "-m", "meshwright", *words], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
         )

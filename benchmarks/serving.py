@@ -92,7 +92,7 @@ async def take_turns(
     words = [sys.executable, __file__, "--raw", directory, "--mesh", mesh]
     alone = subprocess.Popen(words, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     words = [sys.executable, "-m", "meshwright", "serve", directory, "--on", "cpu:8", "--mesh", mesh, "--port", "0"]
-    words += ["--rows", "64", "--context", "128", "--no-prefix-cache", *options]
+    words += ["--batch", "64", "--context", "128", "--no-prefix-cache", *options]
     server = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
     assert alone.stdin is not None
     assert alone.stdout is not None

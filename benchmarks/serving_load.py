@@ -75,7 +75,7 @@ def main() -> None:
             env=os.environ | {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}, check=True,
         )  # fmt: skip
         words = [sys.executable, "-m", "meshwright", "serve", f"{folder}/tiny-1", "--on", args.on, "--mesh", args.mesh]
-        words += ["--rows", "64", "--context", str(CONTEXT), "--port", "0"]
+        words += ["--batch", "64", "--context", str(CONTEXT), "--port", "0"]
         words += ["--no-prefix-cache"] * args.no_prefix_cache
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:

@@ -9,6 +9,7 @@ CALLS = """
 0 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2 --json           | alternatives
 0 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2 --dtype int8     | int8
 2 | matmul                                                                                   | PRODUCT is missing
+2 | matmul plan.yaml                                                                         | `meshwright plan plan.yaml --ops` prints its matmuls
 0 | matmul 'A[I_X, J] @ B[J, K]'                                                             | I=8,192, J=8,192, K=8,192: the size of a dim that is left out
 0 | matmul 'A[I_X, J_Y] @ B[J_Y, K]' --on v5e:2x4                                            | X=4, Y=2: all devices
 0 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8                               | on is left out: cpu:4
@@ -183,6 +184,7 @@ CALLS = """
 2 | inspect :f --mesh dp=8                                                                   | is not module:function
 2 | inspect f: --mesh dp=8                                                                   | is not module:function
 2 | inspect os:getcwd --mesh dp=1000000                                                      | too many to simulate
+2 | inspect steps.ipynb                                                                      | %load_ext meshwright
 2 | inspect nowhere:f --mesh dp=8                                                            | nowhere
 2 | inspect list.json --mesh dp=8                                                            | not HLO text
 2 | inspect list.json --mesh dp=8 --axes auto                                                | --axes has no effect
@@ -304,7 +306,7 @@ CALLS = """
 2 | serve run --kv-dtype fp4                                                                 | --kv-dtype is 'fp4'
 2 | serve run --weight-dtype fp8                                                             | --weight-dtype is 'fp8'
 2 | serve run --timeout 0                                                                    | --timeout is 0.0
-2 | serve run --rows 0                                                                       | rows is 0
+2 | serve run --batch 0                                                                      | batch is 0
 2 | serve run --api-keys none                                                                | cannot read --api-keys none
 2 | serve run --api-keys empty                                                               | has no key
 2 | serve run --drafts 99                                                                    | num_drafts is 99

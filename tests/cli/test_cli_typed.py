@@ -153,8 +153,8 @@ OTHER_VALUES = {
     ("show", "--dims"): "I=16",
     ("bench-serve", "--rate"): "2",
     ("serve", "--limit"): "requests=2",
-    ("serve", "--rows"): "8",
-    ("generate", "--rows"): "8",
+    ("serve", "--batch"): "8",
+    ("generate", "--batch"): "8",
 } | {(name, "--mesh"): "X=2" for name in ("matmul", "collective", "show")}
 
 

@@ -43,14 +43,12 @@ def wait_until_idle(page: Page) -> None:
 
 def check_page(page: Page, *, most_tokens: int) -> None:
     """A chat of a few messages, each with what it shows."""
-    page.click("summary")
+    page.click("summary:text('Settings')")
     page.fill("#limit", str(most_tokens))
     page.fill("#temperature", "0")
-    page.click("summary")
+    page.click("summary:text('Settings')")
 
-    page.evaluate(
-        "new MutationObserver(seen => pieces += seen.length).observe(log, {characterData: true, subtree: true})"
-    )
+    page.evaluate("new MutationObserver(seen => pieces += seen.length).observe(log, {childList: true, subtree: true})")
     page.evaluate("pieces = 0")
     send(page, "Hello, <b>world</b>! Grüße 東京")
     assert page.inner_text(".user") == "Hello, <b>world</b>! Grüße 東京", "a message is shown as text, not as HTML"

@@ -125,7 +125,7 @@ def test_replicas_that_cannot_be_are_refused_in_a_line(words, said, capsys):
 
 @pytest.mark.matrix
 def test_a_killed_replica_costs_no_answer_and_is_started_again(tmp_path):
-    golden, words = np.load(LLAMA / "golden.npz"), ["--rows", "4", "--context", "64", "--chunk", "16", "--port", "0"]
+    golden, words = np.load(LLAMA / "golden.npz"), ["--batch", "4", "--context", "64", "--chunk", "16", "--port", "0"]
     command = [sys.executable, "-m", "meshwright", "serve", str(LLAMA), "--on", "cpu:4", "--mesh", "tp=2", *words]
     with (tmp_path / "stderr").open("w") as stderr:
         process = subprocess.Popen([*command, "--replicas", "2"], text=True, stdout=subprocess.PIPE, stderr=stderr)

@@ -57,7 +57,7 @@ def test_a_started_server_answers_openais_client_and_ends_after_its_last_answer(
         "cpu:2",
         "--mesh",
         "tp=2",
-        "--rows",
+        "--batch",
         "2",
         "--context",
         "1024",
@@ -128,7 +128,7 @@ def test_a_started_server_makes_what_transformers_makes(family, mesh):
     golden = np.load(GOLDENS / family / "golden.npz")
     prompts = [row[:length].tolist() for row, length in zip(golden["tokens"], golden["lengths"], strict=True)]
     wanted = golden["continuations"].tolist()
-    words = ["--on", "cpu:8", "--mesh", mesh, "--rows", "8", "--context", "64", "--chunk", "16"]
+    words = ["--on", "cpu:8", "--mesh", mesh, "--batch", "8", "--context", "64", "--chunk", "16"]
     with served(GOLDENS / family, *words) as (process, client), ThreadPoolExecutor(len(prompts)) as pool:
 
         def ask(prompt):

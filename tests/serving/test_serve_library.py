@@ -16,7 +16,7 @@ from meshwright.execution.models.generation.sampling import GREEDY
 from meshwright.serving.engine.request import Request
 
 PROMPT = "The mesh has 2 axes"
-SMALL = {"on": "cpu:2", "mesh": {"tp": 2}, "rows": 2, "context": 64, "page_size": 64, "chunk": 32, "port": 0}
+SMALL = {"on": "cpu:2", "mesh": {"tp": 2}, "batch": 2, "context": 64, "page_size": 64, "chunk": 32, "port": 0}
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +71,15 @@ def test_what_on_ready_raises_ends_the_server(directory):
     ("options", "said"),
     [
         ({"port": "8000"}, "--port is '8000'; it must be 0 to 65535"),
-        ({"grace": "soon"}, "--grace is 'soon'; it must be a number of seconds above 0"),
+        ({"grace": "soon"}, "grace is 'soon'; it is a number"),
         ({"kv_dtype": "fp4"}, "--kv-dtype is 'fp4'; it must be int8 or left out"),
-        ({"cors": 3}, "cors is 3; it is a text or a list of texts"),
+        ({"cors": 3}, "cors is 3; it is text or a list, of which each is text"),
         ({"limit": "tokens=3"}, "--limit has 'tokens=3'; write NAME=VALUE with one of"),
-        ({"row": 3}, "there is no option 'row'; did you mean rows?"),
+        ({"batches": 3}, "there is no option 'batches'; did you mean batch?"),
         ({"replicas": 2, "process_id": 1}, "process_id has no effect with replicas; leave it out"),
         ({"replicas": "2"}, "--replicas is '2'; it must be a whole number from 1"),
         ({"start_seconds": 3.0}, "--start-seconds goes with --coordinator"),
-        ({"rows": 0}, "rows is 0; it is 1 or more"),
+        ({"batch": 0}, "batch is 0; it is 1 or more"),
     ],
 )
 def test_a_wrong_option_is_one_error(directory, options, said):

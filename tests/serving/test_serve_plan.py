@@ -53,7 +53,7 @@ def test_int8_of_a_plan_is_that_of_the_server(served):
 
 
 def test_options_go_over_a_plan(served):
-    words = ["--mesh", "dp=4,tp=2", "--rows", "4", "--page-size", "8", "--dtype", "bf16"]
+    words = ["--mesh", "dp=4,tp=2", "--batch", "4", "--page-size", "8", "--dtype", "bf16"]
     _, found, settings = served(*words, output_len=16)
     assert (str(found.mesh), found.dtype) == ("dp=4,tp=2", "bf16")
     assert settings == EngineSettings(rows=4, context=64, page_size=8)

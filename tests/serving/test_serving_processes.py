@@ -59,7 +59,7 @@ def test_a_first_process_that_is_gone_ends_the_others():
         follow(far, lambda work: None)
 
 
-WORDS = ["serve", str(LLAMA), "--on", "cpu:4", "--mesh", "fsdp=2,tp=2", "--rows", "4", "--context", "64"]
+WORDS = ["serve", str(LLAMA), "--on", "cpu:4", "--mesh", "fsdp=2,tp=2", "--batch", "4", "--context", "64"]
 WORDS += ["--chunk", "16", "--port", "0"]
 HANGING = """
 import signal, sys, time

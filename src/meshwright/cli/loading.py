@@ -72,7 +72,9 @@ def byte_bar(what: str, total: float) -> Iterator[Callable[[int], None]]:
 def start_with_bar(engine: Engine) -> None:
     """Compile the programs of an engine and start it; a terminal shows a progress bar of the programs."""
     if not sys.stderr.isatty():
-        with waiting("compiling"):
+        model, layout = engine.model, engine.layout
+        size = f"{layout.shards * layout.rows} sequences of {layout.context} tokens"
+        with waiting(f"compiling {model.config.name} for {size}, {model.mesh_shape} on {model.system}"):
             engine.start()
         return
     columns = TextColumn("compiling"), BarColumn(), MofNCompleteColumn()

@@ -14,6 +14,7 @@ from meshwright.cli.kept import mesh_degrees
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.cli.words.spell import spelled
+from meshwright.errors import MeshwrightError
 from meshwright.options.declare import Json, option, positional
 from meshwright.options.values import read_count
 from meshwright.pictures.answers.answer import write_picture
@@ -22,6 +23,8 @@ from meshwright.pictures.answers.collective import KINDS
 from meshwright.pictures.answers.matmul import MOST_SHOWN, Matmul, matmul
 from meshwright.pictures.answers.matmul_run import MOST_DEVICES, check_simulated, run_product
 from meshwright.pictures.text import next_line
+from meshwright.planning.files import is_run_directory
+from meshwright.planning.plan import is_plan_file
 from meshwright.support.files import check_output
 from meshwright.units import show_mesh
 
@@ -65,6 +68,11 @@ def run(args: Args) -> int:
     """Print the times of the matmul; with --run, run it."""
     if args.product == "cases":
         return _run_cases(args)
+    if is_plan_file(args.product) or is_run_directory(args.product):
+        raise MeshwrightError(
+            f"{args.product} is a plan or a run, whose mesh is taken by --mesh {args.product}; `meshwright plan"
+            f" {args.product} --ops` prints its matmuls"
+        )
     is_run, as_json = args.run, args.json
     degrees = None if args.mesh is None else mesh_degrees(args.mesh)
     product, dims, on, dtype = args.product, args.dims, args.on, args.dtype

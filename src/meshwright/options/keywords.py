@@ -279,13 +279,13 @@ class ServeOptions(TypedDict, total=False):
     name: str | None
     """The model's name in the API. Default: the name of its directory."""
     plan: str | Path | None
-    """A serving plan (plan --serve decode -o FILE), for --on, --mesh, --rows, --context, --cache and dtypes."""
-    rows: int | None
+    """A serving plan (plan --serve decode -o FILE), for --on, --mesh, --batch, --context, --cache and dtypes."""
+    batch: int | None
     """The maximum number of sequences in the batch, over all devices. Default: 64."""
     context: int | None
     """The maximum tokens of a prompt and its completion. Default: the model's context, at most 4096."""
     cache_tokens: int | None
-    """The capacity of the KV cache in tokens. Default: the most that memory allows, up to rows times context."""
+    """The capacity of the KV cache in tokens. Default: the most that memory allows, up to batch times context."""
     page_size: int | None
     """The tokens of a page of the KV cache. Default: 16."""
     cache: CacheSplit | None

@@ -109,13 +109,13 @@ class ServeArgs(ModelArgs):
     name: Annotated[str | None, option("NAME")] = None
     """The model's name in the API. Default: the name of its directory."""
     plan: Annotated[Path | None, option("FILE")] = None
-    """A serving plan (plan --serve decode -o FILE), for --on, --mesh, --rows, --context, --cache and dtypes."""
-    rows: Annotated[int | None, option("N")] = None
+    """A serving plan (plan --serve decode -o FILE), for --on, --mesh, --batch, --context, --cache and dtypes."""
+    batch: Annotated[int | None, option("N")] = None
     """The maximum number of sequences in the batch, over all devices. Default: 64."""
     context: Annotated[int | None, option("N")] = None
     """The maximum tokens of a prompt and its completion. Default: the model's context, at most 4096."""
     cache_tokens: Annotated[int | None, option("N")] = None
-    """The capacity of the KV cache in tokens. Default: the most that memory allows, up to rows times context."""
+    """The capacity of the KV cache in tokens. Default: the most that memory allows, up to batch times context."""
     page_size: Annotated[int | None, option("N")] = None
     """The tokens of a page of the KV cache. Default: 16."""
     cache: Annotated[CacheSplit | None, option("heads|batch|sequence")] = None

@@ -41,7 +41,7 @@ def options_of_plan(plan: ServingPlan, path: Path, typed: Collection[str]) -> di
     """
     serving = plan.serving
     options: dict[str, Any] = {
-        "on": plan.system, "rows": plan.batch, "context": serving.context, "page_size": serving.page_size,
+        "on": plan.system, "batch": plan.batch, "context": serving.context, "page_size": serving.page_size,
         "dtype": serving.compute_dtype,
     }  # fmt: skip
     if "mesh" not in typed:

@@ -45,7 +45,7 @@ from meshwright.serving.http.service import ServerState, Service
 from meshwright.serving.plan import check_model, options_of_plan, read_decode_plan
 
 PLAN_OPTIONS = (
-    "on", "mesh", "dtype", "rows", "context", "page_size", "cache", "kv_dtype", "weight_dtype", "adapter_slots",
+    "on", "mesh", "dtype", "batch", "context", "page_size", "cache", "kv_dtype", "weight_dtype", "adapter_slots",
     "adapter_rank",
 )  # fmt: skip
 """Options that a serving plan can set."""
@@ -145,7 +145,7 @@ def _find_models(args: ServeArgs) -> tuple[Found, Found | None, EngineSettings]:
     if plan is not None and args.plan is not None:
         options |= options_of_plan(plan, args.plan, options)
     settings = EngineSettings(
-        rows=options.get("rows"),
+        rows=options.get("batch"),
         context=options.get("context"),
         page_size=options.get("page_size", EngineSettings.page_size),
         cache_tokens=args.cache_tokens,

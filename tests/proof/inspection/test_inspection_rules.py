@@ -168,3 +168,23 @@ def test_what_one_missing_constraint_gathers_is_one_finding(is_scanned):
     # The loop's body, which then runs for the whole batch, counts as work of this finding.
     assert is_scanned or found.elsewhere
     assert not found.elsewhere or f"the same at {len(found.elsewhere)} other line" in found.evidence
+
+
+def test_data_that_follow_a_lookup_and_back_in_the_backward_pass_are_one_finding():
+    """The table's columns are split over the axis of the batch: rows and their gradients each move in an all-to-all."""
+    mesh = mesh_of(fsdp=4, tp=2)
+
+    def loss(table, tokens):
+        rows = jax.lax.with_sharding_constraint(table[tokens], jax.NamedSharding(mesh, P("fsdp")))
+        return (jnp.sin(rows) ** 2).mean()
+
+    def step(table, tokens):
+        return table - 0.1 * jax.grad(loss)(table, tokens)
+
+    arguments = planted.array(mesh, (512, 256), "tp", "fsdp"), planted.array(mesh, (16, 128), "fsdp", dtype=jnp.int32)
+    report = meshwright.inspect(jax.jit(step, donate_argnums=0), *arguments)
+    moved = [one for one in report.collectives if one.kind == "all-to-all"]
+    assert {one.phase for one in moved} == {"forward", "backward"}
+    (found,) = report.findings
+    assert found.bytes == sum(one.bytes for one in moved)
+    assert "other line" not in found.evidence

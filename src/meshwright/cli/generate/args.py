@@ -31,7 +31,7 @@ class Args(LoadArgs):
     """Answers to --data, an object a line. A second call continues with unanswered lines."""
     bad_data: Annotated[Rule, option("error|skip")] = "error"
     """For a line of --data that is not a prompt: stop before the first answer, or skip and count it."""
-    rows: Annotated[int | None, option("N")] = None
+    batch: Annotated[int | None, option("N")] = None
     """Maximum number of texts generated at once with --data, over all devices. Default: 64."""
     context: Annotated[int | None, option("N")] = None
     """Maximum tokens of a prompt and its answer with --data. Default: the trained length, at most 4096."""

@@ -93,7 +93,7 @@ def run(args: Args) -> int:
     _note_length(found, model, prompt_len + args.num_tokens)
     if args.mesh is None:
         note_advised_mesh(found, len(rows))
-    with waiting("compiling"):
+    with waiting(f"compiling {model.config.name} on {model.mesh_shape} for {model.system}"):
         model.compile(rows, **options)
     texts, measured = _write(model, rows, options, streams=not as_json and len(rows) == 1)
     planned = _planned(model, len(rows), prompt_len, args.num_tokens)

@@ -37,7 +37,7 @@ def answer_data(args: Args, data: Path) -> int:
         from meshwright.serving.offline import PromptFile, answer_file
 
     output, rule, as_chat, compile_cache = args.output, args.bad_data, args.chat, args.compile_cache
-    settings = EngineSettings(rows=args.rows, context=args.context)
+    settings = EngineSettings(rows=args.batch, context=args.context)
     request = Request(
         prompt=(),
         max_tokens=args.num_tokens,

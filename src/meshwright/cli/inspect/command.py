@@ -138,6 +138,11 @@ def _inspection(args: Args) -> Inspection:
             return inspect(plan, effort=effort, **options)
     script = read_script(args.subject)
     is_run = script is not None and not script.takes_mesh(has_mesh=args.mesh is not None)
+    if args.subject.endswith(".ipynb"):
+        raise MeshwrightError(
+            f"{args.subject} is a notebook; a cell of it inspects a call: %load_ext meshwright, then %inspect"
+            " step(state, batch)"
+        )
     if args.mesh is None and not is_run:
         raise MeshwrightError("--mesh is missing; it has every axis of the program, as dp=2,fsdp=4")
     mesh = None if args.mesh is None else parse_axes(args.mesh)

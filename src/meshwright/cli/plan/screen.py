@@ -211,7 +211,8 @@ def _print_candidates(ranking: Ranking) -> None:
         print(folded("run as: remat policy, m microbatches, v virtual stages, z ZeRO stage where it is not 3"))
     meshes = f"{ranking.num_meshes:,} mesh{'es' if ranking.num_meshes > 1 else ''}"
     configurations = show_count(ranking.num_candidates, "configuration")
-    print(folded(f"searched {meshes}, {configurations}; {ranking.num_priced:,} were predicted in full"))
+    were = "was" if ranking.num_priced == 1 else "were"
+    print(folded(f"searched {meshes}, {configurations}; {ranking.num_priced:,} {were} predicted in full"))
 
 
 def _print_evidence(plan: Plan) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "meshwright serve Llama-3.2-1B-Instruct --on cpu:8 --mesh tp=8",
-    "meshwright serve runs/tiny --port 0 --rows 8 --context 256",
+    "meshwright serve runs/tiny --port 0 --batch 8 --context 256",
     "meshwright serve Qwen3-8B --plan serve.yaml",
     "meshwright serve Qwen3-8B --on h100:8 --mesh tp=4 --replicas 2",
     "meshwright serve Qwen3-8B --on v5e:2x4 --mesh tp=8 --kv-dtype int8 --drafts 4",

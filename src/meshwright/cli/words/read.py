@@ -32,6 +32,7 @@ NEW_NAMES = {
     "--overlaps-tp": "--collective-matmul",
     "--no-overlaps-tp": "no --collective-matmul",
     "--compute-dtype": "--dtype",
+    "--rows": "--batch N",
 }
 """Renamed options, with the text to type now."""
 

@@ -110,6 +110,11 @@ class Finding(ABC):
         return False
 
     @property
+    def is_at_one_line(self) -> bool:
+        """Whether findings at one line are merged even if their scopes differ."""
+        return False
+
+    @property
     def line(self) -> str:
         """The file:line of its source, without scopes."""
         return self.source.partition(" ")[0]

@@ -91,7 +91,7 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
     merged: dict[object, Finding] = {}
     for finding in _found(context):
         same = tuple(getattr(finding, name) for name in finding.merged_by)
-        place = "" if finding.is_one_everywhere else finding.source
+        place = "" if finding.is_one_everywhere else _line(finding.source) if finding.is_at_one_line else finding.source
         key = (type(finding), place, *same) if place or finding.is_one_everywhere else finding
         merged[key] = _merge(merged[key], finding) if key in merged else finding
     causes = _without_consequences(list(merged.values()))
@@ -193,5 +193,10 @@ def _merge(first: Finding, other: Finding) -> Finding:
         larger,
         bytes=first.bytes + other.bytes,
         cost_seconds=(first.cost_seconds or 0.0) + (other.cost_seconds or 0.0) if known else None,
-        elsewhere=tuple(place for place in places if place and place != larger.source),
+        elsewhere=tuple(place for place in places if place and _line(place) != _line(larger.source)),
     )
+
+
+def _line(source: str) -> str:
+    """Return the file:line of a source; a source of scopes alone as it is."""
+    return source if source.startswith("(") else source.partition(" ")[0]

@@ -61,7 +61,8 @@ class EngineSettings:
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < least:
-                raise MeshwrightError(f"{name} is {value}; it is {least} or more")
+                named = "batch" if name == "rows" else name  # The option's name, also in serving plans.
+                raise MeshwrightError(f"{named} is {value}; it is {least} or more")
         if self.num_drafts > 16:
             raise MeshwrightError(f"num_drafts is {self.num_drafts}; it is at most 16, as most drafts are wrong soon")
 

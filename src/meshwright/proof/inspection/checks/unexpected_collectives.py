@@ -84,7 +84,7 @@ class UnexpectedCollective(Finding):
     """A collective that was not requested. primitive: the JAX primitive that needs it."""
 
     kind = FindingKind.UNPLANNED_COLLECTIVE
-    merged_by = ("because", "conflict")
+    merged_by = ("conflict",)
 
     collective: Kind
     array: str
@@ -96,10 +96,19 @@ class UnexpectedCollective(Finding):
 
     @property
     def conflict(self) -> tuple[str, ...]:
-        """Figures that are equal for collectives which one mistake at a source line causes, so that they are merged."""
-        if self.because in (UnexpectedBecause.REARRANGES, UnexpectedBecause.NEEDS_WHOLE):
-            return (self.primitive,)
-        return (self.primitive, *self.axes) if self.because == UnexpectedBecause.GATHERS_BATCH else ()
+        """Figures that are equal for collectives which one mistake at a source line causes, so that they are merged.
+
+        Data that follow an op there and, in the backward pass, back are one conflict of shardings.
+        """
+        if self.is_at_one_line:
+            return ("shardings",)
+        batch = self.axes if self.because == UnexpectedBecause.GATHERS_BATCH else ()
+        return (self.because, "" if self.because == UnexpectedBecause.NOT_EXPECTED else self.primitive, *batch)
+
+    @property
+    def is_at_one_line(self) -> bool:
+        """Whether shardings that do not fit an op move its data: forward and backward are one mistake."""
+        return self.because in (UnexpectedBecause.MOVES_SPLIT, UnexpectedBecause.REARRANGES)
 
     @property
     def is_of_shardings(self) -> bool:
