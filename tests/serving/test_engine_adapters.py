@@ -236,7 +236,7 @@ def test_an_adapter_with_whole_modules_or_without_files_is_refused(engine, direc
 def test_what_slots_have_no_room_for_is_refused_in_a_line(saved, tmp_path):
     table = AdapterTable(replace(SETTINGS, adapter_ends=("unembedding",)).with_slots(TINY), MeshShape())
     with pytest.raises(
-        MeshwrightError, match="one has an adapter of the embedding, for which the slots of this server"
+        MeshwrightError, match="one has an adapter of the embedding, for which this server's slots have no space"
     ):
         table.read("one", saved(TINY) / "one")
     save_adapter(tmp_path / "dora", TINY, 0, rank=2, dora=True)

@@ -7,7 +7,8 @@ import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from functools import cache
-from typing import Any, Union, get_args, get_type_hints
+from types import NoneType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from meshwright.errors import MeshwrightError, did_you_mean
 from meshwright.options import keywords
@@ -27,24 +28,27 @@ def given(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
             raise MeshwrightError(f"there is no option {name!r}; {hint or 'options are ' + ', '.join(names)}")
     found = {name: value for name, value in options.items() if value is not None}
     for name in found.keys() & _types().keys():
+        value = found[name]
         # NumPy's whole numbers are no int.
-        value = operator.index(found[name]) if hasattr(found[name], "__index__") else found[name]
-        check_value(name, found[name] if isinstance(found[name], bool) else value, _types()[name])
+        is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
+        check_value(name, operator.index(value) if is_whole else value, _types()[name])
     return found
 
 
 @cache
 def _types() -> Mapping[str, Any]:
-    """Return the types of options by name; those of counts, meshes and hardware are left to the functions that read
-    these, whose messages say more.
+    """Return the types of options by name, without None.
+
+    Counts, meshes and hardware are left out: the functions that read these have messages that say more.
     """
-    found: dict[str, Any] = {}
+    members: dict[str, list[Any]] = {}
     for kind in vars(keywords).values():
         if isinstance(kind, type) and kind.__module__ == keywords.__name__:
             for name, hint in get_type_hints(kind).items():
-                found[name] = Union[found[name], hint] if name in found else hint  # noqa: UP007
+                own = (hint,) if get_origin(hint) is Literal else get_args(hint) or (hint,)
+                members.setdefault(name, []).extend(own)
     return {
-        name: hint
-        for name, hint in found.items()
-        if int not in (members := get_args(hint) or (hint,)) and not any(map(is_dataclass, members))
+        name: Union[tuple(one for one in own if one is not NoneType)]  # noqa: UP007
+        for name, own in members.items()
+        if int not in own and not any(map(is_dataclass, own))
     }

@@ -157,3 +157,6 @@ def test_other_shapes_and_explicit_meshes_are_refused():
             state,
             tokens(),
         )
+    one = jax.make_mesh((1,), ("x",), (jax.sharding.AxisType.Explicit,), devices=jax.devices()[:1])
+    with jax.set_mesh(one), pytest.raises(mw.MeshwrightError, match="was traced in"):
+        applied("dp=2")

@@ -122,6 +122,13 @@ class Applied:
     layout: Layout
     mesh: Mesh | AbstractMesh
 
+    def __post_init__(self) -> None:
+        if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
+            raise MeshwrightError(
+                "the function was traced in jax.set_mesh of a mesh with explicit axes, and its ops are of that mesh:"
+                " plan or apply it outside of jax.set_mesh, or in a mesh with auto axes"
+            )
+
     def __str__(self) -> str:
         """The classes of dims, each with its mesh axes."""
         lines = [f"{','.join(self.layout.table.get(one.atom, ())) or '-':<10}{one}" for one in self.classes]

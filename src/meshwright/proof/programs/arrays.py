@@ -12,10 +12,7 @@ from numbers import Number
 from typing import Any
 
 import jax
-from jax.sharding import AxisType
 from jax.stages import Traced
-
-from meshwright.errors import MeshwrightError
 
 
 def is_array(leaf: Any) -> bool:
@@ -51,15 +48,7 @@ def trace_arrays(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[
     If any leaf of the arguments is neither an array nor a number, all leaves that are not arrays become constants: in
     such trees numbers are often settings. A jitted function is traced as it is, with its own static arguments.
     Arguments donated by a jitted function inside stay donated.
-
-    Raises:
-        MeshwrightError: a mesh with explicit axes is in use, which would be part of every traced op.
     """
-    if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
-        raise MeshwrightError(
-            "the function would be traced in jax.set_mesh of a mesh with explicit axes, and its ops would be of that mesh:"
-            " call outside of jax.set_mesh, or use a mesh with auto axes"
-        )
     if hasattr(function, "trace"):
         traced: Traced = function.trace(*args, **kwargs)  # type: ignore[attr-defined]
         return traced, Tree(jax.tree.structure(traced.out_info))
