@@ -83,7 +83,7 @@ class StrategyOptions(TypedDict, total=False):
     scores to memory (on TPUs flash, elsewhere scores).
     """
     sp_method: SequenceMethod | None
-    """Attention on a sequence split over sp; ring and ulysses imply --attention flash (gather)."""
+    """Attention on a sequence split over sp (gather). With ring and ulysses, --attention is flash."""
     tp_stream: TpStream | None
     """Between blocks, tp splits the residual stream along the sequence, or replicates it (split)."""
     collective_matmul: bool | None
@@ -170,11 +170,11 @@ class TrainOptions(PlanOptions, total=False):
     """Seed of the initial parameters and the order of the data. Default: 0."""
     data: str | Sequence[str] | None
     """Files (text, .jsonl, .parquet, .arrow), folders, patterns, or token stores of `tokenize`. Give each a weight, as
-    a.jsonl=0.7, or none of them. Default: the sources of Python's standard library.
+    a.jsonl=0.7, or none of them. Default: the .py files of Python's standard library.
     """
     fields: str | Sequence[str] | Mapping[str, str] | None
-    """The text of a record: + joins fields, commas separate parts, parts in [] have no loss: [question+prompt],answer;
-    for one source as qa.jsonl=[question],answer. Default: messages, input_ids or text, whichever the first
+    """Template of a record's text, as [question+prompt],answer: + joins fields, commas separate parts, and a part in
+    [] has no loss. FILE=TEMPLATE is for one source. Default: messages, input_ids or text, whichever the first
     record has.
     """
     rows: Literal["windows", "packed", "padded"] | None

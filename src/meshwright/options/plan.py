@@ -82,7 +82,7 @@ class StrategyArgs:
     scores to memory (on TPUs flash, elsewhere scores).
     """
     sp_method: Annotated[SequenceMethod | None, option("gather|ring|ulysses")] = None
-    """Attention on a sequence split over sp; ring and ulysses imply --attention flash (gather).
+    """Attention on a sequence split over sp (gather). With ring and ulysses, --attention is flash.
     """
     tp_stream: Annotated[TpStream | None, option("split|whole")] = None
     """Between blocks, tp splits the residual stream along the sequence, or replicates it (split).

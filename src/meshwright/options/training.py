@@ -29,7 +29,7 @@ class DataArgs:
 
     data: Annotated[tuple[str, ...], option("PATH…"), Setting("data.sources")] = ()
     """Files (text, .jsonl, .parquet, .arrow), folders, patterns, or token stores of `tokenize`. Give each a weight, as
-    a.jsonl=0.7, or none of them. Default: the sources of Python's standard library.
+    a.jsonl=0.7, or none of them. Default: the .py files of Python's standard library.
     """
     fields: Annotated[
         tuple[str, ...],
@@ -37,8 +37,8 @@ class DataArgs:
         Setting("data.fields"),
         Keyword("str | Sequence[str] | Mapping[str, str] | None"),
     ] = ()
-    """The text of a record: + joins fields, commas separate parts, parts in [] have no loss: [question+prompt],answer;
-    for one source as qa.jsonl=[question],answer. Default: messages, input_ids or text, whichever the first record has.
+    """Template of a record's text, as [question+prompt],answer: + joins fields, commas separate parts, and a part in []
+    has no loss. FILE=TEMPLATE is for one source. Default: messages, input_ids or text, whichever the first record has.
     """
     rows: Annotated[
         Literal["windows", "packed", "padded"] | None, option("windows|packed|padded"), Setting("data.rows")

@@ -461,7 +461,7 @@ def plan_to_run(what: PlanLike, options: Mapping[str, Any]) -> Plan:
     options: `PlanOptions`; with a plan, only those of the strategy (`StrategyOptions`) and param_dtype.
 
     Raises:
-        MeshwrightError: the plan cannot run, or a plan has options that it sets itself.
+        MeshwrightError: the plan cannot run, or `options` repeat what a given plan already sets.
     """
     said = given(options, PlanOptions.__annotations__)
     changes = {name: said.pop(name) for name in (*STRATEGY_OPTIONS, "param_dtype") if name in said}

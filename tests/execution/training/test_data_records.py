@@ -54,7 +54,7 @@ def marked(document, tokenizer):
         text = (
             bytes(tokens).decode()
             if tokenizer is None
-            else tokenizer.codec.of.decode(tokens, skip_special_tokens=False)
+            else tokenizer.codec.tokenizer.decode(tokens, skip_special_tokens=False)
         )
         pieces.append(text if has_loss else f"[{text}]")
     return "".join(pieces)
@@ -197,7 +197,7 @@ def test_a_template_that_marks_the_assistants_words_says_where_they_are(tmp_path
     tokenizer = read_tokenizer(write_tokenizer(tmp_path / "t", template=template), vocab=300)
     [(tokens, loss)] = chat_examples(tokenizer, CHAT[1:])
     learned = [token for token, has_loss in zip(tokens, loss, strict=True) if has_loss]
-    assert tokenizer.codec.of.decode(learned, skip_special_tokens=False) == "Hello <|user|></s>Ciao</s>"
+    assert tokenizer.codec.tokenizer.decode(learned, skip_special_tokens=False) == "Hello <|user|></s>Ciao</s>"
     assert [loss for loss in chat_examples(tokenizer, CHAT[1:], first=2)[0].loss if loss] == [True] * 5
 
 
@@ -240,7 +240,7 @@ def test_turns_with_thoughts_after_one_question_are_one_example(tmp_path):
     chat = [CHAT[1], turns[0], {"role": "system", "content": "result"}, turns[1]]
     [(tokens, loss)] = chat_examples(tokenizer, chat)
     learned = [token for token, has_loss in zip(tokens, loss, strict=True) if has_loss]
-    said = tokenizer.codec.of.decode(learned, skip_special_tokens=False)
+    said = tokenizer.codec.tokenizer.decode(learned, skip_special_tokens=False)
     assert said == "<think>1</think>step 1</s><think>2</think>step 2</s>"
 
 

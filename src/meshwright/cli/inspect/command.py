@@ -171,6 +171,6 @@ def _inspection(args: Args) -> Inspection:
 
 
 def _check_trace(args: Args, on: str | None) -> None:
-    """Raise if --trace is given, which writes a simulated step, and no step is simulated on hardware `on`."""
+    """Raise if --trace is given without a simulated step to write: no hardware `on`, a CPU, or --effort fast."""
     if args.trace is not None and (on is None or on.startswith("cpu") or args.effort == "fast"):
         raise MeshwrightError("--trace needs --on a TPU or GPUs, and --effort default: else no step is simulated")

@@ -139,7 +139,7 @@ class TrainScreen:
         self._line(f"{lines[-1]}, evaluated in {show_seconds(row['eval_seconds'])}")
 
     def _fit(self, fixed: list[str], width: int, more: Sequence[str] = ()) -> list[str]:
-        """Return `fixed`, then as many texts as fit the width: first about the last step, then those of `more`."""
+        """Return the texts of `fixed`, and as many as fit the width of those about the last step, then of `more`."""
         row, words = self._row, list(fixed)
         words_of_step = [
             f"loss {row['loss']:.3f}",

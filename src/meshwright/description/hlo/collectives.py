@@ -79,10 +79,10 @@ def each_collective(
 def _repeated_parts(module: Module) -> frozenset[tuple[str, str]]:
     """Return (computation, name) of the instructions that only continue a collective counted at another instruction.
 
-    The TPU compiler splits an asynchronous collective over several fusions. The instructions of these parts have the
-    same kind and channel, and one of them is counted. If the compiler marked some as starts, all starts are counted:
-    the peeled iteration of a loop has its own start on the same channel. Otherwise the first one in the outermost
-    computation is counted: a gather that continues through the iterations of an inner loop is one gather.
+    The TPU compiler splits an asynchronous collective over several fusions, whose instructions have the same kind and
+    channel. Of these, the ones that the compiler marked as starts are counted: a peeled iteration of a loop has a start
+    of its own on the same channel. If none is marked, only the first one in the outermost computation is counted, since
+    a gather may continue through the iterations of an inner loop. All others are returned.
     """
     parts: defaultdict[tuple[str, Kind], list[tuple[str, Instruction]]] = defaultdict(list)
     for instruction in module.instructions():

@@ -59,7 +59,7 @@ def automatic(operands: Operands, implementation: Implementation, mesh: Mesh) ->
 
 
 def explicit(operands: Operands, implementation: Implementation, mesh: Mesh) -> Body:
-    """Return the matmul in explicit mode."""
+    """Return a function that computes the matmul with explicit axes: `out_sharding` states each result's sharding."""
 
     def reshape_to(value: Array, shape: Shape, target: P) -> Array:
         return lax.reshape(value, shape, out_sharding=target)

@@ -157,9 +157,9 @@ def _sized(
     strategy: Strategy,
     count: Callable[[Communicate, Repeat], int],
 ) -> Iterator[tuple[Communicate, Collective]]:
-    """Yield (op, its collective) for each op that sends bytes, with the number of runs that `count` returns.
+    """Yield (op, its collective) for each op that sends bytes; the collective has its bytes and its runs in a step.
 
-    count: returns how often a step runs an op, from its region's repeats.
+    count: returns how often a step runs an op, from the op and the repeats of its region (microbatches, layers).
     """
     compute = dtype_bytes(workload.compute_dtype)
     gradient = dtype_bytes(strategy.gradient_dtype or workload.compute_dtype)

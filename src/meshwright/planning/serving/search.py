@@ -138,9 +138,10 @@ def best_prefill(serving: Serving, system: System) -> ServingPlan | None:
 def serving_meshes(serving: Serving, num_devices: int) -> Iterator[MeshShape]:
     """Yield the meshes of `num_devices` devices that are worth trying for a server.
 
-    tp splits kv heads, and sp the query heads of each kv head. Kv heads are split first (scaling book, inference): sp
-    gets no factor that tp could take. sp is 1 if every query head has its own kv head. tp is at most the number of kv
-    heads: a larger tp would copy kv heads, and sp splits their query heads without copies.
+    In a server sp splits heads too, not sequences: tp splits kv heads, and sp the query heads of each kv head. Kv heads
+    are split first (scaling book, inference): sp gets no factor that tp could take. sp is 1 if every query head has its
+    own kv head. tp is at most the number of kv heads: a larger tp would copy kv heads, and sp splits their query heads
+    without copies.
     """
     sizes = {
         name: size

@@ -367,9 +367,10 @@ def _check_platform(program: LoweredProgram, system: System) -> LoweredProgram:
 def _ways_there(
     call: Call, mesh: MeshLike | None, found: MeshLike, system: System, types: AxisKind | None
 ) -> list[tuple[str, Callable[[], LoweredProgram]]]:
-    """Return attempts at lowering a call for absent devices: in the caller's context, or with the mesh in use.
+    """Return ways of lowering a call for absent devices, as (words for messages, function that lowers), in their order.
 
-    mesh: as given to `inspect`. found: the axes and degrees of the target's mesh. The result is as in `_ways_here`.
+    The first ones lower it as the caller does, the others with a mesh of absent devices in use. mesh: as given to
+    `inspect`. found: the axes and degrees of the target's mesh.
     """
     kind, cores = device_kind(system)
     platform, degrees = platform_of(system), degrees_of(found)

@@ -137,7 +137,10 @@ class Variance:
         )
 
     def _loop(self, loop: Instruction, state: Value) -> Value:
-        """Return the axes of a loop's state, joined with its axes after each iteration until nothing changes."""
+        """Return the axes along which a loop's state may differ between devices, after any number of iterations.
+
+        Each iteration can add axes, so the body is evaluated until it adds none.
+        """
         while True:
             trip = _join(state, self._run(loop.called("body")[0], (state,)))
             if trip == state:

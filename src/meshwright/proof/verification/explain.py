@@ -91,9 +91,11 @@ def _other_phase(difference: Mapping[Key, int]) -> Explained:
 
 
 def _padded_shards(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
-    """Explain reduce-scatters with excess bytes, and permutes whose bytes are (n - 1) / n of this excess.
+    """Explain reduce-scatters of padded shards, and the permutes that then move the shards.
 
-    n is the number of devices along their axes. The identity holds in one phase or over all phases.
+    The program's reduce-scatters have more bytes than planned, and its permutes (n - 1) / n of that excess, with n
+    devices along their axes. This is checked for each phase alone, and for all phases together. difference: bytes by
+    key, the program's less the plan's.
     """
     for axes in dict.fromkeys(axes for kind, axes, _ in difference if kind == "reduce-scatter"):
         degree = math.prod(mesh[axis] for axis in axes)
@@ -109,9 +111,11 @@ def _padded_shards(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Ex
 
 
 def _ring_steps(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
-    """Explain all-gathers and reduce-scatters that lack bytes, and permutes whose bytes are (n - 1) / n of this lack.
+    """Explain all-gathers and reduce-scatters that the compiler replaced by the permutes of a ring.
 
-    n is the number of devices along their axes. The identity holds in one phase or over all phases.
+    The program's gathers and scatters have fewer bytes than planned, and its permutes (n - 1) / n of what is missing,
+    with n devices along their axes. This is checked for each phase alone, and for all phases together. difference:
+    bytes by key, the program's less the plan's.
     """
     for axes in dict.fromkeys(axes for kind, axes, _ in difference if kind == "collective-permute"):
         degree = math.prod(mesh[axis] for axis in axes)

@@ -352,7 +352,8 @@ def _choose_each(scores: Array, read: _StepColumns, state: RowState, mask: Array
     """Choose a token from each of the logits `scores` [rows, n, vocab].
 
     Returns:
-        The tokens [rows, n], and `Written` of all rows of the engine, with the accepted tokens added.
+        The tokens [rows, n], and the token counts (`Written`) of all rows of the engine. Of a row with draft tokens,
+        the counts include the drafts that equal the chosen tokens, and the token after them.
     """
     vocab = scores.shape[-1]
     samplers = samplers_at(state.samplers, state.seed, read.row)

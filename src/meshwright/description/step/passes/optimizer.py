@@ -72,7 +72,7 @@ def sum_of_copies(path: str, dims: tuple[Dim, ...], index: int, copies: int) -> 
 
 
 def _sum(name: str, axes: tuple[str, ...], array: Array, times: int = 1) -> Communicate:
-    """Return an all-reduce of the update; times: how often a step runs it."""
+    """Return an all-reduce of `array` over `axes` in the optimizer's update. times: how often a step runs it."""
     return Communicate(
         name=name,
         kind="all-reduce",

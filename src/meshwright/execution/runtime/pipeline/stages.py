@@ -283,7 +283,10 @@ def chunk(data: PipelineData, unit: Unit, pipeline: Pipeline) -> Tree:
 
 
 def active_layers(pipeline: Pipeline, unit: Unit) -> Array | None:
-    """Return which slots of the chunk of each stage's unit have a layer [c, p]; None if all slots have one."""
+    """Return a boolean [layer slots of a chunk, stages]: whether a slot of each stage's current chunk has a layer.
+
+    None if all slots have one. `unit`: the microbatch and the chunk that each stage runs in this tick.
+    """
     counts = pipeline.counts
     least = min(counts)
     if least == max(counts):

@@ -33,7 +33,7 @@ class Rows(Protocol):
         ...
 
     def sizes(self, rows: np.ndarray) -> Sizes:
-        """Return the totals of the rows with these numbers."""
+        """Return the numbers of tokens, documents and losses that the rows with these numbers have together."""
         ...
 
 

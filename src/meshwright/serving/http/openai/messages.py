@@ -106,7 +106,8 @@ async def chat_prompt(
         param: the field of the messages, for errors.
         tools: the tools, in the template's format.
         variables: additional variables of the template.
-        most: maximum number of tokens; a prompt with far too many characters is refused. None for no limit.
+        most: maximum number of tokens. A text that is certainly longer, by its characters, is refused before it is
+            tokenized; the caller checks the tokens returned. None for no limit.
         kept: number of tokens at the end that the caller uses; earlier ones may be left out. None for all.
         ends: `add_generation_prompt` and `continue_final_message` of `apply_chat_template`.
 
