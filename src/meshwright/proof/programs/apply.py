@@ -255,7 +255,9 @@ class Applied:
     def _run(self, equation: Any, called: tuple[Body, ...], given: list[Any]) -> list[Any]:
         """Evaluate an equation on operands (`given`), after adding constraints to the programs that it calls."""
         name, parameters = equation.primitive.name, dict(equation.params)
-        if name in ("jit", "pjit", "closed_call", "core_call", "shard_map") and (inner := called_program(equation)):
+        if name in ("jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "shard_map") and (
+            inner := called_program(equation)
+        ):
             return self._evaluate(called[0], inner.consts, given)
         if name == "scan":
             parameters["jaxpr"] = self._rewritten(called[0], parameters["jaxpr"])

@@ -26,6 +26,7 @@ CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",  # JAX 0.12 names closed_call so.
     "core_call": "call_jaxpr",
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
