@@ -28,7 +28,7 @@ from meshwright.proof.programs.flat import Atoms, Value
 from meshwright.proof.programs.layout import Axis, Layout, Sizes, dims_at_rest, of_any_order
 from meshwright.proof.programs.products import moves, product_of
 from meshwright.proof.programs.rules import MATMULS, Shape, uses
-from meshwright.proof.programs.trace import Body, Program, called_program, closed, scan_counts, trace
+from meshwright.proof.programs.trace import PLAIN_CALLS, Body, Program, called_program, closed, scan_counts, trace
 
 Table = Mapping[str, str | Sequence[str]]
 """Mesh axes by class of dims: `{"batch": "fsdp", "mlp": ("tp",)}`."""
@@ -255,9 +255,7 @@ class Applied:
     def _run(self, equation: Any, called: tuple[Body, ...], given: list[Any]) -> list[Any]:
         """Evaluate an equation on operands (`given`), after adding constraints to the programs that it calls."""
         name, parameters = equation.primitive.name, dict(equation.params)
-        if name in ("jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "shard_map") and (
-            inner := called_program(equation)
-        ):
+        if name in (*PLAIN_CALLS, "shard_map") and (inner := called_program(equation)):
             return self._evaluate(called[0], inner.consts, given)
         if name == "scan":
             parameters["jaxpr"] = self._rewritten(called[0], parameters["jaxpr"])

@@ -22,12 +22,16 @@ from meshwright.proof.programs.rules import RULES, Shape, fresh, new_results
 TRIP = "layers and steps of a loop run one after the other"
 """The reason shown where a table splits the leading dim of an array that `scan` iterates over."""
 
-CALLS = {
+PLAIN_CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
     "eval_jaxpr": "call_jaxpr",  # JAX 0.12 names closed_call so.
     "core_call": "call_jaxpr",
+}
+"""The calls of `CALLS` that mean no more than the program that they call, so that it may stand in their place."""
+
+CALLS = PLAIN_CALLS | {
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
     "custom_jvp_call": "call_jaxpr",

@@ -75,16 +75,17 @@ class Op:
             return Loop(self.bodies[0], consts, self.operands[consts : consts + carried], self.params["length"])
         if self.name != "while":
             return None
-        condition, body = sorted(self.bodies, key=lambda one: one is not self.condition)
+        condition, body = self.while_blocks
         asked, consts = self.params["cond_nconsts"], self.params["body_nconsts"]
         starts = self.operands[asked + consts :]
         turns = _turns(condition, body, self.operands[:asked], starts)
         return Loop(body, consts, starts, turns) if turns > 0 else None
 
     @property
-    def condition(self) -> OpBlock:
-        """The block of a while loop that says whether it goes on."""
-        return next(one for one in self.bodies if len(one.outputs) == 1 and one.outputs[0].dtype == "bool")
+    def while_blocks(self) -> tuple[OpBlock, OpBlock]:
+        """The condition of a while loop, and its body."""
+        condition = next(one for one in self.bodies if len(one.outputs) == 1 and one.outputs[0].dtype == "bool")
+        return condition, next(one for one in self.bodies if one is not condition)
 
     @property
     def scope(self) -> str:

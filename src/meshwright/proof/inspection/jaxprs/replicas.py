@@ -192,8 +192,7 @@ class _Reader:
         return [*made, *out[carried:]]
 
     def _while(self, op: Op, states: list[_State]) -> list[_State]:
-        condition = op.condition
-        body = next(one for one in op.bodies if one is not condition)
+        condition, body = op.while_blocks
         first, second = op.params["cond_nconsts"], op.params["body_nconsts"]
         asked, fixed, carry = states[:first], states[first : first + second], states[first + second :]
         asks = _State()
