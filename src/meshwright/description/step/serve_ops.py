@@ -122,7 +122,15 @@ class _BlockWalk:
         for op in self.block.ops:
             if isinstance(op, Norm) and op.source == STREAM:
                 yield from self._norm_sums(op)
-        for _ in range(self._num_gathers()):
+        # One all-gather over tokens for each different input of the block's matmuls. Experts gather their input too,
+        # unless tokens are sent to the experts' devices.
+        products = {
+            op.source
+            for op in self.linears.values()
+            if op.inputs[0][0] == "embed" and not op.is_on_residual and not op.num_experts
+        }
+        has_experts = any(isinstance(op, Dispatch) for op in self.block.ops)
+        for _ in range(len(products) + (has_experts and not self.layout.axes("expert"))):
             yield from self._move(f"{self.block.name} input", (residual, stream))
         for op in self.block.ops:
             match op:
@@ -164,19 +172,6 @@ class _BlockWalk:
         if hidden := [self.arrays[op.target] for op in self.block.ops if isinstance(op, Gated)]:
             sources = max(len(op.sources) for op in self.block.ops if isinstance(op, Gated))
             yield self._pass("gated" if sources > 1 else "activation", *hidden)
-
-    def _num_gathers(self) -> int:
-        """Return the number of all-gathers over tokens before a block: one for each different input of its matmuls.
-
-        Experts gather their input too, unless tokens are sent to the experts' devices.
-        """
-        products = {
-            op.source
-            for op in self.linears.values()
-            if op.inputs[0][0] == "embed" and not op.is_on_residual and not op.num_experts
-        }
-        has_experts = any(isinstance(op, Dispatch) for op in self.block.ops)
-        return len(products) + (has_experts and not self.layout.axes("expert"))
 
     def _adds_shared_expert(self, op: Add) -> bool:
         """Whether an op adds two partial sums: the experts' output and the shared MLP's."""
