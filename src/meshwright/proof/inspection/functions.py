@@ -332,7 +332,13 @@ def _lower_for_target(
     check_options: Mapping[str, Any],
 ) -> Callable[[], Inspection]:
     if isinstance(stage_of(call.function), Lowered):
-        lowered = _check_platform(lower_call(call), system)
+        lowered = lower_call(call)
+        platform, platforms = platform_of(system), lowered.lowered._lowering._platforms
+        if platform not in platforms:
+            raise MeshwrightError(
+                f"it is lowered for {', '.join(platforms)} and {system} needs {platform}; give the function, or lower"
+                f" it by .trace(…).lower(lowering_platforms=({platform!r},))"
+            )
         found = mesh or _mesh_of_module(lowered) or {"dp": 1}
     else:
         chips = system.num_devices
@@ -351,17 +357,6 @@ def _lower_for_target(
         effort=effort,
     )
     return partial(_inspect_in_child, function_name(call.function), request, check_options)
-
-
-def _check_platform(program: LoweredProgram, system: System) -> LoweredProgram:
-    """Return a program that the caller lowered, after checking that it is for the system's platform."""
-    platform, platforms = platform_of(system), program.lowered._lowering._platforms
-    if platform not in platforms:
-        raise MeshwrightError(
-            f"it is lowered for {', '.join(platforms)} and {system} needs {platform}; give the function, or lower it by"
-            f" .trace(…).lower(lowering_platforms=({platform!r},))"
-        )
-    return program
 
 
 def _ways_there(

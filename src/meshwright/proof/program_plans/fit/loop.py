@@ -56,9 +56,15 @@ def run_steps(
     checkpoints = Checkpoints(directory, config.saving)
 
     def check(start: int) -> list[str]:
-        _check_state(
-            step, checkpoints.about(start, "shapes") or {}, f"{directory} cannot continue from checkpoint {start}"
-        )
+        before = checkpoints.about(start, "shapes") or {}
+        where = f"{directory} cannot continue from checkpoint {start}"
+        now = {path: describe(leaf) for path, leaf in step.state.items()}
+        for path in {**before, **now}:
+            if before.get(path) != now.get(path):
+                raise MeshwrightError(
+                    f"{where}: its state is another, {path} is {now.get(path, 'gone')}, and was"
+                    f" {before.get(path, 'not there')}"
+                )
         return []
 
     start = last_checkpoint(directory, checkpoints, config.steps, on_note, check, more="steps={} would continue")
@@ -182,17 +188,6 @@ class _Run:
         if not all(math.isfinite(row.get(name, 0.0)) for name in ("loss", "grad_norm")):
             self.checkpoints.set_aside_nan(row["step"])
         raise NotFiniteError(f"{reason} at step {row['step'] + 1} ({self.directory / FILE}); training stops")
-
-
-def _check_state(step: FitStep, before: Mapping[str, str], where: str) -> None:
-    """Raise if a state's arrays differ from a checkpoint's. before: dtypes and shapes in the checkpoint, by path."""
-    now = {path: describe(leaf) for path, leaf in step.state.items()}
-    for path in {**before, **now}:
-        if before.get(path) != now.get(path):
-            raise MeshwrightError(
-                f"{where}: its state is another, {path} is {now.get(path, 'gone')}, and was"
-                f" {before.get(path, 'not there')}"
-            )
 
 
 def _as_saved(state: Mapping[str, Any]) -> dict[str, Any]:
