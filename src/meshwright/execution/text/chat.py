@@ -45,19 +45,15 @@ def apply_chat_template(
     text = _render(tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
     text = _GENERATED.sub(r"\1", text)
     if continue_final_message:
-        text = _until_final_content(text, str(messages[-1].get("content") or ""))
+        content = str(messages[-1].get("content") or "")
+        at = text.rfind(content.strip())
+        if at < 0 or not content.strip():
+            raise MeshwrightError("the text of the last message is not in the chat as the template writes it")
+        # Templates may strip a message; if this one does not, the message's own white space at the end is kept.
+        whole = content.lstrip()
+        text = text[: at + len(whole if text.startswith(whole, at) else content.strip())]
     # The template itself writes the special tokens that begin a text.
     return tokenizer.encode(cut(text), add_special_tokens=False)
-
-
-def _until_final_content(text: str, content: str) -> str:
-    """Return the text of a chat up to the end of its last message's content. Raises if the content is not in it."""
-    at = text.rfind(content.strip())
-    if at < 0 or not content.strip():
-        raise MeshwrightError("the text of the last message is not in the chat as the template writes it")
-    # Templates may strip a message; if this one does not, the message's own white space at the end is kept.
-    whole = content.lstrip()
-    return text[: at + len(whole if text.startswith(whole, at) else content.strip())]
 
 
 class ChatExample(NamedTuple):

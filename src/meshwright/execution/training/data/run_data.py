@@ -91,7 +91,14 @@ def open_data(
     training: list[Rows] = []
     held_out: list[Rows] = []
     for source in sources:
-        count = _count(source, workload.seq_len, rows)
+        if rows == "windows":
+            if source.dataset.loss_counts is not None:
+                raise MeshwrightError(
+                    f"{source.name} has tokens without loss, and windows have no weights; --rows packed has them"
+                )
+            count = text_windows(source.dataset, workload.seq_len)
+        else:
+            count = len(source.dataset.offsets) - 1
         train, held = split(count, config.held_out, source.name)
         training.append(_rows(source, workload.seq_len, train, rows, seed))
         if held is not None:
@@ -194,17 +201,6 @@ def _open_files(
 def fingerprint(tokenizer: Tokenizer | None) -> str:
     """Return the fingerprint of a tokenizer, or of the byte tokenizer for None."""
     return (tokenizer or byte_tokenizer()).fingerprint
-
-
-def _count(source: _Opened, seq_len: int, rows: RowKind) -> int:
-    """Return the number of windows or documents of a source, including the held-out ones."""
-    if rows == "windows":
-        if source.dataset.loss_counts is not None:
-            raise MeshwrightError(
-                f"{source.name} has tokens without loss, and windows have no weights; --rows packed has them"
-            )
-        return text_windows(source.dataset, seq_len)
-    return len(source.dataset.offsets) - 1
 
 
 def _rows(source: _Opened, seq_len: int, part: HashSplit, rows: RowKind, seed: int | None) -> Rows:
