@@ -42,7 +42,14 @@ def live_holdings(array: Any, *, name: str = "array") -> Holdings:
     axes = split_axes(sharding, len(shape))
     named = sharding if isinstance(sharding, NamedSharding) else None
     degrees = dict(named.mesh.shape) if named else {}
-    _check_divides(name, shape, axes or (), degrees)
+    # JAX does not check this for a `ShapeDtypeStruct`.
+    for dim, (size, split) in enumerate(zip(shape, axes or (), strict=False)):
+        degree = math.prod(degrees[axis] for axis in split)
+        if size % degree:
+            raise MeshwrightError(
+                f"{name} of shape {shape} cannot be split so: dim {dim} over {'*'.join(split)}={degree} leaves"
+                f" {size} % {degree} = {size % degree}; the degree must be one of {divisors(size)}"
+            )
     return Holdings(
         label=f"{array.dtype}  {spec_text(sharding, len(shape))}",
         name=name,
@@ -102,17 +109,6 @@ def check_concrete(array: Any, name: str) -> None:
             f"{name} is being traced and has no devices yet; show what the jitted function returns, or use"
             " jax.debug.inspect_array_sharding inside it"
         )
-
-
-def _check_divides(name: str, shape: tuple[int, ...], axes: Axes, degrees: Mapping[str, int]) -> None:
-    """Raise if a degree does not divide a dim; JAX does not check this for a `ShapeDtypeStruct`."""
-    for dim, (size, split) in enumerate(zip(shape, axes, strict=False)):
-        degree = math.prod(degrees[axis] for axis in split)
-        if size % degree:
-            raise MeshwrightError(
-                f"{name} of shape {shape} cannot be split so: dim {dim} over {'*'.join(split)}={degree} leaves"
-                f" {size} % {degree} = {size % degree}; the degree must be one of {divisors(size)}"
-            )
 
 
 def _holders(sharding: Sharding, shape: tuple[int, ...], axes: Axes | None) -> tuple[Holder, ...]:

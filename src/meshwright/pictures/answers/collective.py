@@ -188,16 +188,6 @@ class Collective(DrawnAnswer):
         sent = f"in a ring each device sends {show_bytes(self.wire_bytes)}"
         sizes = f"{show_bytes(found.bytes)}, {COUNTED[self.kind]}; {sent}"
         print("\n".join(wrap(sizes, first=" bytes      ", then=_INDENT)))
-        self._print_links()
-        hops = f"{show_seconds(found.latency_seconds)}, all hops however small the array"
-        print("\n".join(wrap(hops, first=" latency    ", then=_INDENT)))
-        for note in self.notes:
-            print(folded(f"note: {note}"))
-        if self.measured_seconds is not None:
-            self._print_measured(self.measured_seconds)
-
-    def _print_links(self) -> None:
-        """Print for each part of the fabric the bytes, the rate, and the formula with the values of its variables."""
         for number, term in enumerate(self.time.terms):
             formula, numbers = collective_formula(self.kind, term, self.placement)
             rate = next(value for name, value in numbers.items() if name in ("B", "W"))
@@ -208,18 +198,21 @@ class Collective(DrawnAnswer):
             heading = f" {'' if number else 'links':<10} "
             print("\n".join(wrap(f"{through}, through {term.text}", first=heading, then=_INDENT)))
             print("\n".join(wrap(f"{formula}: V the bytes{values}", first=_INDENT, then=_INDENT)))
-
-    def _print_measured(self, measured: float) -> None:
-        """Print the measured time, and the bytes per second that each device sends, measured and predicted.
-
-        measured: seconds.
-        """
-        found = self.time
-        ratio = f"{measured / found.seconds:.2f} x predicted" if found.seconds else "predicted: no time on one device"
-        print(f"\n measured   {show_seconds(measured)}, {ratio}")
-        for name, seconds in (("measured", measured), ("predicted", found.seconds)):
-            if seconds:
-                print(f" {name:<11}{show_rate(self.wire_bytes / seconds, 'B/s')} sent by each device")
+        hops = f"{show_seconds(found.latency_seconds)}, all hops however small the array"
+        print("\n".join(wrap(hops, first=" latency    ", then=_INDENT)))
+        for note in self.notes:
+            print(folded(f"note: {note}"))
+        if self.measured_seconds is not None:
+            found = self.time
+            ratio = (
+                f"{self.measured_seconds / found.seconds:.2f} x predicted"
+                if found.seconds
+                else "predicted: no time on one device"
+            )
+            print(f"\n measured   {show_seconds(self.measured_seconds)}, {ratio}")
+            for name, seconds in (("measured", self.measured_seconds), ("predicted", found.seconds)):
+                if seconds:
+                    print(f" {name:<11}{show_rate(self.wire_bytes / seconds, 'B/s')} sent by each device")
 
 
 def _links_text(placement: Placement, rate: float) -> str:

@@ -34,7 +34,15 @@ def print_fix(fix: Fix, proof: Sequence[Matmul], compiled: Sequence[Record], cha
     """
     plan, added = fix.plan, len(fix.constraints)
     print(f"{plan.name} on {plan.system} · {added} constraint{'s' * (added != 1)} to add\n")
-    _print_setup(plan)
+    degrees, names = tuple(plan.mesh.values()), tuple(plan.mesh)
+    types = f"axis_types=(jax.sharding.AxisType.Auto,) * {len(degrees)}"
+    print(f"  mesh = jax.make_mesh({degrees}, {names}, {types})")
+    print("  jax.set_mesh(mesh)\n")
+    by_spec: dict[str, list[str]] = defaultdict(list)
+    for pattern, spec in _patterns(plan).items():
+        by_spec[spec].append(pattern)
+    rows = [[", ".join(patterns), spec] for spec, patterns in by_spec.items()]
+    show(console(), table(["arguments", "in_shardings, and out_shardings of the state"], rows, left=(0, 1), folds=0))
     count, equal = len(fix.planned), count_equal(fix.planned, proof)
     rows = [["unchanged", f"{fix.before} of {count}"], ["changed", f"{equal} of {count}"], ["planned", str(count)]]
     columns = ["", "matmuls as planned"]
@@ -66,19 +74,6 @@ def _print_differences(fix: Fix, proof: Sequence[Matmul]) -> None:
         print(folded("note: only arrays that your files assign to a name can get a constraint"))
     for at in fix.skipped if others else ():
         print(folded(f"note: {at} has several layouts, of which one constraint can say nothing"))
-
-
-def _print_setup(plan: ProgramPlan) -> None:
-    """Print the code that creates the mesh, and a table of the arguments' partition specs."""
-    degrees, names = tuple(plan.mesh.values()), tuple(plan.mesh)
-    types = f"axis_types=(jax.sharding.AxisType.Auto,) * {len(degrees)}"
-    print(f"  mesh = jax.make_mesh({degrees}, {names}, {types})")
-    print("  jax.set_mesh(mesh)\n")
-    by_spec: dict[str, list[str]] = defaultdict(list)
-    for pattern, spec in _patterns(plan).items():
-        by_spec[spec].append(pattern)
-    rows = [[", ".join(patterns), spec] for spec, patterns in by_spec.items()]
-    show(console(), table(["arguments", "in_shardings, and out_shardings of the state"], rows, left=(0, 1), folds=0))
 
 
 def _patterns(plan: ProgramPlan) -> dict[str, str]:
