@@ -88,7 +88,12 @@ def run(args: Args) -> int:
     try:
         found = _inspection(args)
     except DoesNotFitError as error:
-        _print_what_does_not_fit(error)
+        from meshwright.description.hlo.parser import parse_hlo
+        from meshwright.proof.simulate.buffers import read_buffers
+
+        print(f"error: {error}", file=sys.stderr)
+        if error.hlo:
+            print_buffers(read_buffers(parse_hlo(error.hlo)).live)
         return 1
     if memory and not found.buffers:
         raise MeshwrightError(f"{found.name} has no schedule, so nothing tells its buffers; leave --memory out")
@@ -113,16 +118,6 @@ def run(args: Args) -> int:
             test = spelled("inspect", args, without=("html", "trace", "memory", "write_baseline", "sarif"), check=True)
             print(next_line(test, note="as a test"))
     return int(is_check and bool(found.findings))
-
-
-def _print_what_does_not_fit(error: DoesNotFitError) -> None:
-    """Print the error, and the buffers of the program if the compiler produced it."""
-    from meshwright.description.hlo.parser import parse_hlo
-    from meshwright.proof.simulate.buffers import read_buffers
-
-    print(f"error: {error}", file=sys.stderr)
-    if error.hlo:
-        print_buffers(read_buffers(parse_hlo(error.hlo)).live)
 
 
 def _inspection(args: Args) -> Inspection:
