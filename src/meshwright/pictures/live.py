@@ -208,7 +208,12 @@ def _row(path: str, leaf: Any) -> Row:
     check_concrete(leaf, path)
     sharding = getattr(leaf, "sharding", None)
     if not isinstance(sharding, Sharding):
-        return _unplaced(path, leaf)
+        # A NumPy array, a number, or an abstract array.
+        shape, dtype = tuple(getattr(leaf, "shape", ())), getattr(leaf, "dtype", None)
+        if dtype is None:
+            return Row(path, type(leaf).__name__, shape, "not placed", (), 0, 0, 0)
+        text = f"{dtype}[{','.join(map(str, shape))}]"
+        return Row(path, text, shape, "not placed", (), math.prod(shape) * dtype.itemsize, 0, 0)
     held = live_holdings(leaf, name=path)
     return Row(
         path=path,
@@ -220,15 +225,6 @@ def _row(path: str, leaf: Any) -> Row:
         bytes_per_device=held.bytes_per_device,
         copies=held.copies,
     )
-
-
-def _unplaced(path: str, leaf: Any) -> Row:
-    """Return the row of a leaf without a sharding: a NumPy array, a number, or an abstract array."""
-    shape, dtype = tuple(getattr(leaf, "shape", ())), getattr(leaf, "dtype", None)
-    if dtype is None:
-        return Row(path, type(leaf).__name__, shape, "not placed", (), 0, 0, 0)
-    text = f"{dtype}[{','.join(map(str, shape))}]"
-    return Row(path, text, shape, "not placed", (), math.prod(shape) * dtype.itemsize, 0, 0)
 
 
 def _texts(row: Row) -> tuple[str, ...]:

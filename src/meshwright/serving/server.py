@@ -93,7 +93,17 @@ class ServerProgress:
 
 def run_server(args: ServeArgs, processes: Processes, progress: ServerProgress) -> None:
     """Serve until a signal arrives. A process other than the first of its mesh serves until the first one ends."""
-    _check_options(args)
+    if type(args.replicas) is not int:
+        raise MeshwrightError(f"--replicas is {args.replicas!r}; it must be a whole number from 1")
+    if type(args.port) is not int or not 0 <= args.port < 1 << 16:
+        raise MeshwrightError(f"--port is {args.port!r}; it must be 0 to 65535, where 0 picks a free port")
+    for name in ("kv_dtype", "weight_dtype"):
+        if getattr(args, name) not in (None, "int8"):
+            raise MeshwrightError(f"--{name.replace('_', '-')} is {getattr(args, name)!r}; it must be int8 or left out")
+    for name in ("timeout", "grace"):
+        value = getattr(args, name)
+        if value is not None and not (isinstance(value, int | float) and 0 < value < float("inf")):
+            raise MeshwrightError(f"--{name} is {value!r}; it must be a number of seconds above 0")
     limits, keys = limits_and_keys(args)
     hosts, origins = check_hosts(args.allowed_host), check_cors(args.cors)
     state = {"limits": limits, "api_keys": keys, "allowed_hosts": hosts, "cors_origins": origins}
@@ -121,21 +131,6 @@ def run_server(args: ServeArgs, processes: Processes, progress: ServerProgress) 
             _serve(Engine(model, settings, draft_model), leader, args, state, member, progress)
         else:
             _follow(model, draft_model, settings, member)
-
-
-def _check_options(args: ServeArgs) -> None:
-    """Raise a `MeshwrightError` for invalid values that no later code checks."""
-    if type(args.replicas) is not int:
-        raise MeshwrightError(f"--replicas is {args.replicas!r}; it must be a whole number from 1")
-    if type(args.port) is not int or not 0 <= args.port < 1 << 16:
-        raise MeshwrightError(f"--port is {args.port!r}; it must be 0 to 65535, where 0 picks a free port")
-    for name in ("kv_dtype", "weight_dtype"):
-        if getattr(args, name) not in (None, "int8"):
-            raise MeshwrightError(f"--{name.replace('_', '-')} is {getattr(args, name)!r}; it must be int8 or left out")
-    for name in ("timeout", "grace"):
-        value = getattr(args, name)
-        if value is not None and not (isinstance(value, int | float) and 0 < value < float("inf")):
-            raise MeshwrightError(f"--{name} is {value!r}; it must be a number of seconds above 0")
 
 
 def _find_models(args: ServeArgs) -> tuple[Found, Found | None, EngineSettings]:

@@ -56,15 +56,6 @@ def print_fix(fix: Fix, proof: Sequence[Matmul], compiled: Sequence[Record], cha
     print()
     show(console(), table(columns, rows, left=(0,)))
     print(f"\n{'proved' if equal == count else 'not proved'}: {equal} of {count} matmuls as planned")
-    _print_differences(fix, proof)
-    if compiled and (compiled[0].step_seconds or 0.0) < (compiled[1].step_seconds or 0.0):
-        print(folded("note: the unchanged program is faster, as compiled with the plan's shardings of its arguments"))
-    for file, text in changed.items():
-        print(f"\n{diff(file, read_source(file), text)}", end="")
-
-
-def _print_differences(fix: Fix, proof: Sequence[Matmul]) -> None:
-    """Print the matmuls of `proof` that are not split as planned, and why no constraint changes that."""
     pairs = zip(fix.planned, proof, strict=True)
     others = Counter((one.line, two.result, one.result) for one, two in pairs if one.result != two.result)
     for (line, found, planned), times in others.items():
@@ -74,6 +65,10 @@ def _print_differences(fix: Fix, proof: Sequence[Matmul]) -> None:
         print(folded("note: only arrays that your files assign to a name can get a constraint"))
     for at in fix.skipped if others else ():
         print(folded(f"note: {at} has several layouts, of which one constraint can say nothing"))
+    if compiled and (compiled[0].step_seconds or 0.0) < (compiled[1].step_seconds or 0.0):
+        print(folded("note: the unchanged program is faster, as compiled with the plan's shardings of its arguments"))
+    for file, text in changed.items():
+        print(f"\n{diff(file, read_source(file), text)}", end="")
 
 
 def _patterns(plan: ProgramPlan) -> dict[str, str]:

@@ -88,7 +88,14 @@ def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: Mesh
     for shape, times in counts.items():
         time = product_time(*shape, system=system, serving=serving)
         terms["products" if time.bound == "compute" else "weights"] += times * time.seconds
-    attention = _attention_time(step, serving, system)
+    # Whole prompts use a fused kernel that skips masked scores, and read no cache.
+    flops = read = 0.0
+    for op in step.ops.attention:
+        times = step.repeats[op.region.name].mean
+        flops += times * _attention_flops(op, step.extents)
+        read += times * cache_bytes(op, step.extents, serving) if serving.is_paged else 0.0
+    peak = attention_share(system) * system.peak(serving.activation_dtype)
+    attention = OpTime(flops / peak, read / (HBM_SHARE * system.hbm_bytes_per_second))
     terms["attention" if attention.bound == "compute" else "cache"] += attention.seconds
     # Each chain of norms, sums, rotary embedding and activation functions is one pass over memory. Launches are not
     # counted: a server's program is launched as a whole, and matmuls include theirs.
@@ -188,20 +195,6 @@ def product_time(
 def _attention_flops(op: AttentionOp, extents: Extents) -> float:
     """Return the flops of attention: of each query with the keys that it attends to."""
     return 2 * extents.local(op.query) / op.qk_dim * (op.qk_dim + op.value_dim) * extents.sizes["keys"]
-
-
-def _attention_time(step: Step, serving: Serving, system: System) -> OpTime:
-    """Return the time of attention over all layers on one device, for its flops and for reading the cache.
-
-    Whole prompts use a fused kernel that skips masked scores, and read no cache.
-    """
-    flops = read = 0.0
-    for op in step.ops.attention:
-        times = step.repeats[op.region.name].mean
-        flops += times * _attention_flops(op, step.extents)
-        read += times * cache_bytes(op, step.extents, serving) if serving.is_paged else 0.0
-    peak = attention_share(system) * system.peak(serving.activation_dtype)
-    return OpTime(flops / peak, read / (HBM_SHARE * system.hbm_bytes_per_second))
 
 
 def _collectives(step: Step, serving: Serving) -> Iterator[Collective]:

@@ -94,7 +94,17 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
         place = "" if finding.is_one_everywhere else _line(finding.source) if finding.is_at_one_line else finding.source
         key = (type(finding), place, *same) if place or finding.is_one_everywhere else finding
         merged[key] = _merge(merged[key], finding) if key in merged else finding
-    causes = _without_consequences(list(merged.values()))
+    # Findings that another one explains are dropped; the cost of redundant work is added to that of its cause.
+    found = list(merged.values())
+    causes = [one for one in found if not any(other.explains(one) for other in found if other is not one)]
+    rest = [one for one in found if one not in causes and one.is_share_of_work]
+    for one in rest:
+        number = next((place for place, cause in enumerate(causes) if cause.explains(one)), None)
+        if number is not None:
+            cause = causes[number]
+            known = cause.cost_seconds is not None and one.cost_seconds is not None
+            seconds = (cause.cost_seconds or 0.0) + (one.cost_seconds or 0.0) if known else None
+            causes[number] = replace(cause, cost_seconds=seconds)
     told = [_with_link(context, finding) for finding in causes]
     told = sorted(told, key=lambda found: (-(found.cost_seconds or 0.0), -found.bytes))
     step = context.schedule.step_seconds if context.schedule else 0.0
@@ -109,20 +119,6 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
         *_of_text(context),
         *_notes(small, least),
     )
-
-
-def _without_consequences(found: list[Finding]) -> list[Finding]:
-    """Drop findings that another one explains. The cost of explained redundant work is added to that of its cause."""
-    causes = [one for one in found if not any(other.explains(one) for other in found if other is not one)]
-    rest = [one for one in found if one not in causes and one.is_share_of_work]
-    for one in rest:
-        number = next((place for place, cause in enumerate(causes) if cause.explains(one)), None)
-        if number is not None:
-            cause = causes[number]
-            known = cause.cost_seconds is not None and one.cost_seconds is not None
-            seconds = (cause.cost_seconds or 0.0) + (one.cost_seconds or 0.0) if known else None
-            causes[number] = replace(cause, cost_seconds=seconds)
-    return causes
 
 
 def _found(context: ProgramContext) -> Iterator[Finding]:
