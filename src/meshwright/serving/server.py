@@ -216,26 +216,9 @@ def _serve(
         engine.on_failure = member.crash
         member.is_idle = lambda: engine.is_idle
     progress.engine_made(engine)
-    model, context = engine.model, engine.layout.context
     # Read before the programs are compiled, so that a wrong adapter ends the server at once.
     factors = {name: engine.adapters.read(name, path) for name, path in split_adapters(args.adapter)[1].items()}
-    service = Service(
-        engine=engine,
-        model=args.name or args.model.resolve().name,
-        context=context,
-        tokenizer=model.tokenizer,
-        stats=engine.stats,
-        means=engine.means,
-        adapters=ServedAdapters(engine, args.adapter_folder),
-        **state,
-    )
-    if model.seq_len is not None and context > model.seq_len:
-        progress.note(
-            f"a context of {context} tokens is longer than the {model.seq_len} that {model.config.name}"
-            " was trained with; what it makes beyond them is often wrong"
-        )
-    if args.host not in ("127.0.0.1", "localhost", "::1") and not service.api_keys:
-        progress.note(f"anyone who can reach {args.host} can use this server; --api-keys FILE requires a key")
+    service = _service(engine, args, state, progress)
     has_started, is_done = threading.Event(), threading.Event()
 
     def start() -> None:
@@ -276,6 +259,29 @@ def _serve(
             leave_at_once(0)
         is_done.wait()
     progress.ended(engine)
+
+
+def _service(engine: Engine, args: ServeArgs, state: Mapping[str, Any], progress: ServerProgress) -> Service:
+    """Return what the HTTP server serves, after notes on its context and on who can reach it. state: as in `_serve`."""
+    model, context = engine.model, engine.layout.context
+    service = Service(
+        engine=engine,
+        model=args.name or args.model.resolve().name,
+        context=context,
+        tokenizer=model.tokenizer,
+        stats=engine.stats,
+        means=engine.means,
+        adapters=ServedAdapters(engine, args.adapter_folder),
+        **state,
+    )
+    if model.seq_len is not None and context > model.seq_len:
+        progress.note(
+            f"a context of {context} tokens is longer than the {model.seq_len} that {model.config.name}"
+            " was trained with; what it makes beyond them is often wrong"
+        )
+    if args.host not in ("127.0.0.1", "localhost", "::1") and not service.api_keys:
+        progress.note(f"anyone who can reach {args.host} can use this server; --api-keys FILE requires a key")
+    return service
 
 
 def _follow(model: LoadedModel, draft: LoadedModel | None, settings: EngineSettings, member: Member | None) -> None:
