@@ -204,7 +204,7 @@ CALLS = """
 2 | export good empty                                                                        | empty is not a directory
 2 | export good out --dtype int8                                                             | it is one of
 2 | export good out --max-file-size 0                                                        | --max-file-size is 0
-2 | export good out --max-file-size 5GB                                                      | not a whole number
+2 | export good out --max-file-size 5XB                                                      | is not a number of bytes; write it as 4096, 64M, 64MB
 2 | export good out --on v9:1                                                                | chip 'v9'
 2 | export good out more                                                                     | no place for 'more'
 2 | eval                                                                                     | DIR|RUN is missing

@@ -27,7 +27,7 @@ from meshwright.planning.cost.formulas import collective_formula
 from meshwright.planning.cost.rates.collective import CollectiveTime, collective_seconds
 from meshwright.record import Kind, wire_bytes
 from meshwright.support.field_types import check_value
-from meshwright.units import parse_count, show_bytes, show_rate, show_seconds
+from meshwright.units import parse_bytes, show_bytes, show_rate, show_seconds
 
 KINDS: dict[str, Kind] = {
     "all-gather": "all-gather",
@@ -241,7 +241,7 @@ def collective(
 
     Args:
         kind: all-gather, reduce-scatter, all-reduce, all-to-all or permute.
-        bytes: size of the array on one device, such as "64M": the gathered, summed or exchanged array (`COUNTED`).
+        bytes: size of the array on one device, such as "64MB": the gathered, summed or exchanged array (`COUNTED`).
         axis: the mesh axis over which it runs, or several, such as "X,Y"; by default all axes of the mesh.
         mesh: the degree of every mesh axis, outermost first, such as "X=4,Y=2"; by default X over all devices.
         on: the hardware, such as "v5e:4x4"; by default this machine's devices.
@@ -267,7 +267,13 @@ def collective(
     setting = read_setting(axes, given, on, is_complete=mesh is not None)
     layout = lay_mesh(setting.system, setting.degrees)
     placement = layout.placement(axes)
-    found = collective_seconds(named[kind], _read_bytes(bytes), placement)
+    try:
+        num_bytes = parse_bytes(str(bytes))
+    except MeshwrightError:
+        num_bytes = 0
+    if not 0 < num_bytes <= MOST_BYTES:
+        raise MeshwrightError(f"--bytes is {bytes!r}; it is a whole number from 1 to 1,000T, as 64k, 64MB, 64MiB or 4G")
+    found = collective_seconds(named[kind], num_bytes, placement)
     return Collective(
         kind=named[kind],
         mesh=setting.degrees,
@@ -276,14 +282,3 @@ def collective(
         placement=placement,
         notes=(*setting.notes, *layout.notes),
     )
-
-
-def _read_bytes(given: Count) -> int:
-    """Return the number of bytes that a number or a text such as `64M` describes."""
-    try:
-        found = parse_count(str(given))
-    except MeshwrightError:
-        found = 0
-    if not 0 < found <= MOST_BYTES:
-        raise MeshwrightError(f"--bytes is {given!r}; it is a whole number from 1 to 1,000T, as 64k, 64Mi or 4G")
-    return found
