@@ -37,6 +37,9 @@ EXAMPLES = (
 _USUAL_DEVICES = 8
 """Simulated devices of a script without --on and --mesh."""
 
+_MOST_AT_IMPORT = 1024
+"""The most devices that are simulated for a module, which may make a mesh when it is imported; more take seconds."""
+
 
 @dataclass(frozen=True)
 class Args:
@@ -151,8 +154,9 @@ def _inspection(args: Args) -> Inspection:
         raise MeshwrightError(f"{args.subject!r} is neither a file nor module:function")
     devices = f"cpu:{math.prod(mesh.values())}" if mesh is not None else None
     on = args.on or devices
-    if is_run:
-        simulate_devices(parse_system(on).num_devices if on else _USUAL_DEVICES)
+    count = parse_system(on).num_devices if on else _USUAL_DEVICES
+    if is_run or count <= _MOST_AT_IMPORT:
+        simulate_devices(count)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only reads; another one compiles
     sys.path.insert(0, os.getcwd())  # as `python -m` has it
     _check_trace(args, on)

@@ -29,7 +29,7 @@ def cut_axes(context: ProgramContext, value: Instruction, through: frozenset[str
     return tuple(axis for axis in context.mesh if axis in axes)
 
 
-def is_cut_of(context: ProgramContext, value: Instruction) -> Instruction | None:
+def sliced_value(context: ProgramContext, value: Instruction) -> Instruction | None:
     """If `value` is computed elementwise from a slice at the device's index, return the sliced value; else None."""
     found = origin(context.module, value, frozenset(VIEWS | ELEMENTWISE))
     if found.opcode != "dynamic-slice" or not any(

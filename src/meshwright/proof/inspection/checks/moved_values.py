@@ -30,11 +30,14 @@ _WRITTEN = frozenset(VIEWS | {"convert", "slice", "dynamic-slice", "dynamic-upda
 
 @dataclass(frozen=True, kw_only=True)
 class MovedState(Finding):
-    """State that a step other than a train step moves between devices. count: times per step."""
+    """State that a step other than a train step moves between devices.
+
+    count: times per step.
+    """
 
     kind = FindingKind.MOVED_STATE
     merged_by = ("name", "axes")
-    is_one_everywhere = True
+    is_merged_across_sources = True
 
     name: str
     shape: Shape

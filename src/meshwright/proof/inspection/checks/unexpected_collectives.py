@@ -81,7 +81,10 @@ class UnexpectedBecause(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class UnexpectedCollective(Finding):
-    """A collective that was not requested. primitive: the JAX primitive that needs it."""
+    """A collective that was not requested.
+
+    primitive: the JAX primitive that needs it.
+    """
 
     kind = FindingKind.UNPLANNED_COLLECTIVE
     merged_by = ("conflict",)

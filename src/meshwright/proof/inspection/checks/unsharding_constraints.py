@@ -24,8 +24,9 @@ from meshwright.units import show_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class UnshardingConstraint(Finding):
-    """A constraint that replicates a sharded value. gathers: the place of each all-gather that it causes.
+    """A constraint that replicates a sharded value.
 
+    gathers: the place of each all-gather that it causes.
     is_cut: users slice the value again; if False, all devices along the axes compute the same with it.
     """
 
