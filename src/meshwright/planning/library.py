@@ -21,7 +21,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.options.given import given
 from meshwright.options.keywords import PlanOptions, SearchOptions, ServingOptions
-from meshwright.options.values import Count, MeshLike, SystemLike, read_count, read_mesh, read_price
+from meshwright.options.values import Count, MeshLike, SystemLike, read_compared, read_count, read_mesh, read_price
 from meshwright.planning.files import is_run_directory
 from meshwright.planning.options import (
     SERVING_OPTIONS,
@@ -329,18 +329,6 @@ def _refuse(names: Iterable[str], where: str) -> None:
         raise MeshwrightError(f"{name} has no effect {where}; leave it out")
 
 
-def read_compared(texts: Sequence[MeshLike], num_devices: int) -> list[MeshShape]:
-    """Return the meshes to compare. Raises if there are none or if one is in the list twice."""
-    if isinstance(texts, str) or not texts:
-        raise MeshwrightError(f"compare is {texts!r}; it is a list of meshes, as ['fsdp=8', 'fsdp=2,tp=4']")
-    check_value("compare", texts, Sequence[MeshLike])
-    meshes = [read_mesh(text, num_devices) for text in texts]
-    for mesh in meshes:
-        if meshes.count(mesh) > 1:
-            raise MeshwrightError(f"compare has {mesh} twice; leave one out")
-    return meshes
-
-
 def find_meshes(
     workload: Workload,
     system: System,
@@ -455,13 +443,6 @@ def _space(
     return whole_space(workload, system, policies, **fields)
 
 
-def plan_as_train_runs(workload: Workload, mesh: MeshShape, system: System) -> Plan:
-    """Return the plan of one mesh with the defaults of `meshwright train`."""
-    if mesh.pp > 1:
-        return plan_stages(workload, mesh, system)
-    return make_plan(workload, mesh, system, run_strategy(workload, mesh, system))
-
-
 def plan_to_run(what: PlanLike, options: Mapping[str, Any]) -> Plan:
     """Return the plan that `verify` or `train` runs, from a plan, a plan file, or a model.
 
@@ -482,7 +463,11 @@ def plan_to_run(what: PlanLike, options: Mapping[str, Any]) -> Plan:
     mesh = said.pop("mesh", None)
     workload, system = read_workload(what, said)
     if mesh is not None:
-        found = plan_as_train_runs(workload, read_mesh(mesh, system.num_devices), system)
+        shape = read_mesh(mesh, system.num_devices)
+        if shape.pp > 1:
+            found = plan_stages(workload, shape, system)
+        else:
+            found = make_plan(workload, shape, system, run_strategy(workload, shape, system))
     else:
         policies = REMATS if said.get("remat") == "auto" else (workload.remat,)
         found = find_meshes(workload, system, policies, {}, top=1).plans[0]
