@@ -39,7 +39,18 @@ def run(args: Args) -> int:
     names = it.chain([args.output], (args.output.with_name(f"{args.output.name}-{n}") for n in it.count(2)))
     directory = shlex.quote(str(next(name for name in names if not name.exists())))
     began = time.monotonic()
-    for title, command in [
+    for title, command in _story(directory):
+        print("\n".join(["", "─" * prose_width(), *wrap(title), f"$ meshwright {command}", ""]), flush=True)
+        done = subprocess.run([sys.executable, "-m", "meshwright.cli.main", *shlex.split(command)], check=False)
+        if done.returncode:
+            return done.returncode
+    print(f"\n{'─' * prose_width()}\ndone in {show_seconds(time.monotonic() - began)}; the run is in {directory}")
+    return 0
+
+
+def _story(directory: str) -> list[tuple[str, str]]:
+    """Return the title and the command line, without `meshwright`, of each step of the demo."""
+    return [
         ("1  Which mesh? Predict every legal mesh for a tiny model on 8 simulated devices.", f"plan {TINY} --top 5"),
         ("2  Is the plan right? Compile the real train step and compare.", f"verify {TINY} {MESH}"),
         ("3  Train it.", f"train {TINY} {MESH} --steps 200 -o {directory}"),
@@ -49,10 +60,4 @@ def run(args: Args) -> int:
         ("7  … and load it onto another mesh.", f'generate {directory}/exported --on cpu:8 --mesh 2,2,2,1 "def "'),
         ("8  Plan two layers of Llama-3-8B on a slice of 16 TPUs that is not present …", f"plan {SLICE} --top 5"),
         ("9  … and compile them with the TPU compiler.", f"verify {SLICE} --mesh 1,4,4,1"),
-    ]:
-        print("\n".join(["", "─" * prose_width(), *wrap(title), f"$ meshwright {command}", ""]), flush=True)
-        done = subprocess.run([sys.executable, "-m", "meshwright.cli.main", *shlex.split(command)], check=False)
-        if done.returncode:
-            return done.returncode
-    print(f"\n{'─' * prose_width()}\ndone in {show_seconds(time.monotonic() - began)}; the run is in {directory}")
-    return 0
+    ]
