@@ -44,7 +44,10 @@ def print_screen(found: Inspection, *, memory: bool = False) -> None:
     print()
     show(console(), _collective_table(found))
     print()
-    _print_memory(found)
+    if by_term := found.memory:
+        parts = {name: show_bytes(size) for name, size in by_term.items() if size and name != "peak"}
+        fits = {True: ", which fits", False: ", which does not fit", None: ""}[found.record.fits]
+        print(terms("memory", parts | {"peak": show_bytes(by_term["peak"]) + fits}))
     if memory or found.record.fits is False:
         print_buffers(found.buffers)
     scopes = list(found.flops_by_scope.items())
@@ -84,16 +87,6 @@ def _collective_table(found: Inspection) -> Lines:
         size, count = sum(move.bytes for move in rest), sum(move.count for move in rest)
         rows.append([f"{len(rest)} more", "", "", show_bytes(size), str(count), *[""] * (len(times) + 1)])
     return table(columns, rows or [["none", *[""] * (len(columns) - 1)]], left=(0, 1, 2, len(columns) - 1), folds=-1)
-
-
-def _print_memory(found: Inspection) -> None:
-    """Print a device's memory by term; nothing if it is unknown."""
-    memory = found.memory
-    if not memory:
-        return
-    parts = {name: show_bytes(size) for name, size in memory.items() if size and name != "peak"}
-    fits = {True: ", which fits", False: ", which does not fit", None: ""}[found.record.fits]
-    print(terms("memory", parts | {"peak": show_bytes(memory["peak"]) + fits}))
 
 
 def print_buffers(buffers: Sequence[Buffer]) -> None:

@@ -112,7 +112,15 @@ def open_data(
         bad={source.name: source.bad for source in sources if source.bad},
         fingerprint=hashlib.sha256("".join(source.fingerprint for source in sources).encode()).hexdigest(),
     )
-    _check_enough(data, sources, workload, rows)
+    have = sum(one.count for one in data.training)
+    if have < workload.batch:
+        what = {"windows": "windows", "packed": "packed rows", "padded": "documents"}[rows]
+        size = sum(int(one.dataset.offsets[-1]) for one in sources)
+        unit = "bytes" if all(isinstance(one.dataset, TextBytes) for one in sources) else "tokens"
+        raise MeshwrightError(
+            f"the data has {size:,} {unit}, {have:,} {what} of {workload.seq_len}; a batch has {workload.batch}: give"
+            " more data, a smaller --batch or a shorter --seq-len"
+        )
     return data
 
 
@@ -247,17 +255,3 @@ def _tell(source: _Opened, rows: Rows, on_note: Note) -> None:
 
 MIN_FILL = 0.7
 """A note is printed if a smaller fraction than this of the inputs of packed rows is not padding."""
-
-
-def _check_enough(data: RunData, sources: Sequence[_Opened], workload: Workload, rows: RowKind) -> None:
-    """Raise a `MeshwrightError` if there are fewer training rows than a batch has."""
-    have = sum(one.count for one in data.training)
-    if have >= workload.batch:
-        return
-    what = {"windows": "windows", "packed": "packed rows", "padded": "documents"}[rows]
-    size = sum(int(one.dataset.offsets[-1]) for one in sources)
-    unit = "bytes" if all(isinstance(one.dataset, TextBytes) for one in sources) else "tokens"
-    raise MeshwrightError(
-        f"the data has {size:,} {unit}, {have:,} {what} of {workload.seq_len}; a batch has {workload.batch}: give more"
-        " data, a smaller --batch or a shorter --seq-len"
-    )
