@@ -44,14 +44,6 @@ BLOCK_OF_8BIT = 256
 TILE = (8, 128)
 """The rows and columns of the tiles to which a TPU pads a float32 array."""
 
-STATES = ("parameters", "master weights", "optimizer", "reference")
-"""The terms of `step_memory` that stay in memory from step to step; all others are temporary."""
-
-
-def states_bytes(memory: Mapping[str, int]) -> int:
-    """Return the bytes that stay in memory from step to step; memory: bytes by term, from `step_memory`."""
-    return sum(memory.get(name, 0) for name in STATES)
-
 
 def trained_elements(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
     """Return the number of trained parameter elements on one device; for a pipeline, on the fullest stage."""

@@ -13,13 +13,10 @@ ELEMENTWISE = frozenset(
 """Ops that may be between a value and its slicing."""
 
 
-def cut_axes(context: ProgramContext, value: Instruction, through: frozenset[str] = ELEMENTWISE) -> tuple[str, ...]:
-    """Return the axes along which each device uses only its own slice of a value.
-
-    through: the ops, beside views, that may be between the value and the slicing.
-    """
+def cut_axes(context: ProgramContext, value: Instruction) -> tuple[str, ...]:
+    """Return the axes along which each device uses only its own slice of a value."""
     axes: set[str] = set()
-    for user, held in uses(context.module, value, VIEWS | through):
+    for user, held in uses(context.module, value, VIEWS | ELEMENTWISE):
         if user.opcode != "dynamic-slice" or user.operands[0] != held.name:
             return ()
         offsets = [context.variance.axes(offset) for offset in context.module.operands(user)[1:]]
