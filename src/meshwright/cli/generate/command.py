@@ -86,12 +86,11 @@ def run(args: Args) -> int:
     options["sampling"] = samples * (len(rows) // len(samples))
     as_json = args.json
     check_all_read(args, "here" if args.temperature else "at --temperature 0")
-    num_texts = len(rows)
     kept = Serving(model=found.model, prompt_len=1, output_len=args.num_tokens, kv_dtype=found.dtype)
-    cache, there = num_texts * sequence_cache_bytes(kept), found.system.usable_bytes * found.system.num_devices
+    cache, there = len(rows) * sequence_cache_bytes(kept), found.system.usable_bytes * found.system.num_devices
     if cache > there:
         raise MeshwrightError(
-            f"--num-tokens {args.num_tokens:,} of {num_texts:,} texts need a cache of {show_bytes(cache)}; the devices"
+            f"--num-tokens {args.num_tokens:,} of {len(rows):,} texts need a cache of {show_bytes(cache)}; the devices"
             f" have {show_bytes(there)}"
         )
     model = load_with_bar(found, compile_cache)

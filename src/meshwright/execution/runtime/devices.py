@@ -47,10 +47,7 @@ def claim_devices(
     """
     processes = processes.found()
     users_flags = os.environ.get("XLA_FLAGS", "")
-    num_processes = processes.num_processes or 1
-    if system.num_devices % num_processes:
-        raise MeshwrightError(f"{system.num_devices} devices cannot be divided equally among {num_processes} processes")
-    here, several = system.num_devices // num_processes, None
+    here, several = _devices_here(system, processes), None
     if processes.num_processes is not None:
         several = join(processes, {"--on": str(system)} | dict(facts or {}))
     if system.chip.kind == "cpu":
@@ -162,3 +159,11 @@ def _start_distributed(processes: Processes, several: Member | None) -> None:
         service, processes.num_processes, several.number,
         initialization_timeout=seconds + 30, coordinator_bind_address=bind, cluster_detection_method="deactivate",
     )  # fmt: skip
+
+
+def _devices_here(system: System, processes: Processes) -> int:
+    """Return the number of devices of each process. Raises if the devices do not divide equally."""
+    count = processes.num_processes or 1
+    if system.num_devices % count:
+        raise MeshwrightError(f"{system.num_devices} devices cannot be divided equally among {count} processes")
+    return system.num_devices // count

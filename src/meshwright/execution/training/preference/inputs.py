@@ -99,10 +99,7 @@ def pair_inputs(
 
     def prepare(state: State, batch: Mapping[str, Any]) -> Mapping[str, Array]:
         text = {name: array for name, array in batch.items() if name != REFERENCE_BATCH}
-        base = params
-        if base is None:
-            own = state["params"]
-            base = drop_paths(own, [path for path, _ in leaves(own) if is_adapter(path)])
+        base = _without_adapters(state["params"]) if params is None else params
         with jax.set_mesh(there):
             made = run(base, batch[REFERENCE_BATCH])
         return text | {"reference": jax.device_put(made, rows)}
@@ -121,6 +118,11 @@ def pair_inputs(
         batches.num_held_out, lambda params, number: prepare({"params": params}, batches.held_out(number))
     )
     return StepInputs(batches, held_out, prepare, keep, counts)
+
+
+def _without_adapters(params: Any) -> Any:
+    """Return the parameters of a model without its adapters; the arrays are not copied."""
+    return drop_paths(params, [path for path, _ in leaves(params) if is_adapter(path)])
 
 
 def _compiled(reference: ReferencePass, mesh: Mesh, base: BaseFormat | None = None) -> Callable[..., Array]:
