@@ -95,7 +95,11 @@ def serving_ops(
         # The stream, and the gathered input of a block.
         arrays[stack.name] = (stream, stream, *(array for walk in walks for array in walk.live))
     ops += _logits(found.logits, layout)
-    arrays[LOGITS.name] = tuple(_logit_arrays(found.logits, layout))
+    arrays[LOGITS.name] = tuple(
+        Array("logits", (layout.tokens[0], *layout.stored(op.outputs)), width="float32")
+        for op in found.logits
+        if isinstance(op, Linear)
+    )
     return Ops(tuple(ops)), arrays
 
 
@@ -440,13 +444,6 @@ def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
                 # Every device gets the newest token of every row, which is the row's input in the next step.
                 newest = Array("newest tokens", (batch,), width="float32")
                 yield from _moved("newest tokens", LOGITS, (newest, _gathered(newest, layout.axes("batch"))))
-
-
-def _logit_arrays(ops: Iterable[EndOp], layout: Layout) -> Iterator[Array]:
-    """Yield the array of logits at the last token of each sequence."""
-    for op in ops:
-        if isinstance(op, Linear):
-            yield Array("logits", (layout.tokens[0], *layout.stored(op.outputs)), width="float32")
 
 
 def _norm_sums(op: Norm, name: str, region: Region, tokens: tuple[Dim, ...], axes: tuple[str, ...]) -> Iterator[Op]:

@@ -292,18 +292,12 @@ def _matmul_flops(jaxpr: Any) -> int:
             kernel, features = eqn.invars[1].aval, eqn.params["dimension_numbers"].rhs_spec[0]
             flops += 2 * eqn.outvars[0].aval.size * kernel.size // kernel.shape[features]
         else:
-            inner = [_matmul_flops(one) for one in _inner_jaxprs(eqn)]
+            called = jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda one: hasattr(one, "eqns"))
+            inner = [_matmul_flops(getattr(one, "jaxpr", one)) for one in called if hasattr(one, "eqns")]
             times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
             times *= eqn.params["mesh"].size if eqn.primitive.name == "shard_map" else 1
             flops += times * (max(inner, default=0) if eqn.primitive.name == "cond" else sum(inner))
     return flops
-
-
-def _inner_jaxprs(eqn: Any) -> Iterator[Any]:
-    """Yield the jaxprs that an equation calls."""
-    for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda one: hasattr(one, "eqns")):
-        if hasattr(inner, "eqns"):
-            yield getattr(inner, "jaxpr", inner)
 
 
 @contextmanager
