@@ -14,7 +14,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType, ModuleType
-from typing import Any
 
 from meshwright.errors import MeshwrightError, TemporaryError, did_you_mean
 from meshwright.support.signals import handled_signals, not_ignored
@@ -213,20 +212,15 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
 
         require_extra(name, *EXTRAS[name])
     if "on" in typed:
-        _say_cores(read)
+        from meshwright.description.hardware.system import cloud_note
+
+        text = next(group.on for group in (read, *vars(read).values()) if hasattr(group, "on"))
+        if note := cloud_note(text):  # a Cloud TPU name, such as v4-32, that counts cores
+            print(f"note: {note}", file=sys.stderr)
     watched = watch(read, typed)
     code = module.run(watched)
     check_all_read(watched)
     return code
-
-
-def _say_cores(args: Any) -> None:
-    """Print a note with the number of chips if --on is a Cloud TPU name, such as v4-32, that counts cores."""
-    from meshwright.description.hardware.system import cloud_note
-
-    text = next(group.on for group in (args, *vars(args).values()) if hasattr(group, "on"))
-    if note := cloud_note(text):
-        print(f"note: {note}", file=sys.stderr)
 
 
 def _no_command(name: str) -> str:

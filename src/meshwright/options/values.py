@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from meshwright.description.hardware.system import System, parse_system
 from meshwright.description.step.model import largest
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape, parse_mesh
+from meshwright.support.field_types import check_value
 from meshwright.units import parse_count, parse_number, show_mesh
 
 SystemLike = str | System
@@ -83,6 +84,18 @@ def read_mesh(mesh: MeshLike, num_devices: int) -> MeshShape:
             return parse_mesh(mesh, num_devices=num_devices)
         case _:
             raise MeshwrightError(f"mesh is {mesh!r}; it is text, as 'fsdp=-1,tp=4' or '1,-1,4,1', or a MeshShape")
+
+
+def read_compared(texts: Sequence[MeshLike], num_devices: int) -> list[MeshShape]:
+    """Return the meshes to compare. Raises if there are none or if one is in the list twice."""
+    if isinstance(texts, str) or not texts:
+        raise MeshwrightError(f"compare is {texts!r}; it is a list of meshes, as ['fsdp=8', 'fsdp=2,tp=4']")
+    check_value("compare", texts, Sequence[MeshLike])
+    meshes = [read_mesh(text, num_devices) for text in texts]
+    for mesh in meshes:
+        if meshes.count(mesh) > 1:
+            raise MeshwrightError(f"compare has {mesh} twice; leave one out")
+    return meshes
 
 
 def read_count(name: str, value: Count) -> int:

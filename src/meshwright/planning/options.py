@@ -180,7 +180,12 @@ def read_serving(
         name: read_count(name, said[name]) for name in ("batch", "prompt_len", "output_len", "chunk") if name in said
     }
     latency = said.get("latency")
-    found = _with_slots(read_model(model, said.get("num_layers")), said)
+    slots, rank = (read_count(name, said[name]) if name in said else None for name in ("adapter_slots", "adapter_rank"))
+    if rank is not None and slots is None:
+        raise MeshwrightError(f"adapter_rank is {rank} of adapters without slots; give adapter_slots too, as 4")
+    found = with_adapter_slots(
+        read_model(model, said.get("num_layers")), slots=slots or 0, rank=16 if rank is None else rank
+    )
     prompt_len = counts.get("prompt_len", PROMPT_LEN)
     output_len = counts.get("output_len", OUTPUT_LEN if phase == "decode" else 1)
     advice = "{} or less of --prompt-len (prompt_len=…) and --output-len (output_len=…) together"
@@ -198,16 +203,6 @@ def read_serving(
         latency_seconds=parse_seconds(latency) if isinstance(latency, str) else latency,
     )
     return serving, system
-
-
-def _with_slots(model: ModelConfig, options: Mapping[str, Any]) -> ModelConfig:
-    """Return the model with the slots for adapters that the options describe."""
-    slots, rank = (
-        read_count(name, options[name]) if name in options else None for name in ("adapter_slots", "adapter_rank")
-    )
-    if rank is not None and slots is None:
-        raise MeshwrightError(f"adapter_rank is {rank} of adapters without slots; give adapter_slots too, as 4")
-    return with_adapter_slots(model, slots=slots or 0, rank=16 if rank is None else rank)
 
 
 def read_images(model: str, options: Mapping[str, Any]) -> tuple[ImageWorkload, System]:

@@ -187,9 +187,11 @@ def timed_collectives(
 
 def step_communication(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> CommunicationTime:
     """Return the communication time of all collectives of a step."""
-    return weight_communication(workload, mesh, system, strategy) + activation_communication(
-        workload, mesh, system, strategy
-    )
+    # GPipe's stages run in lockstep and gather an embedding table twice, so with pp the schedule matters.
+    shape = _SHAPE if mesh.pp == 1 else _SHAPE[:1]
+    once, each = _weight_communication(with_remat(workload, "none"), mesh, system, _without(strategy, shape))
+    activations = _activation_communication(workload, mesh, system, _without(strategy, ("zero_stage",)))
+    return once + each * strategy.num_microbatches + activations
 
 
 def least_communication(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> CommunicationTime:
@@ -221,21 +223,6 @@ def least_weight_communication(
     times = strategy.num_microbatches
     forward, backward = ((a + times * b) / rate for a, b in zip(once, each, strict=True))
     return CommunicationTime(forward=forward, backward=backward)
-
-
-def weight_communication(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> CommunicationTime:
-    """Return the communication time of weight gathers and gradient reductions."""
-    # GPipe's stages run in lockstep and gather an embedding table twice, so with pp the schedule matters.
-    shape = _SHAPE if mesh.pp == 1 else _SHAPE[:1]
-    once, each = _weight_communication(with_remat(workload, "none"), mesh, system, _without(strategy, shape))
-    return once + each * strategy.num_microbatches
-
-
-def activation_communication(
-    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
-) -> CommunicationTime:
-    """Return the communication time of activation collectives and of the reductions in the loss."""
-    return _activation_communication(workload, mesh, system, _without(strategy, ("zero_stage",)))
 
 
 @lru_cache(maxsize=1 << 15)

@@ -23,7 +23,7 @@ from meshwright.planning.cost.rates.achieved import contention_seconds, straggli
 from meshwright.planning.cost.rates.borrowed import borrowed_notes
 from meshwright.planning.cost.rates.collective_time import planned_seconds
 from meshwright.planning.cost.rates.hbm import hbm_bytes
-from meshwright.planning.cost.seconds import PassSeconds, buffer_seconds, microbatch_seconds, update_seconds
+from meshwright.planning.cost.seconds import buffer_seconds, microbatch_seconds, update_seconds
 from meshwright.planning.overlap import (
     NO_COMMUNICATION,
     CommunicationTime,
@@ -147,9 +147,10 @@ def step_breakdown(
         copying, moving = size / system.host_bytes_per_second, size / system.hbm_bytes_per_second
         breakdown["host copies"] = sum(max(moving, copying - window) for window in windows(breakdown))
     if mesh.pp > 1:
-        breakdown["pipeline bubble"] = bubble_seconds(
-            once, communication.exposed_per_microbatch(shares), mesh, strategy
-        )
+        # With p stages of v virtual stages each, the bubble lasts as long as (p - 1) / v microbatches. v is 1 for GPipe
+        # (arXiv:1811.06965) and 1F1B, and larger for interleaved stages (arXiv:2104.04473, section 2.2).
+        each = once.total + communication.exposed_per_microbatch(shares) / parts
+        breakdown["pipeline bubble"] = each * (mesh.pp - 1) / strategy.virtual_stages
     if system.chip.kind == "gpu":
         breakdown["contention"] = contention_seconds(communication.hidden(shares), system)
         breakdown["stragglers"] = straggling_seconds(parts * once.total, mesh.num_devices, system)
@@ -181,17 +182,6 @@ def step_bound_seconds(
     communication: a lower bound of the time of the step's collectives; by default none.
     """
     return sum(step_breakdown(workload, mesh, system, strategy, communication).values())
-
-
-def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, strategy: Strategy) -> float:
-    """Return the seconds per step in which a pipeline stage is idle, at the start and the end of the step.
-
-    With p stages of v virtual stages each, the bubble lasts as long as (p - 1) / v microbatches. v is 1 for GPipe
-    (arXiv:1811.06965) and 1F1B, and larger for interleaved stages (arXiv:2104.04473, section 2.2).
-
-    once: seconds of compute of one microbatch. waited_seconds: exposed communication, summed over the microbatches.
-    """
-    return (once.total + waited_seconds / strategy.num_microbatches) * (mesh.pp - 1) / strategy.virtual_stages
 
 
 def _in_every_tick(

@@ -97,24 +97,19 @@ def _lines(row: OpRow) -> Iterator[str]:
     times = f"{row.times:g}+{row.times_recomputed:g}" if row.times_recomputed else f"{row.times:g}"
     moves = row.single_collectives
     if row.product is None:
-        first, *others = _merged(moves)
+        same: dict[tuple[str, tuple[str, ...], str], list[Collective]] = {}
+        for move in moves:
+            same.setdefault((move.kind, move.axes, show_bytes(move.bytes)), []).append(move)
+        first, *others = [
+            _collective(found[0] if len(found) == 1 else replace(found[0], array=f"{len(found)} arrays"))
+            for found in same.values()
+        ]
         yield f"     {phase:<15}{times:<8}{first}"
         yield from (f"{'':<28}{move}" for move in others)
         return
     memory = f"{row.memory:,.0f}" if row.memory else ""
     yield _line(phase, _sizes(row.product), times, show_flops(row.flops), memory, row.bound or "")
     yield from (f"       {_collective(move)}{_network(row, move)}" for move in moves)
-
-
-def _merged(moves: tuple[Collective, ...]) -> list[str]:
-    """Return collectives as text. Those that differ only in the array are merged, e.g. the update's all-reduces."""
-    same: dict[tuple[str, tuple[str, ...], str], list[Collective]] = {}
-    for move in moves:
-        same.setdefault((move.kind, move.axes, show_bytes(move.bytes)), []).append(move)
-    return [
-        _collective(found[0] if len(found) == 1 else replace(found[0], array=f"{len(found)} arrays"))
-        for found in same.values()
-    ]
 
 
 def _line(phase: str, sizes: str, times: str, flops: str, memory: str, bound: str) -> str:

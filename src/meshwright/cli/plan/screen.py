@@ -111,7 +111,12 @@ def print_plan(shown: Shown, *, output: Path | None, is_explained: bool, with_op
         print()
         show(console(), collective_table(best.predicted))
     if with_evidence:
-        _print_evidence(asked or best)
+        runs = nearest_runs(asked or best, 8)
+        print()
+        if not runs:
+            print(folded(f"no published run is on chips like {best.system.chip.name}"))
+        else:
+            show(console(), table(EVIDENCE_COLUMNS, evidence_rows(runs), left=(0, 1, 2)))
     for note in notes_of(asked or best, shown.trained):
         print(folded(f"note: {note}"))
     if with_ops:
@@ -213,16 +218,6 @@ def _print_candidates(ranking: Ranking) -> None:
     configurations = show_count(ranking.num_candidates, "configuration")
     were = "was" if ranking.num_priced == 1 else "were"
     print(folded(f"searched {meshes}, {configurations}; {ranking.num_priced:,} {were} predicted in full"))
-
-
-def _print_evidence(plan: Plan) -> None:
-    """Print the published runs most similar to a plan, with the errors of their predictions."""
-    runs = nearest_runs(plan, 8)
-    print()
-    if not runs:
-        print(folded(f"no published run is on chips like {plan.system.chip.name}"))
-        return
-    show(console(), table(EVIDENCE_COLUMNS, evidence_rows(runs), left=(0, 1, 2)))
 
 
 def run_as(plan: Plan) -> str:

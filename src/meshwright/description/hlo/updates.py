@@ -145,7 +145,13 @@ class Updates:
         if opcode == "while":
             return self._after_loop(value, index)
         if opcode == "conditional":
-            return self._after_branch(value, index)
+            operands = value.operands[1:]
+            return _best(
+                *(
+                    self._outside(self._shares(self.module.root(name), index), [operand], value)
+                    for name, operand in zip(value.branches, operands, strict=False)
+                )
+            )
         if value.custom_call_target in _ANNOTATIONS and (index or 0) < len(value.operands):
             return self._shares(module.operand(value, index or 0), None)
         return {} if index is not None else self._arithmetic(value)
@@ -260,16 +266,6 @@ class Updates:
                 elif share.is_changed:
                     kept[other] = share.through(kept[other])
         return _best(*(_through(self._shares(before, element), share) for element, share in kept.items()))
-
-    def _after_branch(self, conditional: Instruction, index: int | None) -> _Shares:
-        """Return the shares in a conditional's result: for each parameter, the largest over all branches."""
-        operands = conditional.operands[1:]
-        return _best(
-            *(
-                self._outside(self._shares(self.module.root(name), index), [operand], conditional)
-                for name, operand in zip(conditional.branches, operands, strict=False)
-            )
-        )
 
 
 def _is_form(value: Instruction) -> bool:

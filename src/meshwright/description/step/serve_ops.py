@@ -95,7 +95,11 @@ def serving_ops(
         # The stream, and the gathered input of a block.
         arrays[stack.name] = (stream, stream, *(array for walk in walks for array in walk.live))
     ops += _logits(found.logits, layout)
-    arrays[LOGITS.name] = tuple(_logit_arrays(found.logits, layout))
+    arrays[LOGITS.name] = tuple(
+        Array("logits", (layout.tokens[0], *layout.stored(op.outputs)), width="float32")
+        for op in found.logits
+        if isinstance(op, Linear)
+    )
     return Ops(tuple(ops)), arrays
 
 
@@ -122,7 +126,15 @@ class _BlockWalk:
         for op in self.block.ops:
             if isinstance(op, Norm) and op.source == STREAM:
                 yield from self._norm_sums(op)
-        for _ in range(self._num_gathers()):
+        # One all-gather over tokens for each different input of the block's matmuls. Experts gather their input too,
+        # unless tokens are sent to the experts' devices.
+        products = {
+            op.source
+            for op in self.linears.values()
+            if op.inputs[0][0] == "embed" and not op.is_on_residual and not op.num_experts
+        }
+        has_experts = any(isinstance(op, Dispatch) for op in self.block.ops)
+        for _ in range(len(products) + (has_experts and not self.layout.axes("expert"))):
             yield from self._move(f"{self.block.name} input", (residual, stream))
         for op in self.block.ops:
             match op:
@@ -164,19 +176,6 @@ class _BlockWalk:
         if hidden := [self.arrays[op.target] for op in self.block.ops if isinstance(op, Gated)]:
             sources = max(len(op.sources) for op in self.block.ops if isinstance(op, Gated))
             yield self._pass("gated" if sources > 1 else "activation", *hidden)
-
-    def _num_gathers(self) -> int:
-        """Return the number of all-gathers over tokens before a block: one for each different input of its matmuls.
-
-        Experts gather their input too, unless tokens are sent to the experts' devices.
-        """
-        products = {
-            op.source
-            for op in self.linears.values()
-            if op.inputs[0][0] == "embed" and not op.is_on_residual and not op.num_experts
-        }
-        has_experts = any(isinstance(op, Dispatch) for op in self.block.ops)
-        return len(products) + (has_experts and not self.layout.axes("expert"))
 
     def _adds_shared_expert(self, op: Add) -> bool:
         """Whether an op adds two partial sums: the experts' output and the shared MLP's."""
@@ -445,13 +444,6 @@ def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
                 # Every device gets the newest token of every row, which is the row's input in the next step.
                 newest = Array("newest tokens", (batch,), width="float32")
                 yield from _moved("newest tokens", LOGITS, (newest, _gathered(newest, layout.axes("batch"))))
-
-
-def _logit_arrays(ops: Iterable[EndOp], layout: Layout) -> Iterator[Array]:
-    """Yield the array of logits at the last token of each sequence."""
-    for op in ops:
-        if isinstance(op, Linear):
-            yield Array("logits", (layout.tokens[0], *layout.stored(op.outputs)), width="float32")
 
 
 def _norm_sums(op: Norm, name: str, region: Region, tokens: tuple[Dim, ...], axes: tuple[str, ...]) -> Iterator[Op]:

@@ -152,7 +152,11 @@ class Host:
             last = now
             for key, _ in ready:
                 if key.fileobj is self.listener:
-                    self._accept()
+                    with contextlib.suppress(OSError):
+                        connection = self.listener.accept()[0]
+                        connection.settimeout(5.0)
+                        self._pending[connection] = Inbox()
+                        self._selector.register(connection, selectors.EVENT_READ)
                 else:
                     self._receive(key.fileobj, now)  # pyright: ignore[reportArgumentType]
             if now - beat >= BEAT_SECONDS:
@@ -160,13 +164,6 @@ class Host:
                 self._broadcast({"beat": True})
             (self._watch if self._have_joined else self._check_start)(now)
         self.listener.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = self.listener.accept()
-            connection.settimeout(5.0)
-            self._pending[connection] = Inbox()
-            self._selector.register(connection, selectors.EVENT_READ)
 
     def _receive(self, connection: socket.socket, now: float) -> None:
         """Read and handle messages from a connection."""

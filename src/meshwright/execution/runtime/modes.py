@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.description.notation.array import ShardedArray
-from meshwright.description.notation.steps import Communicate, Implementation, LocalSlice, Multiply, Step
+from meshwright.description.notation.steps import Implementation, LocalSlice, Multiply, Step
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.collective_matmul import all_gather_matmul, matmul_reduce_scatter
 from meshwright.execution.runtime.fuse_matmuls import CollectiveMatmul, FusedStep, fuse_collective_matmuls
@@ -73,7 +73,11 @@ def explicit(operands: Operands, implementation: Implementation, mesh: Mesh) -> 
             return jax.reshard(
                 _prevent_slice_fusion(value) if isinstance(step, LocalSlice) else value, spec(step.result)
             )
-        if _sums_unshared_dim(step):
+        # `jnp.einsum` sums a dim that only one operand has before it multiplies, and cannot leave the sum unreduced
+        # (JAX 0.10.2).
+        left, right = step.operands
+        shared = {axis for dim in set(left.dims) & set(right.dims) for axis in left.axes_of(dim)}
+        if not set(step.result.unreduced) <= shared:
             return added(product_of_terms(step, *values, degrees=mesh.shape, reshape_to=reshape_to), step.result)
         return jnp.einsum(step.formula, *values, out_sharding=spec(step.result))
 
@@ -126,16 +130,6 @@ def _prevent_slice_fusion(value: Array) -> Array:
     return lax.optimization_barrier(value)
 
 
-def _sums_unshared_dim(step: Multiply) -> bool:
-    """Whether a mesh axis shards a summed dim that only one operand has.
-
-    `jnp.einsum` sums such a dim before it multiplies, and cannot leave the sum unreduced (JAX 0.10.2).
-    """
-    left, right = step.operands
-    shared = {axis for dim in set(left.dims) & set(right.dims) for axis in left.axes_of(dim)}
-    return not set(step.result.unreduced) <= shared
-
-
 def _run_step_on_shards(step: FusedStep, *shards: Array) -> Array:
     if isinstance(step, Multiply):
         return jnp.einsum(step.formula, *shards)
@@ -145,19 +139,6 @@ def _run_step_on_shards(step: FusedStep, *shards: Array) -> Array:
     if isinstance(step, LocalSlice):
         size = shard.shape[step.target] // lax.axis_size(step.axes)
         return lax.dynamic_slice_in_dim(shard, lax.axis_index(step.axes) * size, size, step.target)
-    return _communicate(step, shard)
-
-
-def _overlap(step: CollectiveMatmul, left: Array, right: Array) -> Array:
-    axes, letter = step.collective.axes, step.letter
-    if not step.is_gather:
-        return matmul_reduce_scatter(step.formula, left, right, axes=axes, dim=letter)
-    if step.collective.operand == step.operands[1]:
-        left, right = right, left
-    return all_gather_matmul(step.formula, left, right, axes=axes, dim=letter)
-
-
-def _communicate(step: Communicate, shard: Array) -> Array:
     source, target = step.source, step.target
     if step.kind == "all-reduce":
         return lax.psum(shard, step.axes)
@@ -168,3 +149,12 @@ def _communicate(step: Communicate, shard: Array) -> Array:
     if step.kind == "all-to-all" and source is not None and target is not None:
         return lax.all_to_all(shard, step.axes, split_axis=target, concat_axis=source, tiled=True)
     raise MeshwrightError(f"{step} is not a step of a matmul")
+
+
+def _overlap(step: CollectiveMatmul, left: Array, right: Array) -> Array:
+    axes, letter = step.collective.axes, step.letter
+    if not step.is_gather:
+        return matmul_reduce_scatter(step.formula, left, right, axes=axes, dim=letter)
+    if step.collective.operand == step.operands[1]:
+        left, right = right, left
+    return all_gather_matmul(step.formula, left, right, axes=axes, dim=letter)

@@ -52,7 +52,7 @@ from meshwright.proof.inspection.meshes import (
     set_mesh,
 )
 from meshwright.proof.inspection.run_script import run_script
-from meshwright.proof.inspection.script import Script, read_script
+from meshwright.proof.inspection.script import read_script
 from meshwright.proof.verification.library import plan_and_measured
 from meshwright.proof.verification.plans import step_request
 from meshwright.record import Collective
@@ -159,7 +159,16 @@ def _inspect_by_name(
     """
     script = None if has_arguments else read_script(name)
     if script is not None and not script.takes_mesh(has_mesh=mesh is not None):
-        return _inspect_script(script, mesh, on, types, effort, check_options)
+        # The call is lowered where the script makes it, and compiled when the script has ended.
+        if mesh is not None and on is None:
+            on = f"cpu:{math.prod(degrees_of(mesh).values())}"  # the script's own devices may be others
+        taken = run_script(script, lambda call: _lower(call, mesh, on, types, effort, check_options))
+        found = taken.result()
+        return replace(
+            found,
+            name=f"{script.file}:{taken.name}",
+            record=replace(found.record, notes=(taken.note, *found.record.notes)),
+        )
     if mesh is None or has_arguments:
         wrong = "takes no arguments beside it" if has_arguments else "needs a mesh, as mesh='dp=2,fsdp=4'"
         raise MeshwrightError(f"{name!r} {wrong}")
@@ -181,26 +190,6 @@ def _inspect_by_name(
         effort=effort,
     )
     return _inspect_in_child(name, request, check_options)
-
-
-def _inspect_script(
-    script: Script,
-    mesh: MeshLike | None,
-    on: str | None,
-    types: AxisKind | None,
-    effort: Effort,
-    check_options: Mapping[str, Any],
-) -> Inspection:
-    """Run a script, lower one call of its jitted functions where it is made, and compile when the script has ended."""
-    if mesh is not None and on is None:
-        on = f"cpu:{math.prod(degrees_of(mesh).values())}"  # the script's own devices may be others
-    taken = run_script(script, lambda call: _lower(call, mesh, on, types, effort, check_options))
-    found = taken.result()
-    return replace(
-        found,
-        name=f"{script.file}:{taken.name}",
-        record=replace(found.record, notes=(taken.note, *found.record.notes)),
-    )
 
 
 def _lower(
@@ -332,7 +321,13 @@ def _lower_for_target(
     check_options: Mapping[str, Any],
 ) -> Callable[[], Inspection]:
     if isinstance(stage_of(call.function), Lowered):
-        lowered = _check_platform(lower_call(call), system)
+        lowered = lower_call(call)
+        platform, platforms = platform_of(system), lowered.lowered._lowering._platforms
+        if platform not in platforms:
+            raise MeshwrightError(
+                f"it is lowered for {', '.join(platforms)} and {system} needs {platform}; give the function, or lower"
+                f" it by .trace(…).lower(lowering_platforms=({platform!r},))"
+            )
         found = mesh or _mesh_of_module(lowered) or {"dp": 1}
     else:
         chips = system.num_devices
@@ -351,17 +346,6 @@ def _lower_for_target(
         effort=effort,
     )
     return partial(_inspect_in_child, function_name(call.function), request, check_options)
-
-
-def _check_platform(program: LoweredProgram, system: System) -> LoweredProgram:
-    """Return a program that the caller lowered, after checking that it is for the system's platform."""
-    platform, platforms = platform_of(system), program.lowered._lowering._platforms
-    if platform not in platforms:
-        raise MeshwrightError(
-            f"it is lowered for {', '.join(platforms)} and {system} needs {platform}; give the function, or lower it by"
-            f" .trace(…).lower(lowering_platforms=({platform!r},))"
-        )
-    return program
 
 
 def _ways_there(

@@ -79,7 +79,10 @@ def run_script(script: Script, take: Callable[[Call], T], source: ast.Module | s
             failed = f"exit code {error.code}" if error.code else None
         except Exception as error:  # A script may raise anything.
             failed = error_text(error).partition("\n")[0]
-        _wait_for_devices()
+        # A process that ends while its simulated devices compute may crash.
+        for array in jax.live_arrays():
+            with suppress(Exception):  # of the script's own computation, or of an array deleted meanwhile
+                array.block_until_ready()
     if recorder.chosen is None or (failed and not recorder.chosen.flops and recorder.failed is not recorder.chosen):
         ended = f"failed here ({failed})" if failed else "ran to its end"
         raise MeshwrightError(f"{script.file} {ended}, and {recorder.missing()}")
@@ -88,13 +91,6 @@ def run_script(script: Script, take: Callable[[Call], T], source: ast.Module | s
     assert recorder.taken is not None
     note = f"; then the script failed here, which changes nothing in this report: {failed}" if failed else ""
     return Taken(recorder.taken, recorder.chosen.name, recorder.told(script.file) + note)
-
-
-def _wait_for_devices() -> None:
-    """Wait for what the script started: a process that ends while its simulated devices compute may crash."""
-    for array in jax.live_arrays():
-        with suppress(Exception):  # of the script's own computation, or of an array deleted meanwhile
-            array.block_until_ready()
 
 
 class _Cut(BaseException):
@@ -296,18 +292,12 @@ def _matmul_flops(jaxpr: Any) -> int:
             kernel, features = eqn.invars[1].aval, eqn.params["dimension_numbers"].rhs_spec[0]
             flops += 2 * eqn.outvars[0].aval.size * kernel.size // kernel.shape[features]
         else:
-            inner = [_matmul_flops(one) for one in _inner_jaxprs(eqn)]
+            called = jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda one: hasattr(one, "eqns"))
+            inner = [_matmul_flops(getattr(one, "jaxpr", one)) for one in called if hasattr(one, "eqns")]
             times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
             times *= eqn.params["mesh"].size if eqn.primitive.name == "shard_map" else 1
             flops += times * (max(inner, default=0) if eqn.primitive.name == "cond" else sum(inner))
     return flops
-
-
-def _inner_jaxprs(eqn: Any) -> Iterator[Any]:
-    """Yield the jaxprs that an equation calls."""
-    for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda one: hasattr(one, "eqns")):
-        if hasattr(inner, "eqns"):
-            yield getattr(inner, "jaxpr", inner)
 
 
 @contextmanager

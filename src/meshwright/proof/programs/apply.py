@@ -249,7 +249,13 @@ class Applied:
             given[:2] = self._with_whole_dims(equation, body, given[:2], gathered)
         results = self._run(equation, called, given)
         if equation.primitive.name in MATMULS or equation.primitive.name == "gather":
-            return [self._constrained(equation, body, results[0])]
+            # The gradient of a parameter that `store` splits is a partial sum: in the stored layout the compiler
+            # reduce-scatters it.
+            shape = body.shapes[equation.outvars[0]]
+            leaf = self._of_state.get(of_any_order(self._dims(shape)))
+            is_gradient = self._is_partial(equation, body)
+            spec = self._stored(shape, leaf) if leaf is not None and is_gradient else self.spec(shape)
+            return [constrain(results[0], NamedSharding(self.mesh, spec), equation)]
         return results
 
     def _run(self, equation: Any, called: tuple[Body, ...], given: list[Any]) -> list[Any]:
@@ -324,18 +330,6 @@ class Applied:
                 gathered[(var, axes)] = constrain(value, sharding, equation)
             found.append(gathered[(var, axes)] if axes else value)
         return found
-
-    def _constrained(self, equation: Any, body: Body, value: Any) -> Any:
-        """Constrain the result of a matmul, a convolution or a lookup by the table.
-
-        The gradient of a parameter that `store` splits is a partial sum: it gets the stored layout, so that the
-        compiler reduce-scatters it.
-        """
-        shape = body.shapes[equation.outvars[0]]
-        leaf = self._of_state.get(of_any_order(self._dims(shape)))
-        is_gradient = self._is_partial(equation, body)
-        spec = self._stored(shape, leaf) if leaf is not None and is_gradient else self.spec(shape)
-        return constrain(value, NamedSharding(self.mesh, spec), equation)
 
     def _is_partial(self, equation: Any, body: Body) -> bool:
         """Whether a mesh axis splits a dim that the equation sums over."""

@@ -225,7 +225,14 @@ def _collectives(
     found = {_key(move): move for move in compiled}
     sizes = {key: move.bytes for key, move in found.items()}
     amounts = _join_axes(planned, sizes)[0] | planned
-    whole, sums = _join_sums(_add_overhead(planned, sizes, overhead), sizes)
+    # Known overheads are added where plan and program differ.
+    result = dict(planned)
+    for difference, move in overhead.collectives:
+        key = _key(move)
+        if key in planned and planned[key].num_bytes != sizes.get(key, 0):
+            size, causes = result[key]
+            result[key] = _Planned(size + move.bytes, tuple(dict.fromkeys((*causes, difference))))
+    whole, sums = _join_sums(result, sizes)
     # Combined sums are left out of the other rules, which might find sums that agree by accident.
     combined = {key for key, cause in sums.items() if cause.difference == Difference.COMBINED_SUMS}
     explained = explain(
@@ -288,22 +295,6 @@ def quantity_of(kind: str, axes: tuple[str, ...], phase: str) -> str:
 
 def _key(move: Collective) -> Key:
     return move.kind, move.axes, move.phase
-
-
-def _add_overhead(
-    planned: Mapping[Key, _Planned], found: Mapping[Key, int], overhead: StaticOverhead
-) -> dict[Key, _Planned]:
-    """Return the planned bytes by key; known overheads are added where they differ from the program's bytes.
-
-    found: the program's bytes by key.
-    """
-    result = dict(planned)
-    for difference, move in overhead.collectives:
-        key = _key(move)
-        if key in planned and planned[key].num_bytes != found.get(key, 0):
-            size, causes = result[key]
-            result[key] = _Planned(size + move.bytes, tuple(dict.fromkeys((*causes, difference))))
-    return result
 
 
 def _join_sums(

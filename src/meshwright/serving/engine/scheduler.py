@@ -335,12 +335,9 @@ class Scheduler:
     def _may_begin(self, sequence: TokenSequence) -> bool:
         """Whether a waiting sequence's tokens are all on the host, and no other sequence is computing its prompt."""
         first = sequence.first
-        return not sequence.in_flight and (first is None or first.row is None or self._is_prompt_computed(first))
-
-    @staticmethod
-    def _is_prompt_computed(sequence: TokenSequence) -> bool:
-        """Whether a sequence has ended, or its prompt is in the prefix cache for other sequences."""
-        return sequence.computed >= len(sequence.request.prompt) or sequence.done is not None
+        if first is not None and first.row is not None and first.done is None:
+            return not sequence.in_flight and first.computed >= len(first.request.prompt)
+        return not sequence.in_flight
 
     def _assign_row(self, sequence: TokenSequence) -> bool:
         """Assign a row to a sequence, with its cached prefix's pages; False if no row or too few pages are free."""
@@ -405,16 +402,13 @@ class Scheduler:
         size = self.layout.page_size
         for window, pool in enumerate(self.pools[shard]):
             kept = self.layout.windows[window]
+            longest = max(length for _, length in self.layout.chunks)
             # Layers with a window free pages during prefill.
-            count = -(-min(tokens, tokens if kept is None else kept + self._longest_chunk) // size) + 1
+            count = -(-min(tokens, tokens if kept is None else kept + longest) // size) + 1
             missing = min(count, self.layout.pages[window]) - pool.num_free
             if missing > 0 and self.prefixes[shard].evict(window, missing) < missing:
                 return False
         return True
-
-    @property
-    def _longest_chunk(self) -> int:
-        return max(length for _, length in self.layout.chunks)
 
     def _allocate_pages(self, sequence: TokenSequence, length: int) -> bool:
         """Allocate a sequence's pages up to `length` tokens, preempting others; False if it was preempted itself."""

@@ -148,16 +148,12 @@ class Checkpoints:
                     time.sleep(_POLL_SECONDS)
                 partial.rename(self._path(self._step))
                 _flush_directory(self._directory)
-                self._delete_old()
+                for step in {*self.steps} - self._saving.kept(self.steps):
+                    # Renamed first, so that a partly deleted checkpoint does not look like a damaged one.
+                    shutil.rmtree(self._path(step).rename(self._path(step, PARTIAL)), ignore_errors=True)
             self._seconds = time.perf_counter() - self._began
         except Exception as error:  # This is a background thread: `check` and `wait` raise it in the training thread.
             self._failure = error
-
-    def _delete_old(self) -> None:
-        """Delete the checkpoints that `saving` does not keep."""
-        for step in {*self.steps} - self._saving.kept(self.steps):
-            # Renamed first, so that a partly deleted checkpoint does not look like a damaged one.
-            shutil.rmtree(self._path(step).rename(self._path(step, PARTIAL)), ignore_errors=True)
 
     def clean(self) -> None:
         """Delete files left by processes that were killed while they saved or deleted a checkpoint."""

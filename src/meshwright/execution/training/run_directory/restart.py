@@ -243,7 +243,7 @@ def first_state(
             on_bytes=on_bytes,
         )  # fmt: skip
     wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
-    saved = _saved_layout(config, layout)
+    saved = in_order(layout, config.workload.config, config.strategy)
     kept = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
     state = _restored(config, kept, saved, mesh, checkpoints, start)
     state = with_frozen(config, state, layout, mesh, config.strategy, on_bytes)
@@ -295,13 +295,8 @@ def order_of_checkpoints(config: RunConfig, layout: ShardingContext, mesh: Mesh)
 
     Frozen parameters are replaced by their fingerprints (`frozen.saved_parts`).
     """
-    if (saved := _saved_layout(config, layout)) == layout:
+    if (saved := in_order(layout, config.workload.config, config.strategy)) == layout:
         return partial(saved_parts, config)
     wanted = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
     order = jax.jit(lambda state: to_order(state, wanted, config.workload.config, layout, config.strategy))
     return lambda state: saved_parts(config, order(state))
-
-
-def _saved_layout(config: RunConfig, layout: ShardingContext) -> ShardingContext:
-    """Return the sharding context in which a state is written to a checkpoint and read, with layers in model order."""
-    return in_order(layout, config.workload.config, config.strategy)

@@ -23,7 +23,7 @@ class StateChanged(Finding):
 
     kind = FindingKind.STATE_CHANGED
     merged_by = ("before", "after")
-    is_one_everywhere = True
+    is_merged_across_sources = True
 
     name: str
     shape: Shape

@@ -30,7 +30,7 @@ class ExposedCollective(Finding):
 
     kind = FindingKind.EXPOSED_COMMUNICATION
     merged_by = ("collective", "axes")
-    is_one_everywhere = True
+    is_merged_across_sources = True
 
     collective: Kind
     array: str

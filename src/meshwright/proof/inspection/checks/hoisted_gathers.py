@@ -24,7 +24,7 @@ class HoistedGather(Finding):
 
     kind = FindingKind.HOISTED_GATHER
     merged_by = ("axes", "is_along_stack")
-    is_one_everywhere = True
+    is_merged_across_sources = True
 
     name: str
     shape: Shape

@@ -88,7 +88,7 @@ class AcrossSlices(Finding):
 
     kind = FindingKind.ACROSS_SLICES
     merged_by = ("axes",)
-    is_one_everywhere = True
+    is_merged_across_sources = True
 
     collective: Kind
     axes: tuple[str, ...]

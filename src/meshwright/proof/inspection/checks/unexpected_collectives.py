@@ -11,7 +11,7 @@ from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.phases import scope_of, split_op_name
 from meshwright.proof.inspection.checks.random_bits import RANDOM
 from meshwright.proof.inspection.checks.redundant_compute import RedundantCompute
-from meshwright.proof.inspection.context import CompiledCollective, ProgramContext, Result
+from meshwright.proof.inspection.context import CompiledCollective, ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.proof.inspection.slices import ELEMENTWISE
 from meshwright.record import Collective, Kind, Phase
@@ -81,7 +81,10 @@ class UnexpectedBecause(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class UnexpectedCollective(Finding):
-    """A collective that was not requested. primitive: the JAX primitive that needs it."""
+    """A collective that was not requested.
+
+    primitive: the JAX primitive that needs it.
+    """
 
     kind = FindingKind.UNPLANNED_COLLECTIVE
     merged_by = ("conflict",)
@@ -239,14 +242,11 @@ def _because(context: ProgramContext, found: CompiledCollective) -> UnexpectedBe
 def _is_added_to_state(context: ProgramContext, gather: Instruction) -> bool:
     """Whether a gathered value only becomes new state, e.g. updates that ZeRO stage 1 computes in shards."""
     root = context.module.root(context.module.entry)
-    updated = {number for number, one in enumerate(context.results) if _is_updated(context, one)}
+    changes = ((number, context.updates(one).values()) for number, one in enumerate(context.results))
+    updated = {number for number, shares in changes if any(share.is_changed for share in shares)}
     used = list(uses(context.module, gather, VIEWS | ELEMENTWISE))
     places = {number for _, held in used for number, name in enumerate(root.operands) if name == held.name}
     return bool(places) and all(user is root for user, _ in used) and places <= updated
-
-
-def _is_updated(context: ProgramContext, result: Result) -> bool:
-    return any(share.is_changed for share in context.updates(result).values())
 
 
 def primitive_of(instruction: Instruction) -> str:

@@ -115,7 +115,13 @@ class OpBlock:
     constants: list[Value] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._drop_unused()
+        live = {id(value) for value in self.outputs}
+        kept = []
+        for op in reversed(self.ops):
+            if op.equation.effects or any(id(result) in live for result in op.results):
+                kept.append(op)
+                live |= {id(value) for value in op.operands}
+        self.ops = kept[::-1]
         counts = [value for op in self.ops for value in op.operands] + self.outputs
         self.num_uses = Counter(id(value) for value in counts)
 
@@ -129,15 +135,6 @@ class OpBlock:
             yield self, op
             for body in op.bodies:
                 yield from body.everything()
-
-    def _drop_unused(self) -> None:
-        live = {id(value) for value in self.outputs}
-        kept = []
-        for op in reversed(self.ops):
-            if op.equation.effects or any(id(result) in live for result in op.results):
-                kept.append(op)
-                live |= {id(value) for value in op.operands}
-        self.ops = kept[::-1]
 
 
 def read_block(program: ClosedJaxpr, operands: Sequence[Value] | None = None) -> OpBlock:

@@ -8,7 +8,7 @@ import numpy as np
 
 from meshwright.proof.compiler.program import TracedMistake
 from meshwright.proof.inspection.jaxprs.blocks import Op, OpBlock, Value, hlo_dtype
-from meshwright.proof.inspection.jaxprs.places import is_promoted, place, says_so
+from meshwright.proof.inspection.jaxprs.places import is_explicit_cast, is_promoted, place
 
 _LEAST_CONSTANT = 1 << 16
 """In bytes. Smaller constants, e.g. tables of positions, cost nothing, and are not reported."""
@@ -73,7 +73,7 @@ def _narrow_dtype(value: Value, *, is_wide: bool) -> str:
         return value.dtype
     if value.op is None or value.op.name != "convert_element_type":
         return ""
-    if says_so(value.op.equation) and not (is_wide and is_promoted(value.op.equation)):
+    if is_explicit_cast(value.op.equation) and not (is_wide and is_promoted(value.op.equation)):
         return ""
     before = value.op.operands[0].dtype
     return before if before in _NARROW else ""
