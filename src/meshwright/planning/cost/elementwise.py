@@ -106,7 +106,7 @@ DROPOUT = {
 }
 """Passes of dropout, by the array that it acts on.
 
-On the residual stream, an existing kernel applies it; on attention weights and adapter inputs, kernels of its own.
+On the residual stream, an existing kernel applies dropout; on attention weights and adapter inputs, a separate one.
 """
 
 LOGITS_BYTES = (12, 12)

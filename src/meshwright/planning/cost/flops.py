@@ -162,7 +162,7 @@ def model_flops(workload: Workload, *, is_causal: bool = False) -> float:
 def dropless_padding_flops(
     workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, has_ragged: bool
 ) -> float:
-    """Return the flops per device and step of the padding of dropless experts, as the program's text counts them.
+    """Return the flops per device and step of the padding of dropless experts, as the HLO text counts them.
 
     A plan counts balanced routing only. The program's expert matmuls are compiled for the rows of any routing, and skip
     empty rows when they run. Weight gradients, and without a grouped matmul all of them, run in blocks of rows
@@ -230,7 +230,7 @@ def matmul_flops(op: Matmul, extents: Extents) -> float:
 
 
 def _mean(repeat: Repeat) -> float:
-    """Return how often a region runs in a step, as the mean over pipeline stages."""
+    """Return how often a region (ops that repeat together) runs in a step, as the mean over pipeline stages."""
     return repeat.mean
 
 

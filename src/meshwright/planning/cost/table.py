@@ -312,7 +312,7 @@ def _move(op: Communicate, move: Collective) -> OpRow:
 
 
 def _added_up(moves: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Sum up collectives of the same kind, axes, phase and array."""
+    """Return the collectives, with those of equal kind, axes, phase and array added up to one."""
     found: dict[tuple[object, ...], Collective] = {}
     for move in moves:
         key = move.kind, move.axes, move.phase, move.array

@@ -53,7 +53,7 @@ class PublishedRun:
 class StepRange:
     """The range of a plan's step time if its prediction has an error like those of similar published runs.
 
-    like: the properties that these runs share with the plan, in words.
+    shortest, longest: seconds. like: the properties that these runs share with the plan, in words.
     """
 
     shortest: float

@@ -32,7 +32,7 @@ class Exposure(Fact):
     share: float
     """Exposed communication over all axes, as a fraction of the step."""
     tokens: int = 0
-    """Tokens that a device of the plan processes between two such collectives; 0 as `wanted` is."""
+    """Tokens that a device of the plan processes between two collectives over `axes`; 0 if `wanted` is 0."""
     wanted: int = 0
     """Tokens per device that would hide the communication over `axes`; 0 if too few tokens are not the reason."""
 
