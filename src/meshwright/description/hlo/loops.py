@@ -185,7 +185,7 @@ def _constant_value(module: Module, instruction: Instruction) -> int | None:
 def _count_trips(start: int, step: int, limit: int, direction: str) -> int | None:
     """Return how many of start, start + step, ... satisfy the comparison with `limit`, up to the first that does not.
 
-    None if that is not known.
+    direction: the comparison, such as `LT`. None if the number is not known.
     """
     if direction == "NE":
         return (limit - start) // step if (limit - start) % step == 0 and (limit - start) // step >= 0 else None

@@ -26,10 +26,10 @@ _ANNOTATIONS = frozenset(
 _WRITES = ("dynamic-update-slice", "scatter")
 
 _LEAST_SHARE = 0.5
-"""Smallest factor of a parameter in its update; in a gradient plus weight decay the factor is far smaller."""
+"""Smallest factor of a model parameter in its update; in a gradient plus weight decay it is far smaller."""
 
 _Place = tuple[int, int | None]
-"""A parameter: its number, and the index of an element if the parameter is a tuple (else None)."""
+"""A parameter of a computation: its number, and the index of an element if it is a tuple (else None)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,8 @@ class Updates:
     def _is_update(self, number: int, share: Share) -> bool:
         """Whether a result with this share of argument `number` is an update of the argument.
 
-        A parameter's factor must be at least `_LEAST_SHARE`. Moments may decay by any factor, even a computed one.
+        If JAX differentiates the argument, as a model parameter, its factor must be at least `_LEAST_SHARE`. Other
+        arguments, such as moments, may have any positive or unknown factor.
         """
         if number in self.differentiated:
             return share.factor is not None and share.factor >= _LEAST_SHARE
