@@ -288,8 +288,8 @@ def _plan_function(
 ) -> ProgramPlan:
     """Return the plan of a JAX function with these arguments.
 
-    named: the arguments of `plan` that are set; only mesh is allowed. options: num_compiled, and the keyword arguments
-    of the function.
+    named: the other arguments of `plan` that are set, by name; only mesh is allowed. options: num_compiled, and the
+    keyword arguments of the function.
     """
     from meshwright.proof.program_plans.plan import plan_program
 

@@ -101,7 +101,7 @@ def check_planned(sweep: Sweep, points: Sequence[Point]) -> None:
 
 
 def _point(key: str, value: int, workload: Workload, system: System, best: Callable[[Workload, System], Plan]) -> Point:
-    """Return the point of one value of the quantity `key`."""
+    """Return the point of one value of the quantity `key`. best: as in `run_sweep`."""
     try:
         if key == "chips":
             system = system.resized(value)

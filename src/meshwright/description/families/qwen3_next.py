@@ -60,7 +60,7 @@ def read(fields: Fields) -> Features:
 
 
 def _linear_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """Return whether each layer has linear attention, as the shortest cycle.
+    """Return whether each layer has linear attention, as the shortest repeating cycle.
 
     `layer_types` decides, or else every `full_attention_interval`-th layer has attention instead.
     """

@@ -58,7 +58,7 @@ class TextNames(NamedTuple):
 
 
 def text_names(names: Iterable[str]) -> TextNames:
-    """Separate the text model's tensors of a checkpoint from its other parts. names: of all tensors in the file.
+    """Separate the text model's tensors of a checkpoint from its other parts. names: all tensor names of the file.
 
     If no name begins with `language_model.` or `model.language_model.`, all names are returned unchanged.
     """

@@ -50,8 +50,8 @@ class System:
     def resized(self, num_chips: int) -> System:
         """Return this system with `num_chips` chips in all.
 
-        Several slices keep their shape if a number of them has so many chips. Otherwise the shape changes. Raises if
-        equal slices cannot add up to so many chips.
+        Several slices keep their shape if slices of that shape add up to `num_chips`; else their shape changes. Raises
+        if equal slices cannot add up to `num_chips`.
         """
         slice_chips = math.prod(self.shape)
         if self.num_slices > 1 and num_chips > 0 and num_chips % slice_chips == 0:
@@ -233,7 +233,7 @@ def devices_per_node(chip: Chip, num_devices: int) -> int:
 
 
 def _find(name: str, hardware_file: str | Path | None) -> Chip:
-    """Return the chip `name` from the project's files, or from a hardware file. Raises if that has another chip."""
+    """Return the chip `name` from the project's files, or from a hardware file. Raises if the file has another one."""
     if hardware_file is None:
         return load_chip(name)
     chip = load_hardware(hardware_file)

@@ -178,7 +178,7 @@ class Updates:
     def _written(self, value: Instruction) -> _Shares:
         """Return the shares in the result of `value`, which overwrites a part of an array.
 
-        They are the shares in the array and in the new part.
+        For each parameter, it is the larger one of its shares in the array and in the new part.
         """
         array, *rest = self.module.operands(value)
         part, places = (rest[1], rest[:1]) if value.opcode == "scatter" else (rest[0], rest[1:])
@@ -204,7 +204,7 @@ class Updates:
         return True
 
     def _times(self, value: Instruction, factor: float | None, scale: Instruction) -> _Shares:
-        """Return the shares of parameters in `value` multiplied or divided by the value of `scale`.
+        """Return the shares of parameters in the product or the quotient of `value` and `scale`.
 
         Empty unless `scale` is a scalar or a broadcast scalar: Adam's divisor, for example, differs between elements.
         factor: the number by which `value` is multiplied, None if unknown.
@@ -248,7 +248,10 @@ class Updates:
         )
 
     def _after_loop(self, loop: Instruction, index: int | None) -> _Shares:
-        """Return the shares of parameters in element `index` of a loop's final state, through the initial values."""
+        """Return the shares of parameters in element `index` of a loop's final state.
+
+        They are the shares in the loop's initial state, times the factors that an iteration applies.
+        """
         root, before = self.module.root(loop.called("body")[0]), self.module.operand(loop)
         kept: dict[int | None, Share] = {index: Share()}
         waiting = [index]

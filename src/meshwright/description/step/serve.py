@@ -195,7 +195,7 @@ def activated_experts(num_experts: int, num_active: int, num_local: float, token
 
 
 def _expert_sizes(dispatch: Dispatch, mesh: MeshShape, tokens: int) -> dict[str, float]:
-    """Return the sizes of `A`, `R` and `C` for `tokens` tokens per device group.
+    """Return the sizes of the symbols `A`, `R` and `C`, by symbol. tokens: tokens of each device group.
 
     Each group is assumed to receive as many tokens as it sends. With uniform routing, a token's k experts are on
     ep (1 - (1 - 1 / ep)^k) devices.

@@ -144,7 +144,7 @@ parameter 4.
 
 
 def pass_of(kind: str, *, fuses: bool) -> Pass:
-    """Return the memory traffic of an elementwise op, by its kind in `step.ir.Elementwise`.
+    """Return the memory traffic of an elementwise op. kind: as in `step.ir.Elementwise`.
 
     fuses: whether each chain of elementwise ops is one kernel; if False, each op is one.
     """

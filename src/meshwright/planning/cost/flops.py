@@ -237,7 +237,7 @@ def _mean(repeat: Repeat) -> float:
 def _attention(
     step: Step, workload: Workload, mesh: MeshShape, strategy: Strategy, count: Callable[[Repeat], float]
 ) -> StepFlops:
-    """Return the flops of attention on one device; count: returns how often an op runs, from its region's repeats."""
+    """Return the flops of attention on one device. count: returns the runs of an op, from its region's `Repeat`."""
     is_fused = strategy.attention != "scores"
     made = scores_share(workload, mesh, strategy)
     sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
@@ -248,7 +248,7 @@ def _attention(
 
 
 def _matmuls(step: Step, ops: Iterable[Matmul], count: Callable[[Repeat], float]) -> StepFlops:
-    """Return the flops of matmuls on one device; count: returns how often an op runs, from its region's repeats."""
+    """Return the flops of matmuls on one device. count: returns the runs of an op, from its region's `Repeat`."""
     sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
     for op in ops:
         sums[op.phase] += count(step.repeats[op.region.name]) * matmul_flops(op, step.extents)

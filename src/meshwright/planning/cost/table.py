@@ -194,7 +194,7 @@ class _Table:
                     pass
 
     def _owner(self, op: Communicate) -> _Place | None:
-        """Return the matmul whose weight or gradient a collective sends; None if the collective has its own row."""
+        """Return the place of the matmul whose weight or gradient a collective sends; None if it has its own row."""
         if not op.of_weight:
             return None
         region = op.region.name

@@ -113,7 +113,7 @@ def _values(
 
 
 def _check_same(table: OptionTable, fields: Mapping[str, Any], read: Mapping[str, Any]) -> None:
-    """Raise if the exported settings, read again (`read`), give another plan."""
+    """Raise if the fields read back from the exported settings (`read`) differ from the plan's (`fields`)."""
     wrong = {
         field: read.get(field) for field in fields if field not in table.unsaid and read.get(field) != fields[field]
     }

@@ -146,7 +146,7 @@ def _read_words(settings: Settings, name: str) -> None:
 
 
 def _read_model(settings: Settings, name: str, model: ModelConfig | None, model_name: str) -> Model:
-    """Return the model: `model`, else the preset that the file names, else one with the file's sizes (`model_name`)."""
+    """Return `model`; else the preset that the file names; else a model `model_name` with the file's sizes."""
     table, fields = settings.table, settings.fields
     theirs = ""
     if name == "maxtext":
@@ -199,7 +199,7 @@ def _check_seq_len(settings: Settings) -> None:
 
 
 def _check_structure(settings: Settings) -> None:
-    """Raise if an option describes a model whose structure is not that of models read from sizes."""
+    """Raise if an option describes a model structure that cannot be read (`OptionTable.structure`)."""
     for option, values in settings.table.structure.items():
         value = settings.take(option, settings.table.defaults.get(option, values[0]))
         if not any(same(value, known) for known in values):

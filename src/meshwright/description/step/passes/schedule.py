@@ -88,7 +88,7 @@ class Schedule:
 
     @property
     def bubble(self) -> float:
-        """Time that a device waits, divided by the time that it works: (p - 1) / (v m)."""
+        """Time that a device waits, divided by the time that it works: (p - 1) / (v m), with m microbatches."""
         return (self.stages - 1) / self.units
 
     def forward(self, index: Number) -> Unit:

@@ -77,7 +77,10 @@ def _sum_of_rows(name: str, columns: Dim, layout: Layout, split: tuple[str, ...]
 
 
 def _branch_of_lookup(op: Lookup, rank: int, layout: Layout, split: tuple[str, ...]) -> Iterator[Node]:
-    """Yield the nodes of a lookup's low-rank branch: rows of A are looked up like the table's, and multiplied by B."""
+    """Yield the nodes of a lookup's low-rank branch: rows of A are looked up like the table's, and multiplied by B.
+
+    rank: the branch's rank. split: the axes that split the rows of the table and of A.
+    """
     low, name = (RANK, rank), "embedding low rank"
     weight = weight_of(f"{op.name}{LORA_A}", (op.rows, low), axes_of(layout.tokens), layout)
     moves = _sum_of_rows(name, layout.used((low,))[0], layout, split)
