@@ -33,7 +33,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Point:
-    """One value of a sweep, its system as text, and its best plan on that or the reason why there is none."""
+    """One value of a sweep, the system as text, and the best plan or the reason why there is none."""
 
     value: int
     system: str

@@ -44,7 +44,7 @@ class Published:
 
 
 Names = Mapping[str, Published]
-"""The place of each parameter in a Hugging Face checkpoint, by our path; `layers.query` is that of any stack."""
+"""The place of each parameter in a Hugging Face checkpoint, by our path; `layers.query` stands for every stack."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ FUSED = {
     # A shortcut's result is normalised in the sum that reads it.
     "batch_norm_shortcut": Pass(2, 10, 0, 0),
 }
-"""Passes by kind of op, with one kernel for each chain of elementwise ops; kernels over images count as 0 launches."""
+"""Passes by kind of op, with one kernel for each chain of elementwise ops; launches over images are not counted."""
 
 ONE_BY_ONE = {
     # PyTorch's RMSNorm, in bytes: cast to float32 6, square 8, mean 4, times its root 8, cast back 6, times scale 4.

@@ -88,7 +88,8 @@ class ImageCommunication(Fact):
 class DataParallelLimit(Fact):
     """Number of devices from which, with dp alone, more than `share` of a step is exposed communication.
 
-    devices: None if above `tried`, the largest number tried. images: per device, at `devices` or `tried`.
+    devices: None if above `tried`, the largest number tried. images: per device, with `devices` (or
+    `tried`) devices.
     """
 
     devices: int | None

@@ -28,7 +28,10 @@ class Exposure(Fact):
     """The exposed communication of a plan."""
 
     axes: tuple[str, ...]
-    """The mesh axes with the longest exposed communication, or those that have too few tokens per device."""
+    """The mesh axes with the longest exposed communication.
+
+    If `wanted` is not 0, the axes over which weights are gathered or gradients reduced.
+    """
     share: float
     """Exposed communication over all axes, as a fraction of the step."""
     tokens: int = 0

@@ -19,7 +19,7 @@ ATTENTION = {"scores": "attention scores through memory", "flash": "a fused atte
 """Descriptions of attention implementations; others are shown by name."""
 
 CAUSAL_SHARE = 0.2
-"""The fraction of the MFU from which masked scores are mentioned."""
+"""Masked scores are mentioned if they are more than this fraction of the MFU."""
 
 WAITING_SHARE = 0.05
 """The fraction of a step from which `answer` includes exposed communication or a pipeline bubble."""
