@@ -62,8 +62,8 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
     `memory_headroom`.
 
     Raises:
-        MeshwrightError: `options` have both or none of batch and batch_tokens; or `model` is a Workload, and `options`
-            have one that the Workload already sets.
+        MeshwrightError: `options` have both or neither of batch and batch_tokens; or `model` is a Workload, and
+            `options` have one that the Workload already sets.
     """
     said = given(options, WORKLOAD_OPTIONS)
     name = model if isinstance(model, str) else getattr(model, "name", model)
