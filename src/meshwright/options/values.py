@@ -99,10 +99,10 @@ def read_compared(texts: Sequence[MeshLike], num_devices: int) -> list[MeshShape
 
 
 def read_count(name: str, value: Count) -> int:
-    """Return a whole number, from 1 to the maximum for this option, given as a number or text.
+    """Return the whole number that a number or a text is. name: the option, which determines the maximum.
 
     Raises:
-        MeshwrightError: the value is not such a number.
+        MeshwrightError: the value is not a whole number from 1 to this maximum.
     """
     try:
         number = parse_count(value) if isinstance(value, str) else operator.index(value)
@@ -120,7 +120,7 @@ MOST_PRICE = 1e9
 
 
 def read_price_of(value: float | str, chip: str) -> float:
-    """Return the price of a chip's hour from one price, or from `h100=2.5,v5e=1.2`; raises if the chip has none."""
+    """Return the price of an hour of `chip`, from one price or from `h100=2.5,v5e=1.2`. Raises if the chip has none."""
     if isinstance(value, str) and "=" in value:
         prices = dict(part.split("=", 1) for part in value.split(",") if "=" in part)
         if chip not in prices:

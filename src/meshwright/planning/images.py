@@ -111,10 +111,10 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
 
 
 def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[Collective]:
-    """Yield each collective with its exposed seconds per step; passes: seconds of compute by pass.
+    """Yield each collective with its exposed seconds per step: those that the compute of its pass does not hide.
 
-    The exposed part is what the compute of the pass does not hide, but at least one run of the collective. Reductions
-    of batch-norm statistics are exposed in full; gathers in backward may be hidden completely.
+    At least one run of a collective is exposed, except for gathers in backward, which may be hidden completely.
+    Reductions of batch-norm statistics are exposed in full. passes: seconds of compute by pass.
     """
     wanted = dict.fromkeys(passes, 0.0)
     for move in moves:

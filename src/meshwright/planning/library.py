@@ -54,7 +54,7 @@ ALWAYS_CHOSEN = ("schedule", "virtual_stages", "sp_method")
 """Strategy fields that the search always chooses; they can be set only together with a mesh."""
 
 LEAST_RANKED, MOST_TIED = 8, 32
-"""The smallest number of meshes to rank, and the largest number to which this grows while meshes tie with the best."""
+"""A search ranks at least `LEAST_RANKED` meshes, and up to `MOST_TIED` as long as they tie with the best."""
 
 
 @overload
@@ -295,8 +295,8 @@ def _plan_function(
 ) -> ProgramPlan:
     """Return the plan of a JAX function with these arguments.
 
-    named: the arguments of `plan` that are set; only mesh is allowed. options: num_compiled, and the keyword arguments
-    of the function.
+    named: the other arguments of `plan` that are set, by name; only mesh is allowed. options: num_compiled, and the
+    keyword arguments of the function.
     """
     from meshwright.proof.program_plans.plan import plan_program
 
@@ -324,7 +324,7 @@ def _plan_in_file(path: str | Path, others: Mapping[str, Any]) -> Plan | None:
 
 
 def _refuse(names: Iterable[str], where: str) -> None:
-    """Raise for the first of some options that have no effect, if there are any; where: the end of the message."""
+    """Raise if there are any `names` of options without effect. where: the end of the message, as `with sweep`."""
     for name in sorted(names):
         raise MeshwrightError(f"{name} has no effect {where}; leave it out")
 
@@ -347,11 +347,11 @@ def find_meshes(
         policies: the remat policies to choose from; empty for all.
         fields: values of strategy fields that are not searched.
         top: how many meshes to return.
-        include_planned: also search plans that cannot run yet, as is done if no plan can run.
+        include_planned: also search plans that `meshwright train` cannot run yet. If it can run none, all are searched.
 
     Raises:
-        MeshwrightError: `fields` has a field that the planner always chooses, or the mesh of a reference model that the
-            step does not have.
+        MeshwrightError: `fields` has a field that the planner always chooses, or a `reference_mesh` although the step
+            has no reference model.
     """
     if chosen := [name for name in ALWAYS_CHOSEN if name in fields]:
         option = f"--{chosen[0].replace('_', '-')} ({chosen[0]}=…)"
@@ -367,7 +367,7 @@ def find_meshes(
 def find_beyond(best: Plan, policies: tuple[Remat, ...], fields: Mapping[str, Any]) -> Plan | None:
     """Return the best plan that `meshwright train` cannot run yet; None if it is not better than `best`.
 
-    It is better if it is faster, or if it fits in memory and `best` does not.
+    It is better if it is faster, or if it fits in memory and `best` does not. policies, fields: as in `find_meshes`.
     """
     seconds = best.predicted.step_seconds if best.predicted.fits else None
     found = find_faster(best.workload, best.system, math.inf if seconds is None else seconds, remats=policies, **fields)
@@ -428,9 +428,9 @@ def _space(
     *,
     include_planned: bool,
 ) -> Space:
-    """Return the search space of plans that `meshwright train` can run; if it has no mesh, that of all plans.
+    """Return the search space of plans that `meshwright train` can run; if there is no such plan, that of all plans.
 
-    mesh: the only mesh to plan, or None. include_planned: return all that can be planned in any case.
+    mesh: the only mesh to plan; None for all. include_planned: return the space of all plans in any case.
     """
     if not include_planned:
         try:

@@ -62,7 +62,8 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
     `memory_headroom`.
 
     Raises:
-        MeshwrightError: options have not exactly one of batch and batch_tokens, or an option that a Workload sets.
+        MeshwrightError: `options` have both or neither of batch and batch_tokens; or `model` is a Workload, and
+            `options` have one that the Workload already sets.
     """
     said = given(options, WORKLOAD_OPTIONS)
     name = model if isinstance(model, str) else getattr(model, "name", model)
@@ -219,7 +220,7 @@ def read_images(model: str, options: Mapping[str, Any]) -> tuple[ImageWorkload, 
 
 
 def _hardware(model: object, options: Mapping[str, Any]) -> System:
-    """Return the system that the options describe. Raises if they have no `on`. model: its name for the error."""
+    """Return the system that the options describe. Raises if they have no `on`. model: shown in the error."""
     if "on" not in options:
         raise MeshwrightError(f"{model} needs hardware: --on (on=…), as v5p:4x4x4, h100:64 or cpu:8")
     return read_system(options["on"], options.get("hardware"), options.get("memory_headroom"))

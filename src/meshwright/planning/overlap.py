@@ -74,7 +74,8 @@ class CommunicationTime:
         """Return the fraction of each field's seconds that stays exposed, for the fields that ops can hide.
 
         The keys are forward, backward, once_forward and once_backward. The arguments `forward` and `backward` are the
-        seconds per step of each pass's ops.
+        seconds per step of each pass's ops; once_ fields overlap only with the ops of one of `num_microbatches`
+        microbatches.
         """
         return {
             "forward": _exposed(self.forward, forward),
@@ -105,7 +106,7 @@ NO_COMMUNICATION = CommunicationTime()
 """The communication time of a step without collectives."""
 
 NO_RING: Mapping[Phase, float] = {}
-"""The exposed fractions of ring attention's sends, by phase, if there are none."""
+"""The exposed fractions of ring attention's sends, by phase, for a step without such sends."""
 
 
 def communication_time(
@@ -231,7 +232,7 @@ def _activation_communication(
 ) -> CommunicationTime:
     """Return the communication time of activation collectives and of the reductions in the loss, cached.
 
-    The caller resets strategy fields without effect to their defaults.
+    The caller resets strategy fields without effect to their defaults, so that equal steps share a cache entry.
     """
     moves = activation_moves(workload, mesh, strategy)
     shares = ring_shares(workload, mesh, system, strategy)

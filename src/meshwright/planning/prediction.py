@@ -43,8 +43,8 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
     """Return the predicted record of a train step.
 
     Activation collectives are exposed, except for those over tp that collective matmuls hide and those over sp that
-    ring attention hides. Weight gathers and gradient reductions overlap with the ops of their pass, and are exposed as
-    far as they take longer. The terms of `breakdown_seconds` add up to the step.
+    ring attention hides. Weight gathers and gradient reductions overlap with the ops of their pass; the seconds by
+    which they take longer are exposed. The terms of `breakdown_seconds` add up to the step.
     """
     layout = lay_mesh(system, mesh.layout)
     moves = step_moves(workload, mesh, strategy)
@@ -74,7 +74,7 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
 
 
 def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> tuple[str, ...]:
-    """Return the notes of a prediction."""
+    """Return the notes of a prediction: sentences on what it assumes or leaves out."""
     notes = ()
     if strategy.profile.name:
         notes += (f"planned as {strategy.profile.name} runs a step, which meshwright does not run",)
@@ -109,7 +109,8 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
 def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
     """Return a note if every pipeline stage repeats the work of the layers before the pipeline; else ().
 
-    Stages share this work if they can split the sequences of a microbatch. count: the number of these layers.
+    Stages share this work if they can split the sequences of a microbatch. count: the number of layers before the
+    pipeline.
     """
     if is_shared_before(program(workload.model), workload.batch, mesh, strategy):
         return ()
@@ -187,10 +188,10 @@ def step_bound_seconds(
 def _in_every_tick(
     exposed: Iterable[Collective], in_ticks: Iterable[Collective], layout: MeshPlacement
 ) -> Iterator[Collective]:
-    """Yield the collectives of `in_ticks` with their seconds. Their bytes and runs include a pipeline's bubble ticks.
+    """Yield the collectives of `in_ticks`, whose bytes and runs include a pipeline's bubble ticks, with their seconds.
 
-    Their exposed seconds are those of `exposed`, the same collectives in useful ticks only, because the time of bubble
-    ticks already counts as bubble.
+    Exposed seconds are those of `exposed`, the same collectives counted in useful ticks only: the time of bubble ticks
+    already counts as bubble.
     """
     for worked, move in zip(exposed, in_ticks, strict=True):
         yield replace(move, seconds=planned_seconds(move, layout), exposed_seconds=worked.exposed_seconds)

@@ -155,7 +155,7 @@ class Space:
         return tuple(form for form in found if _does_run(self.workload.model, shape, form))
 
     def runs(self, mesh: MeshShape) -> bool:
-        """Whether a strategy of the space runs on a mesh that `jax.make_mesh` can make."""
+        """Whether `jax.make_mesh` can make a mesh, and some strategy of the space runs on it."""
         if lay_mesh(self.system, mesh.layout).is_refused:
             return False
         return any(self.has_strategies(mesh, parts, remat) for parts in self.parts(mesh)[:1] for remat in self.remats)

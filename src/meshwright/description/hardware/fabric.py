@@ -245,7 +245,7 @@ def _in_order(dims: tuple[tuple[str, int], ...], degrees: Mapping[str, int]) -> 
 
 
 def _nested(parts: list[tuple[str, int]], dim: str) -> list[AxisFactor]:
-    """Return the factors of one physical dimension. parts: mesh axes and their sizes in it, outermost first."""
+    """Return the factors of the physical dimension `dim`. parts: mesh axes and their sizes in it, outermost first."""
     factors, stride = [], 1
     for axis, size in reversed(parts):
         if size > 1:

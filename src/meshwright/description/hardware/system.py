@@ -48,9 +48,10 @@ class System:
         return parse_system(text)
 
     def resized(self, num_chips: int) -> System:
-        """Return this system with `num_chips` chips: another number of slices if they add up, else another slice shape.
+        """Return this system with `num_chips` chips in all.
 
-        Raises if slices cannot add up to so many chips.
+        Several slices keep their shape if slices of that shape add up to `num_chips`; else their shape changes. Raises
+        if equal slices cannot add up to `num_chips`.
         """
         slice_chips = math.prod(self.shape)
         if self.num_slices > 1 and num_chips > 0 and num_chips % slice_chips == 0:

@@ -205,7 +205,10 @@ class _Parser:
         return len(self.text) if depth <= 0 else self.cut_short(start)
 
     def closing(self, tokens: re.Pattern[str], start: int) -> int:
-        """Return the position of the bracket that closes the one just before `start`. tokens: brackets and strings."""
+        """Return the position of the bracket that closes the one just before `start`.
+
+        tokens: a pattern that matches brackets and strings.
+        """
         depth = 1
         for token in tokens.finditer(self.text, start):
             if token[0] in "({":

@@ -26,10 +26,10 @@ _ANNOTATIONS = frozenset(
 _WRITES = ("dynamic-update-slice", "scatter")
 
 _LEAST_SHARE = 0.5
-"""Smallest factor of a parameter in its update; in a gradient plus weight decay the factor is far smaller."""
+"""Smallest factor of a model parameter in its update; in a gradient plus weight decay it is far smaller."""
 
 _Place = tuple[int, int | None]
-"""A parameter: its number, and the index of an element if the parameter is a tuple (else None)."""
+"""A parameter of a computation: its number, and the index of an element if it is a tuple (else None)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,8 @@ class Updates:
     def _is_update(self, number: int, share: Share) -> bool:
         """Whether a result with this share of argument `number` is an update of the argument.
 
-        A parameter's factor must be at least `_LEAST_SHARE`. Moments may decay by any factor, even a computed one.
+        If JAX differentiates the argument, as a model parameter, its factor must be at least `_LEAST_SHARE`. Other
+        arguments, such as moments, may have any positive or unknown factor.
         """
         if number in self.differentiated:
             return share.factor is not None and share.factor >= _LEAST_SHARE
@@ -183,7 +184,7 @@ class Updates:
     def _written(self, value: Instruction) -> _Shares:
         """Return the shares in the result of `value`, which overwrites a part of an array.
 
-        They are the shares in the array and in the new part.
+        For each parameter, it is the larger one of its shares in the array and in the new part.
         """
         array, *rest = self.module.operands(value)
         part, places = (rest[1], rest[:1]) if value.opcode == "scatter" else (rest[0], rest[1:])
@@ -209,7 +210,7 @@ class Updates:
         return True
 
     def _times(self, value: Instruction, factor: float | None, scale: Instruction) -> _Shares:
-        """Return the shares of parameters in `value` multiplied or divided by the value of `scale`.
+        """Return the shares of parameters in the product or the quotient of `value` and `scale`.
 
         Empty unless `scale` is a scalar or a broadcast scalar: Adam's divisor, for example, differs between elements.
         factor: the number by which `value` is multiplied, None if unknown.
@@ -253,7 +254,10 @@ class Updates:
         )
 
     def _after_loop(self, loop: Instruction, index: int | None) -> _Shares:
-        """Return the shares of parameters in element `index` of a loop's final state, through the initial values."""
+        """Return the shares of parameters in element `index` of a loop's final state.
+
+        They are the shares in the loop's initial state, times the factors that an iteration applies.
+        """
         root, before = self.module.root(loop.called("body")[0]), self.module.operand(loop)
         kept: dict[int | None, Share] = {index: Share()}
         waiting = [index]

@@ -39,7 +39,7 @@ def implementations_of(operands: tuple[ShardedArray, ...], wanted: ShardedArray,
         sizes: the mesh and the sizes of dims.
 
     Raises:
-        MeshwrightError: `wanted` is a partial sum over an axis that divides no dim summed by the last local einsum.
+        MeshwrightError: `wanted` is a partial sum over an axis that shards no dim which the last local einsum sums.
     """
     if len(operands) == 1:
         return sorted_implementations(

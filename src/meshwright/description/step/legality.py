@@ -64,7 +64,8 @@ def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> Non
 def _check_quantised(workload: Workload, stored: Tree[Parameter], mesh: MeshShape, rules: Rules) -> None:
     """Raise if the values and scales of quantised weights cannot be split over a mesh.
 
-    They have no pp and no padded or copied heads, and nf4 needs blocks of at least `LEAST_BLOCK` elements.
+    Quantised weights cannot be split over pp or have padded or copied heads; nf4 needs blocks of at least `LEAST_BLOCK`
+    elements.
 
     stored: the declarations of the padded model's parameters.
     """

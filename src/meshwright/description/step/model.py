@@ -61,7 +61,7 @@ class Experts:
     has_shared_gate: bool = False  # Whether a sigmoid gate per token scales the shared MLP's output (Qwen2-MoE).
     has_bias: bool = False  # Whether router and experts have biases (gpt-oss).
     num_dense_layers: int = 0  # Number of first layers, which have a dense MLP.
-    # For each layer after these, whether it has experts or a dense MLP, as a cycle that repeats.
+    # For each layer after the dense ones, whether it has experts (else a dense MLP), as a cycle that repeats.
     layers: tuple[bool, ...] = (True,)
     # Slots of an expert divided by its tokens at even load; excess tokens are dropped. None: no token is dropped.
     capacity_factor: float | None = None

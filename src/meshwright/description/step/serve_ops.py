@@ -390,7 +390,7 @@ class _BlockWalk:
         return Elementwise(kind=kind, phase="forward", region=self.region, block=self.part, arrays=arrays)
 
     def _move(self, name: str, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
-        """Yield the collectives that reshard arrays of this block alike. pairs: the array before and after, of each."""
+        """Yield the collectives that reshard arrays of this block alike. pairs: (before, after) of each."""
         yield from _moved(name, self.region, *pairs)
 
 
@@ -456,7 +456,7 @@ def _norm_sums(op: Norm, name: str, region: Region, tokens: tuple[Dim, ...], axe
 def _moved(name: str, region: Region, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
     """Yield the collectives that reshard several arrays alike, each collective combined over all arrays.
 
-    pairs: the layout of each array before and after.
+    pairs: (before, after) of each array.
     """
     for first, *beside in zip(*(moves_between(*pair) for pair in pairs), strict=True):
         yield Communicate(

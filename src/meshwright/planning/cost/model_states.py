@@ -157,7 +157,7 @@ class States:
         return sum(self._stored_on(self._kept_on, self.workload.frozen_paths))
 
     def _stored_on(self, mesh: MeshShape, without: frozenset[str]) -> tuple[int, int]:
-        """Return the elements on a device of a mesh with dp of 1: (of layers, of embedding table and head).
+        """Return the parameter elements on a device of a mesh with dp of 1: (of layers, of embedding table and head).
 
         without: paths of parameters to leave out.
         """
@@ -242,7 +242,8 @@ class States:
     def muon_working_bytes(self) -> float:
         """Bytes per device that Muon's update needs for the parameter that needs most; 0 for other optimizers.
 
-        For each matrix: its values before and after a Newton-Schulz iteration, and two products [short, short].
+        For each of its matrices on a device: the values before and after a Newton-Schulz iteration, and two products
+        [s, s], where s is the matrix's shorter dim.
         """
         if self.strategy.optimizer != "muon":
             return 0.0

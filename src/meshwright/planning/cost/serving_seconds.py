@@ -74,7 +74,7 @@ class ServingStep:
 
 
 def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: MeshPlacement) -> ServingStep:
-    """Return the times of a step of `batch` sequences, over all groups of devices, all at full length.
+    """Return the times of a step of `batch` sequences (over all groups of devices), each at full length.
 
     laid: the layout's mesh, laid over its system (`hardware.fabric.lay_mesh`).
     """
@@ -179,8 +179,8 @@ def product_time(
 ) -> OpTime:
     """Return the time of the flops and of the memory traffic of `count` matmuls [rows, inner] @ [inner, columns].
 
-    Flops are timed at the efficiency of the size, bytes at the achieved bandwidth. On GPUs flops include launches, and
-    the memory traffic of all `count` matmuls one launch.
+    Flops are timed at the efficiency of the size, bytes at the achieved bandwidth. On GPUs that efficiency includes
+    each matmul's launch; the time of memory traffic includes one launch for all `count` matmuls.
     """
     dtype = serving.compute_dtype
     share = product_efficiency(system, max(rows, BUSY_ROWS), inner, columns, dtype=dtype)

@@ -46,7 +46,7 @@ def read(settings: Settings) -> None:
 
 
 def _read_mesh(settings: Settings) -> None:
-    """Set the degrees dp, fsdp and tp from the options. Replicas may divide TPU slices; fsdp takes what remains."""
+    """Set the degrees dp, fsdp and tp from the options. fsdp takes the devices that replicas and tp leave."""
     system, fields = settings.system, settings.fields
     replicas = settings.whole("trainer.replica_ici_axis_size", 1)
     across = settings.whole("trainer.replica_dcn_axis_size", 1)

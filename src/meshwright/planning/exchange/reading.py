@@ -148,7 +148,7 @@ def _read_words(settings: Settings, name: str) -> None:
 
 
 def _read_model(settings: Settings, name: str, model: ModelConfig | None, model_name: str) -> Model:
-    """Return the model: `model`, else the preset that the file names, else one with the file's sizes (`model_name`)."""
+    """Return `model`; else the preset that the file names; else a model `model_name` with the file's sizes."""
     table, fields = settings.table, settings.fields
     theirs = ""
     if name == "maxtext":

@@ -221,8 +221,8 @@ class _BlockSharder:
         """Yield the nodes of a matmul's low-rank branch, which is added to the matmul's result.
 
         The inner value [tokens, rank] is resharded over tp instead of the branch's input or output, which are larger.
-        If tp splits the matmul's outputs, it is computed from the stream between blocks and gathered; if tp splits the
-        inputs, it is reduce-scattered to the layout of that stream.
+        If tp splits the matmul's outputs, the inner value is computed from the stream between blocks and gathered; if
+        tp splits the inputs, the inner value is reduce-scattered to the layout of that stream.
         """
         layout, rank, path = self.layout, (RANK, branch.rank), f"{self.stack}.{op.name}"
         is_column = op.inputs[0][0] == "embed"
