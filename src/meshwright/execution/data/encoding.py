@@ -280,11 +280,7 @@ def find_encoder(
 
 
 def _text_encoder(encoder: Encoder) -> Encoder:
-    """Return an encoder of text.
-
-    Raises:
-        MeshwrightError: text is read as bytes, and the vocabulary has fewer than 256 tokens.
-    """
+    """Return `encoder` itself. Raises if it reads text as bytes and its vocabulary has fewer than 256 tokens."""
     if encoder.tokenizer is None and encoder.vocab < (wanted := byte_tokenizer().num_tokens):
         raise MeshwrightError(
             f"vocab {encoder.vocab} is too small for text as bytes, which needs {wanted}; give data of input_ids"

@@ -131,7 +131,7 @@ def _read_text(part: Range) -> Iterator[Record | BadRecordError]:
 
 
 def _next_line(file: IO[bytes], at: int, size: int) -> int:
-    """Return the first byte position from `at` on where a line begins, or the end of the file."""
+    """Return the first byte position from `at` on where a line begins, or `size`, the file's size, if there is none."""
     if at in (0, size):
         return at
     file.seek(at - 1)

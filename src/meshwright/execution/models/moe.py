@@ -30,6 +30,7 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.runtime.shards import match_varying, on_shards
 
 STREAM = ("batch", "residual_sequence", "activation")
+"""Logical axes of the residual stream [b, s, d] between blocks."""
 
 
 class MoeOps(NamedTuple):

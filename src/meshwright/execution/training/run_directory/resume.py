@@ -60,9 +60,9 @@ def resumed_run(
 ) -> tuple[RunConfig, list[str]]:
     """Return the config of a resumed run, and a line for each changed setting.
 
-    Steps, hardware, mesh and the settings whose `resume` is "free" can always change. Other changes are errors unless
-    `change` is true; settings that checkpoints depend on never change, except as `allow` says. An option with the run's
-    own value is not a change.
+    Steps, hardware, mesh and the settings whose `Setting.resume` is "free" can always change. Other changes are errors
+    unless `change` is true; settings that checkpoints depend on never change, except as `allow` says. An option with
+    the run's own value is not a change.
 
     Args:
         steps: total number of steps; None for the run's own.
