@@ -306,7 +306,10 @@ def messages_of(record: Mapping[str, Any], name: str) -> list[Message]:
 
 
 def _message(value: Any, place: str) -> Message:
-    """Return a message with `role` and `content` (text, or None if it has `tool_calls`). Raises if it is invalid."""
+    """Return a message with `role` and `content` (text, or None if it has `tool_calls`). Raises if it is invalid.
+
+    place: where the message is, for the error.
+    """
     message = {key: item for key, item in value.items() if item is not None} if isinstance(value, Mapping) else {}
     role, content = message.pop("from", None), message.pop("value", None)
     role, content = message.get("role", role), message.get("content", content)

@@ -187,6 +187,7 @@ def _sum(
 
     Args:
         part: computes a tree of arrays from a microbatch.
+        count: number of microbatches.
         dtype: dtype of the sums; an array of a wider dtype is summed in its own.
         group_size: number of consecutive rows that stay in one microbatch.
     """

@@ -134,7 +134,7 @@ def _read_pages(
     scoring: Scoring,
     dtype: Any,
 ) -> tuple[Array, Array, Array]:
-    """Like `_read_slots`, for pages. table, first: as in `PagedCache`. slots: mesh axes that split the slots."""
+    """Like `_read_slots`, for pages; `slots` and the arguments that `_read_slots` lacks are those of `read_pages`."""
     key, value, distance = read_pages(pages, layer, table, first, positions, slots, dtype)
     visible = distance >= 0
     if window is not None:
@@ -157,7 +157,10 @@ def _attend_to_pages(
     window: int | None,
     is_latent: bool,
 ) -> Array:
-    """Like `_attend_on_device`, with the GPU kernel of `paged_kernel`. table, first: as in `PagedCache`."""
+    """Like `_attend_on_device`, with the GPU kernel.
+
+    pages, layer, table, first, window, scoring: as in `paged_kernel.attend_to_pages`.
+    """
     slots = pages.key.shape[3]
     own = attend_to_pages(
         query,
