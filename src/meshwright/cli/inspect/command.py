@@ -158,8 +158,8 @@ def _inspection(args: Args) -> Inspection:
     on = args.on or devices
     if is_run:
         simulate_devices(parse_system(on).num_devices if on else _USUAL_DEVICES)
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only reads; another one compiles
-    sys.path.insert(0, os.getcwd())  # as `python -m` has it
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # A child process compiles.
+    sys.path.insert(0, os.getcwd())  # As with `python -m`.
     _check_trace(args, on)
     options["types"] = args.axes if mesh is not None else None
     options["effort"] = args.effort if on is None or parse_system(on).chip.kind == "tpu" else "default"

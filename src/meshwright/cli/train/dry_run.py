@@ -64,9 +64,9 @@ def dry_run(args: Args, config: RunConfig, planned: Record) -> bool:
 
 
 def _notes(plan: Plan, compiled: int, model: str) -> list[str]:
-    """Return notes on the figures.
+    """Return notes on the printed figures.
 
-    compiled: the bytes of memory of the compiled step.
+    compiled: memory of the compiled step, in bytes per device. model: MODEL as typed.
     """
     notes = notes_of(plan, 0 if kept_plan(model) else trained_seq_len(model))
     more = compiled / plan.predicted.memory_bytes["peak"] - 1
