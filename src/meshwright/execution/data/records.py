@@ -153,7 +153,7 @@ def _read_lines(part: Range) -> Iterator[Record | BadRecordError]:
 
 
 def _parse_line(line: bytes) -> Record | BadRecordError:
-    """Return the object of a line, or the error if it is bad."""
+    """Return the JSON object on a line, or an error if the line has none."""
     if not line.strip():
         return BadRecordError("empty", "the line is empty")
     try:

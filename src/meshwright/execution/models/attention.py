@@ -272,7 +272,7 @@ def _forward_by_chunk(
 def _backward_by_chunk(
     scoring: Scoring, saved: tuple[Any, ...], gradient: Array
 ) -> tuple[Chunks, Array, Array, None, None, None]:
-    """Run backward chunk by chunk, summing the gradients of keys and values."""
+    """Return the gradients of `_attention_by_chunks`'s arguments, chunk by chunk; those of keys and values are sums."""
     chunks, key, value, key_ids, window, rng, output, log_normalizer = saved
 
     def back(sums: tuple[Array, Array], each: tuple[Chunks, Array, Array, Array]) -> tuple[tuple[Array, Array], Any]:

@@ -240,7 +240,8 @@ def _combined(
         sums: sums of these weights [b, s, k, g].
         largest: largest score of each query over all devices [b, s, k, g].
         sinks: logits [k, g], one for each softmax; None without sinks.
-        parts, across: as in `_attend_on_device`.
+        parts: mesh axes that split the slots.
+        across: those of `parts` that split the query heads of the result; None if slots are not split.
     """
     if sinks is not None:
         # If a row is split over devices, only one device adds its sink.

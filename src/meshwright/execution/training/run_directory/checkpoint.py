@@ -128,7 +128,7 @@ class Checkpoints:
             raise self._write_error(error) from None
 
     def commit(self) -> None:
-        """Let the files of the last `save` become a checkpoint. Call it once the metrics up to its step are written."""
+        """Let the files of the last `save` become a checkpoint. Call it after the metrics up to it are written."""
         self._finishing = threading.Thread(target=self._finish)
         self._finishing.start()
 

@@ -179,7 +179,7 @@ def option_value(name: str, config: RunConfig) -> Any:
 
 
 def _with(options: Mapping[str, Any], before: RunConfig, num_devices: int) -> RunConfig:
-    """Return the config `before` with the values of `options`."""
+    """Return the config `before` with the values of `options`. num_devices: number of devices of the resumed run."""
     workload = _workload(options, before.workload)
     strategy = {name: value for name, value in options.items() if name in STRATEGY_OPTIONS}
     fields = read_strategy(strategy, num_devices)
