@@ -231,7 +231,7 @@ class _Line(ProgressColumn):
 def _of_pairs(row: dict[str, Any], prefix: str = "") -> list[str]:
     """Return texts on the reward margin and accuracy of preference pairs; [] if the row has none.
 
-    prefix: of the metrics' names, such as `eval_`.
+    prefix: the beginning of the metrics' names, such as `eval_`.
     """
     if f"{prefix}reward_margin" not in row:
         return []
