@@ -237,7 +237,7 @@ INDEX_FORMAT = 2
 
 
 def _tell(source: _Opened, rows: Rows, on_note: Note) -> None:
-    """Report to the user how many records of a source are left out, split or cut, and whether rows have much padding."""
+    """Report to the user how many records of a source are left out, split or cut, and if rows have much padding."""
     if left_out := describe_bad(source.bad):
         on_note(f"{source.name}: left out {left_out}")
     for what, count in rows.notes.items():
