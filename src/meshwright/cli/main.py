@@ -124,7 +124,7 @@ def _guarded(argv: Sequence[str] | None) -> int:
         return _fail(line, code)
     except BrokenPipeError:
         _drop_output()
-        return 0  # The reader of a pipe has seen enough.
+        return 0  # The reader closed the pipe, as `head` does: no error.
     except OSError as error:
         if error.filename is not None:
             return _fail(f"error: cannot use {error.filename}: {error.strerror}", 2)

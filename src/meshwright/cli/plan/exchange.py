@@ -42,7 +42,7 @@ def read_export(words: tuple[str, ...]) -> Export | None:
 
 
 def export_plan(plan: Plan, export: Export | None, *, as_json: bool = False) -> None:
-    """Write a plan as settings of another framework, if requested, and print the fields it has no option for."""
+    """Write a plan as settings of another framework, if requested, and print the plan's fields that these lack."""
     if export is None:
         return
     unsaid = plan.export(export.framework, export.path)

@@ -78,7 +78,7 @@ def _rate(record: Record, workload: ImageWorkload) -> str:
 
 
 def _row(place: int, record: Record, best: Record, workload: ImageWorkload) -> tuple[str, ...]:
-    """Return a candidate's row of the ranking. place: its rank, from 1."""
+    """Return a candidate's row of the ranking, with its gap to the plan `best`. place: its rank, from 1."""
     step, mfu = show_seconds(record.step_seconds or 0.0), show_percent(record.mfu or 0.0)
     rate = _rate(record, workload)
     memory = show_bytes(record.memory_bytes["peak"])

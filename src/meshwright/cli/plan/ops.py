@@ -48,7 +48,7 @@ def _row_data(row: OpRow) -> dict[str, Any]:
 def _operands(product: LocalProduct) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the local shapes of a matmul's operands, [rows, inner] and [inner, columns].
 
-    A batch of several matmuls has a leading dim `repeats`. Sizes are dims over degrees, so they may be fractions.
+    A batch of several matmuls has a leading dim `repeats`. Dims are divided by mesh degrees, so sizes may be fractions.
     """
     many = (product.repeats,) if product.repeats > 1 else ()
     return (*many, product.rows, product.inner), (*many, product.inner, product.columns)
@@ -129,7 +129,7 @@ def _collective(move: Collective) -> str:
 
 
 def _network(row: OpRow, move: Collective) -> str:
-    """Return, as text, an op's flops per byte of the collective `move`, and the number that would hide it.
+    """Return, as text, an op's flops per byte of the collective `move`, and the flops per byte that would hide it.
 
     Only for the op's longest collective; '' for others.
     """

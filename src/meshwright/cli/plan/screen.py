@@ -255,9 +255,7 @@ def print_terms(best: Plan) -> None:
 
 
 def print_details(plan: Plan, *, is_explained: bool) -> None:
-    """Print the notes of an existing plan; with --explain, first the parts of its step time and memory, and its
-    collectives.
-    """
+    """Print the notes of an existing plan; with --explain, first the parts of step time and memory, and collectives."""
     if is_explained:
         print()
         print_terms(plan)

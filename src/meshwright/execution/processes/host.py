@@ -228,7 +228,7 @@ class Host:
             first = ", ".join(map(str, missing[:10])) + (f" and {len(missing) - 10} more" if missing[10:] else "")
             which = f"process{'es' if missing[1:] else ''} {first} of {self.count}"
             line = f"{which} did not come within {self.start_seconds:g} s; start all, with the same --coordinator"
-            self._end(End(line, FAILED, "refused", tuple(missing)))  # Slurm and JobSet give up on 2.
+            self._end(End(line, FAILED, "refused", tuple(missing)))  # Clusters do not restart after REFUSED.
         else:
             self._check_failures(now)
 

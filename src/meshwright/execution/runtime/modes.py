@@ -35,7 +35,9 @@ MODES: tuple[Mode, ...] = ("auto", "explicit", "manual", "overlapped")
 
 
 def automatic(operands: Operands, implementation: Implementation, mesh: Mesh) -> Body:
-    """Return the matmul in auto mode; an unreduced result is returned as partial sums along leading dims (`terms`).
+    """Return a function that computes the matmul in auto mode.
+
+    It returns an unreduced result as partial sums along leading dims (`terms`).
 
     Sharding constraints cannot express an unreduced result. Without these leading dims, the partitioner may choose
     another einsum: for a reduce-scatter it may split the result first and permute (JAX 0.10.2).
@@ -89,12 +91,12 @@ def explicit(operands: Operands, implementation: Implementation, mesh: Mesh) -> 
 
 
 def manual(operands: Operands, implementation: Implementation, mesh: Mesh) -> Body:
-    """Return the matmul in manual mode."""
+    """Return a function that computes the matmul in manual mode."""
     return _per_device(implementation.steps, operands, implementation.result, mesh)
 
 
 def overlapped(operands: Operands, implementation: Implementation, mesh: Mesh) -> Body:
-    """Return the matmul in manual mode, with collective matmuls where possible."""
+    """Return a function that computes the matmul in manual mode, with collective matmuls where possible."""
     return _per_device(fuse_collective_matmuls(implementation.steps), operands, implementation.result, mesh)
 
 

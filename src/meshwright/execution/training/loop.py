@@ -239,9 +239,9 @@ def _take_all(program: StepProgram, state: State, hooks: StepHooks, mesh: Mesh, 
 def _rows(
     program: StepProgram, batches: BatchSource, state: State, hooks: StepHooks
 ) -> Iterator[tuple[Row, State | None]]:
-    """Yield the row of each step, with mesh, learning rate, tokens per second and MFU added, and the state.
+    """Yield (row, state) of each step, as `take_steps` does.
 
-    Rows and states are those of `take_steps`.
+    Mesh, hardware, learning rate, tokens per second and MFU are added to the row.
     """
     config, steps = hooks.config, range(hooks.start, hooks.config.steps)
     tokens, at_peak = config.workload.tokens, seconds_at_peak(config)

@@ -13,7 +13,7 @@ from meshwright.execution.training.run_directory.checkpoint import Note
 from meshwright.units import show_seconds
 
 MOST_SAID = 3
-"""Maximum number of changed arrays that a note describes; it has only the number of the others."""
+"""Maximum number of changed arrays that a note describes; the others are only counted."""
 
 
 class StepProgram:

@@ -215,6 +215,8 @@ def _rows(source: _Opened, seq_len: int, part: HashSplit, rows: RowKind, seed: i
     """Return the rows of a part of a source's documents or windows.
 
     Args:
+        part: the training part or the held-out part.
+        rows: the kind of the rows.
         seed: determines the order of documents; None keeps theirs.
     """
     sizes = source.dataset.offsets.tolist() if isinstance(source.dataset, TextBytes) else None
@@ -239,7 +241,7 @@ INDEX_FORMAT = 2
 
 
 def _tell(source: _Opened, rows: Rows, on_note: Note) -> None:
-    """Report to the user which records of a source are left out, split or cut, and rows with much padding."""
+    """Report to the user how many records of a source are left out, split or cut, and if rows have much padding."""
     if left_out := describe_bad(source.bad):
         on_note(f"{source.name}: left out {left_out}")
     for what, count in rows.notes.items():

@@ -128,7 +128,7 @@ class Checkpoints:
             raise self._write_error(error) from None
 
     def commit(self) -> None:
-        """Let the files of the last `save` become a checkpoint. Call it after the metrics of its steps are written."""
+        """Let the files of the last `save` become a checkpoint. Call it after the metrics up to it are written."""
         self._finishing = threading.Thread(target=self._finish)
         self._finishing.start()
 
@@ -197,7 +197,9 @@ class Checkpoints:
         return MeshwrightError(f"{what}: {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}")
 
     def whole(self, on_note: Note, *, parts: tuple[str, ...] = ()) -> int | None:
-        """Return the number of the last checkpoint that is not damaged, as all processes find it; None if none exists.
+        """Return the number of the last checkpoint that no process finds damaged; None if there are no checkpoints.
+
+        All processes call this, and each checks a share of the files.
 
         Args:
             on_note: called with a line for each damaged checkpoint.

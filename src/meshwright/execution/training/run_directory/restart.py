@@ -145,7 +145,9 @@ def check_identity(
 def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: int, first: Row, on_note: Note) -> None:
     """Write the files of a run after the first step of this process, and rename damaged checkpoints of later steps.
 
-    first: the row of this step.
+    Args:
+        start: number of steps that earlier processes took.
+        first: the row of this step.
     """
     if not is_first_process():
         return
@@ -259,9 +261,9 @@ def _restored(
 
     kept: the abstract state, whose shapes, dtypes and shardings the arrays get.
 
-    Dtypes and the optimizer may differ from the checkpoint's. If only one of the two has float32 copies of parameters,
-    parameters are read from the copies, or copies from the parameters. Moments of another optimizer are not read: the
-    new optimizer starts with initial moments, at the current point of the learning-rate schedule.
+    Dtypes and the optimizer may differ from the checkpoint's. If only the checkpoint has float32 copies of parameters,
+    parameters are read from them; if only the state has, they are read from the parameters. Moments of another
+    optimizer are not read: the new one starts with initial moments, at the current point of the learning-rate schedule.
     """
     before = config_from_data(checkpoints.config(start))
     wanted, source = abstract_parts(config, kept, mesh), {}

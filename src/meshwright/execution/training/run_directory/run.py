@@ -267,6 +267,7 @@ def repair_lines(directory: Path, on_note: Callable[[str], None]) -> None:
 
 
 _FIELDS = {"metrics.jsonl": {"step"}, "restarts.jsonl": {"lost_seconds", "down_seconds"}, "bad_steps.jsonl": {"step"}}
+"""{file to which a run appends: the fields that each line must have}."""
 
 
 def _read_line(line: bytes, fields: Set[str]) -> dict[str, Any] | None:
