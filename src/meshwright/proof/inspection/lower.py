@@ -119,7 +119,10 @@ def source_hash() -> str:
 
 
 def _lower_made(make: Any, name: str, mesh: Mesh) -> LoweredProgram:
-    """Call `make` with a mesh; return the lowered or traced function that it returns, or lower its (function, args)."""
+    """Call `make` with a mesh, and lower what it returns: a traced or lowered function, or (function, args).
+
+    name: of `make`, for errors.
+    """
     try:
         made = make(mesh)
     except Exception as error:

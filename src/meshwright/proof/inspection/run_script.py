@@ -112,7 +112,10 @@ class _Function:
 
 
 class _Recorder(Generic[T]):
-    """Records calls of jitted functions, and ends the script at the one that is taken."""
+    """Records calls of jitted functions, and ends the script at the chosen one, which is passed to `take`.
+
+    wanted: the name of the function to choose; '' for the one with the most matmul flops.
+    """
 
     def __init__(self, wanted: str, take: Callable[[Call], T]) -> None:
         self.wanted, self.take = wanted, take

@@ -195,7 +195,7 @@ def _links(placement: Placement, shift: int | None, system: System) -> frozenset
 
     On a GPU also the stream in which XLA runs it: permutes have one stream, all other collectives another.
 
-    shift: that of a permute (`_shift`), which uses one direction of its rings; None for other collectives.
+    shift: the distance of a permute (`_shift`), whose sign is the direction used; None for other collectives.
     """
     ways = "+-" if shift is None else "+" if shift >= 0 else "-"
     links = {f"ICI {ring.axis}{way}" for ring in placement.rings for way in ways}

@@ -167,7 +167,10 @@ class Liveness:
                 lives[buffer] = replace(lives[buffer], last=max(lives[buffer].last, position))
 
     def _without_loop(self, span: Span, position: int, state: set[Leaf]) -> Iterator[Span]:
-        """Yield the parts of a span before and after a loop if it is part of the loop's state, else the span itself."""
+        """Yield the parts of a span before and after the loop at `position`; all of it if its buffer is not in `state`.
+
+        state: the buffers of the loop's state, by their representative leaves.
+        """
         if self.aliases.find(span.leaf) not in state or not span.first <= position <= span.last:
             yield span
             return

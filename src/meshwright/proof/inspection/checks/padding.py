@@ -66,9 +66,9 @@ def padding(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _held(context: ProgramContext) -> dict[Shape, tuple[int, Instruction]]:
-    """Return for each shape the least number of its arrays that are in memory at once, and the first such array.
+    """Return {shape: (how many arrays of it are in memory at once, at least; the first of these arrays)}.
 
-    All arguments are in memory at once; of other arrays, one per shape is counted.
+    All arguments are in memory at once. Of a shape that no argument has, one array is counted.
     """
     held: dict[Shape, tuple[int, Instruction]] = {}
     for argument in context.arguments:

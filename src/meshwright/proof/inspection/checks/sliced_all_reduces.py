@@ -82,9 +82,9 @@ def sliced_all_reduces(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _is_summed_further(context: ProgramContext, move: CompiledCollective) -> bool:
-    """Whether an instruction also adds up the shares over other axes: the gradients of copies of shards (HSDP).
+    """Whether the all-reduce of `move` also sums over axes that do not slice its result, as for gradients in HSDP.
 
-    XLA sums over all axes at once whatever the program's constraints are.
+    XLA sums over all these axes at once, whatever the program's constraints are.
     """
     return any(
         other.instruction is move.instruction

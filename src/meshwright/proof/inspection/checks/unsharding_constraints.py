@@ -99,9 +99,9 @@ def _products_alike(context: ProgramContext, move: CompiledCollective) -> list[I
 
 
 def _may_cause(context: ProgramContext, pair: ShardingPair, whole: Instruction, axes: tuple[str, ...]) -> bool:
-    """Whether a constraint may cause a gather over `axes`: its spec omits them, and `whole` has its per-device shape.
+    """Whether a constraint (`pair`) may cause the all-gather of `whole` over `axes`.
 
-    whole: the gathered value.
+    Its spec must omit these axes, and `whole`, the gathered value, must have the constraint's per-device shape.
     """
     spec = pair.requested
     if spec is None or any(dim is None for dim in spec.dims) or set(spec.axes) & set(axes):
@@ -112,7 +112,7 @@ def _may_cause(context: ProgramContext, pair: ShardingPair, whole: Instruction, 
 
 
 def _has_dims(dims: Sequence[int], compiled: Sequence[int]) -> bool:
-    """Whether two shapes are equal but for transposes and joined neighbours, as compilers join batch and sequence."""
+    """Whether a `compiled` shape is `dims` up to transposes and merged adjacent dims, such as batch and sequence."""
     ours, theirs = [[size for size in each if size > 1] for each in (dims, compiled)]
     if sorted(ours) == sorted(theirs):
         return True

@@ -149,7 +149,10 @@ class _Run:
         return state, taken
 
     def _rows(self, state: State, *, runs_ahead: bool) -> Iterator[tuple[Row, State | None]]:
-        """Yield the row of each step and the state after it; None if the next step has already consumed the state."""
+        """Yield the row of each step and the state after it; None if the next step has already consumed the state.
+
+        runs_ahead: whether each step is dispatched before the previous row is read, as in `take_steps`.
+        """
 
         def needs_state(step: int) -> bool:
             self.saver.decide(step + 1, self.interruption, waits=False)
@@ -176,7 +179,7 @@ class _Run:
             self.log.begin(self.start, record)
 
     def _stop_at(self, row: Row, reason: str) -> None:
-        """Record a bad step and raise. If it is not finite, the checkpoint of the state before it is set aside."""
+        """Record a bad step and raise. If its loss or gradient is not finite, the checkpoint before it is set aside."""
         if is_first_process():
             log_bad_step(self.directory, row, reason, {})
         if not all(math.isfinite(row.get(name, 0.0)) for name in ("loss", "grad_norm")):
@@ -185,7 +188,10 @@ class _Run:
 
 
 def _check_state(step: FitStep, before: Mapping[str, str], where: str) -> None:
-    """Raise if a state's arrays differ from a checkpoint's. before: dtypes and shapes in the checkpoint, by path."""
+    """Raise if a state's arrays differ from a checkpoint's.
+
+    before: dtypes and shapes in the checkpoint, by path. where: the beginning of the error's message.
+    """
     now = {path: describe(leaf) for path, leaf in step.state.items()}
     for path in {**before, **now}:
         if before.get(path) != now.get(path):
