@@ -293,11 +293,14 @@ class Scheduler:
         return copies
 
     def put_back(self, copies: list[PageCopy]) -> None:
-        """Queue copies again that a step did not make."""
+        """Queue again the copies that a step did not make."""
         self._copies = [*copies, *self._copies]
 
     def _restart_at_switch(self, sequence: TokenSequence) -> bool:
-        """Whether a sequence reached the length where LongRoPE's frequencies change. If so, compute it again."""
+        """Whether a sequence reached the length where LongRoPE's frequencies change, so that it is computed again.
+
+        Its pages are released once no step of it is in flight.
+        """
         switch = self.layout.switch
         if switch is None or sequence.computed < switch or sequence.prefill_length > switch:
             return False
@@ -385,14 +388,14 @@ class Scheduler:
         return True
 
     def _shard_score(self, sequence: TokenSequence, shard: int, limit: int) -> float:
-        """Return how well a shard suits a sequence: the cached fraction of its tokens plus the shard's free rows."""
+        """Return how well a shard suits a sequence: the share of its tokens cached plus the share of rows free."""
         if self.layout.shards == 1:
             return 0.0
         known = self.prefixes[shard].longest(sequence.tokens, limit, self._prefix_salt(sequence)) if limit else 0
         return known / len(sequence.tokens) + len(self._free_rows[shard]) / self.layout.rows
 
     def _prefix_salt(self, sequence: TokenSequence) -> Hashable:
-        """Return what sequences that share a prefix have in common: salt, adapter, and length if RoPE depends on it."""
+        """Return a sequence's salt in the prefix cache: (request's salt, adapter, what sets RoPE's frequencies)."""
         of_length = None
         if self.layout.switch is not None:
             of_length = sequence.prefill_length > self.layout.switch

@@ -102,7 +102,7 @@ class OutputStream:
     Args:
         async_engine: the engine to submit to.
         requests: the engine's requests, one per prompt.
-        service: the client of the HTTP request, its adapter and its limits.
+        service: the server, with the client, the adapter and the limits of the HTTP request.
         is_streamed: whether to wake the reader at every output; if not, only when a completion ends.
 
     Raises:
