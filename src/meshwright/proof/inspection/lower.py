@@ -184,7 +184,7 @@ def _stage(call: Call) -> Any:
 
 
 def _traced_by(lower: Any, args: Any, kwargs: Any) -> Any:
-    """Call a method `.lower`; return the `Traced` that it lowered, or its result if that is not known.
+    """Call a method `.lower`. Return the `Traced` that it lowered; the method's result if it lowered none or several.
 
     This is for objects that have no `.trace` (Equinox). `Traced.lower` is replaced during the call, since there is no
     public way from a `Lowered` to its jaxpr.

@@ -48,9 +48,9 @@ class Taken(NamedTuple, Generic[T]):
 def run_script(script: Script, take: Callable[[Call], T], source: ast.Module | str | None = None) -> Taken[T]:
     """Run a script, and pass one call of a jitted function to `take`, at the place of that call.
 
-    If `script` names a function, that is its first call. Otherwise the function with the most matmul flops is chosen,
-    or the last one if none has matmuls, and of this function the second call, whose arguments have steady-state
-    shardings, or the only one.
+    If `script` names a function, its first call is chosen. Otherwise it is a call of the function with the most matmul
+    flops, or of the last function if none has matmuls: the second call, whose arguments have steady-state shardings, or
+    the only one.
 
     Args:
         script: the script.
@@ -214,7 +214,7 @@ class _Recorder(Generic[T]):
         return f"called no jitted function {self.wanted}; {near}it called {', '.join(called) or 'none'}"
 
     def told(self, file: Path) -> str:
-        """Return the note: the chosen call, and the other functions."""
+        """Return the note on the chosen call of the script `file`, and on the other jitted functions that it called."""
         assert self.chosen is not None
         one = self.chosen
         told = f"{file}: {one.name} at its call {one.count}"

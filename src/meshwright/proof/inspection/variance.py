@@ -99,8 +99,8 @@ class Variance:
     def _computed(self, instruction: Instruction, operands: list[Value]) -> Value:
         """Return the axes along which an op's result may differ, if the op is a collective or depends on operands only.
 
-        operands: the axes of each operand. Small integer arrays that depend only on the device's id are
-        evaluated on every device.
+        operands: the axes of each operand. Small integer arrays that depend only on the device's id are evaluated on
+        every device.
         """
         kind = instruction.opcode.removesuffix("-start")
         if kind == "collective-permute":
@@ -121,9 +121,9 @@ class Variance:
         return axes
 
     def _permuted(self, permute: Instruction, axes: Axes) -> Axes:
-        """Return the axes along which a permute's sources differ, or along which only some devices receive anything.
+        """Return the axes along which a permute's result may differ: only some devices receive one, or sources differ.
 
-        axes: along which its operand may differ.
+        axes: those along which the operand may differ.
         """
         degrees = tuple(self.mesh.values())
         sources = np.full(self.module.num_devices, -1)

@@ -47,7 +47,7 @@ class Found:
 
 
 def find_layouts(priced: Priced, classes: tuple[DimClass, ...], degrees: Mapping[str, int] | None) -> list[Found]:
-    """Return all layouts on a system: first those that fit, fastest first; then the others, by memory.
+    """Return all layouts on a system: first those that fit, fastest first; then the others, least memory first.
 
     Args:
         priced: the program on the system.

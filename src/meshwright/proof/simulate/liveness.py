@@ -55,7 +55,7 @@ class Liveness:
         self._known_spans: dict[str, dict[Leaf, Span]] = {}
 
     def peak(self, computation: str) -> Peak:
-        """Return the peak over a computation's instructions: live bytes, plus the peak of what each one calls."""
+        """Return the moment of a computation with the most live bytes, with those inside what an instruction calls."""
         if computation in self._peaks:
             return self._peaks[computation]
         instructions = list(self.module.computations[computation].instructions.values())
@@ -133,7 +133,7 @@ class Liveness:
         return self._known_spans[computation]
 
     def _compute_spans(self, computation: str) -> dict[Leaf, Span]:
-        """Compute `_live_spans` in one pass over the instructions."""
+        """Return {representative leaf: live range} for a computation, in one pass over its instructions."""
         found = self.module.computations[computation]
         lives: dict[Leaf, Span] = {}
         for position, instruction in enumerate(found.instructions.values()):
@@ -154,7 +154,7 @@ class Liveness:
         return lives
 
     def _use(self, lives: dict[Leaf, Span], user: Instruction, position: int) -> None:
-        """Extend the live ranges in `lives` of the operands of `user` to its `position`.
+        """Extend the live range (in `lives`) of each operand of the instruction `user` to `position`, where it runs.
 
         Operands of an all-reduce-start are live until its done.
         """

@@ -193,7 +193,10 @@ def through_views(value: Value) -> Value:
 def _inline(
     jaxpr: Any, arrays: Sequence[Any], inputs: Sequence[Value], ops: list[Op], held: list[Value]
 ) -> list[Value]:
-    """Append the ops of a jaxpr and of the jaxprs it calls to `ops`, their constants to `held`; return its outputs."""
+    """Append the ops of a jaxpr and of the jaxprs it calls to `ops`, their constants to `held`; return its outputs.
+
+    arrays: the values of the jaxpr's constants.
+    """
     known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
     for var, array in zip(jaxpr.constvars, arrays, strict=False):
         known[var] = _constant(var.aval, array)
