@@ -216,7 +216,7 @@ class Scheduler:
         return EngineStep(placed, False, rows, self._width(end), length, copies=self.pop_copies())
 
     def _chunk(self) -> EngineStep | None:
-        """Return a prefill step, of scored or of other prompts in alternation; None if no sequence is ready."""
+        """Return a prefill step, alternately of scored and of other prompts; None if no sequence is ready."""
         self._admit()
         ready = [
             sequence
@@ -230,7 +230,7 @@ class Scheduler:
         return next((step for step in found if step is not None), None)
 
     def _chunk_of(self, ready: list[TokenSequence], *, is_scored: bool) -> EngineStep | None:
-        """Return the prefill step, of scored or of other prompts, with the most prompt tokens per estimated cost."""
+        """Return the prefill step of `ready` sequences with the most prompt tokens per cost; None if it cannot run."""
         by_shard: list[list[TokenSequence]] = [[] for _ in range(self.layout.shards)]
         for sequence in in_turns(ready):
             by_shard[sequence.shard].append(sequence)

@@ -252,7 +252,7 @@ class OutputStream:
         return deliver
 
     def _observe(self, prompt: int, seconds: float, output: Output) -> None:
-        """Record an output that arrived at `seconds`, and the end of its completion.
+        """Record an output that arrived at `seconds` (`time.perf_counter`), and the end of its completion.
 
         Raises:
             ApiError: the completion failed, or the engine aborted it.
