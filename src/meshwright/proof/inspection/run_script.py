@@ -102,7 +102,7 @@ class _Cut(BaseException):
 
 
 class _Function:
-    """A jitted function of a script, and how often it was called. flops: of its matmuls in one call."""
+    """A jitted function of a script, and how often it was called. flops: those of its matmuls in one call."""
 
     def __init__(self, jitted: Any) -> None:
         self.code = getattr(inspect.unwrap(jitted), "__code__", jitted)

@@ -212,7 +212,7 @@ class Applied:
     def _stored(self, shape: Any, leaf: Atoms) -> PartitionSpec:
         """Return the spec of a state leaf between steps: that of the table, with `store` on the largest unsplit dim.
 
-        shape: of the leaf or its gradient, which may be transposed or reshaped. leaf: the leaf's own dims.
+        shape: the dims of the leaf or its gradient, which may be transposed or reshaped. leaf: the leaf's own dims.
         """
         dims = self._dims(shape)
         entries = [axes or None for axes in self.layout.split(dims)]

@@ -17,7 +17,7 @@ SHARE_OF_WORK = 0.05
 class RedundantCompute(Finding):
     """Identical matmuls on all devices along an axis. Flops are per device and step.
 
-    flops: of these matmuls. total_flops: of all matmuls. wasted_flops: flops * (1 - 1 / degree).
+    flops: those of these matmuls. total_flops: those of all matmuls. wasted_flops: flops * (1 - 1 / degree).
     """
 
     kind = FindingKind.REDUNDANT_COMPUTE

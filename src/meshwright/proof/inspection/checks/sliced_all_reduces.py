@@ -27,7 +27,7 @@ _LEAST_AT_ONCE = 1 << 18
 class SlicedAllReduce(Finding):
     """An all-reduce of whose result each device uses only its shard.
 
-    is_sliced_at_once: whether the sum is sliced before any other op. reduced_bytes: of all such sums per step.
+    is_sliced_at_once: whether the sum is sliced before any other op. reduced_bytes: bytes of all such sums per step.
     """
 
     kind = FindingKind.SLICED_ALL_REDUCE

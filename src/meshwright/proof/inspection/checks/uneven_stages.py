@@ -19,7 +19,7 @@ from meshwright.units import show_flops, show_percent
 class UnevenStages(Finding):
     """Branches with different amounts of work, chosen by a device's position along `axes`. Flops: per device and step.
 
-    busiest_flops: of the device with most work. mean_flops: the mean over devices.
+    busiest_flops: those of the device with most work. mean_flops: the mean over devices.
     """
 
     kind = FindingKind.UNEVEN_STAGES

@@ -271,7 +271,7 @@ class _Reader:
     def _equal(self, op: Op, value: Value, state: _State, axes: Sequence[str], equal: Sequence[str]) -> set[int]:
         """Report a collective of equal values. Return {its key in `sums`} if a later op may divide it, else set().
 
-        axes: of the collective. equal: those of `axes` along which the devices hold the same value.
+        axes: those of the collective. equal: those of `axes` along which the devices hold the same value.
         """
         degree, all_devices = self._degree(equal), self._degree(axes)
         if state.is_constant and "transpose(" not in op.scope:

@@ -49,7 +49,7 @@ def run_steps(
 ) -> tuple[State, int]:
     """Run the remaining steps of a run; return the last state, and the steps taken since the start of the run.
 
-    directory: of the run; the caller holds its lock. first: the initial state, or a function that returns it. on_step:
+    directory: the run's; the caller holds its lock. first: the initial state, or a function that returns it. on_step:
     called with each row of metrics.
     """
     began = time.perf_counter()
