@@ -86,6 +86,7 @@ def run(request: CompileRequest) -> CompiledProgram:
 
     Raises:
         MeshwrightError: the request's function does not return a lowered program.
+        CompileError: the compiler fails.
     """
     system = parse_system(request.hardware)
     mesh, mesh_method = make_device_mesh(system, request.mesh)

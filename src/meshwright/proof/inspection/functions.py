@@ -153,7 +153,7 @@ def _inspect_by_name(
     effort: Effort,
     check_options: Mapping[str, Any],
 ) -> Inspection:
-    """Inspect `module:function`, a script or an HLO dump.
+    """Inspect `module:function`, a script or an HLO dump. has_arguments: whether `inspect` has arguments beside it.
 
     check_options, here and below: the arguments `rules`, `expected`, `state` and `accepted` of `read_inspection`.
     """
@@ -256,7 +256,11 @@ def _ways_here(
 
 
 def _axis_types(call: Call, mesh: MeshLike, types: AxisKind | None) -> list[tuple[str, tuple[AxisType, ...]]]:
-    """Return (description, axis types) of each attempt: those of the mesh, of an argument's mesh, or of `_kinds`."""
+    """Return (description, type of each axis of `mesh`) for each attempt at lowering.
+
+    If `mesh`, or an argument's mesh with its axes, has axis types, there is one attempt, with these types; else one for
+    each of `_kinds`.
+    """
     degrees = degrees_of(mesh)
     for one in (mesh, *meshes_in(call)):
         if isinstance(one, (Mesh, AbstractMesh)) and set(degrees) <= set(one.axis_names):
@@ -392,7 +396,7 @@ def _mesh_held(call: Call, count: int) -> MeshLike | None:
 
 
 def _mesh_of_module(program: LoweredProgram) -> dict[str, int] | None:
-    """Return {axis: degree} of the mesh with most axes in a lowered module whose devices are in order, or None."""
+    """Return {axis: degree} of a lowered module's mesh with most axes. Meshes with reordered devices do not count."""
     module = program.lowered.compiler_ir("stablehlo")
     found = [_SDY_MESH.match(str(op)) for op in module.body.operations] if module is not None else []
     meshes = [{axis: int(degree) for axis, degree in _SDY_AXIS.findall(one[1])} for one in found if one]

@@ -180,7 +180,7 @@ def _notes(small: list[Finding], least: float) -> Iterator[str]:
 
 
 def _merge(first: Finding, other: Finding) -> Finding:
-    """Merge two findings: the figures of the more expensive one, the cost of both."""
+    """Merge two findings: the figures of the more expensive one, and the sum of their costs."""
     known = first.cost_seconds is not None and other.cost_seconds is not None
     larger = max(first, other, key=lambda found: found.bytes)
     places = dict.fromkeys((first.source, *first.elsewhere, other.source, *other.elsewhere))

@@ -48,9 +48,9 @@ class Taken(NamedTuple, Generic[T]):
 def run_script(script: Script, take: Callable[[Call], T], source: ast.Module | str | None = None) -> Taken[T]:
     """Run a script, and pass one call of a jitted function to `take`, at the place of that call.
 
-    If `script` names a function, that is its first call. Otherwise the function with the most matmul flops is chosen,
-    or the last one if none has matmuls, and of this function the second call, whose arguments have steady-state
-    shardings, or the only one.
+    If `script` names a function, its first call is chosen. Otherwise it is a call of the function with the most matmul
+    flops, or of the last function if none has matmuls: the second call, whose arguments have steady-state shardings, or
+    the only one.
 
     Args:
         script: the script.
@@ -98,7 +98,7 @@ class _Cut(BaseException):
 
 
 class _Function:
-    """A jitted function of a script, and how often it was called. flops: of its matmuls in one call."""
+    """A jitted function of a script, and how often it was called. flops: those of its matmuls in one call."""
 
     def __init__(self, jitted: Any) -> None:
         self.code = getattr(inspect.unwrap(jitted), "__code__", jitted)
@@ -108,7 +108,10 @@ class _Function:
 
 
 class _Recorder(Generic[T]):
-    """Records calls of jitted functions, and ends the script at the one that is taken."""
+    """Records calls of jitted functions, and ends the script at the chosen one, which is passed to `take`.
+
+    wanted: the name of the function to choose; '' for the one with the most matmul flops.
+    """
 
     def __init__(self, wanted: str, take: Callable[[Call], T]) -> None:
         self.wanted, self.take = wanted, take
@@ -207,7 +210,7 @@ class _Recorder(Generic[T]):
         return f"called no jitted function {self.wanted}; {near}it called {', '.join(called) or 'none'}"
 
     def told(self, file: Path) -> str:
-        """Return the note: the chosen call, and the other functions."""
+        """Return the note on the chosen call of the script `file`, and on the other jitted functions that it called."""
         assert self.chosen is not None
         one = self.chosen
         told = f"{file}: {one.name} at its call {one.count}"

@@ -75,7 +75,7 @@ class Variance:
     def _value(self, instruction: Instruction, operands: list[Value], arguments: tuple[Value, ...]) -> Value:
         """Return the axes along which an instruction's result may differ.
 
-        operands, arguments: those of its operands, and of the arguments of its computation.
+        operands: the axes of each of its operands. arguments: the axes of each argument of its computation.
         """
         opcode = instruction.opcode
         if opcode == "parameter":
@@ -105,7 +105,11 @@ class Variance:
         return self._computed(instruction, operands)
 
     def _computed(self, instruction: Instruction, operands: list[Value]) -> Value:
-        """Return the axes along which the result of a collective, an index or another op of its operands may differ."""
+        """Return the axes along which an op's result may differ, if the op is a collective or depends on operands only.
+
+        operands: the axes of each operand. Small integer arrays that depend only on the device's id are evaluated on
+        every device.
+        """
         kind = instruction.opcode.removesuffix("-start")
         if kind == "collective-permute":
             # Also axes along which only some devices receive anything.

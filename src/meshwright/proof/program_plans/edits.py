@@ -69,7 +69,7 @@ def _entry(axes: str | tuple[str, ...] | None) -> str:
 
 
 def _imported(tree: ast.Module, name: str) -> str:
-    """Return the name that a file gives to `jax` or to a name from one of its modules; '' without an import."""
+    """Return the name under which a file imports `name`, `jax` or a member of a JAX module; '' if it does not."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom | ast.Import):
             for alias in node.names:

@@ -243,7 +243,7 @@ class Priced:
         }
 
     def _peak(self, live: Live, layout: Layout) -> float:
-        """Return the peak bytes on a device of a program's values (`live`), without its arguments."""
+        """Return the most bytes that a program's values (`live`) take on a device at once, without its arguments."""
         now = most = 0.0
         for made, called, gone in live.events:
             now += self._bytes(made, layout)

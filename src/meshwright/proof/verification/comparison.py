@@ -300,7 +300,7 @@ def _key(move: Collective) -> Key:
 def _join_sums(
     planned: Mapping[Key, _Planned], found: Mapping[Key, int]
 ) -> tuple[dict[Key, _Planned], dict[Key, Cause]]:
-    """Return (planned bytes, cause of the change), each by key, with all-reduces over the sets of axes of the program.
+    """Return ({key: planned bytes}, {key: cause of the change}), with planned all-reduces joined as in the program.
 
     Consecutive all-reduces of one array over several axes become one over all these axes (`_join_axes`). In a phase
     where plan and program then still differ, but all-reduce equal bytes over each axis (`combined_sums`), the planned
@@ -323,7 +323,7 @@ def _join_sums(
 def _join_axes(
     planned: Mapping[Key, _Planned], found: Mapping[Key, int]
 ) -> tuple[dict[Key, _Planned], dict[Key, Cause]]:
-    """Return (planned bytes, cause of the change), each by key, with all-reduces of one array over several axes joined.
+    """Return ({key: planned bytes}, {key: cause of the change}), with all-reduces of an array over several axes joined.
 
     All-reduces are joined only if the program has one over all of their axes, in any phase. found: the program's bytes
     by key.

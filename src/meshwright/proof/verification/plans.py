@@ -136,12 +136,11 @@ def _declared_beyond(
 
 
 def _summed_once(plan: Plan) -> Iterator[Collective]:
-    """Yield, for each all-reduce that XLA:GPU runs once a step and not once a microbatch, the excess of the plan.
+    """Yield a correction of each planned all-reduce that XLA:GPU runs once a step and not once a microbatch.
 
-    It is a collective with negative bytes, to be added to the planned one.
-
-    XLA moves the all-reduce of the last norm's gradient out of the loop over microbatches. It does not move those of
-    layers' gradients, which are in an inner loop over layers.
+    It is a collective with negative bytes, to be added to the planned one. XLA moves the all-reduce of the last norm's
+    gradient out of the loop over microbatches. It does not move those of layers' gradients, which are in an inner loop
+    over layers.
     """
     parts = plan.strategy.num_microbatches
     if plan.system.chip.kind != "gpu" or plan.mesh.pp > 1 or parts == 1:

@@ -91,7 +91,10 @@ def verify_serving(plan: ServingPlan, *, effort: Effort = "fast") -> ServingVeri
 def _with_server_causes(
     rows: tuple[Row, ...], plan: ServingPlan, schedule: Schedule | None, read_ahead_bytes: int
 ) -> Iterator[Row]:
-    """Yield the rows, with the causes of differences that only a server's step has."""
+    """Yield the rows, with the causes of differences that only a server's step has.
+
+    schedule: the simulated step, if there is one. read_ahead_bytes: from `_read_ahead_bytes`.
+    """
     is_decode = plan.serving.phase == "decode"
     exact_causes = _decode_causes if is_decode else _prefill_causes
     known = {

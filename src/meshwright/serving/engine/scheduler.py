@@ -216,7 +216,7 @@ class Scheduler:
         return EngineStep(placed, False, rows, self._width(end), length, copies=self.pop_copies())
 
     def _chunk(self) -> EngineStep | None:
-        """Return a prefill step, of scored or of other prompts in alternation; None if no sequence is ready."""
+        """Return a prefill step, alternately of scored and of other prompts; None if no sequence is ready."""
         self._admit()
         ready = [
             sequence
@@ -230,7 +230,7 @@ class Scheduler:
         return next((step for step in found if step is not None), None)
 
     def _chunk_of(self, ready: list[TokenSequence], *, is_scored: bool) -> EngineStep | None:
-        """Return the prefill step, of scored or of other prompts, with the most prompt tokens per estimated cost."""
+        """Return the prefill step of `ready` sequences with the most prompt tokens per cost; None if it cannot run."""
         by_shard: list[list[TokenSequence]] = [[] for _ in range(self.layout.shards)]
         for sequence in in_turns(ready):
             by_shard[sequence.shard].append(sequence)
@@ -293,11 +293,14 @@ class Scheduler:
         return copies
 
     def put_back(self, copies: list[PageCopy]) -> None:
-        """Queue copies again that a step did not make."""
+        """Queue again the copies that a step did not make."""
         self._copies = [*copies, *self._copies]
 
     def _restart_at_switch(self, sequence: TokenSequence) -> bool:
-        """Whether a sequence reached the length where LongRoPE's frequencies change. If so, compute it again."""
+        """Whether a sequence reached the length where LongRoPE's frequencies change, so that it is computed again.
+
+        Its pages are released once no step of it is in flight.
+        """
         switch = self.layout.switch
         if switch is None or sequence.computed < switch or sequence.prefill_length > switch:
             return False
@@ -382,14 +385,14 @@ class Scheduler:
         return True
 
     def _shard_score(self, sequence: TokenSequence, shard: int, limit: int) -> float:
-        """Return how well a shard suits a sequence: the cached fraction of its tokens plus the shard's free rows."""
+        """Return how well a shard suits a sequence: the share of its tokens cached plus the share of rows free."""
         if self.layout.shards == 1:
             return 0.0
         known = self.prefixes[shard].longest(sequence.tokens, limit, self._prefix_salt(sequence)) if limit else 0
         return known / len(sequence.tokens) + len(self._free_rows[shard]) / self.layout.rows
 
     def _prefix_salt(self, sequence: TokenSequence) -> Hashable:
-        """Return what sequences that share a prefix have in common: salt, adapter, and length if RoPE depends on it."""
+        """Return a sequence's salt in the prefix cache: (request's salt, adapter, what sets RoPE's frequencies)."""
         of_length = None
         if self.layout.switch is not None:
             of_length = sequence.prefill_length > self.layout.switch

@@ -19,7 +19,7 @@ from meshwright.units import show_bytes
 class HoistedGather(Finding):
     """The stacked weights of all layers, all-gathered before a loop that uses one layer per iteration.
 
-    name, shape: of the argument. is_along_stack: whether `axes` split the dim of layers.
+    name, shape: those of the argument. is_along_stack: whether `axes` split the dim of layers.
     """
 
     kind = FindingKind.HOISTED_GATHER

@@ -23,8 +23,8 @@ MOST_SHARD = 0.5
 class ReplicatedParameter(Finding):
     """An argument that is replicated over axes that should shard it.
 
-    tree, sharded_share: the argument's tree, and the fraction sharded over the axes; '' and None if a rule requests the
-    sharding. others: arguments of the same path and shape in other trees, e.g. moments.
+    tree: the argument's tree. sharded_share: the fraction of the tree's bytes that is sharded over `axes`. They are ''
+    and None if a rule requests the sharding. others: arguments of the same path and shape in other trees, e.g. moments.
     """
 
     kind = FindingKind.REPLICATED_PARAMETER
@@ -53,7 +53,7 @@ class ReplicatedParameter(Finding):
 
 
 def replicated_parameters(context: ProgramContext) -> Iterator[Finding]:
-    """Yield arguments that a rule shards but the program does not; without rules, outliers in their tree."""
+    """Yield arguments not sharded as their rule says; without rules, replicated ones of a mostly sharded tree."""
     if context.rules:
         for argument in context.arguments:
             rule = next((rule for pattern, rule in context.rules.items() if re.search(pattern, argument.name)), None)

@@ -23,7 +23,7 @@ _GROWTH = 4
 class SplitContraction(Finding):
     """A weight split on its contracting dim, so that the matmul's result is all-reduced.
 
-    name, shape: of the weight. array: the matmul's result. is_gathered: the weight is all-gathered instead.
+    name, shape: those of the weight. array: the matmul's result. is_gathered: the weight is all-gathered instead.
     """
 
     kind = FindingKind.SPLIT_CONTRACTION

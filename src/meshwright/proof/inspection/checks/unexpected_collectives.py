@@ -61,7 +61,7 @@ _ONE_OPERAND = frozenset(
 """Elementwise primitives of one operand: a collective there is due to constraints on both sides."""
 
 _SHARE = 0.01
-"""Without `expected`: the smallest collective reported, as a fraction of all communicated bytes."""
+"""If the expected collectives are unknown: the smallest one reported, as a fraction of all communicated bytes."""
 
 
 class UnexpectedBecause(StrEnum):
@@ -99,9 +99,10 @@ class UnexpectedCollective(Finding):
 
     @property
     def conflict(self) -> tuple[str, ...]:
-        """Figures that are equal for collectives which one mistake at a source line causes, so that they are merged.
+        """The key by which findings at one source line are merged: equal if one mistake causes them.
 
-        Data that follow an op there and, in the backward pass, back are one conflict of shardings.
+        It is the reason, the primitive and, for a gathered batch, the axes. All moves of data because shardings do not
+        fit an op have one key, in the forward and the backward pass.
         """
         if self.is_at_one_line:
             return ("shardings",)
@@ -110,7 +111,7 @@ class UnexpectedCollective(Finding):
 
     @property
     def is_at_one_line(self) -> bool:
-        """Whether shardings that do not fit an op move its data: forward and backward are one mistake."""
+        """Whether shardings do not fit an op: then findings at its line are merged even if their scopes differ."""
         return self.because in (UnexpectedBecause.MOVES_SPLIT, UnexpectedBecause.REARRANGES)
 
     @property
@@ -157,7 +158,7 @@ class UnexpectedCollective(Finding):
 
 
 def unexpected_collectives(context: ProgramContext) -> Iterator[Finding]:
-    """Yield the collectives that are not expected; without `expected`, those that are due to mismatched shardings.
+    """Yield the collectives not in `context.expected`; if that is None, those that are due to mismatched shardings.
 
     If a computed value is gathered over an axis that splits the batch, later collectives over this axis are merged with
     it: one missing constraint causes them all.

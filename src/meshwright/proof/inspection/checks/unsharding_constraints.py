@@ -100,9 +100,9 @@ def _products_alike(context: ProgramContext, move: CompiledCollective) -> list[I
 
 
 def _may_cause(context: ProgramContext, pair: ShardingPair, whole: Instruction, axes: tuple[str, ...]) -> bool:
-    """Whether a constraint may cause a gather over `axes`: its spec omits them, and `whole` has its per-device shape.
+    """Whether a constraint (`pair`) may cause the all-gather of `whole` over `axes`.
 
-    whole: the gathered value.
+    Its spec must omit these axes, and `whole`, the gathered value, must have the constraint's per-device shape.
     """
     spec = pair.requested
     if spec is None or any(dim is None for dim in spec.dims) or set(spec.axes) & set(axes):

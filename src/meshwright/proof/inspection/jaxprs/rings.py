@@ -69,7 +69,7 @@ def _is_computed_with(block: OpBlock, value: Value) -> bool:
 
 
 def _looped(block: OpBlock, op: Op, loop: Loop, count: int) -> Iterator[TracedMistake]:
-    """Yield rings in a loop that sends a carry on in every turn: too many turns, or one unused send."""
+    """Yield rings in a loop that sends a carry on in every iteration: too many iterations, or one unused send."""
     body, turns = loop.body, loop.turns
     for number in range(len(loop.starts)):
         start, hops, degree = _origin(body.outputs[number])

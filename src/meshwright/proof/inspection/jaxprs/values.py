@@ -33,7 +33,7 @@ def constant_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
 
 
 def callback_mistakes(block: OpBlock, count: int = 1, is_in_loop: bool = False) -> Iterator[TracedMistake]:
-    """Yield host callbacks inside loops."""
+    """Yield host callbacks in loops. count: executions of the block per step. is_in_loop: whether a loop runs it."""
     for op in block.ops:
         if is_in_loop and op.name in _CALLBACKS:
             value = max(op.operands, key=lambda one: one.num_bytes, default=None)
@@ -96,7 +96,7 @@ def _widened_at(value: Value) -> str:
 
 
 def _products(block: OpBlock, count: int) -> Iterator[tuple[Op, float, int]]:
-    """Yield (op, flops per step, executions per step) for every matmul and convolution. count: of the block."""
+    """Yield (op, flops, executions), both per step, for each matmul or convolution. count: executions of the block."""
     for op in block.ops:
         if op.name in ("dot_general", "conv_general_dilated"):
             left, right = (one.dims for one in op.operands)

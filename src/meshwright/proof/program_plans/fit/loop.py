@@ -49,7 +49,7 @@ def run_steps(
 ) -> tuple[State, int]:
     """Run the remaining steps of a run; return the last state, and the steps taken since the start of the run.
 
-    directory: of the run; the caller holds its lock. first: the initial state, or a function that returns it. on_step:
+    directory: the run's; the caller holds its lock. first: the initial state, or a function that returns it. on_step:
     called with each row of metrics.
     """
     began = time.perf_counter()
@@ -160,7 +160,10 @@ class _Run:
         return state, taken
 
     def _rows(self, state: State, *, runs_ahead: bool) -> Iterator[tuple[Row, State | None]]:
-        """Yield the row of each step and the state after it; None if the next step has already consumed the state."""
+        """Yield the row of each step and the state after it; None if the next step has already consumed the state.
+
+        runs_ahead: whether each step is dispatched before the previous row is read, as in `take_steps`.
+        """
 
         def needs_state(step: int) -> bool:
             self.saver.decide(step + 1, self.interruption, waits=False)
