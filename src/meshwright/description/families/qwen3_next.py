@@ -44,26 +44,8 @@ def read(fields: Fields) -> Features:
     heads, value_heads = fields.whole("linear_num_key_heads"), fields.whole("linear_num_value_heads")
     if value_heads % heads:
         raise fields.refusal("linear_num_key_heads", f"linear_num_value_heads={value_heads} are shared among them")
-    linear = LinearAttention(
-        num_heads=heads,
-        num_value_heads=value_heads,
-        key_dim=fields.whole("linear_key_head_dim"),
-        value_dim=fields.whole("linear_value_head_dim"),
-        taps=fields.whole("linear_conv_kernel_dim"),
-        layers=_linear_layers(fields, features["num_layers"]),
-    )
-    attention = AttentionConfig(qk_norm="head", has_output_gate=True, linear=linear)
-    found = read_experts(fields, features)
-    shared = fields.whole("shared_expert_intermediate_size")
-    experts = replace(found["experts"], shared_mlp=shared, has_shared_gate=True)
-    return features | found | {"attention": attention, "experts": experts}
-
-
-def _linear_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """Return whether each layer has linear attention, as the shortest cycle.
-
-    `layer_types` decides, or else every `full_attention_interval`-th layer has attention instead.
-    """
+    # `layer_types` decides, or else every `full_attention_interval`-th layer has attention instead.
+    num_layers = features["num_layers"]
     types, every = fields.value("layer_types", None), fields.whole("full_attention_interval")
     if types is None:
         types = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(num_layers)]
@@ -72,7 +54,19 @@ def _linear_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     known = ("linear_attention", "full_attention")
     if {*map(str, types)} != {*known}:
         raise fields.refusal("layer_types", f"a layer is {' or '.join(known)}, and a model has both")
-    return shortest_cycle(kind == "linear_attention" for kind in types)
+    linear = LinearAttention(
+        num_heads=heads,
+        num_value_heads=value_heads,
+        key_dim=fields.whole("linear_key_head_dim"),
+        value_dim=fields.whole("linear_value_head_dim"),
+        taps=fields.whole("linear_conv_kernel_dim"),
+        layers=shortest_cycle(kind == "linear_attention" for kind in types),
+    )
+    attention = AttentionConfig(qk_norm="head", has_output_gate=True, linear=linear)
+    found = read_experts(fields, features)
+    shared = fields.whole("shared_expert_intermediate_size")
+    experts = replace(found["experts"], shared_mlp=shared, has_shared_gate=True)
+    return features | found | {"attention": attention, "experts": experts}
 
 
 def write(model: ModelConfig) -> dict[str, Any]:

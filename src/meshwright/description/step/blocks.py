@@ -159,7 +159,10 @@ def moe_block(model: ModelConfig, experts: Experts) -> Block:
 
 
 def _stacks(model: ModelConfig, name: str, layers: range) -> tuple[Stack, ...]:
-    """Return the stack of some layers or, if their kinds form a cycle, a stack for each position in the cycle."""
+    """Return the stack `name` of some layers; if they are of several kinds, a stack for each position in their cycle.
+
+    The stacks of a cycle are named `{name}_0`, `{name}_1` and so on.
+    """
     linear, experts = model.attention.linear, model.experts
     are_linear = of_layers(linear.layers if linear else (False,), layers)
     every = tuple(zip(are_linear, (experts is not None and experts.are_in(layer) for layer in layers), strict=True))

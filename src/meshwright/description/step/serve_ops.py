@@ -121,7 +121,15 @@ class _BlockWalk:
         for op in self.block.ops:
             if isinstance(op, Norm) and op.source == STREAM:
                 yield from self._norm_sums(op)
-        for _ in range(self._num_gathers()):
+        # One all-gather over tokens for each different input of the block's matmuls. Experts gather their input too,
+        # unless tokens are sent to the experts' devices.
+        products = {
+            op.source
+            for op in self.linears.values()
+            if op.inputs[0][0] == "embed" and not op.is_on_residual and not op.num_experts
+        }
+        has_experts = any(isinstance(op, Dispatch) for op in self.block.ops)
+        for _ in range(len(products) + (has_experts and not self.layout.axes("expert"))):
             yield from self._move(f"{self.block.name} input", (residual, stream))
         for op in self.block.ops:
             match op:
@@ -163,19 +171,6 @@ class _BlockWalk:
         if hidden := [self.arrays[op.target] for op in self.block.ops if isinstance(op, Gated)]:
             sources = max(len(op.sources) for op in self.block.ops if isinstance(op, Gated))
             yield self._pass("gated" if sources > 1 else "activation", *hidden)
-
-    def _num_gathers(self) -> int:
-        """Return the number of all-gathers over tokens before a block: one for each different input of its matmuls.
-
-        Experts gather their input too, unless tokens are sent to the experts' devices.
-        """
-        products = {
-            op.source
-            for op in self.linears.values()
-            if op.inputs[0][0] == "embed" and not op.is_on_residual and not op.num_experts
-        }
-        has_experts = any(isinstance(op, Dispatch) for op in self.block.ops)
-        return len(products) + (has_experts and not self.layout.axes("expert"))
 
     def _adds_shared_expert(self, op: Add) -> bool:
         """Whether an op adds two partial sums: the experts' output and the shared MLP's."""
@@ -395,7 +390,7 @@ class _BlockWalk:
         return Elementwise(kind=kind, phase="forward", region=self.region, block=self.part, arrays=arrays)
 
     def _move(self, name: str, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
-        """Yield the collectives that reshard arrays of this block alike. pairs: the array before and after, of each."""
+        """Yield the collectives that reshard arrays of this block alike. pairs: (before, after) of each."""
         yield from _moved(name, self.region, *pairs)
 
 
@@ -468,7 +463,7 @@ def _norm_sums(op: Norm, name: str, region: Region, tokens: tuple[Dim, ...], axe
 def _moved(name: str, region: Region, *pairs: tuple[Array, Array], of_weight: bool = False) -> Iterator[Communicate]:
     """Yield the collectives that reshard several arrays alike, each collective combined over all arrays.
 
-    pairs: the layout of each array before and after.
+    pairs: (before, after) of each array.
     """
     for first, *beside in zip(*(moves_between(*pair) for pair in pairs), strict=True):
         yield Communicate(

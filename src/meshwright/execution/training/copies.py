@@ -49,7 +49,7 @@ def each_once(gradients: Any, workload: Workload, layout: ShardingContext) -> An
 def _on_copied(
     change: Callable[[Array, int], Array], gradients: Any, workload: Workload, layout: ShardingContext
 ) -> Any:
-    """Return gradients with `change`, an (array, dim of kv heads) -> array, applied to those of copied kv heads."""
+    """Return gradients with `change`, (array, its dim of kv heads) -> array, applied where kv heads are copied."""
     if kv_copies(workload.model, layout.mesh, layout.rules) == 1:
         return gradients
     dims = {

@@ -26,7 +26,14 @@ def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[
     weights that a step gathers `gathered`.
     """
     step = serve_step(serving, layout, batch)
-    activations = _activation_bytes(step, serving)
+    # The largest layer's activations, and the logits of the last tokens.
+    widths = {"compute": dtype_bytes(serving.activation_dtype), "float32": 4}
+    sizes = {
+        name: sum(widths[array.width] * step.extents.local(array) for array in arrays)
+        for name, arrays in step.live.items()
+    }
+    logits = sizes.pop(LOGITS.name)
+    activations = max(sizes.values()) + logits
     terms = {
         "weights": weight_bytes(serving, layout),
         **({"adapters": adapter_bytes(serving, layout)} if serving.model.lora else {}),
@@ -112,14 +119,3 @@ def _gathered_bytes(step: ServeStep, serving: Serving, activations: float) -> fl
             sizes[is_table] = max(sizes[is_table], step.extents.local(move.array))
     width = dtype_bytes(serving.activation_dtype)
     return max(2 * width * sizes[False], width * sizes[True] - activations)
-
-
-def _activation_bytes(step: ServeStep, serving: Serving) -> float:
-    """Return the bytes on one device of the largest layer's activations and of the last tokens' logits."""
-    widths = {"compute": dtype_bytes(serving.activation_dtype), "float32": 4}
-    sizes = {
-        name: sum(widths[array.width] * step.extents.local(array) for array in arrays)
-        for name, arrays in step.live.items()
-    }
-    logits = sizes.pop(LOGITS.name)
-    return max(sizes.values()) + logits

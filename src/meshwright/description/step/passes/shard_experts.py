@@ -73,7 +73,8 @@ def combine_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int) -> Itera
 def routing_of_tokens(tp: tuple[str, ...], layout: Layout) -> Iterator[Exchange]:
     """Yield the collectives of routing over tp if there is no ep.
 
-    The chosen experts and routing weights of tokens are gathered, and the gradients of the weights are summed.
+    The chosen experts and routing weights of tokens are gathered, and the gradients of the weights are summed; without
+    the gather if tp does not split the stream.
     """
     if not tp:
         return
