@@ -123,7 +123,7 @@ def test_a_chunk_for_a_tpu_moves_what_is_planned():
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("batch", "most_seconds"), [(1, 3e-3), (64, 4.2e-3)])
+@pytest.mark.parametrize(("batch", "most_seconds"), [(1, 3.3e-3), (64, 4.2e-3)])
 def test_a_decode_step_for_a_tpu_moves_what_is_planned_and_copies_neither_cache_nor_weights(batch, most_seconds):
     pytest.importorskip("libtpu")
     found = mw.verify("llama3-8b", serve="decode", on="v5e:4x4", batch=batch, effort="default")
@@ -132,8 +132,8 @@ def test_a_decode_step_for_a_tpu_moves_what_is_planned_and_copies_neither_cache_
     rows = {row.quantity: row for row in found.rows}
     step = rows["step"]
     # Weights that are read ahead are copied into the fast memory, and nothing within the main memory.
-    copied = [op.shape.elements[0] for op in read_optimized(found.program).instructions() if op.opcode == "copy"]
-    assert max(array.padded_bytes for array in copied if not array.memory_space) < 1e6
+    copies = (op for op in read_optimized(found.program).instructions() if op.opcode == "copy")
+    assert max(op.shape.hbm_bytes for op in copies) < 1e6
     assert rows["memory temporaries"].compiled < 128 * 2**20 + 1e6
     # What is under 0.5% of the planned step is left out.
     named = sum(cause.seconds for cause in step.causes)

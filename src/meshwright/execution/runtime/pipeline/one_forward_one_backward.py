@@ -125,7 +125,7 @@ pipelined_loss_1f1b.defvjp(_forward, _backward)
 def _last_stage_gradient(
     pipeline: Pipeline, data: PipelineData, state: State, x: Array, tick: Array
 ) -> tuple[State, Array]:
-    """Add the loss of the microbatch that finishes in a tick, and its gradients for `data.ends`, to the state.
+    """Add the loss of the microbatch that finishes in a tick, and its gradients for the ends of `data`, to the state.
 
     Returns the state, and the gradient of loss / m with respect to x, the output of each stage [p, ...], of which the
     last stage's is read.
