@@ -32,6 +32,9 @@ LATER = {"phi3-mini", "tiny-qwen3", "tiny-gemma2", "tiny-gemma3", "tiny-gpt2", "
     "tiny-llama4",
     "llama4-scout-17b-16e",
     "llama4-maverick-17b-128e",
+    "tiny-qwen3.5",
+    "qwen3.5-27b",
+    "qwen3.5-35b-a3b",
 }
 """Presets that came after the records were written."""
 

@@ -113,6 +113,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
     | {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 16}
     | {"head_dim": 16, "num_hidden_layers": 8},
+    "qwen3_5_text": SIZES
+    | {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 16}
+    | {"head_dim": 16},
+    "qwen3_5_moe_text": {name: size for name, size in SIZES.items() if name != "intermediate_size"}
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 40}
+    | {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 16}
+    | {"head_dim": 16},
     "gemma": SIZES | {"tie_word_embeddings": True},
     "gemma2": WINDOWED | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0, "tie_word_embeddings": True},
     "gemma3_text": WINDOWED
@@ -193,7 +200,7 @@ MXFP4 = "gpt_oss_mxfp4"
 WITH_GRADIENTS = ("llama", "gemma2", "gpt2", "ministral3")
 SHARDED = ("mixtral",)
 LENGTHS = (5, 17, 12, 1, 9, 20, 3, 25)
-LENGTHS_OF = {"qwen3_next": (5, 64, 12, 70, 1, 2, 33, 150)}
+LENGTHS_OF = dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), (5, 64, 12, 70, 1, 2, 33, 150))
 """Tokens of each row: the delta rule works in chunks of 64."""
 
 NUM_NEW = 8

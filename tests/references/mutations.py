@@ -159,6 +159,15 @@ MINISTRAL3 = {
 HUNYUAN = {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 0.0}
 """Fields of its released models' rotary embedding without effect."""
 
+QWEN3_5 = {
+    "rope_type": "default",
+    "rope_theta": 10_000.0,
+    "partial_rotary_factor": 0.25,
+    "mrope_interleaved": True,
+    "mrope_section": [1, 1, 0],
+}
+"""Its rotary embedding by three positions, which are the same in a text."""
+
 MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
     "gemma3_text": (
         {"sliding_window_pattern": 2},
@@ -223,6 +232,22 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
         *({"full_attention_interval": every, "layer_types": ABSENT} for every in (2, 3, 4)),
         {"layer_types": ["linear_attention", "full_attention"] * 4},
         {"layer_types": ["full_attention"] + ["linear_attention"] * 7},
+    ),
+    # As Qwen/Qwen3.5-27B and Qwen/Qwen3.5-35B-A3B have them.
+    "qwen3_5_text": (
+        {"full_attention_interval": 2, "layer_types": ABSENT},
+        {"layer_types": ["full_attention"] + ["linear_attention"] * 3},
+        {"rope_parameters": QWEN3_5},
+        {"attn_output_gate": True, "output_gate_type": "swish", "mamba_ssm_dtype": "float32"},
+        {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False},
+    ),
+    "qwen3_5_moe_text": (
+        {"full_attention_interval": 2, "layer_types": ABSENT},
+        {"rope_parameters": QWEN3_5},
+        {"intermediate_size": 48},
+        {"mlp_only_layers": []},
+        {"mlp_only_layers": [1]},
+        {"decoder_sparse_step": 2},
     ),
     # As openai/gpt-oss-20b has them.
     "gpt_oss": ({"experts_per_token": 3}, {"initial_context_length": 8}, {"swiglu_limit": 7.0}),

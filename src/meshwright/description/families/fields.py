@@ -49,6 +49,17 @@ LATENT_DEFAULTS: Config = {
     "v_head_dim": 128,
 }
 
+LINEAR_DEFAULTS: Config = {
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+
 DEFAULTS: Mapping[str, Config] = {
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
     "ministral3": {
@@ -82,20 +93,21 @@ DEFAULTS: Mapping[str, Config] = {
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "max_window_layers": 28},
     "qwen3_moe": {"num_key_value_heads": 4},
     "qwen3_next": {
+        **LINEAR_DEFAULTS,
         "num_key_value_heads": 2,
-        "head_dim": 256,
-        "partial_rotary_factor": 0.25,
-        "full_attention_interval": 4,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
         "intermediate_size": 5632,
         "num_experts": 512,
         "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512,
         "norm_topk_prob": True,
+    },
+    "qwen3_5_text": {**LINEAR_DEFAULTS, "num_key_value_heads": 4, "intermediate_size": 12288},
+    "qwen3_5_moe_text": {
+        **LINEAR_DEFAULTS,
+        "num_key_value_heads": 2,
+        "num_experts": 256,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
     },
     "gemma": {"num_key_value_heads": 16, "head_dim": 256},
     "gemma2": {
@@ -204,6 +216,8 @@ LACKING: Mapping[str, tuple[str, ...]] = {
     "qwen3": ("mlp_bias", "qkv_bias"),
     "qwen3_moe": ("mlp_bias", "qkv_bias", "layer_types"),
     "qwen3_next": ("mlp_bias", "qkv_bias", "sliding_window"),
+    "qwen3_5_text": ("mlp_bias", "qkv_bias", "sliding_window"),
+    "qwen3_5_moe_text": ("mlp_bias", "qkv_bias", "sliding_window"),
     "gemma": ("mlp_bias", "qkv_bias", *_WINDOWS),
     "gemma2": ("mlp_bias", "qkv_bias"),
     "gemma3_text": ("mlp_bias", "qkv_bias", "attn_logit_softcapping"),

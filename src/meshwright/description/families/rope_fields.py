@@ -256,8 +256,9 @@ def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScali
 def _check_scaling_fields(fields: Fields, kind: str, found: Mapping[str, Any]) -> None:
     """Raise for an unknown or a missing field of this kind of scaling."""
     needed, optional = SCALING_FIELDS[kind]
-    # transformers writes the original length for every kind of scaling.
-    ignored = {ORIGINAL}
+    # transformers writes the original length for every kind of scaling. Qwen3.5 rotates by three positions (time and
+    # place in an image), which are the same in a text.
+    ignored = {ORIGINAL, "mrope_section", "mrope_interleaved"} if "qwen3_5" in fields.family else {ORIGINAL}
     if kind == "yarn" and fields.family == "ministral3":
         optional = (*optional, QUERY_BETA)
         # A copy of the top-level field of that name, without effect.

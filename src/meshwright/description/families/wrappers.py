@@ -20,6 +20,8 @@ TEXT_DEFAULTS: Mapping[str, Config] = {
     },
     "llama4": {"model_type": "llama4_text"},
     "mistral3": {"model_type": "mistral", "sliding_window": None},
+    "qwen3_5": {"model_type": "qwen3_5_text"},
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text"},
 }
 """By the whole model's model_type: transformers' defaults for missing fields of its text model."""
 
