@@ -35,6 +35,8 @@ LATER = {"phi3-mini", "tiny-qwen3", "tiny-gemma2", "tiny-gemma3", "tiny-gpt2", "
     "tiny-qwen3.5",
     "qwen3.5-27b",
     "qwen3.5-35b-a3b",
+    "tiny-mistral4",
+    "mistral-small-4-119b",
 }
 """Presets that came after the records were written."""
 

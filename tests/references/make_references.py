@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import text_models  # noqa: F401
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -39,6 +40,8 @@ LOCAL, FULL = "sliding_attention", "full_attention"
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 0.8, "beta_slow": 0.1}
+SCALED_QUERIES = {"rope_type": "yarn", "rope_theta": 1000.0, **YARN, "original_max_position_embeddings": 8}
+SCALED_QUERIES |= {"max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.6}
 # Norms of latents have 1e-6 whatever the config says, and what multiplies scores is not what multiplies cosines.
 DEEPSEEK = {
     **{name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")},
@@ -82,19 +85,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"attention_chunk_size": 6, "floor_scale": 4, "attn_scale": 0.6}
     | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1000.0, **LLAMA3}},
     "mistral": SIZES | {"sliding_window": 6},
-    "ministral3": SIZES
-    | {
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1000.0,
-            **YARN,
-            "original_max_position_embeddings": 8,
-            "max_position_embeddings": 64,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.6,
-        }
-    },
+    "ministral3": SIZES | {"rope_parameters": SCALED_QUERIES},
     "mixtral": SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2": SIZES | {"head_dim": 4},
     "qwen2_moe": SIZES
@@ -147,6 +138,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v2": DEEPSEEK
     | {"q_lora_rank": None, "topk_method": "group_limited_greedy", "routed_scaling_factor": 3.0, "mlp_bias": True},
     "deepseek_v3": DEEPSEEK | {"q_lora_rank": 24, "routed_scaling_factor": 2.5, "num_mtp_layers": 0},
+    "mistral4": DEEPSEEK | {"q_lora_rank": 24, "routed_scaling_factor": 2.5, "rope_parameters": SCALED_QUERIES},
     "olmo2": {name: size for name, size in SIZES.items() if name != "head_dim"},
     "olmo3": {name: size for name, size in SIZES.items() if name != "head_dim"}
     | {

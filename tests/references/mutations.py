@@ -154,7 +154,7 @@ MINISTRAL3 = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.6,
 }
-"""The rotary embedding of the golden of that name."""
+"""The rotary embedding of the golden of that name, and of mistral4."""
 
 HUNYUAN = {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 0.0}
 """Fields of its released models' rotary embedding without effect."""
@@ -211,6 +211,16 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"rope_parameters": {**MINISTRAL3, "original_max_position_embeddings": 16}},
         {"rope_parameters": {**MINISTRAL3, "rope_type": "default"}},
         {"sliding_window": 6},
+    ),
+    "mistral4": (
+        *({"rope_parameters": {**MINISTRAL3, "llama_4_scaling_beta": beta}} for beta in (0.1, None)),
+        {"rope_parameters": {**MINISTRAL3, "original_max_position_embeddings": 16}},
+        {"rope_parameters": {**MINISTRAL3, "mscale_all_dim": 0.5}},
+        {"rope_parameters": {**MINISTRAL3, "partial_rotary_factor": 0.5}},
+        {"rope_interleave": False},
+        {"first_k_dense_replace": 0},
+        {"norm_topk_prob": False},
+        {"num_local_experts": 8},
     ),
     # As MiniMaxAI/MiniMax-M2 has them.
     "minimax_m2": (

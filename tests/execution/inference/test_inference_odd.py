@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import meshwright as mw
 from meshwright.description.families.load import load_model
-from meshwright.description.families.registry import hugging_face_config, model_from_hugging_face
+from meshwright.description.families.registry import PRESETS, hugging_face_config, model_from_hugging_face
 from meshwright.description.step.frequencies import YarnRopeScaling
 from meshwright.description.step.model import Norms, rotary
 from meshwright.description.step.parameter_tree import leaves
@@ -67,6 +67,15 @@ def test_the_text_of_a_mistral3_may_be_a_ministral3():
     yarn = YarnRopeScaling(factor=16.0, original_max_seq_len=16_384, mscale=1.0, mscale_all_dim=1.0, query_beta=0.1)
     assert (model.norms, model.positions) == (Norms(epsilon=1e-5), rotary(1e6, yarn))
     assert hugging_face_config(model)["model_type"] == "ministral3"
+
+
+def test_the_text_of_a_mistral3_may_be_a_mistral4():
+    """Mistral Small 4 is published so; without its sizes a file means that model."""
+    text = {"model_type": "mistral4", "vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 12_288}
+    text |= {"num_hidden_layers": 36, "num_attention_heads": 32}
+    name = "mistral-small-4-119b"
+    model = model_from_hugging_face({"model_type": "mistral3", "text_config": text}, name=name)
+    assert model == PRESETS[name]
 
 
 def test_a_qwen3_5_of_images_has_its_experts_in_one_tensor(tmp_path):

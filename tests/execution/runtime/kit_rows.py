@@ -354,6 +354,15 @@ LATENT = replace(
     attention=AttentionConfig(latent=WITH_LATENT),
     positions=RotaryPositions(is_interleaved=True),
 )
+SCALED_LATENT = replace(
+    LATENT,
+    name="scaledlatent",
+    positions=replace(
+        rotary(10_000.0, YarnRopeScaling(factor=4.0, original_max_seq_len=8, query_beta=0.6)), is_interleaved=True
+    ),
+)
+"""As Mistral 4: whole queries are scaled by their position, though a part of them is rotated."""
+
 DIRECT = replace(LATENT, name="direct", attention=AttentionConfig(latent=replace(WITH_LATENT, query_rank=None)))
 """Latent attention whose queries come from the stream itself."""
 
@@ -493,6 +502,7 @@ FAMILIES = [
     Row(GPT2, MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
     Row(GPT2, MeshShape(fsdp=2, tp=2), Strategy(zero_stage=1)),
     Row(LATENT, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(SCALED_LATENT, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(DIRECT, MeshShape(fsdp=2, tp=4)),
     Row(LATENT, MeshShape(tp=8), WHOLE_STREAM),
     Row(DIRECT, MeshShape(fsdp=2, tp=2), WHOLE_STREAM, "attention"),

@@ -49,6 +49,8 @@ LATENT_DEFAULTS: Config = {
     "v_head_dim": 128,
 }
 
+SCALED_QUERIES: Config = {"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+
 LINEAR_DEFAULTS: Config = {
     "head_dim": 256,
     "partial_rotary_factor": 0.25,
@@ -67,13 +69,28 @@ DEFAULTS: Mapping[str, Config] = {
         "head_dim": 128,
         "rms_norm_eps": 1e-5,
         "rope_parameters": {
-            "rope_type": "yarn",
+            **SCALED_QUERIES,
             "rope_theta": 1e6,
             "factor": 16.0,
             "original_max_position_embeddings": 16_384,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "mistral4": {
+        "num_key_value_heads": 32,
+        "q_lora_rank": 1024,
+        "kv_lora_rank": 256,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 2048,
+        "num_experts_per_tok": 4,
+        "rope_parameters": {
+            **SCALED_QUERIES,
+            "rope_theta": 10_000.0,
+            "factor": 128.0,
+            "original_max_position_embeddings": 8192,
         },
     },
     "llama4_text": {
@@ -210,6 +227,7 @@ LACKING: Mapping[str, tuple[str, ...]] = {
     "llama4_text": ("mlp_bias", "qkv_bias", "sliding_window"),
     "mistral": (*_BIASES, "layer_types"),
     "ministral3": (*_BIASES, "layer_types"),
+    "mistral4": ("mlp_bias", "qkv_bias"),
     "mixtral": (*_BIASES, "layer_types"),
     "qwen2": ("attention_bias", "mlp_bias"),
     "qwen2_moe": ("attention_bias", "mlp_bias"),

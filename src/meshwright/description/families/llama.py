@@ -11,7 +11,7 @@ from typing import Any
 from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields, activation_name
 from meshwright.description.families.rope_fields import (
-    QUERY_BETA,
+    check_query_scaling,
     frequencies_of,
     longest_sequence,
     read_rotary,
@@ -72,9 +72,7 @@ def read_ministral3(fields: Fields) -> Features:
     """Read Ministral 3: Mistral with queries scaled by their position; the factor is one of YaRN's fields."""
     features = read(fields)
     (frequencies,) = features["positions"].frequencies
-    if not frequencies.query_scaling:
-        field = "rope_scaling" if fields.mapping("rope_scaling") else "rope_parameters"
-        raise fields.refusal(field, f"a ministral3 model has rope_type yarn and {QUERY_BETA} there")
+    check_query_scaling(fields, frequencies)
     return features
 
 

@@ -25,7 +25,7 @@ from meshwright.errors import MeshwrightError
 ORIGINAL = "original_max_position_embeddings"
 
 QUERY_BETA = "llama_4_scaling_beta"
-"""Ministral 3's field for scaling queries by their position."""
+"""The field of Ministral 3 and Mistral 4 for scaling queries by their position."""
 
 SCALING_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
@@ -170,6 +170,13 @@ def read_rotary_dims(fields: Fields, rope: Rope, head_dim: int) -> int:
     return dims % head_dim
 
 
+def check_query_scaling(fields: Fields, frequencies: Frequencies) -> None:
+    """Raise if the frequencies do not scale queries by their position, in a family that always does."""
+    if not frequencies.query_scaling:
+        field = "rope_scaling" if fields.mapping("rope_scaling") else "rope_parameters"
+        raise fields.refusal(field, f"a {fields.family} model has rope_type yarn and {QUERY_BETA} there")
+
+
 def frequencies_of(model: ModelConfig, *, has_window: bool = False) -> Frequencies:
     """Return the rotary frequencies of layers with or without a window (`has_window`).
 
@@ -259,7 +266,7 @@ def _check_scaling_fields(fields: Fields, kind: str, found: Mapping[str, Any]) -
     # transformers writes the original length for every kind of scaling. Qwen3.5 rotates by three positions (time and
     # place in an image), which are the same in a text.
     ignored = {ORIGINAL, "mrope_section", "mrope_interleaved"} if "qwen3_5" in fields.family else {ORIGINAL}
-    if kind == "yarn" and fields.family == "ministral3":
+    if kind == "yarn" and fields.family in ("ministral3", "mistral4"):
         optional = (*optional, QUERY_BETA)
         # A copy of the top-level field of that name, without effect.
         ignored.add("max_position_embeddings")
