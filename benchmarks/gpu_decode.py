@@ -23,7 +23,7 @@ from gpu_rows import Row, here, measured_apart
 
 ROWS = (
     "llama3-8b 1x2048", "llama3-8b 16x2048", "llama3-8b 64x2048", "llama3-8b 128x2048", "llama3-8b 16x16384",
-    "gemma3-1b 64x4096", "mixtral-8x7b:8 32x2048", "deepseek-v2-lite 32x2048",
+    "gemma3-1b 64x4096", "mixtral-8x7b:8 32x2048", "deepseek-v2:2 32x2048",
 )  # fmt: skip
 """A model, the number of sequences and the tokens of each."""
 
@@ -50,15 +50,24 @@ def main() -> None:
 
 
 KERNELS = (
-    ("float32", "float32", 1, 4, 128, None, None), ("bfloat16", "bfloat16", 1, 4, 128, None, None),
-    ("bfloat16", "bfloat16", 2, 8, 64, 100, None), ("bfloat16", "bfloat16", 5, 2, 256, None, 30.0),
-    ("bfloat16", "int8", 1, 4, 128, None, None),
+    ("float32", "float32", 1, 4, (128,), None, None), ("bfloat16", "bfloat16", 1, 4, (128,), None, None),
+    ("bfloat16", "bfloat16", 2, 8, (64,), 100, None), ("bfloat16", "bfloat16", 5, 2, (256,), None, 30.0),
+    ("bfloat16", "int8", 1, 4, (128,), None, None),
+    ("float32", "float32", 1, 16, (512, 64), None, None), ("bfloat16", "bfloat16", 1, 128, (512, 64), None, None),
+    ("bfloat16", "int8", 2, 40, (512, 64), None, None),
 )  # fmt: skip
-"""dtypes of queries and of the cache, tokens, query heads of a kv head, dims of a head, window and softcap."""
+"""dtypes of queries and of the cache, tokens, query heads of a kv head, dims of a head (of latents and of rotary keys),
+window and softcap."""
 
 
 def kernel_error(
-    dtype: str, stored: str, length: int, group: int, head_dim: int, window: int | None, softcap: float | None
+    dtype: str,
+    stored: str,
+    length: int,
+    group: int,
+    dims: tuple[int, ...],
+    window: int | None,
+    softcap: float | None,
 ) -> float:
     """The largest difference between attention by the kernel and by a gather in float32, over the largest value."""
     import jax
@@ -69,32 +78,37 @@ def kernel_error(
     from meshwright.execution.models.generation.paged_cache import Pages, read_pages
     from meshwright.execution.models.generation.paged_kernel import attend_to_pages
 
-    random, scoring = np.random.default_rng(0), Scoring(divisor=head_dim**0.5, softcap=softcap)
-    batch, heads, layers, entries, slots = 3, 2, 2, 37, 16
+    random, scoring, is_latent = (
+        np.random.default_rng(0),
+        Scoring(divisor=sum(dims) ** 0.5, softcap=softcap),
+        len(dims) > 1,
+    )
+    batch, heads, layers, entries, slots = 3, 1 if is_latent else 2, 2, 37, 16
     table = jnp.asarray(random.permutation(batch * entries).reshape(batch, entries), jnp.int32)
     first = jnp.asarray([0, 2, 0], jnp.int32)
     positions = jnp.asarray([[400], [500], [3]]) + jnp.arange(length)[None]
-    query = jnp.asarray(random.normal(size=(batch, length, heads, group, head_dim)), dtype)
-    size = (layers, batch * entries, heads, slots, head_dim)
+    query = jnp.asarray(random.normal(size=(batch, length, heads, group, sum(dims))), dtype)
+    sizes = [(layers, batch * entries, heads, slots, size) for size in (dims if is_latent else dims * 2)]
     if stored == "int8":
-        values = [jnp.asarray(random.integers(-127, 128, size), jnp.int8) for _ in range(2)]
-        scales = [jnp.asarray(random.uniform(0.005, 0.02, size[:4]), jnp.float32) for _ in range(2)]
+        values = [jnp.asarray(random.integers(-127, 128, size), jnp.int8) for size in sizes]
+        scales = [jnp.asarray(random.uniform(0.005, 0.02, size[:4]), jnp.float32) for size in sizes]
         pages = wide = Pages(values[0], values[1], (scales[0], scales[1]))
     else:
-        pages = Pages(*(jnp.asarray(random.normal(size=size), dtype) for _ in range(2)))
+        pages = Pages(*(jnp.asarray(random.normal(size=size), dtype) for size in sizes))
         wide = Pages(*(x.astype(jnp.float32) for x in pages[:2]))
 
     @jax.jit
     def by_kernel(query: Any, pages: Any) -> Any:
         found = attend_to_pages(
             query, positions, pages, jnp.asarray(1), table, first, offset=0, page_size=slots, window=window,
-            scoring=scoring, is_interpreted=jax.default_backend() == "cpu",
+            scoring=scoring, is_latent=is_latent, is_interpreted=jax.default_backend() == "cpu",
         )  # fmt: skip
         return found.product / found.sums[..., None]
 
     @jax.jit
     def by_gather(query: Any, wide: Any) -> Any:
         key, value, distance = read_pages(wide, jnp.asarray(1), table, first, positions, (), jnp.float32)
+        key, value = (jnp.concatenate([key, value], axis=-1), key) if is_latent else (key, value)
         wanted = jnp.einsum("bskgh,bkth->bskgt", query.astype(jnp.float32), key, precision="highest")
         scores = wanted / scoring.divisor
         scores = scores if not softcap else softcap * jnp.tanh(scores / softcap)

@@ -12,16 +12,17 @@ from meshwright.execution.models.generation.paged_kernel import attend_to_pages,
 BATCH, HEADS, LAYERS, ENTRIES, SLOTS = 3, 2, 2, 21, 16
 
 
-def drawn_pages(random, head_dim, *, is_int8):
-    size = (LAYERS, BATCH * ENTRIES, HEADS, SLOTS, head_dim)
+def drawn_pages(random, head_dim, *, is_int8, heads=HEADS):
+    size = (LAYERS, BATCH * ENTRIES, heads, SLOTS, head_dim)
     if not is_int8:
         return Pages(*(random.standard_normal(size, np.float32) for _ in range(2)))
     values = [random.integers(-127, 128, size, np.int8) for _ in range(2)]
     return Pages(*values, tuple(random.uniform(0.005, 0.02, size[:4]).astype(np.float32) for _ in range(2)))
 
 
-def by_gather(query, positions, pages, table, first, window, scoring):
+def by_gather(query, positions, pages, table, first, window, scoring, *, is_latent=False):
     keys, values, distance = read_pages(pages, jnp.asarray(1), table, first, positions, (), jnp.float32)
+    keys, values = (jnp.concatenate([keys, values], axis=-1), keys) if is_latent else (keys, values)
     scores = jnp.einsum("bskgh,bkth->bskgt", query, keys) / scoring.divisor
     if scoring.softcap:
         scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
@@ -40,6 +41,7 @@ def by_gather(query, positions, pages, table, first, window, scoring):
         (5, 3, 16, 70, 20.0, False, False),
         (1, 1, 64, None, None, True, False),
         (5, 2, 16, 101, None, False, True),
+        (30, 3, 16, 70, None, False, False),
     ],
 )
 def test_the_kernel_gives_what_a_gather_gives(length, group, head_dim, window, softcap, is_int8, is_chunked):
@@ -63,13 +65,38 @@ def test_the_kernel_gives_what_a_gather_gives(length, group, head_dim, window, s
     np.testing.assert_allclose(*both(query, positions, pages, table, first), atol=2e-6)
 
 
+@pytest.mark.parametrize(("length", "heads", "is_int8"), [(1, 40, False), (3, 5, True)])
+def test_latents_are_read_as_keys_and_values(length, heads, is_int8):
+    """40 heads are three sets of queries, of which the last is padded."""
+    random, scoring, rank, rotary = np.random.default_rng(0), Scoring(6.0), 32, 16
+    latents, keys = (drawn_pages(random, size, is_int8=is_int8, heads=1) for size in (rank, rotary))
+    scales = (latents.scales[0], keys.scales[1]) if is_int8 else None
+    pages = Pages(latents.key, keys.value, scales)
+    query = random.standard_normal((BATCH, length, 1, heads, rank + rotary), np.float32)
+    table = random.permutation(BATCH * ENTRIES).reshape(BATCH, ENTRIES).astype(np.int32)
+    first = np.array([0, 2, 0], np.int32)
+    positions = np.array([[200], [330], [3]], np.int32) + np.arange(length, dtype=np.int32)
+
+    @jax.jit
+    def both(query, positions, pages, table, first):
+        found = attend_to_pages(
+            query, positions, pages, jnp.asarray(1), table, first, offset=0, page_size=SLOTS, window=None,
+            scoring=scoring, is_latent=True, is_interpreted=True,
+        )  # fmt: skip
+        wanted = by_gather(query, positions, pages, table, first, None, scoring, is_latent=True)
+        return found.product / found.sums[..., None], wanted
+
+    np.testing.assert_allclose(*both(query, positions, pages, table, first), atol=2e-6)
+
+
 def test_the_kernel_is_left_out_where_triton_or_32_bits_do_not_do():
     def pages(dtype, count, head_dim=128):
         return Pages(*(jax.ShapeDtypeStruct((1, count, 8, 16, head_dim), dtype) for _ in range(2)))
 
-    assert fits_kernel(4, pages("bfloat16", 1 << 10), 16)
-    assert fits_kernel(4, pages("int8", 1 << 16), 16)
-    assert not fits_kernel(65, pages("bfloat16", 1 << 10), 16)
-    assert not fits_kernel(4, pages("bfloat16", 1 << 10), 12)
-    assert not fits_kernel(4, pages("bfloat16", 1 << 10, head_dim=96), 16)
-    assert not fits_kernel(4, pages("int8", 1 << 17), 16)
+    assert fits_kernel(pages("bfloat16", 1 << 10), 16)
+    assert fits_kernel(pages("int8", 1 << 16), 16)
+    assert not fits_kernel(pages("bfloat16", 1 << 10), 12)
+    assert not fits_kernel(pages("bfloat16", 1 << 10), 128)
+    assert not fits_kernel(pages("bfloat16", 1 << 10, head_dim=96), 16)
+    assert not fits_kernel(pages("bfloat16", 1 << 10, head_dim=8), 16)
+    assert not fits_kernel(pages("int8", 1 << 17), 16)

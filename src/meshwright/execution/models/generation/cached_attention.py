@@ -75,12 +75,14 @@ def write_and_attend(
         there = P(batch, None, heads, group, None)
     else:
         there = P(stored[0], None, heads, None, None)
-    has_kernel = isinstance(cache, PagedCache) and not is_latent and _has_kernel(query, cache.pages)
+    result = P(*there[:3], across or there[3], None)
+    has_kernel = isinstance(cache, PagedCache) and _has_kernel(cache.pages)
     if has_kernel:
-        local = partial(_attend_to_pages, parts=parts, across=across, scoring=scoring, window=window)
+        local = partial(
+            _attend_to_pages, parts=parts, across=across, scoring=scoring, window=window, is_latent=is_latent
+        )
     else:
         local = partial(_attend_on_device, read=read, parts=parts, across=across, scoring=scoring, is_latent=is_latent)
-    result = P(*there[:3], across or there[3], None)
     # Two reshards: first split rows over fsdp (with latents they are not yet), then exchange heads for rows.
     rows = layout.axes("batch") + (layout.axes("embed") if layout.cache_split == "batch" else ())
     between = P(rows or None, None, heads, group, None)
@@ -153,6 +155,7 @@ def _attend_to_pages(
     across: tuple[str, ...] | None,
     scoring: Scoring,
     window: int | None,
+    is_latent: bool,
 ) -> Array:
     """Like `_attend_on_device`, with the GPU kernel of `paged_kernel`. table, first: as in `PagedCache`."""
     slots = pages.key.shape[3]
@@ -167,6 +170,7 @@ def _attend_to_pages(
         page_size=slots * (lax.axis_size(parts) if parts else 1),
         window=window,
         scoring=scoring,
+        is_latent=is_latent,
     )
     largest = own.largest if sinks is None else jnp.maximum(own.largest, sinks[None, None])
     largest = lax.pmax(largest, parts) if parts else largest
@@ -251,8 +255,7 @@ def _combined(
     return (product / sums).astype(dtype)
 
 
-def _has_kernel(query: Array, pages: Pages) -> bool:
-    """Whether attention of queries [b, s, k, g, h] over pages runs as a GPU kernel on the current mesh."""
+def _has_kernel(pages: Pages) -> bool:
+    """Whether attention over pages runs as a GPU kernel on the current mesh."""
     sharding: Any = jax.typeof(pages.key).sharding
-    slots = sharding.shard_shape(pages.key.shape)[3]
-    return mesh_platform() == "gpu" and fits_kernel(query.shape[1] * query.shape[3], pages, slots)
+    return mesh_platform() == "gpu" and fits_kernel(pages, sharding.shard_shape(pages.key.shape)[3])

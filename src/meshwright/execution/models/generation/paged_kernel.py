@@ -1,4 +1,4 @@
-"""Attention of a few new tokens over pages on NVIDIA GPUs, as a Pallas kernel that reads each page once, in place.
+"""Attention of new tokens over pages on NVIDIA GPUs, as a Pallas kernel that reads pages in place.
 
 Without the kernel, XLA:GPU gathers a sequence's pages into one array and reads that array: three times the bytes. The
 tokens of a sequence are divided over several programs of the grid, whose results are combined afterwards (flash
@@ -19,13 +19,24 @@ from jax.experimental import pallas as pl
 from meshwright.description.hlo.kernel_cost import KernelCost
 from meshwright.execution.models.attention import Scoring
 from meshwright.execution.models.generation.paged_cache import Pages
-from meshwright.execution.runtime.triton_rows import MOST_ROWS, padded_rows
+from meshwright.execution.runtime.triton_rows import LEAST_ROWS, MOST_ROWS, padded_rows
 
-BLOCK_TOKENS = 64
-"""Tokens that a program of the grid reads in one iteration of its loop."""
 
-BUSY_PROGRAMS = 1024
-"""Programs that keep a GPU busy: about 8 for each of an H100's 132 multiprocessors."""
+class _Tiles(NamedTuple):
+    """What a program of the grid works on, and how many programs are started."""
+
+    rows: int  # Queries of a program, at most.
+    tokens: int  # Tokens that it reads in one iteration of its loop.
+    warps: int
+    stages: int  # Iterations whose loads are under way at once.
+    programs: int  # Programs among which a step is divided, if it has that many blocks.
+
+
+_DECODE_TILES = _Tiles(MOST_ROWS, 64, warps=4, stages=3, programs=1024)
+_CHUNK_TILES = _Tiles(64, 64, warps=4, stages=3, programs=264)
+_LATENT_TILES = _Tiles(32, 64, warps=4, stages=2, programs=264)
+"""The fastest of those tried on an H200, which has 132 multiprocessors (JAX 0.11.2). Latents are wide: programs with
+more rows keep too little in registers, those with fewer read the same latents more often."""
 
 _MASKED = -1e30
 """Score of a key that a query does not attend to: finite, so that the difference of two such scores is not NaN."""
@@ -43,17 +54,19 @@ class Partial(NamedTuple):
     largest: Array
 
 
-def fits_kernel(queries: int, pages: Pages, slots: int) -> bool:
+def fits_kernel(pages: Pages, slots: int) -> bool:
     """Whether the kernel can attend over `pages` on one device.
 
-    False for more than `MOST_ROWS` queries (chunks of prompts, which are bound by matmuls), for more than
-    `BLOCK_TOKENS` slots, for sizes that are not powers of 2 (Triton), and for arrays of 2^31 to 2^32 one-byte elements:
-    Pallas indexes arrays of up to 4 GiB with signed 32-bit integers, which overflow there (JAX 0.10.2 to 0.12).
+    False for more slots than a program reads at once, for slots or head dims that are not powers of 2 and head dims
+    under 16 (Triton's matmuls), and for arrays of 2^31 to 2^32 one-byte elements: Pallas indexes arrays of up to 4 GiB
+    with signed 32-bit integers, which overflow there (JAX 0.10.2 to 0.12).
 
-    queries: number of queries that share a kv head, in each row of the batch. slots: tokens of each page on the device.
+    slots: tokens of each page on the device.
     """
     small = pages.key.dtype.itemsize > 1 or pages.key.size < 1 << 31 or pages.key.size > 1 << 32
-    return queries <= MOST_ROWS and slots <= BLOCK_TOKENS and all(map(_is_power, (slots, pages.key.shape[4]))) and small
+    dims = (pages.key.shape[4], pages.value.shape[4])
+    is_matmul = min(dims) >= LEAST_ROWS and all(map(_is_power, (slots, *dims)))
+    return slots <= _DECODE_TILES.tokens and is_matmul and small
 
 
 def attend_to_pages(
@@ -68,6 +81,7 @@ def attend_to_pages(
     page_size: int,
     window: int | None,
     scoring: Scoring,
+    is_latent: bool = False,
     is_interpreted: bool = False,
 ) -> Partial:
     """Return attention of queries [b, s, k, g, h] at positions [b, s] over the pages of one device, as a `Partial`.
@@ -75,54 +89,68 @@ def attend_to_pages(
     Call it inside `jax.shard_map` without `check_vma`. The arrays of the result are [b, s, k, g, ...].
 
     Args:
+        query: with latents [b, s, 1, heads, rank + rotary].
         pages: keys and values [layers, pages, k, slots, h], with the slots of each page that this device has.
         layer: index of the layer in the pages.
         table, first: as in `PagedCache`, [b, entries] and [b].
         offset: the index, among all slots of a page, of this device's first slot.
         page_size: tokens of a page over all devices that share it.
+        is_latent: pages hold latents, which are keys and values at once, and rotary keys.
         is_interpreted: run in Pallas's interpreter, slowly, on a CPU.
     """
-    batch, length, heads, group, head_dim = query.shape
-    slots, tokens, queries = pages.key.shape[3], table.shape[1] * pages.key.shape[3], length * group
-    rows = padded_rows(queries)
-    work = _divided(table.shape[1], slots, batch * heads)
+    batch, length, heads, group, _ = query.shape
+    slots, rank = pages.key.shape[3:]
+    tokens, queries = table.shape[1] * slots, length * group
+    tiles = _LATENT_TILES if is_latent else _DECODE_TILES if queries <= MOST_ROWS else _CHUNK_TILES
+    rows = min(tiles.rows, padded_rows(queries))
+    parts = math.ceil(queries / rows)
+    work = _divided(table.shape[1], tiles.tokens // slots, max(1, tiles.programs // (batch * heads * parts)))
 
-    def padded(x: Array, value: int = 0) -> Array:
-        """Pad the dim before the last with `value`, from `queries` to `rows`."""
-        return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, rows - queries), (0, 0)], constant_values=value)
+    def in_parts(x: Array, value: int = 0) -> Array:
+        """Reshape [b, k, queries, ...] to [k * parts, b, rows, ...], padded with `value`."""
+        x = jnp.pad(x, [(0, 0), (0, 0), (0, parts * rows - queries), *[(0, 0)] * (x.ndim - 3)], constant_values=value)
+        return jnp.moveaxis(x.reshape(batch, -1, rows, *x.shape[3:]), 1, 0)
 
-    of_heads = jnp.moveaxis(query, 2, 1).reshape(batch, heads, queries, head_dim)
-    of_rows = padded(jnp.repeat(positions, group, axis=1)[..., None], -1)[..., 0]
+    of_heads = jnp.moveaxis(query, 2, 1).reshape(batch, heads, queries, -1)
+    split = [of_heads[..., :rank], of_heads[..., rank:]] if is_latent else [of_heads]
+    of_rows = in_parts(jnp.repeat(positions, group, axis=1)[:, None], -1)
     numbers = [jnp.broadcast_to(jnp.asarray(one, jnp.int32), batch) for one in (first, layer, offset, 0)]
     # Merge layers, pages, heads and slots into one dim, without a copy.
-    arrays = [array.reshape(-1, head_dim) for array in pages[:2]] + [scale.reshape(-1) for scale in pages.scales or ()]
+    arrays = [array.reshape(-1, array.shape[-1]) for array in pages[:2]]
+    arrays += [scale.reshape(-1) for scale in pages.scales or ()]
     read = sum(array.dtype.itemsize * math.prod(array.shape[1:]) for array in arrays) * batch * heads * tokens
-    written = 4 * batch * heads * work.splits * rows * (head_dim + 2)
+    written = 4 * batch * heads * parts * work.splits * rows * (rank + 2)
     kernel = partial(
         _kernel,
         page_size=page_size,
         window=window,
         scoring=scoring,
         num_pages=pages.key.shape[1],
+        num_heads=heads,
+        parts=parts,
         slots=slots,
         blocks=work.blocks,
         entries=work.entries,
+        is_latent=is_latent,
     )
-    call = _on_grid(kernel, (batch, heads), work, (rows, head_dim), len(arrays), is_interpreted=is_interpreted)
-    with jax.named_scope(KernelCost(4 * query.size * tokens, read + written).scope):
+    own = [in_parts(array) for array in split]
+    call = _on_grid(kernel, own, work, rank, len(arrays), tiles, is_interpreted=is_interpreted)
+    flops = 2 * batch * heads * queries * tokens * (query.shape[-1] + rank)
+    with jax.named_scope(KernelCost(flops, read + written).scope):
         product, sums, largest = call(
             jnp.stack(numbers, axis=1),
-            of_rows,
+            jnp.tile(of_rows, (heads, 1, 1)),
             jnp.pad(table, ((0, 0), (0, work.total - table.shape[1]))),
-            padded(of_heads),
+            *own,
             *arrays,
         )
     most = jnp.max(largest, axis=2, keepdims=True)
     weights = jnp.exp(largest - most)
 
     def by_token(x: Array) -> Array:
-        """Reshape [b, k, rows, ...] to [b, s, k, g, ...]."""
-        return jnp.moveaxis(x[:, :, :queries].reshape(batch, heads, length, group, *x.shape[3:]), 1, 2)
+        """Reshape [k * parts, b, rows, ...] to [b, s, k, g, ...]."""
+        whole = jnp.moveaxis(x, 0, 1).reshape(batch, heads, parts * rows, *x.shape[3:])[:, :, :queries]
+        return jnp.moveaxis(whole.reshape(batch, heads, length, group, *x.shape[3:]), 1, 2)
 
     return Partial(
         by_token(jnp.sum(product * weights[..., None], axis=2)),
@@ -144,50 +172,48 @@ class _Work(NamedTuple):
         return self.splits * self.blocks * self.entries
 
 
-def _divided(pages: int, slots: int, groups: int) -> _Work:
-    """Return how `pages` pages of `slots` tokens are divided, for each of `groups` combinations of row and kv head."""
-    entries = BLOCK_TOKENS // slots
+def _divided(pages: int, entries: int, splits: int) -> _Work:
+    """Return how the `pages` pages of a row are divided into blocks of `entries`, and these into at most `splits`."""
     blocks = math.ceil(pages / entries)
-    of_split = math.ceil(blocks / min(blocks, max(1, BUSY_PROGRAMS // groups)))
+    of_split = math.ceil(blocks / min(blocks, splits))
     return _Work(math.ceil(blocks / of_split), of_split, entries)
 
 
 def _on_grid(
-    kernel: Any,
-    grid: tuple[int, int],
-    work: _Work,
-    sizes: tuple[int, int],
-    num_arrays: int,
-    *,
-    is_interpreted: bool,
+    kernel: Any, queries: list[Array], work: _Work, width: int, num_arrays: int, tiles: _Tiles, *, is_interpreted: bool
 ) -> Any:
-    """Return `pl.pallas_call` of a kernel on a grid of (rows, kv heads, splits).
+    """Return `pl.pallas_call` of a kernel on a grid of (sets of queries, rows of the batch, splits).
+
+    The sets of a kv head and row are neighbours in the grid: they read the same pages, which then are in the L2 cache.
 
     Args:
-        grid: numbers of rows and of kv heads.
-        sizes: number of queries of a row and kv head (padded), and head dim.
+        queries: [sets, batch, rows, h].
+        width: dims of a value.
         num_arrays: number of arrays of the cache, which programs index themselves instead of in blocks.
     """
     from jax.experimental.pallas import triton  # Imported late: 0.1 s that only GPUs need.
 
+    sets, batch, rows, _ = queries[0].shape
+
     def of_row(*sizes: int) -> pl.BlockSpec:
-        return pl.BlockSpec((None, *sizes), lambda row, head, split: (row, *(0 for _ in sizes)))
+        return pl.BlockSpec((None, *sizes), lambda of, row, split: (row, *(0 for _ in sizes)))
+
+    def of_set(*sizes: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, None, *sizes), lambda of, row, split: (of, row, *(0 for _ in sizes)))
 
     def of_split(*sizes: int) -> pl.BlockSpec:
-        return pl.BlockSpec(
-            (None, None, None, *sizes), lambda row, head, split: (row, head, split, *(0 for _ in sizes))
-        )
+        return pl.BlockSpec((None, None, None, *sizes), lambda of, row, split: (of, row, split, *(0 for _ in sizes)))
 
-    rows, _ = sizes
-    results, of_triton = (sizes, (rows,), (rows,)), triton.CompilerParams(num_warps=4, num_stages=3)
+    results = ((rows, width), (rows,), (rows,))
+    of_triton = triton.CompilerParams(num_warps=tiles.warps, num_stages=tiles.stages)
     options: Any = {"interpret": True} if is_interpreted else {"compiler_params": of_triton}
-    of_head = pl.BlockSpec((None, None, *sizes), lambda row, head, split: (row, head, 0, 0))
+    blocks = [of_set(rows, query.shape[-1]) for query in queries]
     return pl.pallas_call(
         kernel,
-        grid=(*grid, work.splits),
-        in_specs=[of_row(4), of_row(rows), of_row(work.total), of_head, *(pl.BlockSpec() for _ in range(num_arrays))],
+        grid=(sets, batch, work.splits),
+        in_specs=[of_row(4), of_set(rows), of_row(work.total), *blocks, *(pl.BlockSpec() for _ in range(num_arrays))],
         out_specs=[of_split(*own) for own in results],
-        out_shape=[jax.ShapeDtypeStruct((*grid, work.splits, *own), jnp.float32) for own in results],
+        out_shape=[jax.ShapeDtypeStruct((sets, batch, work.splits, *own), jnp.float32) for own in results],
         name="paged_attention",
         **options,
     )
@@ -198,29 +224,33 @@ def _kernel(
     positions: Any,
     table: Any,
     query: Any,
-    key: Any,
-    value: Any,
     *rest: Any,
     page_size: int,
     window: int | None,
     scoring: Scoring,
     num_pages: int,
+    num_heads: int,
+    parts: int,
     slots: int,
     blocks: int,
     entries: int,
+    is_latent: bool,
 ) -> None:
     """Attend over the pages of one split: `blocks` blocks of `entries` pages each.
 
     Args:
         starts: [4]: the row's `PagedCache.first`, the layer, `offset` of `attend_to_pages`, an unused entry.
         positions: positions of the queries; -1 for padding.
-        rest: the scales of int8 keys and values, if any, then the three results (see `Partial`).
+        rest: with latents, the queries' rotary dims; keys and values; the scales of int8 keys and values, if any; the
+            three results (see `Partial`).
+        parts: how many sets of queries a kv head has.
     """
-    *scales, product, sums, largest = rest
-    head, split = pl.program_id(1), pl.program_id(2)
+    *rotary, key, value = rest[: 3 if is_latent else 2]
+    *scales, product, sums, largest = rest[len(rotary) + 2 :]
+    head, split = pl.program_id(0) // parts, pl.program_id(2)
     first, layer, offset = starts[0], starts[1], starts[2]
     tokens = entries * slots
-    wanted, own_query = positions[...], query[...]
+    wanted, queries = positions[...], [array[...] for array in (query, *rotary)]
     newest = jnp.max(wanted)
 
     def block(number: Array, before: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -228,10 +258,13 @@ def _kernel(
         places = jnp.arange(tokens)
         at = (first + begin + places // slots) * page_size + offset + places % slots
         pages = table[begin + places // slots]
-        stored = ((layer * num_pages + pages) * pl.num_programs(1) + head) * slots + places % slots
-        keys, values, *factors = (array[stored] for array in (key, value, *scales))
-        scores = jnp.dot(own_query, keys.astype(own_query.dtype).T, preferred_element_type=jnp.float32)
-        scores = (scores * factors[0][None] if factors else scores) / scoring.divisor
+        stored = ((layer * num_pages + pages) * num_heads + head) * slots + places % slots
+        loaded, factors = [array[stored] for array in (key, value)], [scale[stored] for scale in scales]
+        scores = jnp.zeros((len(wanted), tokens), jnp.float32)
+        for index, own in enumerate(queries):  # Without latents there is one, and the second array is values alone.
+            partly = jnp.dot(own, loaded[index].astype(own.dtype).T, preferred_element_type=jnp.float32)
+            scores += partly * factors[index][None] if factors else partly
+        scores /= scoring.divisor
         if scoring.softcap:
             scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
         distance = wanted[:, None] - at[None]
@@ -242,15 +275,16 @@ def _kernel(
         total, weight, most = before
         now = jnp.maximum(most, jnp.max(scores, axis=1))
         weights, rescale = jnp.exp(scores - now[:, None]), jnp.exp(most - now)
-        weighed = weights * factors[1][None] if factors else weights
+        valued = 0 if is_latent else 1
+        weighed = weights * factors[valued][None] if factors else weights
         added = jnp.dot(
-            weighed.astype(own_query.dtype), values.astype(own_query.dtype), preferred_element_type=jnp.float32
+            weighed.astype(query.dtype), loaded[valued].astype(query.dtype), preferred_element_type=jnp.float32
         )
         return total * rescale[:, None] + added, weight * rescale + jnp.sum(weights, axis=1), now
 
     rows = wanted.shape[0]
     empty = (
-        jnp.zeros((rows, key.shape[1]), jnp.float32),
+        jnp.zeros((rows, product.shape[1]), jnp.float32),
         jnp.zeros(rows, jnp.float32),
         jnp.full(rows, _MASKED, jnp.float32),
     )
