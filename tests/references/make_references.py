@@ -37,6 +37,22 @@ SIZES: dict[str, Any] = {
 }
 WINDOWED = SIZES | {"num_hidden_layers": 5, "sliding_window": 6, "query_pre_attn_scalar": 20}
 LOCAL, FULL = "sliding_attention", "full_attention"
+# As google/gemma-4-31B: layers without a window have few wide heads, whose values are their keys.
+GEMMA4 = SIZES | {
+    "num_hidden_layers": 3,
+    "sliding_window": 6,
+    "num_global_key_value_heads": 2,
+    "global_head_dim": 16,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 2.0,
+    "tie_word_embeddings": True,
+    "layer_types": [LOCAL, LOCAL, FULL],
+    "rope_parameters": {
+        LOCAL: {"rope_type": "default", "rope_theta": 100.0},
+        FULL: {"rope_type": "proportional", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+    },
+}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 0.8, "beta_slow": 0.1}
@@ -122,6 +138,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
             FULL: {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
         },
     },
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": {name: value for name, value in GEMMA4.items() if name != "hidden_size_per_layer_input"},
+    "gemma4_text_moe": GEMMA4
+    | {
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 20,
+        "intermediate_size": 40,
+    },
     "gpt_oss": SIZES
     | {
         "num_local_experts": 4,
@@ -177,7 +203,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """What each model is made with beyond the defaults of its family."""
 
-KINDS = {"llama_yarn": "llama", "llama_dynamic": "llama", "phi3_longrope": "phi3"} | {
+KINDS = {"gemma4_text_moe": "gemma4_text", "llama_yarn": "llama", "llama_dynamic": "llama", "phi3_longrope": "phi3"} | {
     "qwen2_moe_sparse": "qwen2_moe",
     "qwen3_moe_sparse": "qwen3_moe",
 }
@@ -296,11 +322,13 @@ def draw(model: torch.nn.Module) -> None:
 
 
 def draw_buffers(model: torch.nn.Module) -> None:
-    """Draw what chooses experts and is no parameter."""
+    """Draw what chooses experts and what multiplies layers, which are no parameters."""
     with torch.no_grad():
         for number, (name, buffer) in enumerate(sorted(model.named_buffers())):
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=torch.Generator().manual_seed(1000 + number)))
+            elif name.endswith("layer_scalar"):
+                buffer.add_(0.3 * torch.randn(buffer.shape, generator=torch.Generator().manual_seed(1000 + number)))
 
 
 def computed(model: Any, *, gradients: bool, lengths: tuple[int, ...] = LENGTHS) -> dict[str, np.ndarray]:

@@ -76,6 +76,17 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "moe_layers": ([0, 2], [3], [], None),
     "intermediate_size_mlp": (48,),
     "query_pre_attn_scalar": (4, 100),
+    "hidden_size_per_layer_input": (8,),
+    "vocab_size_per_layer_input": (32,),
+    "num_kv_shared_layers": (2,),
+    "top_k_experts": (1, 3),
+    "per_layer_config": (
+        {"2": {"head_dim": 8, "num_key_value_heads": 2}},
+        {"2": {"head_dim": 16, "num_key_value_heads": 1}},
+        {"0": {"head_dim": 16, "num_key_value_heads": 2}},
+        {"2": {"head_dim": 16}},
+        None,
+    ),
     "attn_logit_softcapping": (1.0, None),
     "final_logit_softcapping": (1.0, None),
     "shared_expert_intermediate_size": (32,),
@@ -221,6 +232,23 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"first_k_dense_replace": 0},
         {"norm_topk_prob": False},
         {"num_local_experts": 8},
+    ),
+    # As google/gemma-4-31B has them.
+    "gemma4_text": (
+        *({"global_head_dim": 16, "num_global_key_value_heads": n, "per_layer_config": ABSENT} for n in (1, 2, None)),
+        {"global_head_dim": 16, "attention_k_eq_v": False, "num_global_key_value_heads": 2, "per_layer_config": ABSENT},
+        {"num_global_key_value_heads": 2, "per_layer_config": ABSENT},
+        {
+            "layer_types": [LOCAL, FULL, FULL],
+            "per_layer_config": {str(layer): {"head_dim": 16, "num_key_value_heads": 2} for layer in (1, 2)},
+        },
+        {
+            "layer_types": [LOCAL, FULL, FULL],
+            "per_layer_config": {str(layer): {"head_dim": 8 * layer, "num_key_value_heads": 2} for layer in (1, 2)},
+        },
+        {"use_bidirectional_attention": "vision"},
+        {"use_bidirectional_attention": "all"},
+        {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 20},
     ),
     # As MiniMaxAI/MiniMax-M2 has them.
     "minimax_m2": (

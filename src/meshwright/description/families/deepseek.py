@@ -17,13 +17,13 @@ from meshwright.description.families.family import (
 )
 from meshwright.description.families.fields import Fields
 from meshwright.description.families.rope_fields import read_rope
+from meshwright.description.step.attention import LatentAttention
 from meshwright.description.step.frequencies import Frequencies, YarnRopeScaling
 from meshwright.description.step.layer import Routing
 from meshwright.description.step.model import (
     AttentionConfig,
     Experts,
     Family,
-    LatentAttention,
     ModelConfig,
     Norms,
     RotaryPositions,

@@ -51,6 +51,15 @@ LATENT_DEFAULTS: Config = {
 
 SCALED_QUERIES: Config = {"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 
+GEMMA4_DEFAULTS: Config = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    },
+}
+
 LINEAR_DEFAULTS: Config = {
     "head_dim": 256,
     "partial_rotary_factor": 0.25,
@@ -136,6 +145,8 @@ DEFAULTS: Mapping[str, Config] = {
         "final_logit_softcapping": 30.0,
     },
     "gemma3_text": {"num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096},
+    "gemma4_text": {**GEMMA4_DEFAULTS, "sliding_window": 512, "hidden_size_per_layer_input": 256},
+    "gemma4_unified_text": {**GEMMA4_DEFAULTS, "sliding_window": 1024},
     "gpt_oss": {
         "head_dim": 64,
         "num_key_value_heads": 8,
@@ -239,6 +250,8 @@ LACKING: Mapping[str, tuple[str, ...]] = {
     "gemma": ("mlp_bias", "qkv_bias", *_WINDOWS),
     "gemma2": ("mlp_bias", "qkv_bias"),
     "gemma3_text": ("mlp_bias", "qkv_bias", "attn_logit_softcapping"),
+    "gemma4_text": ("mlp_bias", "qkv_bias", "attn_logit_softcapping"),
+    "gemma4_unified_text": ("mlp_bias", "qkv_bias", "attn_logit_softcapping", "enable_moe_block"),
     "phi3": (*_BIASES, "layer_types"),
     "olmo2": ("mlp_bias", "qkv_bias", *_WINDOWS),
     "olmo3": ("mlp_bias", "qkv_bias"),
@@ -322,7 +335,7 @@ class Fields:
     def positive(self, field: str, default: Any = _MISSING) -> Any:
         """Return a finite number above 0 as a float, or the default."""
         if field.endswith("_eps"):
-            self._check_not_null(field)
+            self.check_not_null(field)
         found = self.value(field, default)
         return found if found is default else self.above_zero(field, found)
 
@@ -365,13 +378,13 @@ class Fields:
 
     def activation(self, field: str, default: str) -> Activation:
         """Return the activation function that a field names. Raises if it is unknown."""
-        self._check_not_null(field)
+        self.check_not_null(field)
         found = self.value(field, default)
         if not isinstance(found, str) or found not in ACTIVATIONS:
             raise self.refusal(field, f"the activations read are {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[found]
 
-    def _check_not_null(self, field: str) -> None:
+    def check_not_null(self, field: str) -> None:
         """Raise if a field is null: transformers has a default for it, and cannot compute with null."""
         if field in self._data and self._data[field] is None:
             raise self.refusal(field, "it takes a value, or is left out for the default")

@@ -19,12 +19,12 @@ from meshwright.description.families.family import (
 )
 from meshwright.description.families.fields import Fields
 from meshwright.description.families.qwen2 import SHARED_EXPERT_NAMES, read_experts, write_experts
+from meshwright.description.step.attention import LinearAttention
 from meshwright.description.step.layer import of_layers, shortest_cycle
 from meshwright.description.step.model import (
     AttentionConfig,
     Experts,
     Family,
-    LinearAttention,
     ModelConfig,
     Norms,
     RotaryPositions,

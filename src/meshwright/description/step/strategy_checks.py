@@ -85,3 +85,14 @@ def _check_zigzag(seq_len: int, mesh: MeshShape) -> None:
             f"sequence length {seq_len} cannot be cut into {parts} parts, two for each of sp={mesh.sp}, as a ring in"
             f" zigzag order needs: {seq_len} % {parts} = {seq_len % parts}; use {nearest}"
         )
+
+
+def check_precision(mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise an error if a strategy's precision can be planned but not run."""
+    if strategy.optimizer == "adamw-8bit":
+        raise MeshwrightError("optimizer adamw-8bit can be planned but not run; use adamw with bf16 moments")
+    if strategy.matmul_dtype and mesh.tp > 1 and strategy.collective_matmul:
+        raise MeshwrightError(
+            f"matmuls in {strategy.matmul_dtype} can be planned, but cannot run as matmuls"
+            f" overlapped over tp={mesh.tp}; use collective_matmul=False"
+        )

@@ -18,6 +18,7 @@ from meshwright.description.step.frequencies import (
     LinearRopeScaling,
     Llama3RopeScaling,
     LongRopeScaling,
+    ProportionalRopeScaling,
     YarnRopeScaling,
 )
 from meshwright.description.step.layer import Rotary
@@ -148,6 +149,8 @@ def _angles(frequencies: Frequencies, size: int, length: Array) -> Array:
             low, high = scaling.ramp(theta, size)
             scaled = jnp.clip((jnp.arange(size // 2, dtype=jnp.float32)[None, None] - low) / (high - low), 0.0, 1.0)
             return angles * (scaled / factor + (1 - scaled))
+        case ProportionalRopeScaling(share=share, factor=factor):
+            return jnp.where(jnp.arange(size // 2)[None, None] < int(share * size // 2), angles / factor, 0.0)
         case LongRopeScaling(original_max_seq_len=original) as scaling:
             factors = (jnp.array(own, jnp.float32)[None, None] for own in (scaling.long_factor, scaling.short_factor))
             return angles / jnp.where(length > original, *factors)

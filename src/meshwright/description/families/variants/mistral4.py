@@ -11,9 +11,10 @@ from meshwright.description.families import deepseek, llama
 from meshwright.description.families.family import Features, Published, PublishedFamily
 from meshwright.description.families.fields import Fields
 from meshwright.description.families.rope_fields import check_query_scaling, read_rope
+from meshwright.description.step.attention import LatentAttention
 from meshwright.description.step.frequencies import YarnRopeScaling
 from meshwright.description.step.layer import Routing
-from meshwright.description.step.model import Experts, Family, LatentAttention, ModelConfig, Norms, RotaryPositions
+from meshwright.description.step.model import Experts, Family, ModelConfig, Norms, RotaryPositions
 
 MISTRAL4 = Family("mistral4")
 

@@ -13,7 +13,8 @@ from meshwright.description.families.family import Features, PublishedFamily
 from meshwright.description.families.fields import Fields
 from meshwright.description.families.qwen2 import read_experts, write_experts
 from meshwright.description.families.qwen3_next import NORMS, names_with, read_dense, with_shared, write_dense
-from meshwright.description.step.model import AttentionConfig, Experts, Family, LinearAttention, ModelConfig, rotary
+from meshwright.description.step.attention import LinearAttention
+from meshwright.description.step.model import AttentionConfig, Experts, Family, ModelConfig, rotary
 
 QWEN3_5 = Family("qwen3_5")
 
