@@ -1,4 +1,4 @@
-"""Attention over pages by the kernel for GPUs, interpreted here: what a gather of the pages gives."""
+"""Attention over pages by the kernels for GPUs and TPUs, interpreted here: what a gather of the pages gives."""
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ import pytest
 from meshwright.execution.models.attention import Scoring
 from meshwright.execution.models.generation.paged_cache import Pages, read_pages
 from meshwright.execution.models.generation.paged_kernel import attend_to_pages, fits_kernel
+from meshwright.execution.models.generation.paged_kernel_tpu import attend_to_pages_on_tpu, fits_tpu_kernel
 
 BATCH, HEADS, LAYERS, ENTRIES, SLOTS = 3, 2, 2, 21, 16
 
@@ -34,17 +35,25 @@ def by_gather(query, positions, pages, table, first, window, scoring, *, is_late
     return jnp.einsum("bskgt,bkth->bskgh", weights, values)
 
 
-@pytest.mark.parametrize(
-    ("length", "group", "head_dim", "window", "softcap", "is_int8", "is_chunked"),
-    [
-        (1, 4, 32, None, None, False, False),
-        (5, 3, 16, 70, 20.0, False, False),
-        (1, 1, 64, None, None, True, False),
-        (5, 2, 16, 101, None, False, True),
-        (30, 3, 16, 70, None, False, False),
-    ],
+CASES = (
+    (1, 4, 32, None, None, False, False),
+    (5, 3, 16, 70, 20.0, False, False),
+    (1, 1, 64, None, None, True, False),
+    (5, 2, 16, 101, None, False, True),
+    (30, 3, 16, 70, None, False, False),
 )
-def test_the_kernel_gives_what_a_gather_gives(length, group, head_dim, window, softcap, is_int8, is_chunked):
+"""Tokens, query heads of a kv head, dims of a head, window, softcap, whether pages are int8 and windows chunks."""
+
+KERNELS = [
+    *((attend_to_pages, *case) for case in CASES),
+    *((attend_to_pages_on_tpu, *case) for case in CASES if not case[5]),  # It reads no int8 pages.
+]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "length", "group", "head_dim", "window", "softcap", "is_int8", "is_chunked"), KERNELS
+)
+def test_the_kernel_gives_what_a_gather_gives(kernel, length, group, head_dim, window, softcap, is_int8, is_chunked):
     """Tables begin at the third page of one row; another row has a single page of tokens."""
     random, scoring = np.random.default_rng(0), Scoring(head_dim**0.5, softcap, is_chunked)
     query = random.standard_normal((BATCH, length, HEADS, group, head_dim), np.float32)
@@ -55,7 +64,7 @@ def test_the_kernel_gives_what_a_gather_gives(length, group, head_dim, window, s
 
     @jax.jit
     def both(query, positions, pages, table, first):
-        found = attend_to_pages(
+        found = kernel(
             query, positions, pages, jnp.asarray(1), table, first, offset=0, page_size=SLOTS, window=window,
             scoring=scoring, is_interpreted=True,
         )  # fmt: skip
@@ -65,9 +74,16 @@ def test_the_kernel_gives_what_a_gather_gives(length, group, head_dim, window, s
     np.testing.assert_allclose(*both(query, positions, pages, table, first), atol=2e-6)
 
 
-@pytest.mark.parametrize(("length", "heads", "is_int8"), [(1, 40, False), (3, 5, True)])
-def test_latents_are_read_as_keys_and_values(length, heads, is_int8):
-    """40 heads are three sets of queries, of which the last is padded."""
+@pytest.mark.parametrize(
+    ("kernel", "length", "heads", "is_int8"),
+    [
+        (attend_to_pages, 1, 40, False),
+        (attend_to_pages, 3, 5, True),
+        (attend_to_pages_on_tpu, 7, 40, False),
+    ],
+)
+def test_latents_are_read_as_keys_and_values(kernel, length, heads, is_int8):
+    """40 heads, or 7 times 40, are two sets of queries, of which the last is padded."""
     random, scoring, rank, rotary = np.random.default_rng(0), Scoring(6.0), 32, 16
     latents, keys = (drawn_pages(random, size, is_int8=is_int8, heads=1) for size in (rank, rotary))
     scales = (latents.scales[0], keys.scales[1]) if is_int8 else None
@@ -79,7 +95,7 @@ def test_latents_are_read_as_keys_and_values(length, heads, is_int8):
 
     @jax.jit
     def both(query, positions, pages, table, first):
-        found = attend_to_pages(
+        found = kernel(
             query, positions, pages, jnp.asarray(1), table, first, offset=0, page_size=SLOTS, window=None,
             scoring=scoring, is_latent=True, is_interpreted=True,
         )  # fmt: skip
@@ -100,3 +116,7 @@ def test_the_kernel_is_left_out_where_triton_or_32_bits_do_not_do():
     assert not fits_kernel(pages("bfloat16", 1 << 10, head_dim=96), 16)
     assert not fits_kernel(pages("bfloat16", 1 << 10, head_dim=8), 16)
     assert not fits_kernel(pages("int8", 1 << 17), 16)
+    assert fits_tpu_kernel(pages("bfloat16", 1 << 10), 16, 1 << 17)
+    assert not fits_tpu_kernel(pages("bfloat16", 1 << 10), 16, 1 << 18)
+    assert not fits_tpu_kernel(pages("bfloat16", 1 << 10), 12, 1 << 10)
+    assert not fits_tpu_kernel(drawn_pages(np.random.default_rng(0), 16, is_int8=True), 16, 1 << 10)

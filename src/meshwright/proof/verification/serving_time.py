@@ -49,8 +49,11 @@ def step_causes(plan: ServingPlan, schedule: Schedule) -> tuple[Cause, ...]:
     for part, terms in PLANNED_TERMS.items():
         seconds[part] -= sum(plan.predicted.breakdown_seconds[term] for term in terms)
     causes = [Cause(difference=Difference.LEAST_OP_TIME, count=count, seconds=overhead)] if estimated else []
+    has_kernel = any(_part(event) == "attention" and event.basis != "compiler" for event in ops)
     for part, more in seconds.items():
         known = TPU_DIFFERENCES.get(part) if estimated and more > 0 else None
+        if known == Difference.GATHERED_PAGES and has_kernel:
+            known = None
         if known == Difference.READ_THEN_MULTIPLIED and plan.serving.model.experts is not None:
             known = Difference.EXPERT_BUFFERS
         causes.append(Cause(difference=known or Difference.STEP_TERM, term=part, seconds=more))

@@ -141,7 +141,9 @@ def with_tokens(cache: Cache, new: Cache, layer: Array | int, positions: Array) 
                 length = whole.shape[3]
                 slots -= lax.axis_index(spec[3]) * length
                 slots = jnp.where((slots >= 0) & (slots < length), slots, length)  # Out of range is dropped.
-            return whole.at[layer, jnp.arange(whole.shape[1]), :, slots].set(
+            # As in `with_tokens_in_pages`: a slice in the place of the heads makes XLA:TPU copy the whole cache.
+            rows, heads = jnp.arange(whole.shape[1])[:, None], jnp.arange(whole.shape[2])
+            return whole.at[layer, rows, heads, slots[:, None]].set(
                 new[:, 0], mode="drop", unique_indices=True, indices_are_sorted=True
             )
 

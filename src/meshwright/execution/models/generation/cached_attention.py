@@ -15,6 +15,8 @@ from meshwright.execution.models.attention import Scoring
 from meshwright.execution.models.generation.cache import Cache, split_axes, with_tokens
 from meshwright.execution.models.generation.paged_cache import PagedCache, Pages, read_pages, with_tokens_in_pages
 from meshwright.execution.models.generation.paged_kernel import attend_to_pages, fits_kernel
+from meshwright.execution.models.generation.paged_kernel_tpu import attend_to_pages_on_tpu, fits_tpu_kernel
+from meshwright.execution.models.generation.query_sets import Partial
 from meshwright.execution.runtime.mesh import mesh_platform
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
@@ -76,11 +78,10 @@ def write_and_attend(
     else:
         there = P(stored[0], None, heads, None, None)
     result = P(*there[:3], across or there[3], None)
-    has_kernel = isinstance(cache, PagedCache) and _has_kernel(cache.pages)
-    if has_kernel:
-        local = partial(
-            _attend_to_pages, parts=parts, across=across, scoring=scoring, window=window, is_latent=is_latent
-        )
+    kernel = _kernel_of(cache) if isinstance(cache, PagedCache) else None
+    if kernel is not None:
+        attended = partial(kernel, window=window, scoring=scoring, is_latent=is_latent)
+        local = partial(_attend_to_pages, kernel=attended, parts=parts, across=across)
     else:
         local = partial(_attend_on_device, read=read, parts=parts, across=across, scoring=scoring, is_latent=is_latent)
     # Two reshards: first split rows over fsdp (with latents they are not yet), then exchange heads for rows.
@@ -88,7 +89,7 @@ def write_and_attend(
     between = P(rows or None, None, heads, group, None)
     of_heads = P(there[2], there[3])
     specs = (there, P(stored[0], None), of_heads, *specs)
-    attend = jax.shard_map(local, in_specs=specs, out_specs=result, check_vma=not has_kernel)
+    attend = jax.shard_map(local, in_specs=specs, out_specs=result, check_vma=kernel is None)
     heads_output = attend(
         jax.reshard(jax.reshard(query, between), there),
         jax.reshard(positions, P(stored[0], None)),
@@ -151,15 +152,13 @@ def _attend_to_pages(
     table: Array,
     first: Array,
     *,
+    kernel: Callable[..., Partial],
     parts: tuple[str, ...],
     across: tuple[str, ...] | None,
-    scoring: Scoring,
-    window: int | None,
-    is_latent: bool,
 ) -> Array:
-    """Like `_attend_on_device`, with the GPU kernel of `paged_kernel`. table, first: as in `PagedCache`."""
+    """Like `_attend_on_device`, with a kernel (`_kernel_of`). table, first: as in `PagedCache`."""
     slots = pages.key.shape[3]
-    own = attend_to_pages(
+    own = kernel(
         query,
         positions,
         pages,
@@ -168,9 +167,6 @@ def _attend_to_pages(
         first,
         offset=lax.axis_index(parts) * slots if parts else 0,
         page_size=slots * (lax.axis_size(parts) if parts else 1),
-        window=window,
-        scoring=scoring,
-        is_latent=is_latent,
     )
     largest = own.largest if sinks is None else jnp.maximum(own.largest, sinks[None, None])
     largest = lax.pmax(largest, parts) if parts else largest
@@ -255,7 +251,13 @@ def _combined(
     return (product / sums).astype(dtype)
 
 
-def _has_kernel(pages: Pages) -> bool:
-    """Whether attention over pages runs as a GPU kernel on the current mesh."""
-    sharding: Any = jax.typeof(pages.key).sharding
-    return mesh_platform() == "gpu" and fits_kernel(pages, sharding.shard_shape(pages.key.shape)[3])
+def _kernel_of(cache: PagedCache) -> Callable[..., Partial] | None:
+    """Return the kernel for attention over pages on the devices of the current mesh; None where pages are gathered."""
+    sharding: Any = jax.typeof(cache.pages.key).sharding
+    _, num_pages, _, slots, _ = sharding.shard_shape(cache.pages.key.shape)
+    if mesh_platform() == "gpu" and fits_kernel(cache.pages, slots):
+        return attend_to_pages
+    table_size = cache.table.size * num_pages // cache.pages.key.shape[1]
+    if mesh_platform() == "tpu" and fits_tpu_kernel(cache.pages, slots, table_size):
+        return attend_to_pages_on_tpu
+    return None

@@ -109,7 +109,10 @@ def with_tokens_in_pages(cache: PagedCache, new: Cache, layer: Array | int, posi
         page = jnp.take_along_axis(table, positions // page_size - first[:, None], axis=1, mode="clip")
         is_here = kept & (slot >= 0) & (slot < num_slots)
         page = jnp.where(is_here, page, num_pages)  # Index `num_pages` is out of range and dropped.
-        return [whole.at[layer, page, :, slot].set(own, mode="drop") for whole, own in zip(stored, new, strict=True)]
+        # With a slice in the place of the heads, XLA:TPU copies the whole cache into a layout with heads next to the
+        # head dim, and back, in every step (libtpu 0.0.42.1).
+        at = (layer, page[..., None], jnp.arange(stored[0].shape[2]), slot[..., None])
+        return [whole.at[at].set(own, mode="drop") for whole, own in zip(stored, new, strict=True)]
 
     stored = [pages.key, pages.value, *(pages.scales or ())]
     added = [*arrays, *scales]

@@ -19,6 +19,7 @@ from jax.experimental import pallas as pl
 from meshwright.description.hlo.kernel_cost import KernelCost
 from meshwright.execution.models.attention import Scoring
 from meshwright.execution.models.generation.paged_cache import Pages
+from meshwright.execution.models.generation.query_sets import Partial, QuerySets
 from meshwright.execution.runtime.triton_rows import LEAST_ROWS, MOST_ROWS, padded_rows
 
 
@@ -40,18 +41,6 @@ more rows keep too little in registers, those with fewer read the same latents m
 
 _MASKED = -1e30
 """Score of a key that a query does not attend to: finite, so that the difference of two such scores is not NaN."""
-
-
-class Partial(NamedTuple):
-    """Attention over some of the keys, to be combined with the results for the other keys; all float32.
-
-    product: values [..., h] summed with weights exp(score - largest). sums: sums of these weights [...]. largest: the
-    largest score of each query [...].
-    """
-
-    product: Array
-    sums: Array
-    largest: Array
 
 
 def fits_kernel(pages: Pages, slots: int) -> bool:
@@ -98,22 +87,14 @@ def attend_to_pages(
         is_latent: pages hold latents, which are keys and values at once, and rotary keys.
         is_interpreted: run in Pallas's interpreter, slowly, on a CPU.
     """
-    batch, length, heads, group, _ = query.shape
+    batch, length, heads, group, width = query.shape
     slots, rank = pages.key.shape[3:]
     tokens, queries = table.shape[1] * slots, length * group
     tiles = _LATENT_TILES if is_latent else _DECODE_TILES if queries <= MOST_ROWS else _CHUNK_TILES
-    rows = min(tiles.rows, padded_rows(queries))
-    parts = math.ceil(queries / rows)
+    sets = QuerySets(batch, heads, length, group, min(tiles.rows, padded_rows(queries)))
+    rows, parts = sets.rows, sets.parts
     work = _divided(table.shape[1], tiles.tokens // slots, max(1, tiles.programs // (batch * heads * parts)))
-
-    def in_parts(x: Array, value: int = 0) -> Array:
-        """Reshape [b, k, queries, ...] to [k * parts, b, rows, ...], padded with `value`."""
-        x = jnp.pad(x, [(0, 0), (0, 0), (0, parts * rows - queries), *[(0, 0)] * (x.ndim - 3)], constant_values=value)
-        return jnp.moveaxis(x.reshape(batch, -1, rows, *x.shape[3:]), 1, 0)
-
-    of_heads = jnp.moveaxis(query, 2, 1).reshape(batch, heads, queries, -1)
-    split = [of_heads[..., :rank], of_heads[..., rank:]] if is_latent else [of_heads]
-    of_rows = in_parts(jnp.repeat(positions, group, axis=1)[:, None], -1)
+    own = sets.arrays(query, rank, width - rank) if is_latent else sets.arrays(query, width)
     numbers = [jnp.broadcast_to(jnp.asarray(one, jnp.int32), batch) for one in (first, layer, offset, 0)]
     # Merge layers, pages, heads and slots into one dim, without a copy.
     arrays = [array.reshape(-1, array.shape[-1]) for array in pages[:2]]
@@ -133,13 +114,12 @@ def attend_to_pages(
         entries=work.entries,
         is_latent=is_latent,
     )
-    own = [in_parts(array) for array in split]
     call = _on_grid(kernel, own, work, rank, len(arrays), tiles, is_interpreted=is_interpreted)
-    flops = 2 * batch * heads * queries * tokens * (query.shape[-1] + rank)
+    flops = 2 * batch * heads * queries * tokens * (width + rank)
     with jax.named_scope(KernelCost(flops, read + written).scope):
         product, sums, largest = call(
             jnp.stack(numbers, axis=1),
-            jnp.tile(of_rows, (heads, 1, 1)),
+            jnp.tile(sets.positions(positions), (heads, 1, 1)),
             jnp.pad(table, ((0, 0), (0, work.total - table.shape[1]))),
             *own,
             *arrays,
@@ -147,15 +127,10 @@ def attend_to_pages(
     most = jnp.max(largest, axis=2, keepdims=True)
     weights = jnp.exp(largest - most)
 
-    def by_token(x: Array) -> Array:
-        """Reshape [k * parts, b, rows, ...] to [b, s, k, g, ...]."""
-        whole = jnp.moveaxis(x, 0, 1).reshape(batch, heads, parts * rows, *x.shape[3:])[:, :, :queries]
-        return jnp.moveaxis(whole.reshape(batch, heads, length, group, *x.shape[3:]), 1, 2)
-
     return Partial(
-        by_token(jnp.sum(product * weights[..., None], axis=2)),
-        by_token(jnp.sum(sums * weights, axis=2)),
-        by_token(most[:, :, 0]),
+        sets.by_token(jnp.sum(product * weights[..., None], axis=2)),
+        sets.by_token(jnp.sum(sums * weights, axis=2)),
+        sets.by_token(most[:, :, 0]),
     )
 
 

@@ -1,4 +1,4 @@
-"""What the engine does for GPUs alone, done on other devices with an interpreted kernel: tokens are the same."""
+"""What the engine does for GPUs or TPUs alone, done here with an interpreted kernel: tokens are the same."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ from serving_cases import answers, drawn_model, greedy_requests, prompts_of, tok
 from meshwright.description.families.registry import PRESETS
 from meshwright.execution.models.generation import cached_attention, stationary
 from meshwright.execution.models.generation.paged_kernel import attend_to_pages
+from meshwright.execution.models.generation.paged_kernel_tpu import attend_to_pages_on_tpu
 from meshwright.mesh import MeshShape
 from meshwright.serving.engine.engine import Engine
 from meshwright.serving.engine.programs import greedy_program, sampling_program, scoring_program
@@ -24,16 +25,37 @@ def called(monkeypatch):
             program.cache_clear()
 
     forget()
-    for module in (stationary, cached_attention):
-        monkeypatch.setattr(module, "mesh_platform", lambda: "gpu")
 
-    def interpreted(*args, **options):
-        called.append(args[0].shape)
-        return attend_to_pages(*args, **options, is_interpreted=True)
+    def interpret(kernel):
+        def interpreted(*args, **options):
+            called.append(args[0].shape)
+            return kernel(*args, **options, is_interpreted=True)
 
-    monkeypatch.setattr(cached_attention, "attend_to_pages", interpreted)
+        return interpreted
+
+    for kernel in (attend_to_pages, attend_to_pages_on_tpu):
+        monkeypatch.setattr(cached_attention, kernel.__name__, interpret(kernel))
     yield called
     forget()
+
+
+SETTINGS = {"rows": 2, "context": 64, "page_size": 8, "chunk_tokens": 16}
+
+
+@pytest.mark.matrix
+def test_the_kernel_of_tpus_changes_no_token(called, monkeypatch):
+    monkeypatch.setattr(cached_attention, "mesh_platform", lambda: "tpu")
+    loaded = drawn_model(MeshShape(dp=2, tp=2), replace(PRESETS["tiny-gemma3"], num_layers=2))
+    requests = greedy_requests(prompts_of(4, vocab=256, longest=30), most_tokens=8)
+    wanted = [loaded.generate([list(each.prompt)], max_tokens=each.max_tokens, stop_tokens=())[0] for each in requests]
+    engine = Engine(loaded, EngineSettings(**SETTINGS))
+    engine.start()
+    try:
+        got = answers(engine, requests)
+    finally:
+        engine.close()
+    assert [tokens_of(outputs) for outputs in got] == [each.tokens for each in wanted]
+    assert {1, 8} <= {length for _, length, *_ in called}
 
 
 @pytest.mark.matrix
@@ -47,7 +69,9 @@ def called(monkeypatch):
         ("tiny-deepseek", MeshShape(tp=2), "sequence"),
     ],
 )
-def test_weights_of_each_layer_and_a_kernel_change_no_token(model, shape, cache, called):
+def test_weights_of_each_layer_and_a_kernel_change_no_token(model, shape, cache, called, monkeypatch):
+    for module in (stationary, cached_attention):
+        monkeypatch.setattr(module, "mesh_platform", lambda: "gpu")
     settings = {} if cache is None else {"cache_split": cache}
     config = replace(PRESETS[model], num_layers=2)
     if latent := config.attention.latent:  # Triton's matmuls sum at least 16 products.
@@ -55,7 +79,7 @@ def test_weights_of_each_layer_and_a_kernel_change_no_token(model, shape, cache,
     loaded = drawn_model(shape, config)
     requests = greedy_requests(prompts_of(4, vocab=256, longest=30), most_tokens=8)
     wanted = [loaded.generate([list(each.prompt)], max_tokens=each.max_tokens, stop_tokens=())[0] for each in requests]
-    engine = Engine(loaded, EngineSettings(rows=2, context=64, page_size=8, chunk_tokens=16, **settings))
+    engine = Engine(loaded, EngineSettings(**SETTINGS, **settings))
     stacks = [stack for name, stack in engine.runner._params.items() if name.endswith("layers")]
     assert [layer["attention_norm"].ndim for stack in stacks for layer in stack] == [1, 1]
     assert all(leaf.is_deleted() for leaf in loaded.params["layers"].values())

@@ -1,0 +1,201 @@
+"""Attention of new tokens over pages on TPUs, as a Pallas kernel that reads pages in place.
+
+Without the kernel, XLA:TPU gathers a sequence's pages into one array, and with two or four kv heads on a device copies
+the whole cache into another layout before and after each step (libtpu 0.0.42.1). JAX's own `ragged_paged_attention`
+needs keys and values interleaved in one array for each layer, and returns no sums of weights, without which a page
+cannot be split over devices.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+
+from meshwright.description.hlo.kernel_cost import KernelCost
+from meshwright.execution.models.attention import Scoring
+from meshwright.execution.models.generation.paged_cache import Pages
+from meshwright.execution.models.generation.query_sets import Partial, QuerySets
+
+BLOCK_TOKENS = 256
+"""Tokens that a step of the grid reads: a DMA for each page and array, in flight while the step before is computed."""
+
+MOST_ROWS = 256
+"""The largest number of queries of a kv head in one step: enough to be bound by matmuls, not by reading pages."""
+
+MOST_TABLE = 1 << 17
+"""Entries of all page tables of a device, which are in its scalar memory of 1 MiB."""
+
+_LANES = 128
+_MASKED = -1e30
+"""Score of a key that a query does not attend to: finite, so that the difference of two such scores is not NaN."""
+
+
+def fits_tpu_kernel(pages: Pages, slots: int, table_size: int) -> bool:
+    """Whether the kernel can attend over `pages` on one device: not over int8, nor with pages that fill no tile.
+
+    slots: tokens of each page on the device. table_size: entries of the page tables of all rows on the device.
+    """
+    return pages.scales is None and slots % 8 == 0 and BLOCK_TOKENS % slots == 0 and table_size <= MOST_TABLE
+
+
+def attend_to_pages_on_tpu(
+    query: Array,
+    positions: Array,
+    pages: Pages,
+    layer: Array,
+    table: Array,
+    first: Array,
+    *,
+    offset: Array | int,
+    page_size: int,
+    window: int | None,
+    scoring: Scoring,
+    is_latent: bool = False,
+    is_interpreted: bool = False,
+) -> Partial:
+    """Return what `paged_kernel.attend_to_pages` returns, of the same arguments."""
+    from jax.experimental.pallas import tpu as pltpu  # Imported late: 0.2 s that only TPUs need.
+
+    batch, length, heads, group, width = query.shape
+    slots, rank = pages.key.shape[3:]
+    queries = length * group
+    sets = QuerySets(batch, heads, length, group, min(MOST_ROWS, -(-queries // 16) * 16))
+    pages_read = BLOCK_TOKENS // slots
+    blocks = math.ceil(table.shape[1] / pages_read)
+    own = sets.arrays(query, rank, width - rank) if is_latent else sets.arrays(query, width)
+    of_rows = sets.positions(positions)
+    # Blocks past the newest token of a set are neither read nor computed; a row's first block always is.
+    pages_needed = jnp.max(of_rows, axis=2) // page_size + 1 - first[None]
+    needed = jnp.clip((pages_needed + pages_read - 1) // pages_read, 1, blocks)
+    padded = jnp.pad(table, ((0, 0), (0, blocks * pages_read - table.shape[1])))
+    numbers = jnp.stack([jnp.asarray(one, jnp.int32) for one in (layer, offset)])
+
+    def of_sets(*sizes: int) -> pl.BlockSpec:
+        return pl.BlockSpec(
+            (heads, None, None, *sizes), lambda row, part, block, *_: (0, part, row, *(0 for _ in sizes))
+        )
+
+    def of_page(index: int, array: Array) -> pl.BlockSpec:
+        def where(row: Any, part: Any, block: Any, table: Any, needed: Any, numbers: Any, _: Any) -> tuple[Any, ...]:
+            # The same page again is not read again.
+            read = jnp.minimum(block, needed[part, row] - 1)
+            return numbers[0], table[row, read * pages_read + index], 0, 0, 0
+
+        return pl.BlockSpec((None, None, *array.shape[2:]), where)
+
+    results = ((sets.rows, rank), (sets.rows, _LANES), (sets.rows, _LANES))
+    kernel = partial(
+        _kernel,
+        page_size=page_size,
+        window=window,
+        scoring=scoring,
+        slots=slots,
+        pages_read=pages_read,
+        is_latent=is_latent,
+    )
+    tokens = table.shape[1] * slots
+    cached = sum(array.dtype.itemsize * array.shape[4] for array in pages[:2]) * batch * heads * tokens * sets.parts
+    written = 4 * batch * heads * sets.parts * sets.rows * (rank + 2 * _LANES)
+    cost = KernelCost(2 * batch * heads * queries * tokens * (width + rank), cached + written)
+    options: Any = {"interpret": True} if is_interpreted else {}
+    with jax.named_scope(cost.scope):
+        product, sums, largest = pl.pallas_call(
+            kernel,
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=4,
+                grid=(batch, sets.parts, blocks),
+                in_specs=[
+                    pl.BlockSpec((None, None, sets.rows, 1), lambda row, part, block, *_: (part, row, 0, 0)),
+                    *(of_sets(sets.rows, array.shape[-1]) for array in own),
+                    *(of_page(index, array) for array in pages[:2] for index in range(pages_read)),
+                ],
+                out_specs=[of_sets(*sizes) for sizes in results],
+            ),
+            out_shape=[jax.ShapeDtypeStruct((heads, sets.parts, batch, *sizes), jnp.float32) for sizes in results],
+            cost_estimate=pl.CostEstimate(flops=cost.flops, bytes_accessed=cost.num_bytes, transcendentals=0),
+            name="paged_attention",
+            **options,
+        )(
+            padded,
+            needed,
+            numbers,
+            first,
+            of_rows[..., None],
+            *(array.reshape(heads, sets.parts, *array.shape[1:]) for array in own),
+            *(array for array in pages[:2] for _ in range(pages_read)),
+        )
+    return Partial(*(sets.by_token(x.reshape(-1, *x.shape[2:])) for x in (product, sums[..., 0], largest[..., 0])))
+
+
+def _kernel(
+    table: Any,
+    needed: Any,
+    numbers: Any,
+    first: Any,
+    positions: Any,
+    *rest: Any,
+    page_size: int,
+    window: int | None,
+    scoring: Scoring,
+    slots: int,
+    pages_read: int,
+    is_latent: bool,
+) -> None:
+    """Attend over one block of pages, and add to the results, which stay on the chip until the row's last block.
+
+    Args:
+        needed: blocks that each set and row reads [parts, b].
+        numbers: [2]: the layer, which only the blocks' indices need, and `offset` of `attend_to_pages`.
+        positions: positions of the queries [rows, 1]; -1 for padding.
+        rest: queries [k, rows, h], with latents in two arrays; keys, then values, of each page [k, slots, h]; the
+            results (see `Partial`), of which sums and largest scores fill all lanes.
+    """
+    num_queries = 2 if is_latent else 1
+    queries, product, sums, largest = rest[:num_queries], *rest[-3:]
+    keys, values = (rest[num_queries + at * pages_read : num_queries + (at + 1) * pages_read] for at in (0, 1))
+    row, part, block = (pl.program_id(axis) for axis in range(3))
+
+    @pl.when(block == 0)
+    def _() -> None:
+        product[...], sums[...] = jnp.zeros(product.shape, jnp.float32), jnp.zeros(sums.shape, jnp.float32)
+        largest[...] = jnp.full(largest.shape, _MASKED, jnp.float32)
+
+    @pl.when(block < needed[part, row])
+    def _() -> None:
+        wanted, tokens = positions[...], slots * pages_read
+        places = lax.broadcasted_iota(jnp.int32, (1, tokens), 1)
+        at = (first[row] + block * pages_read + places // slots) * page_size + numbers[1] + places % slots
+        distance = wanted - at
+        visible = distance >= 0
+        if window is not None:
+            visible &= scoring.is_within(distance, wanted, window)
+        for head in range(product.shape[0]):
+            own, other = (jnp.concatenate([page[head] for page in read], axis=0) for read in (keys, values))
+            scores = _scores(queries[0][head], own)
+            if is_latent:
+                scores += _scores(queries[1][head], other)
+            scores /= scoring.divisor
+            if scoring.softcap:
+                scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
+            scores = jnp.where(visible, scores, _MASKED)
+            most = largest[head]
+            now = jnp.maximum(most, jnp.max(scores, axis=1, keepdims=True))
+            weights, rescale = jnp.exp(scores - now[:, :1]), jnp.exp(most - now)
+            valued = own if is_latent else other
+            added = jnp.dot(weights.astype(valued.dtype), valued, preferred_element_type=jnp.float32)
+            product[head] = product[head] * rescale[:, :1] + added
+            sums[head] = sums[head] * rescale + jnp.sum(weights, axis=1, keepdims=True)
+            largest[head] = now
+
+
+def _scores(query: Array, keys: Array) -> Array:
+    """Return the products [rows, tokens] in float32 of queries [rows, h] and keys [tokens, h]."""
+    return lax.dot_general(
+        query, keys.astype(query.dtype), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+    )
