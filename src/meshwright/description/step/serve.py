@@ -111,7 +111,7 @@ def model_step(serving: Serving, batch: int) -> Step:
 Weight = Literal["cache", "queries"]
 """How layers with heads of different sizes weigh in a mean over layers.
 
-`cache`: by the keys and values that they cache of a token. `queries`: by the products of a query with a key and a value.
+`cache`: by the keys and values that they cache of a token. `queries`: by the products of queries with keys and values.
 """
 
 
