@@ -95,6 +95,9 @@ def test_a_batch_is_a_multiple_of_dp_times_fsdp_and_a_sequence_of_sp():
 def test_a_dim_that_a_degree_does_not_divide_is_told_with_the_nearest_that_do():
     check_divides("kv_heads", 8, MeshShape(tp=4), ("tp",))
     with pytest.raises(MeshwrightError, match=r"tp=3 cannot split kv_heads=8: 8 % 3 = 2; use tp=2 or tp=4"):
+        check_divides("kv_heads", 8, MeshShape(tp=3, dp=4), ("tp",))
+    # Of 3 devices neither 2 nor 4 can be tp.
+    with pytest.raises(MeshwrightError, match=r"tp=3 cannot split kv_heads=8: 8 % 3 = 2; use tp=1$"):
         check_divides("kv_heads", 8, MeshShape(tp=3), ("tp",))
 
 

@@ -2,6 +2,7 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.units import (
+    parse_bytes,
     parse_count,
     show_bytes,
     show_flops,
@@ -45,3 +46,24 @@ def test_counts_take_decimal_prefixes(text, count):
 def test_what_is_no_count_is_refused(text):
     with pytest.raises(MeshwrightError, match="not a whole number"):
         parse_count(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("64MB", 64_000_000),
+        ("64 MB", 64_000_000),
+        ("1.5G", 1_500_000_000),
+        ("2MiB", 2 << 20),
+        ("2Ki", 2048),
+        ("17B", 17),
+    ],
+)
+def test_bytes_are_typed_as_screens_print_them(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "B", "64XB", "64MBB", "-3B"])
+def test_what_is_no_number_of_bytes_is_refused(text):
+    with pytest.raises(MeshwrightError, match="not a number of bytes"):
+        parse_bytes(text)

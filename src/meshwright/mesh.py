@@ -222,7 +222,7 @@ def check_divides(what: str, size: int, mesh: MeshShape, axes: tuple[str, ...], 
     degree = mesh.degree(axes)
     if size % degree:
         over, where = "*".join(axes), f" of {of}" if of else ""
-        nearest = _list([f"{over}={legal}" for legal in nearest_divisors(size, degree)])
+        nearest = _list([f"{over}={legal}" for legal in nearest_divisors(math.gcd(size, mesh.num_devices), degree)])
         raise MeshwrightError(
             f"{over}={degree} cannot split {what}={size}{where}: {size} % {degree} = {size % degree}; use {nearest}"
         )

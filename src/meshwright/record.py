@@ -183,9 +183,9 @@ def _seconds(seconds: float | None) -> str:
     return "" if seconds is None else show_seconds(seconds)
 
 
-def record_from_json(data: Any, path: str = "") -> Record:
-    """Read a record that `Record.to_json` wrote; for `path` see `from_data`."""
-    return from_data(Record, data, path)
+def record_from_json(data: Any) -> Record:
+    """Read a record that `Record.to_json` wrote."""
+    return from_data(Record, data)
 
 
 def wire_bytes(kind: Kind, size: float, degree: int) -> float:

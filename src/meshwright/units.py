@@ -94,6 +94,20 @@ def parse_count(text: str) -> int:
     raise MeshwrightError(f"{text!r} is not a whole number; write it as 4096, 64k, 128Ki, 4M or 1.5G")
 
 
+def parse_bytes(text: str) -> int:
+    """Parse a number of bytes, with or without B: `64MB`, `64 MB` and `64M` are 64,000,000, `1MiB` is 1,048,576.
+
+    Raises:
+        MeshwrightError: the text is not such a number.
+    """
+    try:
+        return parse_count(re.sub(r"\s*([kmgt]i?)?b?$", r"\1", text.strip(), flags=re.IGNORECASE))
+    except MeshwrightError:
+        raise MeshwrightError(
+            f"{text!r} is not a number of bytes; write it as 4096, 64M, 64MB, 64MiB or 1.5G"
+        ) from None
+
+
 def parse_number(text: str) -> float:
     """Parse a finite number: `4.2`, `1e-3`. Raises for other text."""
     value = float(text) if re.fullmatch(_NUMBER, text.strip(), re.IGNORECASE) else math.nan

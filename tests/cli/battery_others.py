@@ -204,7 +204,7 @@ CALLS = """
 2 | export good empty                                                                        | empty is not a directory
 2 | export good out --dtype int8                                                             | it is one of
 2 | export good out --max-file-size 0                                                        | --max-file-size is 0
-2 | export good out --max-file-size 5GB                                                      | not a whole number
+2 | export good out --max-file-size 5XB                                                      | is not a number of bytes; write it as 4096, 64M, 64MB
 2 | export good out --on v9:1                                                                | chip 'v9'
 2 | export good out more                                                                     | no place for 'more'
 2 | eval                                                                                     | DIR|RUN is missing
@@ -244,7 +244,7 @@ CALLS = """
 2 | matmul 'A[I_X, J] @ B[J, K] -> C[I, Q]' --mesh X=4 --dims I=8,J=8,K=8,Q=8 --on v5e:2x2   | dim Q
 2 | matmul 'Α[Ι_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2                  | not a character of the notation
 2 | collective all-gather --mesh X=4 --axis X --on v5e:2x2 --bytes 1e6                       | --bytes
-2 | collective all-gather --mesh X=4 --axis X --on v5e:2x2 --bytes 64MB                      | --bytes
+2 | collective all-gather --mesh X=4 --axis X --on v5e:2x2 --bytes 64XB                      | --bytes
 2 | collective all-gather --mesh X=4 --axis X --on v5e:2x2 --bytes +64M                      | --bytes
 2 | collective all-gather --mesh X=4 --axis X, --on v5e:2x2 --bytes 64M                      | axis ''
 2 | collective all_gather --mesh X=4 --axis X --on v5e:2x2 --bytes 64M                       | did you mean all-gather

@@ -2,7 +2,11 @@
 
 import gzip
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import inspect_programs
 import jax
@@ -154,6 +158,23 @@ def test_a_mistake_in_the_call_is_one_line_and_code_2(words, reason, capsys, tmp
 def test_a_dump_for_another_number_of_devices_is_an_error(dump, capsys):
     assert main(["inspect", str(dump), "--mesh", "dp=4"]) == 2
     assert "runs on 8 devices; mesh dp=4 has 4" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_module_may_make_a_mesh_when_it_is_imported(tmp_path):
+    """In a process of its own: it failed with "Number of devices 1 must be >= the product of mesh_shape (8,)"."""
+    (tmp_path / "meshed.py").write_text(
+        "import jax\nfrom inspect_programs import split\nMESH = jax.make_mesh((8,), ('x',))\n"
+        "def program(mesh):\n    assert MESH.size == mesh.size\n    return split(mesh)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    path = os.pathsep.join(filter(None, (str(Path(inspect_programs.__file__).parent), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-m", "meshwright.cli.main", "inspect", "meshed:program", *MESH, "--axes", "auto"],
+        capture_output=True, text=True, cwd=tmp_path, env=environment | {"PYTHONPATH": path}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "no finding" in done.stdout
 
 
 def test_of_a_dump_the_axes_types_change_nothing(dump, capsys):

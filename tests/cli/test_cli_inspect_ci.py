@@ -1,6 +1,7 @@
 """`meshwright inspect` in CI: ignored findings, baselines, SARIF, and exit codes."""
 
 import json
+import re
 
 import jsonschema
 import pytest
@@ -130,6 +131,8 @@ def test_findings_are_written_as_sarif_with_file_and_line(folder):
     (run,) = log["runs"]
     rules = {rule["id"]: rule for rule in run["tool"]["driver"]["rules"]}
     assert rules["redundant-compute"]["help"]["text"].endswith("docs/findings.md#redundant-compute")
+    for rule in rules.values():  # one sentence on the mistake, without the names of a finding's fields
+        assert re.fullmatch(r"[A-Z][^.]*\.", text := rule["fullDescription"]["text"].replace("e.g.", "")), text
     (result,) = run["results"]
     assert rules[result["ruleId"]] == run["tool"]["driver"]["rules"][result["ruleIndex"]]
     place = result["locations"][0]["physicalLocation"]

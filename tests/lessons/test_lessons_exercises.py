@@ -169,7 +169,7 @@ def test_hints_are_numbered(capsys):
     ("name", "answer", "said"),
     [
         ("four-case", 1, "did you mean four-cases"),
-        ("bytes-of-a-sum", "many", "not a whole number"),
+        ("bytes-of-a-sum", "many", "not a number of bytes"),
         ("bytes-of-a-sum", [1], 'as 64e6 or "64 MB"'),
         ("one-reduce-scatter", 3, "takes a function"),
     ],

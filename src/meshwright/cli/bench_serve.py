@@ -26,7 +26,6 @@ from meshwright.support.files import check_outputs, write_file
 from meshwright.units import parse_number, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.planning.serving.search import ServingPoint
     from meshwright.serving.load.drive import Arrivals
     from meshwright.serving.load.figures import LoadFigures
     from meshwright.serving.load.requests import LoadRequest
@@ -113,7 +112,12 @@ def run(args: Args) -> int:
     timeout, model, path, plot, as_json = parse_number(args.timeout), args.model, args.output, args.plot, args.json
     if timeout <= 0:
         raise MeshwrightError(f"--timeout is {args.timeout!r}; it must be a number of seconds above 0")
-    predicted = _frontier(args.plan)
+    if args.plan is None:
+        predicted = ()
+    else:
+        plan = read_serving_plan(args.plan)
+        serving = replace(plan.serving, batch=None, latency_seconds=None)
+        predicted = rank_serving(serving, plan.system, plan.mesh).frontier
     if plot is not None:
         check_chart_file(plot)
     check_outputs(path, plot)
@@ -137,14 +141,22 @@ def run(args: Args) -> int:
     if path is not None:
         write_file(path, json.dumps(data, indent=2) + "\n")
     if plot is not None:
-        _plot(results, predicted, plot, title=f"{model} · {size:,} requests a load")
+        points = [LoadPoint(str(f.load), f.output_tokens_per_second, f.latencies) for f in results]
+        steps = [(point.seconds, point.tokens_per_second) for point in predicted]
+        write_load_chart(points, steps, plot, title=f"{model} · {size:,} requests a load")
     if as_json:
         print(json.dumps(data, indent=2))
     else:
         show(console(), f"{model} · {url} · {size:,} requests a load")
         print()
         _print_loads(results)
-        _print_frontier(predicted)
+        if predicted:
+            rows = [
+                (show_seconds(point.seconds), f"{point.tokens_per_second:,.0f}", f"{point.batch:,}")
+                for point in thinned(predicted, NUM_PREDICTED)
+            ]
+            print()
+            show(console(), table(("predicted step", "tok/s", "batch"), rows, left=()))
         for written in (path, plot):
             if written is not None:
                 print(f"\n wrote  {written}")
@@ -180,15 +192,6 @@ def _requests(args: Args, seed: int, variant: int) -> list[LoadRequest]:
     return random_requests(count, seed, **lengths, variant=variant)
 
 
-def _frontier(path: Path | None) -> tuple[ServingPoint, ...]:
-    """Return the latency-throughput frontier of a plan's mesh; empty without a plan."""
-    if path is None:
-        return ()
-    plan = read_serving_plan(path)
-    serving = replace(plan.serving, batch=None, latency_seconds=None)
-    return rank_serving(serving, plan.system, plan.mesh).frontier
-
-
 def _print_loads(results: Sequence[LoadFigures]) -> None:
     """Print throughput and errors, a row for each load; then latencies, a row for each load and measure."""
     goodput = ("goodput",) if results[0].goodput is not None else ()
@@ -218,21 +221,3 @@ def _print_loads(results: Sequence[LoadFigures]) -> None:
     if (late := max(figures.late_seconds for figures in results)) > MAX_LATE_SECONDS:
         limit = "the client is the bottleneck, not the server"
         print(folded(f"note: requests were sent up to {show_seconds(late)} late: {limit}"))
-
-
-def _print_frontier(predicted: tuple[ServingPoint, ...]) -> None:
-    """Print a table of predicted decode steps: time, tokens per second and batch."""
-    if predicted:
-        rows = [
-            (show_seconds(point.seconds), f"{point.tokens_per_second:,.0f}", f"{point.batch:,}")
-            for point in thinned(predicted, NUM_PREDICTED)
-        ]
-        print()
-        show(console(), table(("predicted step", "tok/s", "batch"), rows, left=()))
-
-
-def _plot(results: Sequence[LoadFigures], predicted: Sequence[ServingPoint], path: Path, *, title: str) -> None:
-    """Plot the measured loads and the plan's frontier."""
-    points = [LoadPoint(str(f.load), f.output_tokens_per_second, f.latencies) for f in results]
-    steps = [(point.seconds, point.tokens_per_second) for point in predicted]
-    write_load_chart(points, steps, path, title=title)

@@ -52,8 +52,8 @@ def program_options(args: ProgramOptions) -> dict[str, Any]:
     if not args.compiled.isdecimal():
         raise MeshwrightError(f"--compiled is {args.compiled!r}; it is a whole number, 0 to compile none")
     system = parse_system(args.on)
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing runs here but scripts; other processes compile
-    sys.path.insert(0, os.getcwd())  # as `python -m` has it
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # Only scripts run here; child processes compile.
+    sys.path.insert(0, os.getcwd())  # As with `python -m`.
     script = read_script(args.model)
     if script is not None and not script.takes_nothing():
         simulate_devices(system.num_devices)
@@ -77,7 +77,7 @@ def take_call(name: str, take: Callable[[Call], T], rewrite: Callable[..., Any] 
             return take(_call_of_function(name))
         from meshwright.proof.inspection.run_script import run_script
 
-        script.parsed()  # whether it parses is said in one line
+        script.parsed()  # Report a syntax error in one line.
         source = None if rewrite is None else rewrite(script.file, read_source(script.file))
         taken = run_script(script, take, source)
         print(f"{taken.name}: {taken.note}", file=sys.stderr)

@@ -42,9 +42,8 @@ class Args:
     """The mesh axis that it runs over, or several, as X,Y. Default: all axes."""
     on: Annotated[str | None, option("CHIPS")] = None
     """The hardware, as v5e:4x4 or h100:8. Default: the devices of this machine."""
-    bytes: Annotated[str | None, option("N")] = None
-    """Bytes on one device of the gathered array, the array to sum, or the part to exchange. Default: 64M.
-    """
+    bytes: Annotated[str | None, option("BYTES")] = None
+    """Bytes on one device of the gathered array, the array to sum, or the part to exchange. Default: 64MB."""
     run: Annotated[bool, option()] = False
     """Run it on small numbers on simulated devices and show them before and after; show its ring hop by hop."""
     bench: Annotated[bool, option()] = False

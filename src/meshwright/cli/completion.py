@@ -134,7 +134,7 @@ def _fish() -> str:
             lines.append(f"complete -c meshwright -n __fish_use_subcommand -f -a {name} -d {shlex.quote(what)}")
     lines.append("complete -c meshwright -n '__fish_seen_subcommand_from show' -a pipeline")
     for name, known in _words():
-        # `show pipeline` is completed as `show` is: fish has no word for two.
+        # fish tests for one word: the options of `show pipeline` are completed after `pipeline`.
         seen = f"-n '__fish_seen_subcommand_from {name.split()[-1]}'"
         for word, found in known.items():
             if word.startswith("--"):

@@ -21,7 +21,7 @@ from meshwright.units import show_estimate
 if TYPE_CHECKING:
     from meshwright.execution.loading.library import Found
     from meshwright.execution.models.inference.scoring import Score
-    from meshwright.execution.models.inference.tasks import TaskFigures, TaskResult
+    from meshwright.execution.models.inference.tasks import TaskFigures
 
 EXAMPLES = (
     "meshwright eval runs/tiny --data README.md docs",
@@ -64,7 +64,12 @@ def run(args: Args) -> int:
         model = load_with_bar(found, compile_cache)
         with waiting(f"answering {len(questions):,} questions"):
             result = answer(model, questions)
-        _print_task(result, as_json=as_json)
+        figures = result.figures()
+        if as_json:
+            likely = {"log_likelihoods": result.log_likelihoods}
+            print(json.dumps({"questions": figures["questions"]} | likely | figures, indent=2))
+        else:
+            show(console(), f"{figures['questions']:,} questions   {'   '.join(accuracies(figures))}")
         if not as_json:
             print(_next(args, found))
         return 0
@@ -105,16 +110,6 @@ def _data(score: Score) -> dict[str, Any]:
     """Return a score's figures by name, for JSON."""
     names = ("tokens", "num_bytes", "loss", "perplexity", "bits_per_byte")
     return {name: getattr(score, name) for name in names}
-
-
-def _print_task(result: TaskResult, *, as_json: bool) -> None:
-    """Print the number of a task's questions and its two accuracies."""
-    figures = result.figures()
-    if as_json:
-        likely = {"log_likelihoods": result.log_likelihoods}
-        print(json.dumps({"questions": figures["questions"]} | likely | figures, indent=2))
-        return
-    show(console(), f"{figures['questions']:,} questions   {'   '.join(accuracies(figures))}")
 
 
 def accuracies(figures: TaskFigures) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.errors import MeshwrightError
 from meshwright.options.declare import Json, Mesh, option, positional
 from meshwright.pictures.text import next_line, wrap
-from meshwright.units import parse_count, show_bytes
+from meshwright.units import parse_bytes, show_bytes
 
 EXAMPLES = (
     "meshwright export runs/tiny exported",
@@ -51,7 +51,7 @@ class Args:
 def run(args: Args) -> int:
     """Write the directory and print its contents."""
     try:
-        most = parse_count(args.max_file_size)
+        most = parse_bytes(args.max_file_size)
     except MeshwrightError as error:
         raise MeshwrightError(f"--max-file-size: {error}") from None
     if most < 1:

@@ -88,7 +88,7 @@ class Args:
 def run(args: Args) -> int:
     """Run a command as several processes, or write the cluster job that does.
 
-    The exit code is process 0's, or 1 where a process was lost for good.
+    The exit code is process 0's, or 1 if a process was lost and the job could not go on.
     """
     if args.command and args.command[0].endswith(".py"):
         return _run_script(args)

@@ -40,12 +40,22 @@ def run(args: Args) -> int:
         if number is not None:
             raise MeshwrightError(f"lesson {number} has no effect with --check; leave it out")
         check_all_read(args, "with --check")
-        return _grade(file)
+        if not exercises_in("\n".join(read_code(file))):
+            raise MeshwrightError(f'{file} checks no exercise: it has no line check("NAME", answer)')
+        # A lesson sets the number of simulated devices itself; JAX rejects setting it twice.
+        flags = re.sub(r"--xla_force_host_platform_device_count=\S+", "", os.environ.get("XLA_FLAGS", ""))
+        environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+        return subprocess.run(
+            [sys.executable, "-m", "meshwright.lessons.run", str(file)], env=environment, check=False
+        ).returncode
     directory = args.to
     if number is None:
         if directory is not None:
             raise MeshwrightError("--to needs the number of a lesson, as meshwright learn 5 --to lessons")
-        return _list()
+        rows = [(str(one.number), one.title, str(one.minutes), str(len(one.exercises))) for one in lessons()]
+        show(console(), table(("", "lesson", "minutes", "exercises"), rows, left=(1,), folds=1))
+        print(next_line("meshwright learn 0 --to lessons"))
+        return 0
     lesson = find_lesson(number)
     if directory is None:
         print(lesson.file.read_text(encoding="utf-8").rstrip())
@@ -60,23 +70,3 @@ def run(args: Args) -> int:
     print(f" wrote  {notebook}: {lesson.title}, {lesson.minutes} minutes, {len(lesson.exercises)} exercises")
     print(next_line(f"meshwright learn --check {notebook}", note="when you have answered"))
     return 0
-
-
-def _list() -> int:
-    """Print number, title, minutes and exercises of each lesson."""
-    rows = [(str(one.number), one.title, str(one.minutes), str(len(one.exercises))) for one in lessons()]
-    show(console(), table(("", "lesson", "minutes", "exercises"), rows, left=(1,), folds=1))
-    print(next_line("meshwright learn 0 --to lessons"))
-    return 0
-
-
-def _grade(file: Path) -> int:
-    """Run a file in a child process with simulated CPU devices, and return its exit code."""
-    if not exercises_in("\n".join(read_code(file))):
-        raise MeshwrightError(f'{file} checks no exercise: it has no line check("NAME", answer)')
-    # A lesson sets the number of simulated devices itself; JAX rejects setting it twice.
-    flags = re.sub(r"--xla_force_host_platform_device_count=\S+", "", os.environ.get("XLA_FLAGS", ""))
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    return subprocess.run(
-        [sys.executable, "-m", "meshwright.lessons.run", str(file)], env=environment, check=False
-    ).returncode

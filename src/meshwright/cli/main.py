@@ -14,7 +14,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType, ModuleType
-from typing import Any
 
 from meshwright.errors import MeshwrightError, TemporaryError, did_you_mean
 from meshwright.support.signals import handled_signals, not_ignored
@@ -125,7 +124,7 @@ def _guarded(argv: Sequence[str] | None) -> int:
         return _fail(line, code)
     except BrokenPipeError:
         _drop_output()
-        return 0  # The reader of a pipe has seen enough.
+        return 0  # The reader closed the pipe, as `head` does: no error.
     except OSError as error:
         if error.filename is not None:
             return _fail(f"error: cannot use {error.filename}: {error.strerror}", 2)
@@ -213,20 +212,15 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
 
         require_extra(name, *EXTRAS[name])
     if "on" in typed:
-        _say_cores(read)
+        from meshwright.description.hardware.system import cloud_note
+
+        text = next(group.on for group in (read, *vars(read).values()) if hasattr(group, "on"))
+        if note := cloud_note(text):  # a Cloud TPU name, such as v4-32, that counts cores
+            print(f"note: {note}", file=sys.stderr)
     watched = watch(read, typed)
     code = module.run(watched)
     check_all_read(watched)
     return code
-
-
-def _say_cores(args: Any) -> None:
-    """Print a note with the number of chips if --on is a Cloud TPU name, such as v4-32, that counts cores."""
-    from meshwright.description.hardware.system import cloud_note
-
-    text = next(group.on for group in (args, *vars(args).values()) if hasattr(group, "on"))
-    if note := cloud_note(text):
-        print(f"note: {note}", file=sys.stderr)
 
 
 def _no_command(name: str) -> str:

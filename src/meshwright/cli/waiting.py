@@ -21,7 +21,7 @@ EACH_LINE = 25.0
 """Seconds between lines if stderr is not a terminal."""
 
 FILE, KEPT_SECONDS, MOST_KEPT = "waits.json", 10.0, 200
-"""The file in the user's cache with the seconds of earlier waits, the shortest wait stored, the maximum of entries."""
+"""Name of the file of earlier waits in the user's cache; seconds of the shortest wait stored; maximum stored waits."""
 
 
 @contextmanager

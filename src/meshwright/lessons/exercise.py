@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from meshwright.errors import MeshwrightError
-from meshwright.units import parse_count, parse_number, parse_seconds
+from meshwright.units import parse_bytes, parse_number, parse_seconds
 
 TOLERANCE = 0.02
 """The relative error up to which a number counts as right: readers round to three digits, also intermediate results."""
@@ -182,7 +182,7 @@ def _read_number(name: str, answer: Any, unit: Unit) -> float:
             if unit == "s":
                 return parse_seconds(text)
             if unit == "B":
-                return parse_count(text.removesuffix("B").rstrip().replace(" ", ""))
+                return parse_bytes(text)
             return parse_number(text.replace(",", ""))
         except MeshwrightError as error:
             raise MeshwrightError(f"{name}: {error}") from None

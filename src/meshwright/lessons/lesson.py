@@ -95,7 +95,11 @@ def read_code(file: Path) -> tuple[str, ...]:
             f"{file} is not text; it is a notebook (.ipynb), a lesson (.md) or a script (.py)"
         ) from None
     if file.suffix == ".ipynb":
-        return _notebook_code(file, text)
+        try:
+            cells = json.loads(text)["cells"]
+            return tuple("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+        except (ValueError, KeyError, TypeError):
+            raise MeshwrightError(f"{file} is not a notebook of format 4: it has no list of cells") from None
     if file.suffix == ".md":
         return tuple(cell.text for cell in _cells(text) if cell.kind == "code")
     if file.suffix == ".py":
@@ -106,14 +110,6 @@ def read_code(file: Path) -> tuple[str, ...]:
 def exercises_in(code: str) -> tuple[str, ...]:
     """Return the names of the exercises that a piece of code calls `check` for, each once."""
     return tuple(dict.fromkeys(_CHECKED.findall(code)))
-
-
-def _notebook_code(file: Path, text: str) -> tuple[str, ...]:
-    try:
-        cells = json.loads(text)["cells"]
-        return tuple("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    except (ValueError, KeyError, TypeError):
-        raise MeshwrightError(f"{file} is not a notebook of format 4: it has no list of cells") from None
 
 
 def _read_lesson(file: Path) -> Lesson:

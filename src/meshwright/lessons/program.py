@@ -110,7 +110,9 @@ class Program:
             tuple(self.mesh.values()), tuple(self.mesh), (AxisType.Auto,) * len(self.mesh), devices=devices[:count]
         )
         with jax.set_mesh(mesh):
-            plain = self._arrays()
+            draws = np.random.default_rng(0)
+            shapes = [[self.dims[dim] for dim in self._array(text).dims] for text in self.operands]
+            plain = [jnp.asarray(draws.standard_normal(shape, np.float32)) for shape in shapes]
             placed = [
                 jax.device_put(value, NamedSharding(mesh, spec(self._array(text))))
                 for value, text in zip(plain, self.operands, strict=True)
@@ -211,12 +213,6 @@ class Program:
         peak = inspection.memory["peak"]
         reply = "The values are right, but a device holds more than it needs to." if peak > most else ""
         return [*rows, Row("memory a device", f"at most {show_bytes(most)}", show_bytes(peak), reply)]
-
-    def _arrays(self) -> list[Array]:
-        """Return the operands as unsharded float32 arrays of random numbers, equal in each call."""
-        draws = np.random.default_rng(0)
-        shapes = [[self.dims[dim] for dim in self._array(text).dims] for text in self.operands]
-        return [jnp.asarray(draws.standard_normal(shape, np.float32)) for shape in shapes]
 
     def _array(self, text: str) -> ShardedArray:
         return parse_array(text, axes=tuple(self.mesh))

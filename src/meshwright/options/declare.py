@@ -38,12 +38,12 @@ class CommandLine(NamedTuple):
 
 
 def option(metavar: str = "", *aliases: str) -> CommandLine:
-    """Declare an option, `--` and the field's name; its docstring is the help text."""
+    """Declare that a field is an option, `--` and the field's name. The field's docstring is the help text."""
     return CommandLine(metavar, aliases)
 
 
 def positional(metavar: str) -> CommandLine:
-    """Declare a positional argument; its docstring is the help text."""
+    """Declare that a field is a positional argument. The field's docstring is the help text."""
     return CommandLine(metavar, is_positional=True)
 
 
@@ -55,9 +55,9 @@ CompileCache = Annotated[str | None, option("DIRECTORY|off"), Keyword("str | Pat
 
 
 def given_options(*groups: Any, without: Collection[str] = ()) -> dict[str, Any]:
-    """Return the values of the options of dataclass instances, by name; None for options that are not set.
+    """Return the values of the options in dataclass instances, by name; None for an option that is False or ().
 
-    without: names of options to leave out.
+    groups: the instances; fields that are dataclasses are left out. without: names of options to leave out.
     """
     found: dict[str, Any] = {}
     for group in groups:

@@ -16,10 +16,10 @@ from meshwright.support.field_types import check_value
 
 
 def given(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
-    """Return the options that are not None.
+    """Return the options that are not None. allowed: the names that options may have.
 
     Raises:
-        MeshwrightError: a name is not allowed (with the nearest one), or a value is not of the option's type.
+        MeshwrightError: a name is not in `allowed` (the message suggests the nearest), or a value has a wrong type.
     """
     names = list(allowed)
     for name in options:
@@ -29,7 +29,7 @@ def given(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
     found = {name: value for name, value in options.items() if value is not None}
     for name in found.keys() & _types().keys():
         value = found[name]
-        # NumPy's whole numbers are no int.
+        # NumPy's integers are not instances of int.
         is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
         check_value(name, operator.index(value) if is_whole else value, _types()[name])
     return found
@@ -37,7 +37,7 @@ def given(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
 
 @cache
 def _types() -> Mapping[str, Any]:
-    """Return the types of options by name, without None.
+    """Return the type of each option by name, without `| None`.
 
     Counts, meshes and hardware are left out: the functions that read these have messages that say more.
     """

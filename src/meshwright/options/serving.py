@@ -155,7 +155,7 @@ class ServeArgs(ModelArgs):
 
 
 def split_adapters(words: Sequence[str]) -> tuple[Path | None, dict[str, Path]]:
-    """Return (the adapter that is added to the weights, or None; the named adapters, by name), as directories.
+    """Return (directory of the adapter to add to the weights, or None; directories of the named adapters, by name).
 
     words: the values of --adapter, `DIRECTORY` or `NAME=DIRECTORY`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from meshwright.description.hardware.system import System, parse_system
 from meshwright.description.step.model import largest
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape, parse_mesh
+from meshwright.support.field_types import check_value
 from meshwright.units import parse_count, parse_number, show_mesh
 
 SystemLike = str | System
@@ -85,11 +86,23 @@ def read_mesh(mesh: MeshLike, num_devices: int) -> MeshShape:
             raise MeshwrightError(f"mesh is {mesh!r}; it is text, as 'fsdp=-1,tp=4' or '1,-1,4,1', or a MeshShape")
 
 
+def read_compared(texts: Sequence[MeshLike], num_devices: int) -> list[MeshShape]:
+    """Return the meshes to compare. Raises if there are none or if one is in the list twice."""
+    if isinstance(texts, str) or not texts:
+        raise MeshwrightError(f"compare is {texts!r}; it is a list of meshes, as ['fsdp=8', 'fsdp=2,tp=4']")
+    check_value("compare", texts, Sequence[MeshLike])
+    meshes = [read_mesh(text, num_devices) for text in texts]
+    for mesh in meshes:
+        if meshes.count(mesh) > 1:
+            raise MeshwrightError(f"compare has {mesh} twice; leave one out")
+    return meshes
+
+
 def read_count(name: str, value: Count) -> int:
-    """Return a whole number, from 1 to the maximum for this option, given as a number or text.
+    """Return the whole number that a number or a text is. name: the option, which determines the maximum.
 
     Raises:
-        MeshwrightError: the value is not such a number.
+        MeshwrightError: the value is not a whole number from 1 to this maximum.
     """
     try:
         number = parse_count(value) if isinstance(value, str) else operator.index(value)
@@ -107,7 +120,7 @@ MOST_PRICE = 1e9
 
 
 def read_price_of(value: float | str, chip: str) -> float:
-    """Return the price of a chip's hour from one price, or from `h100=2.5,v5e=1.2`; raises if the chip has none."""
+    """Return the price of an hour of `chip`, from one price or from `h100=2.5,v5e=1.2`. Raises if the chip has none."""
     if isinstance(value, str) and "=" in value:
         prices = dict(part.split("=", 1) for part in value.split(",") if "=" in part)
         if chip not in prices:

@@ -42,7 +42,14 @@ def live_holdings(array: Any, *, name: str = "array") -> Holdings:
     axes = split_axes(sharding, len(shape))
     named = sharding if isinstance(sharding, NamedSharding) else None
     degrees = dict(named.mesh.shape) if named else {}
-    _check_divides(name, shape, axes or (), degrees)
+    # JAX does not check this for a `ShapeDtypeStruct`.
+    for dim, (size, split) in enumerate(zip(shape, axes or (), strict=False)):
+        degree = math.prod(degrees[axis] for axis in split)
+        if size % degree:
+            raise MeshwrightError(
+                f"{name} of shape {shape} cannot be split so: dim {dim} over {'*'.join(split)}={degree} leaves"
+                f" {size} % {degree} = {size % degree}; the degree must be one of {divisors(size)}"
+            )
     return Holdings(
         label=f"{array.dtype}  {spec_text(sharding, len(shape))}",
         name=name,
@@ -102,17 +109,6 @@ def check_concrete(array: Any, name: str) -> None:
             f"{name} is being traced and has no devices yet; show what the jitted function returns, or use"
             " jax.debug.inspect_array_sharding inside it"
         )
-
-
-def _check_divides(name: str, shape: tuple[int, ...], axes: Axes, degrees: Mapping[str, int]) -> None:
-    """Raise if a degree does not divide a dim; JAX does not check this for a `ShapeDtypeStruct`."""
-    for dim, (size, split) in enumerate(zip(shape, axes, strict=False)):
-        degree = math.prod(degrees[axis] for axis in split)
-        if size % degree:
-            raise MeshwrightError(
-                f"{name} of shape {shape} cannot be split so: dim {dim} over {'*'.join(split)}={degree} leaves"
-                f" {size} % {degree} = {size % degree}; the degree must be one of {divisors(size)}"
-            )
 
 
 def _holders(sharding: Sharding, shape: tuple[int, ...], axes: Axes | None) -> tuple[Holder, ...]:
@@ -212,7 +208,12 @@ def _row(path: str, leaf: Any) -> Row:
     check_concrete(leaf, path)
     sharding = getattr(leaf, "sharding", None)
     if not isinstance(sharding, Sharding):
-        return _unplaced(path, leaf)
+        # A NumPy array, a number, or an abstract array.
+        shape, dtype = tuple(getattr(leaf, "shape", ())), getattr(leaf, "dtype", None)
+        if dtype is None:
+            return Row(path, type(leaf).__name__, shape, "not placed", (), 0, 0, 0)
+        text = f"{dtype}[{','.join(map(str, shape))}]"
+        return Row(path, text, shape, "not placed", (), math.prod(shape) * dtype.itemsize, 0, 0)
     held = live_holdings(leaf, name=path)
     return Row(
         path=path,
@@ -224,15 +225,6 @@ def _row(path: str, leaf: Any) -> Row:
         bytes_per_device=held.bytes_per_device,
         copies=held.copies,
     )
-
-
-def _unplaced(path: str, leaf: Any) -> Row:
-    """Return the row of a leaf without a sharding: a NumPy array, a number, or an abstract array."""
-    shape, dtype = tuple(getattr(leaf, "shape", ())), getattr(leaf, "dtype", None)
-    if dtype is None:
-        return Row(path, type(leaf).__name__, shape, "not placed", (), 0, 0, 0)
-    text = f"{dtype}[{','.join(map(str, shape))}]"
-    return Row(path, text, shape, "not placed", (), math.prod(shape) * dtype.itemsize, 0, 0)
 
 
 def _texts(row: Row) -> tuple[str, ...]:

@@ -171,7 +171,7 @@ def report_page(runs: Sequence[Run]) -> str:
     """Return the HTML page about some runs."""
     colours = {run.name: RUN_COLOURS[index % len(RUN_COLOURS)] for index, run in enumerate(runs)}
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    lines = [_headline(run) for run in runs]
+    lines = [f"{run.name}: {run.subject}" for run in runs]
     sections = [
         _overview(runs),
         Section("Curves", legend(colours) * (len(runs) > 1) + _curves(runs, colours)),
@@ -179,10 +179,6 @@ def report_page(runs: Sequence[Run]) -> str:
         *(section for run in runs for section in _run_sections(run, is_alone=len(runs) == 1)),
     ]
     return render(title, lines, sections)
-
-
-def _headline(run: Run) -> str:
-    return f"{run.name}: {run.subject}"
 
 
 def _overview(runs: Sequence[Run]) -> Section:
@@ -217,10 +213,6 @@ def _plain(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _thousands(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 _INPUT = Chart("Waiting for input, of a step", ("input_share",), show_percent)
 
 _CHARTS = (
@@ -228,7 +220,7 @@ _CHARTS = (
     Chart("Held-out loss, nats a token", ("eval_loss",), _plain),
     Chart("Learning rate", ("learning_rate",), _plain),
     Chart("Norm of the gradients", ("grad_norm",), _plain),
-    Chart("Tokens a second", ("tokens_per_second",), _thousands),
+    Chart("Tokens a second", ("tokens_per_second",), lambda value: f"{value:,.0f}"),
     Chart("MFU", ("mfu",), show_percent),
     _INPUT,
     Chart("Busiest expert over the mean", ("experts_max_over_mean",), _plain),

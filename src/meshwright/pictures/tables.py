@@ -92,7 +92,14 @@ class Lines:
         elif left + GAP >= 0:
             yield from self._in_columns([0 if index == self.words else size for index, size in enumerate(sizes)], width)
         else:
-            yield from self._stacked(width)
+            for row, style in zip(self.rows, self.styles, strict=True):
+                pairs = [
+                    f"{name} {cell}".strip().replace(" ", "\0")
+                    for index, (name, cell) in enumerate(zip(self.columns, row, strict=True))
+                    if cell and index != self.words
+                ]
+                yield from ((style, line) for line in wrap("  ".join(pairs), width, then=" " * 5))
+                yield from ((style, line) for line in self._under(row[self.words], width))
 
     def _in_columns(self, sizes: list[int], left: int) -> Iterator[tuple[str, str]]:
         """Yield (style, line) with cells in columns.
@@ -130,17 +137,6 @@ class Lines:
             if size
         ]
         return (" " * GAP).join(found).rstrip()
-
-    def _stacked(self, width: int) -> Iterator[tuple[str, str]]:
-        """Yield (style, line) with each row as pairs of `name value`, and the text column below."""
-        for row, style in zip(self.rows, self.styles, strict=True):
-            pairs = [
-                f"{name} {cell}".strip().replace(" ", "\0")
-                for index, (name, cell) in enumerate(zip(self.columns, row, strict=True))
-                if cell and index != self.words
-            ]
-            yield from ((style, line) for line in wrap("  ".join(pairs), width, then=" " * 5))
-            yield from ((style, line) for line in self._under(row[self.words], width))
 
 
 GAP = 2

@@ -87,6 +87,13 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
         breakdown["stragglers"] = straggling_seconds(sum(passes.values()), mesh.num_devices, system)
     breakdown["update"] = image_update_seconds(workload, mesh, system)
     step, memory = sum(breakdown.values()), image_memory(workload, mesh)
+    by_bound: dict[Bound, float] = {
+        "compute": 0.0,
+        "memory": breakdown["update"],
+        "communication": breakdown["exposed communication"],
+    }
+    for _, taken, ideal in image_ops(workload, mesh, system):
+        by_bound[ideal.bound] += taken
     return Record(
         origin="predicted",
         mesh=mesh.degrees,
@@ -96,7 +103,7 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
         flops=image_step_flops(workload, mesh).total,
         memory_bytes=memory,
         fits=memory["peak"] <= system.plannable_bytes,
-        bound=_bound(workload, mesh, system, breakdown),
+        bound=max(by_bound, key=by_bound.__getitem__),
         breakdown_seconds=breakdown,
         collectives=merge(moves),
         notes=(*layout.notes, *((SIMULATED,) if system.chip.kind == "cpu" else borrowed_notes(system)), PLANNED_ONLY),
@@ -104,10 +111,10 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
 
 
 def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[Collective]:
-    """Yield each collective with its exposed seconds per step; passes: seconds of compute by pass.
+    """Yield each collective with its exposed seconds per step: those that the compute of its pass does not hide.
 
-    The exposed part is what the compute of the pass does not hide, but at least one run of the collective. Reductions
-    of batch-norm statistics are exposed in full; gathers in backward may be hidden completely.
+    At least one run of a collective is exposed, except for gathers in backward, which may be hidden completely.
+    Reductions of batch-norm statistics are exposed in full. passes: seconds of compute by pass.
     """
     wanted = dict.fromkeys(passes, 0.0)
     for move in moves:
@@ -121,18 +128,6 @@ def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[C
         if move.kind == "all-gather" and move.phase == "backward":
             exposed = share * seconds
         yield replace(move, exposed_seconds=exposed)
-
-
-def _bound(workload: ImageWorkload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
-    """Return the resource that limits the largest part of the step's time."""
-    seconds: dict[Bound, float] = {
-        "compute": 0.0,
-        "memory": breakdown["update"],
-        "communication": breakdown["exposed communication"],
-    }
-    for _, taken, ideal in image_ops(workload, mesh, system):
-        seconds[ideal.bound] += taken
-    return max(seconds, key=seconds.__getitem__)
 
 
 def _order(record: Record) -> tuple[bool, float, float]:

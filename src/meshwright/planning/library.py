@@ -21,7 +21,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.options.given import given
 from meshwright.options.keywords import PlanOptions, SearchOptions, ServingOptions
-from meshwright.options.values import Count, MeshLike, SystemLike, read_count, read_mesh, read_price
+from meshwright.options.values import Count, MeshLike, SystemLike, read_compared, read_count, read_mesh, read_price
 from meshwright.planning.files import is_run_directory
 from meshwright.planning.options import (
     SERVING_OPTIONS,
@@ -54,7 +54,7 @@ ALWAYS_CHOSEN = ("schedule", "virtual_stages", "sp_method")
 """Strategy fields that the search always chooses; they can be set only together with a mesh."""
 
 LEAST_RANKED, MOST_TIED = 8, 32
-"""The smallest number of meshes to rank, and the largest number to which this grows while meshes tie with the best."""
+"""A search ranks at least `LEAST_RANKED` meshes, and up to `MOST_TIED` as long as they tie with the best."""
 
 
 @overload
@@ -185,21 +185,28 @@ def plan(
     said = given({"on": on, **options}, ("on", *SearchOptions.__annotations__))
     if isinstance(model, str | Path) and (kept := _plan_in_file(model, named | said)) is not None:
         return kept
+    return _plan_training(model, named, said)
+
+
+def _plan_training(
+    model: ModelLike, named: Mapping[str, Any], said: dict[str, Any]
+) -> Plan | tuple[Plan, ...] | tuple[Point, ...]:
+    """Plan the training of a model. named, said: the arguments and the options of `plan` that are set."""
     for mode in ("sweep", "compare", "compare_systems"):
         if mode in named:
             _refuse(named.keys() - {mode}, f"with {mode}")
-    if price is not None and tokens is None:
+    if "price" in named and "tokens" not in named:
         _refuse(("price",), "without tokens")
-    swept = None if sweep is None else read_sweep(sweep)
+    swept = read_sweep(named["sweep"]) if "sweep" in named else None
     if swept is not None:
         _refuse(_only(said, swept.replaced), "with sweep")
         if not isinstance(model, Workload):
             said = swept_options(swept, said)
     framework = said.pop("framework", None)
     include_planned = said.pop("include_planned", False) or framework is not None
-    if compare_systems is not None:
-        check_value("compare_systems", compare_systems, Sequence[SystemLike])
-        return plan_systems(model, (said["on"], *compare_systems), _only(said, WORKLOAD_OPTIONS),
+    if "compare_systems" in named:
+        check_value("compare_systems", named["compare_systems"], Sequence[SystemLike])
+        return plan_systems(model, (said["on"], *named["compare_systems"]), _only(said, WORKLOAD_OPTIONS),
                             _only(said, STRATEGY_OPTIONS), framework=framework,
                             include_planned=include_planned)  # fmt: skip
     workload, system = read_workload(model, _only(said, WORKLOAD_OPTIONS))
@@ -215,23 +222,23 @@ def plan(
 
     if swept is not None:
         return run_sweep(swept, workload, system, lambda workload, system: find(workload, system, 1).plans[0])
-    if compare is not None:
-        return tuple(map(of_mesh, read_compared(compare, system.num_devices)))
-    if strategy is not None and (mesh is None or fields):
+    if "compare" in named:
+        return tuple(map(of_mesh, read_compared(named["compare"], system.num_devices)))
+    strategy: Strategy | None = named.get("strategy")
+    if strategy is not None and ("mesh" not in named or fields):
         wrong = f"{next(iter(fields))} beside it says it twice" if fields else "give mesh too, or single fields of it"
         raise MeshwrightError(f"strategy says how one mesh is run; {wrong}")
-    if mesh is None:
-        ranking = find(workload, system, 8 if top is None else read_count("top", top))
+    if "mesh" not in named:
+        ranking = find(workload, system, read_count("top", named.get("top", 8)))
         found = replace(ranking.plans[0], alternatives=ranking.plans[1:])
     else:
-        shape = read_mesh(mesh, system.num_devices)
+        shape = read_mesh(named["mesh"], system.num_devices)
         found = of_mesh(shape) if strategy is None else make_plan(workload, shape, system, strategy)
-    if tokens is None:
+    if "tokens" not in named:
         return found
-    cost = None if price is None else read_price(price)
-    return replace(
-        found, training_run=training_run(found.predicted, system.num_chips, read_count("tokens", tokens), cost)
-    )
+    cost = read_price(named["price"]) if "price" in named else None
+    tokens = read_count("tokens", named["tokens"])
+    return replace(found, training_run=training_run(found.predicted, system.num_chips, tokens, cost))
 
 
 def plan_server(model: str | Path | ModelConfig, phase: ServingPhase, options: Mapping[str, Any]) -> ServingPlan:
@@ -288,8 +295,8 @@ def _plan_function(
 ) -> ProgramPlan:
     """Return the plan of a JAX function with these arguments.
 
-    named: the arguments of `plan` that are set; only mesh is allowed. options: num_compiled, and the keyword arguments
-    of the function.
+    named: the other arguments of `plan` that are set, by name; only mesh is allowed. options: num_compiled, and the
+    keyword arguments of the function.
     """
     from meshwright.proof.program_plans.plan import plan_program
 
@@ -317,21 +324,9 @@ def _plan_in_file(path: str | Path, others: Mapping[str, Any]) -> Plan | None:
 
 
 def _refuse(names: Iterable[str], where: str) -> None:
-    """Raise for the first of some options that have no effect, if there are any; where: the end of the message."""
+    """Raise if there are any `names` of options without effect. where: the end of the message, as `with sweep`."""
     for name in sorted(names):
         raise MeshwrightError(f"{name} has no effect {where}; leave it out")
-
-
-def read_compared(texts: Sequence[MeshLike], num_devices: int) -> list[MeshShape]:
-    """Return the meshes to compare. Raises if there are none or if one is in the list twice."""
-    if isinstance(texts, str) or not texts:
-        raise MeshwrightError(f"compare is {texts!r}; it is a list of meshes, as ['fsdp=8', 'fsdp=2,tp=4']")
-    check_value("compare", texts, Sequence[MeshLike])
-    meshes = [read_mesh(text, num_devices) for text in texts]
-    for mesh in meshes:
-        if meshes.count(mesh) > 1:
-            raise MeshwrightError(f"compare has {mesh} twice; leave one out")
-    return meshes
 
 
 def find_meshes(
@@ -352,11 +347,11 @@ def find_meshes(
         policies: the remat policies to choose from; empty for all.
         fields: values of strategy fields that are not searched.
         top: how many meshes to return.
-        include_planned: also search plans that cannot run yet, as is done if no plan can run.
+        include_planned: also search plans that `meshwright train` cannot run yet. If it can run none, all are searched.
 
     Raises:
-        MeshwrightError: `fields` has a field that the planner always chooses, or the mesh of a reference model that the
-            step does not have.
+        MeshwrightError: `fields` has a field that the planner always chooses, or a `reference_mesh` although the step
+            has no reference model.
     """
     if chosen := [name for name in ALWAYS_CHOSEN if name in fields]:
         option = f"--{chosen[0].replace('_', '-')} ({chosen[0]}=…)"
@@ -372,7 +367,7 @@ def find_meshes(
 def find_beyond(best: Plan, policies: tuple[Remat, ...], fields: Mapping[str, Any]) -> Plan | None:
     """Return the best plan that `meshwright train` cannot run yet; None if it is not better than `best`.
 
-    It is better if it is faster, or if it fits in memory and `best` does not.
+    It is better if it is faster, or if it fits in memory and `best` does not. policies, fields: as in `find_meshes`.
     """
     seconds = best.predicted.step_seconds if best.predicted.fits else None
     found = find_faster(best.workload, best.system, math.inf if seconds is None else seconds, remats=policies, **fields)
@@ -433,9 +428,9 @@ def _space(
     *,
     include_planned: bool,
 ) -> Space:
-    """Return the search space of plans that `meshwright train` can run; if it has no mesh, that of all plans.
+    """Return the search space of plans that `meshwright train` can run; if there is no such plan, that of all plans.
 
-    mesh: the only mesh to plan, or None. include_planned: return all that can be planned in any case.
+    mesh: the only mesh to plan; None for all. include_planned: return the space of all plans in any case.
     """
     if not include_planned:
         try:
@@ -446,13 +441,6 @@ def _space(
             if space.runs(mesh) if mesh is not None else any(map(space.parts, space.meshes())):
                 return space
     return whole_space(workload, system, policies, **fields)
-
-
-def plan_as_train_runs(workload: Workload, mesh: MeshShape, system: System) -> Plan:
-    """Return the plan of one mesh with the defaults of `meshwright train`."""
-    if mesh.pp > 1:
-        return plan_stages(workload, mesh, system)
-    return make_plan(workload, mesh, system, run_strategy(workload, mesh, system))
 
 
 def plan_to_run(what: PlanLike, options: Mapping[str, Any]) -> Plan:
@@ -475,7 +463,11 @@ def plan_to_run(what: PlanLike, options: Mapping[str, Any]) -> Plan:
     mesh = said.pop("mesh", None)
     workload, system = read_workload(what, said)
     if mesh is not None:
-        found = plan_as_train_runs(workload, read_mesh(mesh, system.num_devices), system)
+        shape = read_mesh(mesh, system.num_devices)
+        if shape.pp > 1:
+            found = plan_stages(workload, shape, system)
+        else:
+            found = make_plan(workload, shape, system, run_strategy(workload, shape, system))
     else:
         policies = REMATS if said.get("remat") == "auto" else (workload.remat,)
         found = find_meshes(workload, system, policies, {}, top=1).plans[0]

@@ -62,7 +62,8 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
     `memory_headroom`.
 
     Raises:
-        MeshwrightError: options have not exactly one of batch and batch_tokens, or an option that a Workload sets.
+        MeshwrightError: `options` have both or neither of batch and batch_tokens; or `model` is a Workload, and
+            `options` have one that the Workload already sets.
     """
     said = given(options, WORKLOAD_OPTIONS)
     name = model if isinstance(model, str) else getattr(model, "name", model)
@@ -180,7 +181,12 @@ def read_serving(
         name: read_count(name, said[name]) for name in ("batch", "prompt_len", "output_len", "chunk") if name in said
     }
     latency = said.get("latency")
-    found = _with_slots(read_model(model, said.get("num_layers")), said)
+    slots, rank = (read_count(name, said[name]) if name in said else None for name in ("adapter_slots", "adapter_rank"))
+    if rank is not None and slots is None:
+        raise MeshwrightError(f"adapter_rank is {rank} of adapters without slots; give adapter_slots too, as 4")
+    found = with_adapter_slots(
+        read_model(model, said.get("num_layers")), slots=slots or 0, rank=16 if rank is None else rank
+    )
     prompt_len = counts.get("prompt_len", PROMPT_LEN)
     output_len = counts.get("output_len", OUTPUT_LEN if phase == "decode" else 1)
     advice = "{} or less of --prompt-len (prompt_len=…) and --output-len (output_len=…) together"
@@ -200,16 +206,6 @@ def read_serving(
     return serving, system
 
 
-def _with_slots(model: ModelConfig, options: Mapping[str, Any]) -> ModelConfig:
-    """Return the model with the slots for adapters that the options describe."""
-    slots, rank = (
-        read_count(name, options[name]) if name in options else None for name in ("adapter_slots", "adapter_rank")
-    )
-    if rank is not None and slots is None:
-        raise MeshwrightError(f"adapter_rank is {rank} of adapters without slots; give adapter_slots too, as 4")
-    return with_adapter_slots(model, slots=slots or 0, rank=16 if rank is None else rank)
-
-
 def read_images(model: str, options: Mapping[str, Any]) -> tuple[ImageWorkload, System]:
     """Return the workload and the system of a ResNet with `IMAGE_OPTIONS`. Raises if the batch is missing."""
     said = given(options, IMAGE_OPTIONS)
@@ -224,7 +220,7 @@ def read_images(model: str, options: Mapping[str, Any]) -> tuple[ImageWorkload, 
 
 
 def _hardware(model: object, options: Mapping[str, Any]) -> System:
-    """Return the system that the options describe. Raises if they have no `on`. model: its name for the error."""
+    """Return the system that the options describe. Raises if they have no `on`. model: shown in the error."""
     if "on" not in options:
         raise MeshwrightError(f"{model} needs hardware: --on (on=…), as v5p:4x4x4, h100:64 or cpu:8")
     return read_system(options["on"], options.get("hardware"), options.get("memory_headroom"))

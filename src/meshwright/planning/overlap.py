@@ -74,7 +74,8 @@ class CommunicationTime:
         """Return the fraction of each field's seconds that stays exposed, for the fields that ops can hide.
 
         The keys are forward, backward, once_forward and once_backward. The arguments `forward` and `backward` are the
-        seconds per step of each pass's ops.
+        seconds per step of each pass's ops; once_ fields overlap only with the ops of one of `num_microbatches`
+        microbatches.
         """
         return {
             "forward": _exposed(self.forward, forward),
@@ -105,7 +106,7 @@ NO_COMMUNICATION = CommunicationTime()
 """The communication time of a step without collectives."""
 
 NO_RING: Mapping[Phase, float] = {}
-"""The exposed fractions of ring attention's sends, by phase, if there are none."""
+"""The exposed fractions of ring attention's sends, by phase, for a step without such sends."""
 
 
 def communication_time(
@@ -187,9 +188,11 @@ def timed_collectives(
 
 def step_communication(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> CommunicationTime:
     """Return the communication time of all collectives of a step."""
-    return weight_communication(workload, mesh, system, strategy) + activation_communication(
-        workload, mesh, system, strategy
-    )
+    # GPipe's stages run in lockstep and gather an embedding table twice, so with pp the schedule matters.
+    shape = _SHAPE if mesh.pp == 1 else _SHAPE[:1]
+    once, each = _weight_communication(with_remat(workload, "none"), mesh, system, _without(strategy, shape))
+    activations = _activation_communication(workload, mesh, system, _without(strategy, ("zero_stage",)))
+    return once + each * strategy.num_microbatches + activations
 
 
 def least_communication(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> CommunicationTime:
@@ -223,28 +226,13 @@ def least_weight_communication(
     return CommunicationTime(forward=forward, backward=backward)
 
 
-def weight_communication(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> CommunicationTime:
-    """Return the communication time of weight gathers and gradient reductions."""
-    # GPipe's stages run in lockstep and gather an embedding table twice, so with pp the schedule matters.
-    shape = _SHAPE if mesh.pp == 1 else _SHAPE[:1]
-    once, each = _weight_communication(with_remat(workload, "none"), mesh, system, _without(strategy, shape))
-    return once + each * strategy.num_microbatches
-
-
-def activation_communication(
-    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
-) -> CommunicationTime:
-    """Return the communication time of activation collectives and of the reductions in the loss."""
-    return _activation_communication(workload, mesh, system, _without(strategy, ("zero_stage",)))
-
-
 @lru_cache(maxsize=1 << 15)
 def _activation_communication(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
 ) -> CommunicationTime:
     """Return the communication time of activation collectives and of the reductions in the loss, cached.
 
-    The caller resets strategy fields without effect to their defaults.
+    The caller resets strategy fields without effect to their defaults, so that equal steps share a cache entry.
     """
     moves = activation_moves(workload, mesh, strategy)
     shares = ring_shares(workload, mesh, system, strategy)

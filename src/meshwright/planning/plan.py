@@ -46,6 +46,7 @@ class Plan:
     `plan.rules` describe how arrays are sharded.
 
     Attributes:
+        hardware: the system as text, such as `v5p:4x4x4`.
         hardware_file: the TOML file of a custom chip.
         memory_headroom: see `System`.
         alternatives: the meshes ranked after this one by the search; not written to a file.

@@ -23,7 +23,7 @@ from meshwright.planning.cost.rates.achieved import contention_seconds, straggli
 from meshwright.planning.cost.rates.borrowed import borrowed_notes
 from meshwright.planning.cost.rates.collective_time import planned_seconds
 from meshwright.planning.cost.rates.hbm import hbm_bytes
-from meshwright.planning.cost.seconds import PassSeconds, buffer_seconds, microbatch_seconds, update_seconds
+from meshwright.planning.cost.seconds import buffer_seconds, microbatch_seconds, update_seconds
 from meshwright.planning.overlap import (
     NO_COMMUNICATION,
     CommunicationTime,
@@ -43,8 +43,8 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
     """Return the predicted record of a train step.
 
     Activation collectives are exposed, except for those over tp that collective matmuls hide and those over sp that
-    ring attention hides. Weight gathers and gradient reductions overlap with the ops of their pass, and are exposed as
-    far as they take longer. The terms of `breakdown_seconds` add up to the step.
+    ring attention hides. Weight gathers and gradient reductions overlap with the ops of their pass; the seconds by
+    which they take longer are exposed. The terms of `breakdown_seconds` add up to the step.
     """
     layout = lay_mesh(system, mesh.layout)
     moves = step_moves(workload, mesh, strategy)
@@ -74,7 +74,7 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
 
 
 def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> tuple[str, ...]:
-    """Return the notes of a prediction."""
+    """Return the notes of a prediction: sentences on what it assumes or leaves out."""
     notes = ()
     if strategy.profile.name:
         notes += (f"planned as {strategy.profile.name} runs a step, which meshwright does not run",)
@@ -109,7 +109,8 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
 def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
     """Return a note if every pipeline stage repeats the work of the layers before the pipeline; else ().
 
-    Stages share this work if they can split the sequences of a microbatch. count: the number of these layers.
+    Stages share this work if they can split the sequences of a microbatch. count: the number of layers before the
+    pipeline.
     """
     if is_shared_before(program(workload.model), workload.batch, mesh, strategy):
         return ()
@@ -147,9 +148,10 @@ def step_breakdown(
         copying, moving = size / system.host_bytes_per_second, size / system.hbm_bytes_per_second
         breakdown["host copies"] = sum(max(moving, copying - window) for window in windows(breakdown))
     if mesh.pp > 1:
-        breakdown["pipeline bubble"] = bubble_seconds(
-            once, communication.exposed_per_microbatch(shares), mesh, strategy
-        )
+        # With p stages of v virtual stages each, the bubble lasts as long as (p - 1) / v microbatches. v is 1 for GPipe
+        # (arXiv:1811.06965) and 1F1B, and larger for interleaved stages (arXiv:2104.04473, section 2.2).
+        each = once.total + communication.exposed_per_microbatch(shares) / parts
+        breakdown["pipeline bubble"] = each * (mesh.pp - 1) / strategy.virtual_stages
     if system.chip.kind == "gpu":
         breakdown["contention"] = contention_seconds(communication.hidden(shares), system)
         breakdown["stragglers"] = straggling_seconds(parts * once.total, mesh.num_devices, system)
@@ -183,24 +185,13 @@ def step_bound_seconds(
     return sum(step_breakdown(workload, mesh, system, strategy, communication).values())
 
 
-def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, strategy: Strategy) -> float:
-    """Return the seconds per step in which a pipeline stage is idle, at the start and the end of the step.
-
-    With p stages of v virtual stages each, the bubble lasts as long as (p - 1) / v microbatches. v is 1 for GPipe
-    (arXiv:1811.06965) and 1F1B, and larger for interleaved stages (arXiv:2104.04473, section 2.2).
-
-    once: seconds of compute of one microbatch. waited_seconds: exposed communication, summed over the microbatches.
-    """
-    return (once.total + waited_seconds / strategy.num_microbatches) * (mesh.pp - 1) / strategy.virtual_stages
-
-
 def _in_every_tick(
     exposed: Iterable[Collective], in_ticks: Iterable[Collective], layout: MeshPlacement
 ) -> Iterator[Collective]:
-    """Yield the collectives of `in_ticks` with their seconds. Their bytes and runs include a pipeline's bubble ticks.
+    """Yield the collectives of `in_ticks`, whose bytes and runs include a pipeline's bubble ticks, with their seconds.
 
-    Their exposed seconds are those of `exposed`, the same collectives in useful ticks only, because the time of bubble
-    ticks already counts as bubble.
+    Exposed seconds are those of `exposed`, the same collectives counted in useful ticks only: the time of bubble ticks
+    already counts as bubble.
     """
     for worked, move in zip(exposed, in_ticks, strict=True):
         yield replace(move, seconds=planned_seconds(move, layout), exposed_seconds=worked.exposed_seconds)

@@ -186,7 +186,7 @@ class _Search:
     numbers: Iterator[int] = field(default_factory=count)
 
     def plans(self, meshes: tuple[MeshShape, ...]) -> Iterator[Plan]:
-        """Yield the best plan of each mesh that has one that fits, fastest first; equally fast plans by memory."""
+        """Yield the best plan that fits of each mesh that has one: fastest first, equally fast ones by memory."""
         done: set[MeshShape] = set()
         for group in _groups(self.space, meshes):
             self._push(self._bound(group), group)

@@ -155,7 +155,7 @@ class Space:
         return tuple(form for form in found if _does_run(self.workload.model, shape, form))
 
     def runs(self, mesh: MeshShape) -> bool:
-        """Whether a strategy of the space runs on a mesh that `jax.make_mesh` can make."""
+        """Whether `jax.make_mesh` can make a mesh, and some strategy of the space runs on it."""
         if lay_mesh(self.system, mesh.layout).is_refused:
             return False
         return any(self.has_strategies(mesh, parts, remat) for parts in self.parts(mesh)[:1] for remat in self.remats)
@@ -285,23 +285,18 @@ def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...], tp_strea
             if divides_padded(workload.model, mesh, rules) and (not copies or mesh.tp <= MOST_TP_WITH_COPIES):
                 found.append(mesh)
     if not found:
-        raise MeshwrightError(_none_legal(workload, axes, shapes, tp_stream))
+        mesh = MeshShape(**dict(zip(axes, shapes[0], strict=True)))
+        try:
+            check_mesh(workload, mesh, stream_rules(tp_stream))
+        except MeshwrightError as error:
+            reason = str(error)
+        else:
+            raise AssertionError(f"{mesh} is legal, but not within the limits of its workload")
+        raise MeshwrightError(
+            f"none of {len(shapes)} meshes of {mesh.num_devices} devices can split {workload.model.name} with a batch"
+            f" of {workload.batch} x {workload.seq_len} tokens; for one, {mesh}: {reason}"
+        )
     return tuple(found)
-
-
-def _none_legal(workload: Workload, axes: tuple[str, ...], shapes: list[tuple[int, ...]], tp_stream: TpStream) -> str:
-    """Return the error message if no mesh is legal, with the reason for the first mesh."""
-    mesh = MeshShape(**dict(zip(axes, shapes[0], strict=True)))
-    try:
-        check_mesh(workload, mesh, stream_rules(tp_stream))
-    except MeshwrightError as error:
-        reason = str(error)
-    else:
-        raise AssertionError(f"{mesh} is legal, but not within the limits of its workload")
-    return (
-        f"none of {len(shapes)} meshes of {mesh.num_devices} devices can split {workload.model.name} with a batch"
-        f" of {workload.batch} x {workload.seq_len} tokens; for one, {mesh}: {reason}"
-    )
 
 
 @lru_cache(maxsize=1 << 12)

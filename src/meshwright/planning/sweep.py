@@ -33,7 +33,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Point:
-    """One value of a sweep with its best plan, or with the reason why there is none."""
+    """One value of a sweep, the system as text, and the best plan or the reason why there is none."""
 
     value: int
     system: str
@@ -73,7 +73,7 @@ def read_sweep(text: str) -> Sweep:
 
 
 def swept_options(sweep: Sweep, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a workload, with the first value of the sweep for the option that it changes.
+    """Return the options of a workload, with the sweep's first value for the option that the sweep changes.
 
     Raises:
         MeshwrightError: the sweep is over sequence lengths and the options have no `batch`.
@@ -101,7 +101,7 @@ def check_planned(sweep: Sweep, points: Sequence[Point]) -> None:
 
 
 def _point(key: str, value: int, workload: Workload, system: System, best: Callable[[Workload, System], Plan]) -> Point:
-    """Return the point of one value of the quantity `key`."""
+    """Return the point of one value of the quantity `key`. best: as in `run_sweep`."""
     try:
         if key == "chips":
             system = system.resized(value)

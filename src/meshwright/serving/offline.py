@@ -143,7 +143,13 @@ def answer_file(
         lines = [line, lines[1] + 1]
     if not lines[1]:
         raise MeshwrightError(f"{prompts.path} has no prompt; it holds one a line")
-    with _locked(answers, _origin(prompts)):
+    # All that determines the answers: prompts, model and options, but not the mesh.
+    with prompts.path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    own = asdict(replace(prompts.request, prompt=()))
+    model = {"model": prompts.model.config.name, "weights": prompts.weights, "dtype": prompts.model.dtype}
+    said = {"prompts": digest, **model, "context": prompts.context, "chat": prompts.as_chat, **own.pop("sampling")}
+    with _locked(answers, json.loads(json.dumps(said | own))):
         done = _done_lines(answers, lines[0])
         progress = Progress(lines[1], dict(bad.counts), sum(done))
         if progress.before < progress.prompts:
@@ -193,16 +199,6 @@ def _text(engine: Engine, outputs: list[Output]) -> dict[str, Any]:
         "text": "".join(output.text for output in outputs) if engine.model.tokenizer else None,
         "stopped_by": outputs[-1].done,
     }
-
-
-def _origin(prompts: PromptFile) -> dict[str, Any]:
-    """Return everything that determines the answers: prompts, model and options, but not the mesh."""
-    with prompts.path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    own = asdict(replace(prompts.request, prompt=()))
-    model = {"model": prompts.model.config.name, "weights": prompts.weights, "dtype": prompts.model.dtype}
-    said = {"prompts": digest, **model, "context": prompts.context, "chat": prompts.as_chat, **own.pop("sampling")}
-    return json.loads(json.dumps(said | own))
 
 
 @contextmanager

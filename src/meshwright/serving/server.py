@@ -93,7 +93,17 @@ class ServerProgress:
 
 def run_server(args: ServeArgs, processes: Processes, progress: ServerProgress) -> None:
     """Serve until a signal arrives. A process other than the first of its mesh serves until the first one ends."""
-    _check_options(args)
+    if type(args.replicas) is not int:
+        raise MeshwrightError(f"--replicas is {args.replicas!r}; it must be a whole number from 1")
+    if type(args.port) is not int or not 0 <= args.port < 1 << 16:
+        raise MeshwrightError(f"--port is {args.port!r}; it must be 0 to 65535, where 0 picks a free port")
+    for name in ("kv_dtype", "weight_dtype"):
+        if getattr(args, name) not in (None, "int8"):
+            raise MeshwrightError(f"--{name.replace('_', '-')} is {getattr(args, name)!r}; it must be int8 or left out")
+    for name in ("timeout", "grace"):
+        value = getattr(args, name)
+        if value is not None and not (isinstance(value, int | float) and 0 < value < float("inf")):
+            raise MeshwrightError(f"--{name} is {value!r}; it must be a number of seconds above 0")
     limits, keys = limits_and_keys(args)
     hosts, origins = check_hosts(args.allowed_host), check_cors(args.cors)
     state = {"limits": limits, "api_keys": keys, "allowed_hosts": hosts, "cors_origins": origins}
@@ -121,21 +131,6 @@ def run_server(args: ServeArgs, processes: Processes, progress: ServerProgress) 
             _serve(Engine(model, settings, draft_model), leader, args, state, member, progress)
         else:
             _follow(model, draft_model, settings, member)
-
-
-def _check_options(args: ServeArgs) -> None:
-    """Raise a `MeshwrightError` for invalid values that no later code checks."""
-    if type(args.replicas) is not int:
-        raise MeshwrightError(f"--replicas is {args.replicas!r}; it must be a whole number from 1")
-    if type(args.port) is not int or not 0 <= args.port < 1 << 16:
-        raise MeshwrightError(f"--port is {args.port!r}; it must be 0 to 65535, where 0 picks a free port")
-    for name in ("kv_dtype", "weight_dtype"):
-        if getattr(args, name) not in (None, "int8"):
-            raise MeshwrightError(f"--{name.replace('_', '-')} is {getattr(args, name)!r}; it must be int8 or left out")
-    for name in ("timeout", "grace"):
-        value = getattr(args, name)
-        if value is not None and not (isinstance(value, int | float) and 0 < value < float("inf")):
-            raise MeshwrightError(f"--{name} is {value!r}; it must be a number of seconds above 0")
 
 
 def _find_models(args: ServeArgs) -> tuple[Found, Found | None, EngineSettings]:
@@ -221,26 +216,9 @@ def _serve(
         engine.on_failure = member.crash
         member.is_idle = lambda: engine.is_idle
     progress.engine_made(engine)
-    model, context = engine.model, engine.layout.context
     # Read before the programs are compiled, so that a wrong adapter ends the server at once.
     factors = {name: engine.adapters.read(name, path) for name, path in split_adapters(args.adapter)[1].items()}
-    service = Service(
-        engine=engine,
-        model=args.name or args.model.resolve().name,
-        context=context,
-        tokenizer=model.tokenizer,
-        stats=engine.stats,
-        means=engine.means,
-        adapters=ServedAdapters(engine, args.adapter_folder),
-        **state,
-    )
-    if model.seq_len is not None and context > model.seq_len:
-        progress.note(
-            f"a context of {context} tokens is longer than the {model.seq_len} that {model.config.name}"
-            " was trained with; what it makes beyond them is often wrong"
-        )
-    if args.host not in ("127.0.0.1", "localhost", "::1") and not service.api_keys:
-        progress.note(f"anyone who can reach {args.host} can use this server; --api-keys FILE requires a key")
+    service = _service(engine, args, state, progress)
     has_started, is_done = threading.Event(), threading.Event()
 
     def start() -> None:
@@ -281,6 +259,29 @@ def _serve(
             leave_at_once(0)
         is_done.wait()
     progress.ended(engine)
+
+
+def _service(engine: Engine, args: ServeArgs, state: Mapping[str, Any], progress: ServerProgress) -> Service:
+    """Return what the HTTP server serves, after notes on its context and on who can reach it. state: as in `_serve`."""
+    model, context = engine.model, engine.layout.context
+    service = Service(
+        engine=engine,
+        model=args.name or args.model.resolve().name,
+        context=context,
+        tokenizer=model.tokenizer,
+        stats=engine.stats,
+        means=engine.means,
+        adapters=ServedAdapters(engine, args.adapter_folder),
+        **state,
+    )
+    if model.seq_len is not None and context > model.seq_len:
+        progress.note(
+            f"a context of {context} tokens is longer than the {model.seq_len} that {model.config.name}"
+            " was trained with; what it makes beyond them is often wrong"
+        )
+    if args.host not in ("127.0.0.1", "localhost", "::1") and not service.api_keys:
+        progress.note(f"anyone who can reach {args.host} can use this server; --api-keys FILE requires a key")
+    return service
 
 
 def _follow(model: LoadedModel, draft: LoadedModel | None, settings: EngineSettings, member: Member | None) -> None:

@@ -7,13 +7,13 @@ import pytest
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.step.parameter_tree import num_parameters
-from meshwright.description.step.serve import kept_tokens, paged_tokens
+from meshwright.description.step.serve import kept_tokens, paged_tokens, serve_step
 from meshwright.description.step.serving import Serving, ServingLayout
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.kv_cache import (
-    device_cache_bytes,
+    cache_bytes,
     mean_cache_bytes,
-    read_cache_bytes,
+    paged_cache_bytes,
     sequence_cache_bytes,
     token_cache_bytes,
     wasted_share,
@@ -22,6 +22,16 @@ from meshwright.planning.cost.serving_bytes import most_sequences, serving_memor
 
 LLAMA = Serving(model=PRESETS["llama3-70b"], prompt_len=8000, output_len=192, weight_dtype="int8", kv_dtype="int8")
 V5E = parse_system("v5e:2x4")
+
+
+def device_cache_bytes(serving, layout, batch):
+    return paged_cache_bytes(serve_step(serving, layout, batch), serving)
+
+
+def read_cache_bytes(serving, layout, batch):
+    """What the fullest device reads of its cache in a step that makes one token of every sequence."""
+    step = serve_step(serving, layout, batch)
+    return sum(step.repeats[op.region.name].mean * cache_bytes(op, step.extents, serving) for op in step.ops.attention)
 
 
 @pytest.mark.parametrize(

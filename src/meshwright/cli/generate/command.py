@@ -22,7 +22,6 @@ from meshwright.planning.serving.plan import planned_speed
 from meshwright.units import show_bytes, show_rate, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.execution.loading.library import Found
     from meshwright.execution.models.inference.loaded import LoadedModel, Prompt
     from meshwright.execution.models.inference.stream import GenerateOptions, TokenText
 
@@ -87,10 +86,21 @@ def run(args: Args) -> int:
     options["sampling"] = samples * (len(rows) // len(samples))
     as_json = args.json
     check_all_read(args, "here" if args.temperature else "at --temperature 0")
-    _check_cache(found, len(rows), args.num_tokens)
+    kept = Serving(model=found.model, prompt_len=1, output_len=args.num_tokens, kv_dtype=found.dtype)
+    cache, there = len(rows) * sequence_cache_bytes(kept), found.system.usable_bytes * found.system.num_devices
+    if cache > there:
+        raise MeshwrightError(
+            f"--num-tokens {args.num_tokens:,} of {len(rows):,} texts need a cache of {show_bytes(cache)}; the devices"
+            f" have {show_bytes(there)}"
+        )
     model = load_with_bar(found, compile_cache)
     prompt_len = max(len(model.encode(row)) for row in rows)
-    _note_length(found, model, prompt_len + args.num_tokens)
+    longest = prompt_len + args.num_tokens
+    if model.seq_len is not None and longest > model.seq_len:
+        note(
+            f"prompt and text are {longest:,} tokens; {found.path} was trained on sequences of {model.seq_len:,}, and"
+            f" what is written beyond that may make no sense"
+        )
     if args.mesh is None:
         note_advised_mesh(found, len(rows))
     with waiting(f"compiling {model.config.name} on {model.mesh_shape} for {model.system}"):
@@ -106,26 +116,6 @@ def run(args: Args) -> int:
         print()
         show(console(), f"measured: first token in {measured}" + (f"   (predicted: {planned})" if planned else ""))
     return 0
-
-
-def _check_cache(found: Found, num_texts: int, num_tokens: int) -> None:
-    """Raise if the keys and values of all texts need more memory than the devices have."""
-    kept = Serving(model=found.model, prompt_len=1, output_len=num_tokens, kv_dtype=found.dtype)
-    cache, there = num_texts * sequence_cache_bytes(kept), found.system.usable_bytes * found.system.num_devices
-    if cache > there:
-        raise MeshwrightError(
-            f"--num-tokens {num_tokens:,} of {num_texts:,} texts need a cache of {show_bytes(cache)}; the devices have"
-            f" {show_bytes(there)}"
-        )
-
-
-def _note_length(found: Found, model: LoadedModel, longest: int) -> None:
-    """Print a note if a text is longer than any sequence that the model was trained on."""
-    if model.seq_len is not None and longest > model.seq_len:
-        note(
-            f"prompt and text are {longest:,} tokens; {found.path} was trained on sequences of {model.seq_len:,}, and"
-            f" what is written beyond that may make no sense"
-        )
 
 
 def _write(

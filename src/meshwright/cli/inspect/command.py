@@ -37,6 +37,9 @@ EXAMPLES = (
 _USUAL_DEVICES = 8
 """Simulated devices of a script without --on and --mesh."""
 
+_MOST_AT_IMPORT = 1024
+"""The most devices that are simulated for a module, which may make a mesh when it is imported; more take seconds."""
+
 
 @dataclass(frozen=True)
 class Args:
@@ -88,7 +91,12 @@ def run(args: Args) -> int:
     try:
         found = _inspection(args)
     except DoesNotFitError as error:
-        _print_what_does_not_fit(error)
+        from meshwright.description.hlo.parser import parse_hlo
+        from meshwright.proof.simulate.buffers import read_buffers
+
+        print(f"error: {error}", file=sys.stderr)
+        if error.hlo:
+            print_buffers(read_buffers(parse_hlo(error.hlo)).live)
         return 1
     if memory and not found.buffers:
         raise MeshwrightError(f"{found.name} has no schedule, so nothing tells its buffers; leave --memory out")
@@ -113,16 +121,6 @@ def run(args: Args) -> int:
             test = spelled("inspect", args, without=("html", "trace", "memory", "write_baseline", "sarif"), check=True)
             print(next_line(test, note="as a test"))
     return int(is_check and bool(found.findings))
-
-
-def _print_what_does_not_fit(error: DoesNotFitError) -> None:
-    """Print the error, and the buffers of the program if the compiler produced it."""
-    from meshwright.description.hlo.parser import parse_hlo
-    from meshwright.proof.simulate.buffers import read_buffers
-
-    print(f"error: {error}", file=sys.stderr)
-    if error.hlo:
-        print_buffers(read_buffers(parse_hlo(error.hlo)).live)
 
 
 def _inspection(args: Args) -> Inspection:
@@ -156,8 +154,9 @@ def _inspection(args: Args) -> Inspection:
         raise MeshwrightError(f"{args.subject!r} is neither a file nor module:function")
     devices = f"cpu:{math.prod(mesh.values())}" if mesh is not None else None
     on = args.on or devices
-    if is_run:
-        simulate_devices(parse_system(on).num_devices if on else _USUAL_DEVICES)
+    count = parse_system(on).num_devices if on else _USUAL_DEVICES
+    if is_run or count <= _MOST_AT_IMPORT:
+        simulate_devices(count)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only reads; another one compiles
     sys.path.insert(0, os.getcwd())  # as `python -m` has it
     _check_trace(args, on)

@@ -23,7 +23,7 @@ from meshwright.description.step.images import RESNETS
 from meshwright.description.step.workload import Remat, Workload
 from meshwright.mesh import MeshShape
 from meshwright.options.declare import given_options
-from meshwright.options.values import read_count, read_mesh, read_price, read_price_of
+from meshwright.options.values import read_compared, read_count, read_mesh, read_price, read_price_of
 from meshwright.pictures.charts import check_chart_file
 from meshwright.planning.files import check_data_file
 from meshwright.planning.library import (
@@ -32,7 +32,6 @@ from meshwright.planning.library import (
     find_meshes,
     plan_one_mesh,
     plan_systems,
-    read_compared,
 )
 from meshwright.planning.options import read_strategy, read_workload, remats
 from meshwright.planning.plan import Plan

@@ -42,7 +42,7 @@ def read_export(words: tuple[str, ...]) -> Export | None:
 
 
 def export_plan(plan: Plan, export: Export | None, *, as_json: bool = False) -> None:
-    """Write a plan as settings of another framework, if requested, and print the fields it has no option for."""
+    """Write a plan as settings of another framework, if requested, and print the plan's fields that these lack."""
     if export is None:
         return
     unsaid = plan.export(export.framework, export.path)
@@ -75,7 +75,17 @@ def print_imported(args: ImportArgs) -> int:
     if as_json:
         print(json.dumps(_data(imported), indent=2))
     else:
-        _print(imported, is_explained=is_explained)
+        planned = imported.plan
+        rows = [(meaning.theirs, meaning.ours) for meaning in imported.meanings]
+        show(console(), table((imported.title, "here"), rows, left=(0, 1), folds=1))
+        for reason, names in imported.nothing.items():
+            print(folded(f"no effect here ({reason}): {', '.join(names)}"))
+        print()
+        print_head(planned)
+        print_why(planned, is_explained=is_explained)
+        print_details(planned, is_explained=is_explained)
+        if planned.planned_only:
+            print(folded(f"train: {planned.planned_only}"))
         if path is not None:
             print(folded(f"wrote {path}"))
     return 0 if plan.predicted.fits else 1
@@ -90,18 +100,3 @@ def _data(imported: Imported) -> dict[str, object]:
         "without_effect": dict(imported.nothing),
         "plan": imported.plan.to_json(),
     }
-
-
-def _print(imported: Imported, *, is_explained: bool) -> None:
-    """Print the options with their meanings, and the plan."""
-    plan = imported.plan
-    rows = [(meaning.theirs, meaning.ours) for meaning in imported.meanings]
-    show(console(), table((imported.title, "here"), rows, left=(0, 1), folds=1))
-    for reason, names in imported.nothing.items():
-        print(folded(f"no effect here ({reason}): {', '.join(names)}"))
-    print()
-    print_head(plan)
-    print_why(plan, is_explained=is_explained)
-    print_details(plan, is_explained=is_explained)
-    if plan.planned_only:
-        print(folded(f"train: {plan.planned_only}"))

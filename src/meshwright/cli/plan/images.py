@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from meshwright.cli.plan.args import ImageArgs
 from meshwright.cli.typed import check_all_read
@@ -34,7 +33,9 @@ def plan_images(args: ImageArgs) -> int:
     if as_json:
         best = ranking.candidates[0]
         candidates = [
-            _data(record, workload) | {"gap_to_best": image_gap(record, best).to_json()}
+            record.to_json()
+            | {"images_per_second": workload.batch / (record.step_seconds or 1.0)}
+            | {"gap_to_best": image_gap(record, best).to_json()}
             for record in ranking.candidates
         ]
         why = [fact.to_json() for fact in why_images(ranking, workload, system)]
@@ -42,11 +43,6 @@ def plan_images(args: ImageArgs) -> int:
     else:
         _print(ranking, workload, system, top)
     return 0 if ranking.num_fit else 1
-
-
-def _data(record: Record, workload: ImageWorkload) -> dict[str, Any]:
-    """Return a record as plain data, with images per second."""
-    return record.to_json() | {"images_per_second": workload.batch / (record.step_seconds or 1.0)}
 
 
 def _print(ranking: ImageRanking, workload: ImageWorkload, system: System, top: int) -> None:
@@ -82,7 +78,7 @@ def _rate(record: Record, workload: ImageWorkload) -> str:
 
 
 def _row(place: int, record: Record, best: Record, workload: ImageWorkload) -> tuple[str, ...]:
-    """Return a candidate's row of the ranking. place: its rank, from 1."""
+    """Return a candidate's row of the ranking, with its gap to the plan `best`. place: its rank, from 1."""
     step, mfu = show_seconds(record.step_seconds or 0.0), show_percent(record.mfu or 0.0)
     rate = _rate(record, workload)
     memory = show_bytes(record.memory_bytes["peak"])

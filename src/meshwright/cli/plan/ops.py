@@ -48,7 +48,7 @@ def _row_data(row: OpRow) -> dict[str, Any]:
 def _operands(product: LocalProduct) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the local shapes of a matmul's operands, [rows, inner] and [inner, columns].
 
-    A batch of several matmuls has a leading dim `repeats`. Sizes are dims over degrees, so they may be fractions.
+    A batch of several matmuls has a leading dim `repeats`. Dims are divided by mesh degrees, so sizes may be fractions.
     """
     many = (product.repeats,) if product.repeats > 1 else ()
     return (*many, product.rows, product.inner), (*many, product.inner, product.columns)
@@ -97,24 +97,19 @@ def _lines(row: OpRow) -> Iterator[str]:
     times = f"{row.times:g}+{row.times_recomputed:g}" if row.times_recomputed else f"{row.times:g}"
     moves = row.single_collectives
     if row.product is None:
-        first, *others = _merged(moves)
+        same: dict[tuple[str, tuple[str, ...], str], list[Collective]] = {}
+        for move in moves:
+            same.setdefault((move.kind, move.axes, show_bytes(move.bytes)), []).append(move)
+        first, *others = [
+            _collective(found[0] if len(found) == 1 else replace(found[0], array=f"{len(found)} arrays"))
+            for found in same.values()
+        ]
         yield f"     {phase:<15}{times:<8}{first}"
         yield from (f"{'':<28}{move}" for move in others)
         return
     memory = f"{row.memory:,.0f}" if row.memory else ""
     yield _line(phase, _sizes(row.product), times, show_flops(row.flops), memory, row.bound or "")
     yield from (f"       {_collective(move)}{_network(row, move)}" for move in moves)
-
-
-def _merged(moves: tuple[Collective, ...]) -> list[str]:
-    """Return collectives as text. Those that differ only in the array are merged, e.g. the update's all-reduces."""
-    same: dict[tuple[str, tuple[str, ...], str], list[Collective]] = {}
-    for move in moves:
-        same.setdefault((move.kind, move.axes, show_bytes(move.bytes)), []).append(move)
-    return [
-        _collective(found[0] if len(found) == 1 else replace(found[0], array=f"{len(found)} arrays"))
-        for found in same.values()
-    ]
 
 
 def _line(phase: str, sizes: str, times: str, flops: str, memory: str, bound: str) -> str:
@@ -134,7 +129,7 @@ def _collective(move: Collective) -> str:
 
 
 def _network(row: OpRow, move: Collective) -> str:
-    """Return, as text, an op's flops per byte of the collective `move`, and the number that would hide it.
+    """Return, as text, an op's flops per byte of the collective `move`, and the flops per byte that would hide it.
 
     Only for the op's longest collective; '' for others.
     """

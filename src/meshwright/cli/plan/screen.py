@@ -111,7 +111,12 @@ def print_plan(shown: Shown, *, output: Path | None, is_explained: bool, with_op
         print()
         show(console(), collective_table(best.predicted))
     if with_evidence:
-        _print_evidence(asked or best)
+        runs = nearest_runs(asked or best, 8)
+        print()
+        if not runs:
+            print(folded(f"no published run is on chips like {best.system.chip.name}"))
+        else:
+            show(console(), table(EVIDENCE_COLUMNS, evidence_rows(runs), left=(0, 1, 2)))
     for note in notes_of(asked or best, shown.trained):
         print(folded(f"note: {note}"))
     if with_ops:
@@ -215,16 +220,6 @@ def _print_candidates(ranking: Ranking) -> None:
     print(folded(f"searched {meshes}, {configurations}; {ranking.num_priced:,} {were} predicted in full"))
 
 
-def _print_evidence(plan: Plan) -> None:
-    """Print the published runs most similar to a plan, with the errors of their predictions."""
-    runs = nearest_runs(plan, 8)
-    print()
-    if not runs:
-        print(folded(f"no published run is on chips like {plan.system.chip.name}"))
-        return
-    show(console(), table(EVIDENCE_COLUMNS, evidence_rows(runs), left=(0, 1, 2)))
-
-
 def run_as(plan: Plan) -> str:
     """Return remat policy, microbatches, virtual stages and ZeRO stage of a plan as short text: `none m16 v2 z2`."""
     strategy = plan.strategy
@@ -260,9 +255,7 @@ def print_terms(best: Plan) -> None:
 
 
 def print_details(plan: Plan, *, is_explained: bool) -> None:
-    """Print the notes of an existing plan; with --explain, first the parts of its step time and memory, and its
-    collectives.
-    """
+    """Print the notes of an existing plan; with --explain, first the parts of step time and memory, and collectives."""
     if is_explained:
         print()
         print_terms(plan)

@@ -17,7 +17,7 @@ from meshwright.pictures.tables import collective_table, console, show, table
 from meshwright.pictures.text import folded, next_line, reasons, terms
 from meshwright.planning.files import check_data_file
 from meshwright.planning.options import read_serving
-from meshwright.planning.serving.plan import ServingPlan, serving_plan_to_data, write_serving_plan
+from meshwright.planning.serving.plan import serving_plan_to_data, write_serving_plan
 from meshwright.planning.serving.search import ServingPoint, ServingRanking, rank_serving
 from meshwright.planning.why.serving import TERMS, longest_term, prefill_share, serving_gap, thresholds, why_serving
 from meshwright.units import show_bytes, show_percent, show_seconds
@@ -53,7 +53,16 @@ def plan_serving(args: ServeArgs) -> int:
         _print_candidates(ranking, system, top)
         if is_explained:
             _print_frontier(ranking, top)
-            _print_terms(best)
+            record = best.predicted
+            print()
+            print(terms("step", {name: show_seconds(time) for name, time in record.breakdown_seconds.items()}))
+            sizes = {name: show_bytes(size) for name, size in record.memory_bytes.items() if name != "peak"}
+            print(terms("memory", sizes))
+            if record.mfu is not None:
+                print(terms("MFU", {"": show_percent(record.mfu)}))
+            if record.collectives:
+                print()
+                show(console(), collective_table(record))
         if path is not None and phase == "decode":
             print(next_line(shlex.join(["meshwright", "serve", args.model, "--plan", str(path)])))
         elif path is not None:
@@ -169,17 +178,3 @@ def thinned(points: tuple[ServingPoint, ...], count: int) -> list[ServingPoint]:
         return list(points)
     steps = max(count, 2) - 1
     return [points[round(index * (len(points) - 1) / steps)] for index in range(steps + 1)]
-
-
-def _print_terms(best: ServingPlan) -> None:
-    """Print the parts of a plan's step time and memory, and its collectives."""
-    record = best.predicted
-    print()
-    print(terms("step", {name: show_seconds(time) for name, time in record.breakdown_seconds.items()}))
-    sizes = {name: show_bytes(size) for name, size in record.memory_bytes.items() if name != "peak"}
-    print(terms("memory", sizes))
-    if record.mfu is not None:
-        print(terms("MFU", {"": show_percent(record.mfu)}))
-    if record.collectives:
-        print()
-        show(console(), collective_table(record))

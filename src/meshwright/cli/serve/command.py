@@ -63,7 +63,12 @@ def run(args: Args) -> int:
             start_with_bar(engine)
 
         def ended(self, engine: Engine) -> None:
-            _print_served(engine)
+            from meshwright.serving.engine.decode_stats import show_means
+
+            stats = engine.stats()
+            means = engine.means()
+            pace = f": {show_means(*means)}" if means else ""
+            print(f"served {stats.generated_tokens} tokens in {stats.num_steps} steps{pace}", file=sys.stderr)
 
     run_server(own, processes, Screen(lambda url: print(f"ready on {url}", flush=True)))
     return 0
@@ -85,13 +90,3 @@ def _print_layout(engine: Engine) -> None:
     if (settings := engine.settings).adapter_slots:
         slots, size = show_count(settings.adapter_slots, "adapter"), adapter_bytes(engine.model, settings)
         print(f"slots for {slots} of rank {settings.adapter_rank}: {show_bytes(size)} a device", file=sys.stderr)
-
-
-def _print_served(engine: Engine) -> None:
-    """Print the work that an engine has done, and its measured and predicted speed."""
-    from meshwright.serving.engine.decode_stats import show_means
-
-    stats = engine.stats()
-    means = engine.means()
-    pace = f": {show_means(*means)}" if means else ""
-    print(f"served {stats.generated_tokens} tokens in {stats.num_steps} steps{pace}", file=sys.stderr)

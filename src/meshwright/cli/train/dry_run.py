@@ -13,7 +13,6 @@ from meshwright.cli.waiting import waiting
 from meshwright.description.families.load import trained_seq_len
 from meshwright.pictures.tables import console, headline, show
 from meshwright.pictures.text import folded
-from meshwright.planning.plan import Plan
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
@@ -57,22 +56,16 @@ def dry_run(args: Args, config: RunConfig, planned: Record) -> bool:
         )
         print(f"a step: {show_seconds(seconds)}, {tokens:,} tokens, {show_rate(tokens / seconds, 'tok/s')} (predicted)")
         print(f"to the end: {config.steps:,} steps, {tokens * config.steps:,} tokens, {_long(seconds * config.steps)}")
-        for note in (*_notes(plan, memory, args.model), *untested_notes(verification.program.compiler)):
+        notes = notes_of(plan, 0 if kept_plan(args.model) else trained_seq_len(args.model))
+        more = memory / plan.predicted.memory_bytes["peak"] - 1
+        if more > (plan.memory_headroom or 0.0):
+            notes.append(
+                f"the compiled step takes {show_percent(more)} more memory than predicted, and runs if that fits"
+            )
+        for note in (*notes, *untested_notes(verification.program.compiler)):
             print(folded(f"note: {note}"))
         print("nothing was written; without --dry-run the run begins")
     return fits
-
-
-def _notes(plan: Plan, compiled: int, model: str) -> list[str]:
-    """Return notes on the figures.
-
-    compiled: the bytes of memory of the compiled step.
-    """
-    notes = notes_of(plan, 0 if kept_plan(model) else trained_seq_len(model))
-    more = compiled / plan.predicted.memory_bytes["peak"] - 1
-    if more > (plan.memory_headroom or 0.0):
-        notes.append(f"the compiled step takes {show_percent(more)} more memory than predicted, and runs if that fits")
-    return notes
 
 
 def _long(seconds: float) -> str:

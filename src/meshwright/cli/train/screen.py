@@ -139,7 +139,7 @@ class TrainScreen:
         self._line(f"{lines[-1]}, evaluated in {show_seconds(row['eval_seconds'])}")
 
     def _fit(self, fixed: list[str], width: int, more: Sequence[str] = ()) -> list[str]:
-        """Return the texts of `fixed`, and as many as fit the width of those about the last step, then of `more`."""
+        """Return the texts of `fixed`, then figures of the last step and the texts of `more`, until `width` is full."""
         row, words = self._row, list(fixed)
         words_of_step = [
             f"loss {row['loss']:.3f}",
@@ -156,7 +156,7 @@ class TrainScreen:
         return words
 
     def bar(self, task: Task) -> Text:
-        """Return the bar's line: step, bar, time left and facts about the last step."""
+        """Return the bar's line: step, bar, time left and figures of the last step."""
         if not self._losses and time.monotonic() - self._read_at < READING_SECONDS:
             return Text(f"reading the weights  {show_bytes(self._read)}")
         if not self._losses:
@@ -231,7 +231,7 @@ class _Line(ProgressColumn):
 def _of_pairs(row: dict[str, Any], prefix: str = "") -> list[str]:
     """Return texts on the reward margin and accuracy of preference pairs; [] if the row has none.
 
-    prefix: of the metrics' names, such as `eval_`.
+    prefix: the beginning of the metrics' names, such as `eval_`.
     """
     if f"{prefix}reward_margin" not in row:
         return []

@@ -35,14 +35,14 @@ def help_text(args: type, command: str, examples: Sequence[str]) -> str:
 
 
 def help_sections(args: type) -> dict[str, list[tuple[str, str]]]:
-    """Return the groups of arguments and options by title, each option with its label and help text."""
+    """Return {title of a group: the (label, help text) of each of its arguments and options}."""
     sections: dict[str, list[tuple[str, str]]] = {"arguments": [], "options": []}
     _add_fields(args, "options", sections)
     return {title: rows for title, rows in sections.items() if rows}
 
 
 def field_docs(args: type) -> dict[str, str]:
-    """Return the docstrings below the fields of a dataclass, each in one line, read from its source."""
+    """Return {field of a dataclass: the docstring below it, in one line}, read from the source."""
     found: dict[str, str] = {}
     for base in reversed([base for base in args.__mro__ if is_dataclass(base)]):
         (declared,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body

@@ -101,7 +101,7 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _option(name: str, label: str, field: str, plain: Any, *, is_needed: bool) -> Option:
-    """Return the option for a field's type: a flag, a number, a choice or text."""
+    """Return the option or argument for a field of type `plain`: a flag, a number, a choice or text."""
     if plain is bool:
         return Option(name, label, field, "none", {})
     if get_origin(plain) is tuple:

@@ -56,7 +56,7 @@ def read_v2(fields: Fields) -> Features:
 def read_v3(fields: Fields) -> Features:
     """Read DeepSeek-V3: sigmoid routing within the best groups of experts.
 
-    A bias is added to scores for the choice of experts only, not to their weights.
+    A bias is added to the scores that choose experts, but not to the routing weights.
     """
     fields.only("mlp_bias", False)
     # If a file has `head_dim`, transformers rotates that many dims of a head.

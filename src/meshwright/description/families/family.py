@@ -28,7 +28,7 @@ class Published:
         name: with {layer} and {expert} as placeholders. A tensor of expert weights whose name has no {expert} holds all
             experts of a layer in its first dim.
         is_transposed: whether the tensor is stored [out, in], as in PyTorch's Linear; our parameter is [in, out].
-        part: (index, count) if the tensor holds `count` of our parameters along its output.
+        part: (index of this parameter, count) if the tensor holds `count` of our parameters along its output.
         by_head: how those parameters alternate along the output: 0, each is contiguous (GPT-2); 1, head by head
             (GPT-NeoX); 2, head by head, if two dims number the heads (kv head, query heads that share it).
         is_interleaved: whether those parameters alternate column by column (gpt-oss).
@@ -44,7 +44,7 @@ class Published:
 
 
 Names = Mapping[str, Published]
-"""The place of each parameter in a Hugging Face checkpoint, by our path; `layers.query` is that of any stack."""
+"""The place of each parameter in a Hugging Face checkpoint, by our path; `layers.query` stands for every stack."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +67,9 @@ class PublishedFamily:
 
 
 def names_of(names: Mapping[str, str]) -> dict[str, Published]:
-    """Return the `Published` of each parameter. names: our parameter path to the tensor's name.
+    """Return the `Published` of each parameter, by our path. names: the tensor's name, by our path.
 
-    Weights of matmuls are marked as stored [out, in]. Norms, biases and embedding tables, which our names tell, are
+    Weights of matmuls are marked as stored [out, in]. Norms, biases and embedding tables, recognised by our names, are
     not.
     """
     found = {}

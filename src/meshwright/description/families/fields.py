@@ -301,7 +301,9 @@ class Fields:
     """The fields of one config.json. Each method returns a field with a type check; it raises for another type."""
 
     def __init__(self, data: Config, *, name: str, family: str) -> None:
-        """Take a file's fields, and transformers' defaults for missing ones (`DEFAULTS`). Raises for one in `LACKING`.
+        """Take a file's fields, and transformers' defaults for missing ones (`DEFAULTS`).
+
+        Raises for a field in `LACKING`.
 
         Args:
             data: the fields of the file.

@@ -27,7 +27,7 @@ def read_shared(fields: Fields, norms: Norms = NORMS, *, has_rope: bool = True) 
 
 
 def read(fields: Fields) -> Features:
-    """Read Gemma. The activation is GELU's tanh approximation, whichever of two fields names it, or neither."""
+    """Read Gemma. The activation is always GELU's tanh approximation; its two fields may also say `gelu`."""
     for field in ("hidden_act", "hidden_activation"):
         fields.only(field, "gelu", "gelu_pytorch_tanh")
     return read_shared(fields) | {"activation": "gelu_tanh"}

@@ -20,7 +20,13 @@ def check_quantization(fields: Fields) -> None:
     if method == "mxfp4" and fields.family == "gpt_oss":
         return
     if method in ("gptq", "awq"):
-        _check_int4(fields, method, found)
+        if found.get("bits", found.get("w_bit")) != 4:
+            raise fields.refusal("quantization_config", f"{method} is read in 4 bits, not {found.get('bits')!r}")
+        if method == "awq" and str(found.get("version", "gemm")).lower() != "gemm":
+            raise fields.refusal("quantization_config", f"awq is read as version 'gemm', not {found.get('version')!r}")
+        layout = found.get("checkpoint_format", "gptq")
+        if method == "gptq" and layout not in ("gptq", "gptq_v2"):
+            raise fields.refusal("quantization_config", f"gptq is read as 'gptq' and 'gptq_v2', not {layout!r}")
         return
     if method != "fp8":
         raise fields.refusal(
@@ -45,14 +51,3 @@ def fp8_block(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
         case [int(rows), int(columns)] if rows >= 1 and columns >= 1:
             return rows, columns
     return None
-
-
-def _check_int4(fields: Fields, method: str, found: Mapping[str, Any]) -> None:
-    """Raise unless weights of GPTQ or AWQ have 4 bits and a layout that `execution.weights.int4` reads."""
-    if found.get("bits", found.get("w_bit")) != 4:
-        raise fields.refusal("quantization_config", f"{method} is read in 4 bits, not {found.get('bits')!r}")
-    if method == "awq" and str(found.get("version", "gemm")).lower() != "gemm":
-        raise fields.refusal("quantization_config", f"awq is read as version 'gemm', not {found.get('version')!r}")
-    layout = found.get("checkpoint_format", "gptq")
-    if method == "gptq" and layout not in ("gptq", "gptq_v2"):
-        raise fields.refusal("quantization_config", f"gptq is read as 'gptq' and 'gptq_v2', not {layout!r}")

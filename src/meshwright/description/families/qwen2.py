@@ -56,9 +56,10 @@ def read_experts(fields: Fields, features: Features) -> Features:
 
 
 def layers_with_experts(sparse: Sequence[bool]) -> Features:
-    """Return the fields `num_dense_layers` and `layers` of `Experts`, with the shortest possible cycle `layers`.
+    """Return the fields `num_dense_layers` and `layers` (a repeating cycle) of `Experts`.
 
-    If the last layer cuts a cycle short, the length of the cycle counts as that of all layers after the dense ones.
+    `num_dense_layers` is chosen so that the cycle is shortest. A cycle that the last layer cuts short counts as long as
+    all layers after the dense ones.
 
     sparse: whether each layer has experts.
     """

@@ -56,22 +56,8 @@ def read_dense(fields: Fields, *, mlp_field: str = "intermediate_size") -> Featu
     heads, value_heads = fields.whole("linear_num_key_heads"), fields.whole("linear_num_value_heads")
     if value_heads % heads:
         raise fields.refusal("linear_num_key_heads", f"linear_num_value_heads={value_heads} are shared among them")
-    linear = LinearAttention(
-        num_heads=heads,
-        num_value_heads=value_heads,
-        key_dim=fields.whole("linear_key_head_dim"),
-        value_dim=fields.whole("linear_value_head_dim"),
-        taps=fields.whole("linear_conv_kernel_dim"),
-        layers=_linear_layers(fields, features["num_layers"]),
-    )
-    return features | {"attention": AttentionConfig(qk_norm="head", has_output_gate=True, linear=linear)}
-
-
-def _linear_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """Return whether each layer has linear attention, as the shortest cycle.
-
-    `layer_types` decides, or else every `full_attention_interval`-th layer has attention instead.
-    """
+    # `layer_types` decides, or else every `full_attention_interval`-th layer has attention instead.
+    num_layers = features["num_layers"]
     types, every = fields.value("layer_types", None), fields.whole("full_attention_interval")
     if types is None:
         types = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(num_layers)]
@@ -80,7 +66,15 @@ def _linear_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     known = ("linear_attention", "full_attention")
     if {*map(str, types)} != {*known}:
         raise fields.refusal("layer_types", f"a layer is {' or '.join(known)}, and a model has both")
-    return shortest_cycle(kind == "linear_attention" for kind in types)
+    linear = LinearAttention(
+        num_heads=heads,
+        num_value_heads=value_heads,
+        key_dim=fields.whole("linear_key_head_dim"),
+        value_dim=fields.whole("linear_value_head_dim"),
+        taps=fields.whole("linear_conv_kernel_dim"),
+        layers=shortest_cycle(kind == "linear_attention" for kind in types),
+    )
+    return features | {"attention": AttentionConfig(qk_norm="head", has_output_gate=True, linear=linear)}
 
 
 def write(model: ModelConfig) -> dict[str, Any]:

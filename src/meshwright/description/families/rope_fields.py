@@ -209,7 +209,7 @@ def rotary_share(model: ModelConfig) -> dict[str, Any]:
 
 
 def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScaling | None:
-    """Return the scaling of rotary frequencies of a kind; None for `default`. found: the fields of the scaling."""
+    """Return the rope scaling of a kind (`SCALING_FIELDS`); None for `default`. found: the fields of the scaling."""
     _check_scaling_fields(fields, kind, found)
 
     def number(field: str, default: Any = None) -> Any:

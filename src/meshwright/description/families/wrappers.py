@@ -63,7 +63,8 @@ def text_config(data: Config, *, name: str) -> Config:
 class TextNames(NamedTuple):
     """Tensor names of the text model in a multimodal checkpoint.
 
-    names: name in a text-only model to name in the file. left_out: the file's other parts, such as `vision_tower`.
+    names: each tensor's name in the file, by its name in a text-only model. left_out: the file's other parts, such as
+    `vision_tower`.
     """
 
     names: dict[str, str]
@@ -71,7 +72,7 @@ class TextNames(NamedTuple):
 
 
 def text_names(names: Iterable[str]) -> TextNames:
-    """Separate the text model's tensors of a checkpoint from its other parts. names: all tensors of the file.
+    """Separate the text model's tensors of a checkpoint from its other parts. names: all tensor names of the file.
 
     If no name begins with `language_model.` or `model.language_model.`, all names are returned unchanged.
     """

@@ -245,7 +245,7 @@ def _in_order(dims: tuple[tuple[str, int], ...], degrees: Mapping[str, int]) -> 
 
 
 def _nested(parts: list[tuple[str, int]], dim: str) -> list[AxisFactor]:
-    """Return the factors of one physical dimension. parts: mesh axes and their sizes in it, outermost first."""
+    """Return the factors of the physical dimension `dim`. parts: mesh axes and their sizes in it, outermost first."""
     factors, stride = [], 1
     for axis, size in reversed(parts):
         if size > 1:
@@ -258,7 +258,17 @@ def _on_torus(layout: MeshPlacement, torus: Torus, names: tuple[str, ...], facto
     system = layout.system
     slices, cores = (math.prod(p.size for p in factors if p.dim == dim) for dim in (_SLICE, _CORE))
     degree = math.prod(factor.size for factor in factors)
-    rings = _rings(layout, torus, factors, system.devices_per_chip // cores)
+    # Adjacent factors of one dimension form one ring.
+    sharers = system.devices_per_chip // cores
+    # Hard-coded orders are closed rings of neighbours.
+    closes = dict(zip(_PHYSICAL, layout.system.wraps, strict=False)) | {"xy": True, "xyz": True}
+    found = []
+    for dim, wraps in closes.items():
+        for stride, length in _joined([factor for factor in factors if factor.dim == dim]):
+            # Groups that interleave on an axis share its links.
+            link = torus.link_bytes_per_second / (stride * sharers)
+            found.append(Ring(dim, length, stride, wraps and stride * length == _size(layout, dim), link))
+    rings = tuple(found)
     crossings = []
     if cores > 1:
         link = torus.core_bytes_per_second or torus.link_bytes_per_second
@@ -271,23 +281,6 @@ def _on_torus(layout: MeshPlacement, torus: Torus, names: tuple[str, ...], facto
         crossings.append(Crossing("DCN", slices, members, sharers, egress, hop))
     is_split = any(ring.size != _size(layout, ring.axis) for ring in rings)
     return Placement(names, degree, rings, tuple(crossings), cores, torus.hop_seconds, is_split)
-
-
-def _rings(layout: MeshPlacement, torus: Torus, factors: list[AxisFactor], sharers: int) -> tuple[Ring, ...]:
-    """Return the rings that factors form on physical axes and in JAX's hard-coded orders.
-
-    Adjacent factors of one dimension form one ring. sharers: number of groups that share a link, on different cores of
-    the same chips.
-    """
-    # Hard-coded orders are closed rings of neighbours.
-    closes = dict(zip(_PHYSICAL, layout.system.wraps, strict=False)) | {"xy": True, "xyz": True}
-    rings = []
-    for dim, wraps in closes.items():
-        for stride, length in _joined([factor for factor in factors if factor.dim == dim]):
-            # Groups that interleave on an axis share its links.
-            link = torus.link_bytes_per_second / (stride * sharers)
-            rings.append(Ring(dim, length, stride, wraps and stride * length == _size(layout, dim), link))
-    return tuple(rings)
 
 
 def _size(layout: MeshPlacement, dim: str) -> int:

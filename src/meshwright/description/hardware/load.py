@@ -33,7 +33,18 @@ def load_chip(name: str) -> Chip:
 
     The error for an unknown name suggests the nearest known ones.
     """
-    return _chip_named(_canonical_name(name))
+    normal = normal_name(name)
+    if normal in chip_names():
+        return _chip_named(normal)
+    if normal in _aliases():
+        return _chip_named(_aliases()[normal])
+    stem = normal.partition("-")[0] if re.fullmatch(r"v\d+[a-z]*-\d+", normal) else normal  # A Cloud name: v2-8.
+    near = near_names(stem.partition(":")[0], [*chip_names(), *_aliases()], cutoff=0.5)
+    hint = did_you_mean(_aliases().get(other, other) for other in near)
+    raise MeshwrightError(
+        f"chip {name!r} is not known; {hint}`meshwright chips` lists them; --hardware FILE (hardware=…) has one of"
+        f" your own"
+    )
 
 
 def load_hardware(path: str | Path) -> Chip:
@@ -67,22 +78,6 @@ def normal_name(name: str) -> str:
 def _aliases() -> dict[str, str]:
     """Return a map from each alias, as `normal_name` returns it, to the chip's name."""
     return read_toml(DATA / "aliases.toml")
-
-
-def _canonical_name(name: str) -> str:
-    """Return the name of the chip that a name or alias stands for. Raises if there is none."""
-    normal = normal_name(name)
-    if normal in chip_names():
-        return normal
-    if normal in _aliases():
-        return _aliases()[normal]
-    stem = normal.partition("-")[0] if re.fullmatch(r"v\d+[a-z]*-\d+", normal) else normal  # A Cloud name: v2-8.
-    near = near_names(stem.partition(":")[0], [*chip_names(), *_aliases()], cutoff=0.5)
-    hint = did_you_mean(_aliases().get(other, other) for other in near)
-    raise MeshwrightError(
-        f"chip {name!r} is not known; {hint}`meshwright chips` lists them; --hardware FILE (hardware=…) has one of"
-        f" your own"
-    )
 
 
 @cache

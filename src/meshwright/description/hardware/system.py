@@ -48,9 +48,10 @@ class System:
         return parse_system(text)
 
     def resized(self, num_chips: int) -> System:
-        """Return this system with `num_chips` chips: another number of slices if they add up, else another slice shape.
+        """Return this system with `num_chips` chips in all.
 
-        Raises if slices cannot add up to so many chips.
+        Several slices keep their shape if slices of that shape add up to `num_chips`; else their shape changes. Raises
+        if equal slices cannot add up to `num_chips`.
         """
         slice_chips = math.prod(self.shape)
         if self.num_slices > 1 and num_chips > 0 and num_chips % slice_chips == 0:
@@ -151,7 +152,15 @@ def parse_system(text: str, *, hardware_file: str | Path | None = None) -> Syste
         )
     if slices := re.fullmatch(r"(\d+)\s*x\s*([a-z].*)", match[2], re.IGNORECASE):
         raise MeshwrightError(f"hardware {text!r}: several slices are {slices[1]}*{slices[2]}:{match[3]}")
-    chip = _find(match[2], hardware_file)
+    name = match[2]
+    if hardware_file is None:
+        chip = load_chip(name)
+    else:
+        chip = load_hardware(hardware_file)
+        if normal_name(name) != chip.name:
+            raise MeshwrightError(
+                f"{Path(hardware_file).name} describes {chip.name}, and {name!r} is asked for; take --on {chip.name}:…"
+            )
     num_slices, shape = int(match[1] or 1), tuple(int(size) for size in re.split(r"\s*x\s*", match[3].lower()))
     if num_slices < 1 or min(shape) < 1:
         raise MeshwrightError(f"hardware {text!r} has a size 0; sizes are whole numbers from 1")
@@ -229,15 +238,3 @@ def devices_per_node(chip: Chip, num_devices: int) -> int:
             f" use {below} or {below + size}"
         )
     return num_devices // units
-
-
-def _find(name: str, hardware_file: str | Path | None) -> Chip:
-    """Return the chip `name` from the project's files, or from a hardware file. Raises if that has another chip."""
-    if hardware_file is None:
-        return load_chip(name)
-    chip = load_hardware(hardware_file)
-    if normal_name(name) != chip.name:
-        raise MeshwrightError(
-            f"{Path(hardware_file).name} describes {chip.name}, and {name!r} is asked for; take --on {chip.name}:…"
-        )
-    return chip

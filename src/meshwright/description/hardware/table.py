@@ -96,7 +96,7 @@ class Table:
         return tuple(self._sizes(field, shape, rank) for shape in value)
 
     def _sizes(self, field: str, value: Any, rank: int | None) -> tuple[int, ...]:
-        """Return `value`, a part of a field, as sizes. Raises unless it has `rank` whole numbers of at least 1."""
+        """Return `value`, a field or a part of it, as a tuple. Raises unless it is a list of sizes of length `rank`."""
         is_list = isinstance(value, list) and bool(value)
         if not is_list or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in value):
             raise self.error(field, f"= {value!r}; it takes whole numbers from 1, such as [4, 4]")

@@ -24,8 +24,8 @@ _NOT_COUNTED = ("send", "recv", "collective-broadcast")
 class ProgramCollectives:
     """The collectives of a program.
 
-    uncounted: executions per step of transfers that are not collectives, by opcode. notes: messages about parts of the
-    program that could not be read.
+    uncounted: executions per step of transfers that `collectives` leaves out, by opcode. notes: messages about parts of
+    the program that could not be read.
     """
 
     collectives: tuple[Collective, ...]
@@ -182,7 +182,7 @@ def _shapes(module: Module, instruction: Instruction) -> list[Shape]:
         # An all-to-all's operands are the shards of one array, one for each device.
         return [Shape(arrays[0].dtype, (len(arrays), *arrays[0].dims))]
     if instruction.opcode.startswith("ragged-all-to-all"):
-        # The input, the output (one of them is padded), then offsets and sizes.
+        # The operands are the input, the output (one of the two is padded), then offsets and sizes.
         return [min(arrays[:2], key=lambda shape: shape.bytes)]
     if instruction.opcode.startswith("collective-permute"):
         started = instruction.opcode == "collective-permute-start" and instruction.shape.elements

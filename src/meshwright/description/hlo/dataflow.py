@@ -95,11 +95,7 @@ def forwarded_from(module: Module, instruction: Instruction, through: frozenset[
         caller = only_caller(module, instruction)
         if caller is not None and caller.opcode in INLINE and instruction.index < len(caller.operands):
             return module.operand(caller, instruction.index)
-    return _joined_slices(module, instruction)
-
-
-def _joined_slices(module: Module, instruction: Instruction) -> Instruction | None:
-    """Return the array that the TPU compiler copied in slices, if `instruction` joins these slices again; else None."""
+    # The TPU compiler copies an array in slices, and joins them again here.
     if instruction.custom_call_target != "ConcatBitcast":
         return None
     starts = [module.operand(piece) for piece in module.operands(instruction) if piece.opcode == "slice-done"]

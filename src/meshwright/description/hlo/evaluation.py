@@ -71,7 +71,14 @@ def _value(module: Module, instruction: Instruction, n: int, memory: Memory, dep
     if instruction.shape.dtype[0] not in _WHOLE_NUMBERS and opcode != "copy-start":  # Its result is a tuple.
         return None
     if opcode == "constant":
-        return _constant(instruction, n)
+        digits = instruction.text.replace("true", "1").replace("false", "0")
+        values = _INTEGER.findall(digits)
+        size = instruction.shape.size
+        if len(values) != size or size > _LARGEST_CONSTANT:
+            return None
+        return np.broadcast_to(
+            np.array([int(v) for v in values]).reshape(instruction.shape.dims), (n, *instruction.shape.dims)
+        )
     if opcode in ("partition-id", "replica-id"):
         partitions = int(module.attributes.get("num_partitions", "1"))
         return np.arange(n) % partitions if opcode == "partition-id" else np.arange(n) // partitions
@@ -125,15 +132,3 @@ def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def slice_sizes(instruction: Instruction) -> tuple[int, ...]:
     """Return the sizes of a dynamic-slice's result."""
     return tuple(int(size) for size in _INTEGER.findall(instruction.attributes["dynamic_slice_sizes"]))
-
-
-def _constant(instruction: Instruction, n: int) -> np.ndarray | None:
-    """Return an integer literal on every device, [n, *dims]; None if the compiler elided it as `{...}`."""
-    digits = instruction.text.replace("true", "1").replace("false", "0")
-    values = _INTEGER.findall(digits)
-    size = instruction.shape.size
-    if len(values) != size or size > _LARGEST_CONSTANT:
-        return None
-    return np.broadcast_to(
-        np.array([int(v) for v in values]).reshape(instruction.shape.dims), (n, *instruction.shape.dims)
-    )

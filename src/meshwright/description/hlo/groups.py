@@ -129,7 +129,17 @@ def _parse_groups(text: str, num_devices: int) -> Groups | None:
         rows = numbers(found[1])
         return tuple(map(tuple, iota(numbers(found[2]), found[3]).reshape(rows).tolist()))
     if found := _MESH.fullmatch(text):
-        return _mesh_groups(found[1], found[2] or "", found[3])
+        # One group along the axes named last for each index along the other axes.
+        degrees, order = mesh_devices(found[1], found[2] or "")
+        parts = sub_axes(found[3], degrees)
+        groups: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
+        for position, device in enumerate(order.tolist()):
+            index = dict(zip(degrees, map(int, np.unravel_index(position, tuple(degrees.values()))), strict=True))
+            digits = [part.digit(index[axis]) for axis, part in parts]
+            for (axis, part), digit in zip(parts, digits, strict=True):
+                index[axis] -= digit * part.step
+            groups.setdefault(tuple(index.values()), []).append((tuple(digits), device))
+        return tuple(tuple(device for _, device in sorted(group)) for group in groups.values())
     return None
 
 
@@ -154,23 +164,6 @@ def sub_axes(text: str, degrees: Mapping[str, int]) -> list[tuple[str, SubAxis]]
         (axis[1], SubAxis(degrees[axis[1]], int(axis[3] or 1), int(axis[4] or degrees[axis[1]])))
         for axis in _AXIS.finditer(text)
     ]
-
-
-def _mesh_groups(mesh: str, devices: str, grouped: str) -> Groups:
-    """Return the device groups along the axes `grouped`: one group for each index along the other axes.
-
-    mesh, devices, grouped: texts such as `'a'=4,'b'=2`, `[2,4]T(1,0)`, `'b'`.
-    """
-    degrees, order = mesh_devices(mesh, devices)
-    parts = sub_axes(grouped, degrees)
-    groups: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
-    for position, device in enumerate(order.tolist()):
-        index = dict(zip(degrees, map(int, np.unravel_index(position, tuple(degrees.values()))), strict=True))
-        digits = [part.digit(index[axis]) for axis, part in parts]
-        for (axis, part), digit in zip(parts, digits, strict=True):
-            index[axis] -= digit * part.step
-        groups.setdefault(tuple(index.values()), []).append((tuple(digits), device))
-    return tuple(tuple(device for _, device in sorted(group)) for group in groups.values())
 
 
 def _device_order(text: str, num_devices: int) -> list[int]:

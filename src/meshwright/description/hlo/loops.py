@@ -86,7 +86,13 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
     step = _step(module, loop, index)
     if start is None or not step:
         return None
-    return _count_trips(start, step, limit, direction)
+    # How many of start, start + step, ... satisfy the comparison, up to the first that does not.
+    if direction == "NE":
+        return (limit - start) // step if (limit - start) % step == 0 and (limit - start) // step >= 0 else None
+    if (step > 0) != (direction in ("LT", "LE")):
+        return None
+    distance = (limit - start) * (1 if step > 0 else -1) + (direction in ("LE", "GE"))
+    return max(0, -(-distance // abs(step)))
 
 
 def _called_counts(module: Module, instruction: Instruction, notes: list[str]) -> list[tuple[str, int]]:
@@ -180,16 +186,3 @@ def _constant_value(module: Module, instruction: Instruction) -> int | None:
     """Return a scalar that is the same constant on every device; None for other values."""
     value = evaluate(module, instruction, max(2, module.num_devices))
     return int(value.flat[0]) if value is not None and value.ndim == 1 and (value == value[0]).all() else None
-
-
-def _count_trips(start: int, step: int, limit: int, direction: str) -> int | None:
-    """Return how many of start, start + step, ... satisfy the comparison with `limit`, up to the first that does not.
-
-    None if that is not known.
-    """
-    if direction == "NE":
-        return (limit - start) // step if (limit - start) % step == 0 and (limit - start) // step >= 0 else None
-    if (step > 0) != (direction in ("LT", "LE")):
-        return None
-    distance = (limit - start) * (1 if step > 0 else -1) + (direction in ("LE", "GE"))
-    return max(0, -(-distance // abs(step)))

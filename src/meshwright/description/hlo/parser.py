@@ -74,7 +74,13 @@ class _Parser:
         if not entry:
             raise MeshwrightError(f"HLO module {name} has no ENTRY computation; the text is cut short")
         module = Module(name=name, attributes=attributes, computations=computations, entry=entry)
-        _check_calls(module)
+        place = {name: number for number, name in enumerate(module.computations)}
+        for instruction in module.instructions():
+            for name in instruction.called(*CALL_KEYS):
+                if place.get(name, len(place)) >= place[instruction.computation]:
+                    raise MeshwrightError(
+                        f"HLO instruction {instruction.name} calls {name}, which is not printed above it"
+                    )
         return module
 
     def header(self) -> tuple[str, Mapping[str, str]]:
@@ -199,7 +205,10 @@ class _Parser:
         return len(self.text) if depth <= 0 else self.cut_short(start)
 
     def closing(self, tokens: re.Pattern[str], start: int) -> int:
-        """Return the position of the bracket that closes the one just before `start`. tokens: brackets and strings."""
+        """Return the position of the bracket that closes the one just before `start`.
+
+        tokens: a pattern that matches brackets and strings.
+        """
         depth = 1
         for token in tokens.finditer(self.text, start):
             if token[0] in "({":
@@ -299,12 +308,3 @@ def _place(frame: str, frames: Mapping[str, str], locations: Mapping[str, str]) 
 def _field(text: str, key: str) -> str:
     found = re.search(rf"\b{key}=(\d+)", text)
     return found[1] if found else ""
-
-
-def _check_calls(module: Module) -> None:
-    """Raise if an instruction calls a computation that is not printed before the instruction's own computation."""
-    place = {name: number for number, name in enumerate(module.computations)}
-    for instruction in module.instructions():
-        for name in instruction.called(*CALL_KEYS):
-            if place.get(name, len(place)) >= place[instruction.computation]:
-                raise MeshwrightError(f"HLO instruction {instruction.name} calls {name}, which is not printed above it")

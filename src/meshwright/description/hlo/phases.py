@@ -60,7 +60,7 @@ def scope_of(op_name: str) -> str:
 
 
 def source_and_scope(source: str, scope: str) -> str:
-    """Return text such as `train/step.py:88 (layers/mlp/dot_general)`, or only the known one of both."""
+    """Return text such as `train/step.py:88 (layers/mlp/dot_general)`; an empty part is left out."""
     return " ".join(filter(None, (source, f"({scope})" if scope else "")))
 
 

@@ -38,7 +38,16 @@ def read_module(
     slice, `mesh` has the degrees inside a slice, and sends are read as collectives between slices.
     """
     with contradictions_as_errors(module):
-        _check_devices(module, mesh)
+        num_devices = math.prod(mesh.values())
+        if num_devices > MAX_DEVICES:
+            raise MeshwrightError(
+                f"a mesh of {num_devices} devices is larger than any system; the most are {MAX_DEVICES}"
+            )
+        if module.num_devices != num_devices:
+            shown = ",".join(f"{axis}={degree}" for axis, degree in mesh.items() if degree > 1) or "of one device"
+            raise MeshwrightError(
+                f"HLO module {module.name} runs on {module.num_devices} devices; mesh {shown} has {num_devices}"
+            )
         flops, found = count_flops(module), read_collectives(module, mesh)
         total = float(flops.total)
         between = tuple(dcn_collectives(module, across)) if across else ()
@@ -64,14 +73,3 @@ def read_module(
             )
         ),
     )
-
-
-def _check_devices(module: Module, mesh: Mapping[str, int]) -> None:
-    num_devices = math.prod(mesh.values())
-    if num_devices > MAX_DEVICES:
-        raise MeshwrightError(f"a mesh of {num_devices} devices is larger than any system; the most are {MAX_DEVICES}")
-    if module.num_devices != num_devices:
-        shown = ",".join(f"{axis}={degree}" for axis, degree in mesh.items() if degree > 1) or "of one device"
-        raise MeshwrightError(
-            f"HLO module {module.name} runs on {module.num_devices} devices; mesh {shown} has {num_devices}"
-        )

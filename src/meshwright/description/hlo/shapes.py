@@ -81,7 +81,7 @@ class Shape:
         return sum(array.padded_bytes for array in self.arrays() if array.is_in_hbm)
 
     def arrays(self) -> Iterator[Shape]:
-        """Yield itself if it is an array, or all arrays in the tuple from left to right."""
+        """Yield the shape itself if it is an array; else all arrays in the tuple, from left to right."""
         if self.dtype != "tuple":
             yield self
         for element in self.elements:

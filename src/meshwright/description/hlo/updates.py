@@ -26,10 +26,10 @@ _ANNOTATIONS = frozenset(
 _WRITES = ("dynamic-update-slice", "scatter")
 
 _LEAST_SHARE = 0.5
-"""Smallest factor of a parameter in its update; in a gradient plus weight decay the factor is far smaller."""
+"""Smallest factor of a model parameter in its update; in a gradient plus weight decay it is far smaller."""
 
 _Place = tuple[int, int | None]
-"""A parameter: its number, and the index of an element if the parameter is a tuple (else None)."""
+"""A parameter of a computation: its number, and the index of an element if it is a tuple (else None)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,8 @@ class Updates:
     def _is_update(self, number: int, share: Share) -> bool:
         """Whether a result with this share of argument `number` is an update of the argument.
 
-        A parameter's factor must be at least `_LEAST_SHARE`. Moments may decay by any factor, even a computed one.
+        If JAX differentiates the argument, as a model parameter, its factor must be at least `_LEAST_SHARE`. Other
+        arguments, such as moments, may have any positive or unknown factor.
         """
         if number in self.differentiated:
             return share.factor is not None and share.factor >= _LEAST_SHARE
@@ -145,7 +146,13 @@ class Updates:
         if opcode == "while":
             return self._after_loop(value, index)
         if opcode == "conditional":
-            return self._after_branch(value, index)
+            operands = value.operands[1:]
+            return _best(
+                *(
+                    self._outside(self._shares(self.module.root(name), index), [operand], value)
+                    for name, operand in zip(value.branches, operands, strict=False)
+                )
+            )
         if value.custom_call_target in _ANNOTATIONS and (index or 0) < len(value.operands):
             return self._shares(module.operand(value, index or 0), None)
         return {} if index is not None else self._arithmetic(value)
@@ -177,7 +184,7 @@ class Updates:
     def _written(self, value: Instruction) -> _Shares:
         """Return the shares in the result of `value`, which overwrites a part of an array.
 
-        They are the shares in the array and in the new part.
+        For each parameter, it is the larger one of its shares in the array and in the new part.
         """
         array, *rest = self.module.operands(value)
         part, places = (rest[1], rest[:1]) if value.opcode == "scatter" else (rest[0], rest[1:])
@@ -203,7 +210,7 @@ class Updates:
         return True
 
     def _times(self, value: Instruction, factor: float | None, scale: Instruction) -> _Shares:
-        """Return the shares of parameters in `value` multiplied or divided by the value of `scale`.
+        """Return the shares of parameters in the product or the quotient of `value` and `scale`.
 
         Empty unless `scale` is a scalar or a broadcast scalar: Adam's divisor, for example, differs between elements.
         factor: the number by which `value` is multiplied, None if unknown.
@@ -247,7 +254,10 @@ class Updates:
         )
 
     def _after_loop(self, loop: Instruction, index: int | None) -> _Shares:
-        """Return the shares of parameters in element `index` of a loop's final state, through the initial values."""
+        """Return the shares of parameters in element `index` of a loop's final state.
+
+        They are the shares in the loop's initial state, times the factors that an iteration applies.
+        """
         root, before = self.module.root(loop.called("body")[0]), self.module.operand(loop)
         kept: dict[int | None, Share] = {index: Share()}
         waiting = [index]
@@ -260,16 +270,6 @@ class Updates:
                 elif share.is_changed:
                     kept[other] = share.through(kept[other])
         return _best(*(_through(self._shares(before, element), share) for element, share in kept.items()))
-
-    def _after_branch(self, conditional: Instruction, index: int | None) -> _Shares:
-        """Return the shares in a conditional's result: for each parameter, the largest over all branches."""
-        operands = conditional.operands[1:]
-        return _best(
-            *(
-                self._outside(self._shares(self.module.root(name), index), [operand], conditional)
-                for name, operand in zip(conditional.branches, operands, strict=False)
-            )
-        )
 
 
 def _is_form(value: Instruction) -> bool:

@@ -51,8 +51,28 @@ class ShardedArray:
             raise MeshwrightError("an array without dims needs a name, as in C[]")
         if self.name and not _NAME.fullmatch(self.name):
             raise MeshwrightError(f"an array cannot be called {self.name!r}; use letters, digits and _")
-        _check_dims(self.label, self.dims)
-        _check_axes(self)
+        for index, dim in enumerate(self.dims):
+            if not _DIM.fullmatch(dim):
+                raise MeshwrightError(f"{self.label} has a dim {dim!r}; a dim is a letter, then letters and digits")
+            if dim in RESERVED:
+                raise MeshwrightError(
+                    f"{self.label} has a dim {dim}, which is the notation's own word; call it otherwise"
+                )
+            if dim in self.dims[:index]:
+                raise MeshwrightError(f"{self.label} has dim {dim} twice; a dim may be in an array once")
+        places: dict[str, str] = {}
+        for dim, axes in (*zip(self.dims, self.axes, strict=True), ("U", self.unreduced)):
+            for axis in axes:
+                if not _NAME.fullmatch(axis):
+                    raise MeshwrightError(
+                        f"{self.label} has a mesh axis {axis!r}; an axis is a letter, then letters, digits or _"
+                    )
+                if axis in places:
+                    where = f"{dim} twice" if places[axis] == dim else f"both {places[axis]} and {dim}"
+                    raise MeshwrightError(
+                        f"mesh axis {axis} is on {where} in {self.label}; an array takes each axis once"
+                    )
+                places[axis] = dim
 
     @property
     def label(self) -> str:
@@ -93,27 +113,3 @@ def subscript(axes: tuple[str, ...]) -> str:
     if len(axes) == 1 or all(len(axis) == 1 and axis.isupper() for axis in axes):
         return "_" + "".join(axes)
     return f"_{{{','.join(axes)}}}"
-
-
-def _check_dims(label: str, dims: tuple[str, ...]) -> None:
-    for index, dim in enumerate(dims):
-        if not _DIM.fullmatch(dim):
-            raise MeshwrightError(f"{label} has a dim {dim!r}; a dim is a letter, then letters and digits")
-        if dim in RESERVED:
-            raise MeshwrightError(f"{label} has a dim {dim}, which is the notation's own word; call it otherwise")
-        if dim in dims[:index]:
-            raise MeshwrightError(f"{label} has dim {dim} twice; a dim may be in an array once")
-
-
-def _check_axes(array: ShardedArray) -> None:
-    places: dict[str, str] = {}
-    for dim, axes in (*zip(array.dims, array.axes, strict=True), ("U", array.unreduced)):
-        for axis in axes:
-            if not _NAME.fullmatch(axis):
-                raise MeshwrightError(
-                    f"{array.label} has a mesh axis {axis!r}; an axis is a letter, then letters, digits or _"
-                )
-            if axis in places:
-                where = f"{dim} twice" if places[axis] == dim else f"both {places[axis]} and {dim}"
-                raise MeshwrightError(f"mesh axis {axis} is on {where} in {array.label}; an array takes each axis once")
-            places[axis] = dim

@@ -28,7 +28,13 @@ def read_array(reader: Reader) -> ShardedArray:
     array = _read_bracketed(reader) if reader.following.kind == "[" else _read_row(reader)
     brace = reader.accept("{")
     if brace:
-        array = reader.build(brace.position, with_unreduced, array, _read_unreduced(reader))
+        word = reader.expect("word", "U and a mesh axis, as in {U_X},")
+        letter, _, rest = word.text.partition("_")
+        if letter != "U" or "_" not in word.text:
+            raise reader.mistake("braces after an array hold the axes it is unreduced over, as in {U_X}", word.position)
+        axes = _read_subscript(reader, word, rest)
+        reader.expect("}", "} after the unreduced axes")
+        array = reader.build(brace.position, with_unreduced, array, axes)
     elif reader.token.kind == "[":
         raise reader.mistake(f"[ follows {first.text} only as its dims", reader.token.position)
     return array
@@ -126,14 +132,3 @@ def _read_subscript(reader: Reader, word: Token, rest: str) -> tuple[str, ...]:
     if reader.token.kind != "{":
         raise reader.mistake(f"a mesh axis expected after {word.text}", word.position + len(word.text))
     return read_axes(reader)
-
-
-def _read_unreduced(reader: Reader) -> tuple[str, ...]:
-    """Read the axes of `{U_X}` after its opening brace."""
-    word = reader.expect("word", "U and a mesh axis, as in {U_X},")
-    letter, _, rest = word.text.partition("_")
-    if letter != "U" or "_" not in word.text:
-        raise reader.mistake("braces after an array hold the axes it is unreduced over, as in {U_X}", word.position)
-    axes = _read_subscript(reader, word, rest)
-    reader.expect("}", "} after the unreduced axes")
-    return axes

@@ -20,7 +20,8 @@ Case = Literal[1, 2, 3, 4]
 class AxisCase:
     """The case of one mesh axis in an einsum.
 
-    dims: the dims that decide the case. operands: in cases 2 and 3, labels of the operands whose summed dim it shards.
+    dims: the dims that decide the case. operands: in cases 2 and 3, labels of the operands whose summed dim the axis
+    shards.
     """
 
     axis: str
@@ -40,7 +41,7 @@ class AxisCase:
 
 
 def axis_cases(operands: tuple[ShardedArray, ...], result_dims: tuple[str, ...]) -> tuple[AxisCase, ...]:
-    """Return the case of every axis that splits an operand, in the order in which they appear."""
+    """Return the case of every axis that splits an operand, in the order in which the axes appear."""
     axes = dict.fromkeys(axis for operand in operands for axis in operand.split_axes)
     return tuple(_axis_case(axis, operands, result_dims) for axis in axes)
 

@@ -95,7 +95,7 @@ Expression = ShardedArray | Einsum | Chain
 
 
 def check_stage(before: ShardedArray, stage: Stage) -> None:
-    """Raise if a stage applied to `before` does not give its result."""
+    """Raise if the collective or resharding of `stage`, applied to `before`, does not give `stage.result`."""
     if stage.kind is None:
         if before.dims != stage.result.dims:
             raise MeshwrightError(f"a resharding keeps the dims: {before} has {', '.join(before.dims)}")

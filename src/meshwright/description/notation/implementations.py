@@ -39,7 +39,7 @@ def implementations_of(operands: tuple[ShardedArray, ...], wanted: ShardedArray,
         sizes: the mesh and the sizes of dims.
 
     Raises:
-        MeshwrightError: `wanted` is a partial sum over an axis that divides no dim summed by the last local einsum.
+        MeshwrightError: `wanted` is a partial sum over an axis that shards no dim which the last local einsum sums.
     """
     if len(operands) == 1:
         return sorted_implementations(
@@ -96,7 +96,16 @@ def _pair(
         if not possible or not all(is_legal(array, sizes) for array in (*operands, result)):
             continue
         before = reshard(left, operands[0], sizes) + reshard(right, operands[1], sizes)
-        product = _multiply(operands, result, assignment, sizes)
+        # 2 flops for each index of all dims, or 1 if no dim is summed (jax-ml.github.io/scaling-book/transformers,
+        # "Counting dots").
+        operations = 2 if len(assignment) > len(result.dims) else 1
+        sharding = {axis for axes in assignment.values() for axis in axes}
+        product = Multiply(
+            operands=operands,
+            result=result,
+            flops=operations * math.prod(sizes.dims[dim] // sizes.degree(axes) for dim, axes in assignment.items()),
+            repeated_axes=tuple(a for a, degree in sizes.degrees.items() if degree > 1 and a not in sharding),
+        )
         endings: list[tuple[Move, ...]] = [()] if later else reshardings(result, wanted, sizes)
         for ending in endings:
             yield Implementation(steps=(*before, product, *ending), result=result if later else wanted)
@@ -130,24 +139,6 @@ def _assignments(
 def _assigned(array: ShardedArray, assignment: Assignment) -> ShardedArray:
     """Return an operand with the sharding of an assignment."""
     return replace(array, axes=tuple(assignment[dim] for dim in array.dims), unreduced=())
-
-
-def _multiply(
-    operands: tuple[ShardedArray, ShardedArray], result: ShardedArray, assignment: Assignment, sizes: Sizes
-) -> Multiply:
-    """Return the local einsum of each device's shards.
-
-    Its flops are 2 for each index of all dims, or 1 if no dim is summed (jax-ml.github.io/scaling-book/transformers,
-    "Counting dots").
-    """
-    operations = 2 if len(assignment) > len(result.dims) else 1
-    sharding = {axis for axes in assignment.values() for axis in axes}
-    return Multiply(
-        operands=operands,
-        result=result,
-        flops=operations * math.prod(sizes.dims[dim] // sizes.degree(axes) for dim, axes in assignment.items()),
-        repeated_axes=tuple(a for a, degree in sizes.degrees.items() if degree > 1 and a not in sharding),
-    )
 
 
 def _sent_bytes(candidate: Implementation, sizes: Sizes) -> Counter[str]:

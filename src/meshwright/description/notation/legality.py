@@ -47,21 +47,18 @@ def check(array: ShardedArray, sizes: Sizes) -> None:
             known = ", ".join(sizes.dims) or "none"
             raise MeshwrightError(f"dim {dim} of {array} has no size; there are sizes for {known}")
         if sizes.dims[dim] % sizes.degree(axes):
-            raise MeshwrightError(_indivisible(array, dim, axes, sizes))
+            size, degree = sizes.dims[dim], sizes.degree(axes)
+            degrees = "*".join(f"{axis}={sizes.degrees[axis]}" for axis in axes) + (
+                f" = {degree}" if len(axes) > 1 else ""
+            )
+            below = size // degree * degree
+            multiples = " or ".join(f"{dim}={multiple}" for multiple in (below, below + degree) if multiple)
+            raise MeshwrightError(
+                f"{degrees} cannot split {dim}={size} of {array}: {size} % {degree} = {size % degree};"
+                f" use {multiples}, or a degree in {', '.join(map(str, divisors(size)))}"
+            )
 
 
 def is_legal(array: ShardedArray, sizes: Sizes) -> bool:
     """Whether the degrees divide the dims of an array. Every dim must have a size."""
     return all(sizes.dims[dim] % sizes.degree(axes) == 0 for dim, axes in zip(array.dims, array.axes, strict=True))
-
-
-def _indivisible(array: ShardedArray, dim: str, axes: tuple[str, ...], sizes: Sizes) -> str:
-    """Return the error message for a dim that `axes` do not divide, with sizes and degrees that would work."""
-    size, degree = sizes.dims[dim], sizes.degree(axes)
-    degrees = "*".join(f"{axis}={sizes.degrees[axis]}" for axis in axes) + (f" = {degree}" if len(axes) > 1 else "")
-    below = size // degree * degree
-    multiples = " or ".join(f"{dim}={multiple}" for multiple in (below, below + degree) if multiple)
-    return (
-        f"{degrees} cannot split {dim}={size} of {array}: {size} % {degree} = {size % degree};"
-        f" use {multiples}, or a degree in {', '.join(map(str, divisors(size)))}"
-    )

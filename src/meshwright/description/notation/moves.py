@@ -53,7 +53,7 @@ def sliced(array: ShardedArray, axes: tuple[str, ...], dim: str) -> ShardedArray
 
 
 def after(array: ShardedArray, kind: Kind, axes: tuple[str, ...], like: ShardedArray) -> ShardedArray:
-    """Return the array after a collective. like: the result that the text states; it tells the dim to shard."""
+    """Return the array after a collective. like: the result that the text states; it determines the dim to shard."""
     if kind == "all-gather":
         return gathered(array, axes)
     if kind == "all-reduce":

@@ -224,7 +224,10 @@ def _add_collective(
 def _outcome(
     before: ShardedArray, kind: Kind, axes: tuple[str, ...], dims: tuple[str, ...], wanted: ShardedArray | None
 ) -> ShardedArray:
-    """Return the array after a collective: `wanted`, if the text states it. Raises if it contradicts `dims`."""
+    """Return the array after a collective: `wanted` if the text states one. Raises if `wanted` contradicts `dims`.
+
+    dims: as in `_add_collective`.
+    """
     if kind == "all-gather":
         return wanted or gathered(before, axes)
     if kind == "all-reduce":

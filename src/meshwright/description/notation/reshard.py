@@ -67,9 +67,9 @@ def communicate(
 
 
 def _slice(current: ShardedArray, target: ShardedArray) -> LocalSlice | None:
-    """Return a local slice of the first dim that lacks unused axes of `target`; None if there is no such dim.
+    """Return a local slice of the first dim that `target` shards further over unused axes; None without such a dim.
 
-    An axis is unused if it shards no dim and the array is not unreduced over it.
+    An axis is unused if it shards no dim of `current`, and `current` is not unreduced over it.
     """
     used = {*current.split_axes, *current.unreduced}
     for dim in target.dims:
@@ -80,7 +80,7 @@ def _slice(current: ShardedArray, target: ShardedArray) -> LocalSlice | None:
 
 
 def _scatter(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Communicate | None:
-    """Return a reduce-scatter onto the first dim that lacks axes over which `current` is unreduced; else None."""
+    """Return a reduce-scatter onto the first dim that `target` shards further over unreduced axes; None without one."""
     for dim in target.dims:
         axes = tuple(itertools.takewhile(lambda axis: axis in current.unreduced, _missing_axes(current, target, dim)))
         if axes:
@@ -89,7 +89,7 @@ def _scatter(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Commu
 
 
 def _exchange(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Communicate | None:
-    """Return an all-to-all to the first dim that lacks axes which are the last ones of another dim; else None."""
+    """Return an all-to-all onto the first dim that `target` shards further over another dim's last axes, or None."""
     for dim in target.dims:
         missing = _missing_axes(current, target, dim)
         source = current.dim_of(missing[0]) if missing else None
@@ -123,10 +123,10 @@ def _gather(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Commun
 
 
 def _excess_axes(current: ShardedArray, target: ShardedArray, dim: str) -> tuple[str, ...]:
-    """Return the last axes of a dim over which to gather; () if none are in the way of the target's sharding.
+    """Return the last axes of a dim that must be gathered before the dim can have the target's sharding; () if none.
 
-    They are the last axes that shard no dim of the target; if the last axis shards another dim of the target, only that
-    axis.
+    They are the last axes that shard no dim of the target. If the very last one shards another dim of the target, it is
+    returned alone.
     """
     held = current.axes_of(dim)
     pairs = zip(held, target.axes_of(dim), strict=False)

@@ -177,7 +177,10 @@ def _mlp_and(model: ModelConfig, by_experts: tuple[LayerOp, ...]) -> tuple[Layer
 
 
 def _stacks(model: ModelConfig, name: str, layers: range) -> tuple[Stack, ...]:
-    """Return the stack of some layers or, if their kinds form a cycle, a stack for each position in the cycle."""
+    """Return the stack `name` of some layers; if they are of several kinds, a stack for each position in their cycle.
+
+    The stacks of a cycle are named `{name}_0`, `{name}_1` and so on.
+    """
     linear, experts, full = model.attention.linear, model.experts, model.attention.full_heads
     are_linear = of_layers(linear.layers if linear else (False,), layers)
     have_experts = (experts is not None and experts.are_in(layer) for layer in layers)

@@ -121,7 +121,7 @@ class Repeat:
 
     useful: int  # Runs that process a microbatch.
     executed: int  # `useful` and the runs in the ticks of a pipeline's bubble.
-    static: int  # Runs by the program's text, in which branches taken in few ticks count as if taken in every tick.
+    static: int  # Runs counted in the HLO text, where branches taken in few ticks count as if taken in every tick.
     mean: float  # `executed` as a mean over pipeline stages.
     once: int = 1  # Runs of an op with `Region.is_once`: 1, or one for each layer of a device.
 
@@ -143,7 +143,7 @@ class Matmul:
     """A matmul on one device: [rows, inner] @ [inner, columns], `experts` times."""
 
     name: str
-    target: str
+    target: str  # Name of the result in the forward pass.
     phase: Phase
     region: Region
     block: Block
@@ -265,7 +265,7 @@ class Communicate:
 
 
 ComputingOp = Matmul | AttentionOp | Elementwise
-"""An op that computes or reads and writes memory."""
+"""An op that computes, or reads and writes memory: any op but a collective."""
 
 Op = ComputingOp | Communicate
 

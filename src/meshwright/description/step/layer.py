@@ -256,7 +256,7 @@ SOFTMAX_ROUTING = Routing()
 class Dispatch:
     """Top-k routing: send each token's row of `source` to `num_active` of `num_experts` experts.
 
-    The router's logits, `router`, choose them.
+    The experts are chosen by the router's logits, the value named `router`.
 
     capacity_factor: as in `Experts`; None: no token is dropped. num_padding: `Experts.padding`.
     """

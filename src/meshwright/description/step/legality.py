@@ -35,7 +35,17 @@ def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> Non
             f"mesh {mesh} has pp={mesh.pp} stages for the {workload.model.num_layers} layers of"
             f" {workload.model.name}, so that some would split nothing; use pp in 1 to {workload.model.num_layers}"
         )
-    _check_layer_kinds(workload.model, mesh)
+    model = workload.model
+    if mesh.sp > 1 and has_linear_attention(model):
+        raise MeshwrightError(
+            f"mesh {mesh} has sp={mesh.sp}; the linear attention of {model.name} carries a state from token to token,"
+            f" which no sp passes on yet: use sp=1 and more fsdp or tp"
+        )
+    if mesh.pp > 1 and has_alternating_layers(model):
+        raise MeshwrightError(
+            f"mesh {mesh} has pp={mesh.pp}; the layers of {model.name} are of several kinds, which no pipeline has yet:"
+            f" use pp=1 and more fsdp, tp or ep"
+        )
     if workload.objective == "dpo" and mesh.pp > 1:
         raise MeshwrightError(
             f"mesh {mesh} has pp={mesh.pp}; the loss of dpo is of pairs of whole sequences, which no pipeline has yet:"
@@ -54,7 +64,8 @@ def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> Non
 def _check_quantised(workload: Workload, stored: Tree[Parameter], mesh: MeshShape, rules: Rules) -> None:
     """Raise if the values and scales of quantised weights cannot be split over a mesh.
 
-    They have no pp and no padded or copied heads, and nf4 needs blocks of at least `LEAST_BLOCK` elements.
+    Quantised weights cannot be split over pp or have padded or copied heads; nf4 needs blocks of at least `LEAST_BLOCK`
+    elements.
 
     stored: the declarations of the padded model's parameters.
     """
@@ -110,20 +121,6 @@ def has_alternating_layers(model: Model) -> bool:
     return any(stack.is_alternating for stack in program(model).stacks)
 
 
-def _check_layer_kinds(model: Model, mesh: MeshShape) -> None:
-    """Raise an error if a mesh splits alternating layers into stages, or linear attention along the sequence."""
-    if mesh.sp > 1 and has_linear_attention(model):
-        raise MeshwrightError(
-            f"mesh {mesh} has sp={mesh.sp}; the linear attention of {model.name} carries a state from token to token,"
-            f" which no sp passes on yet: use sp=1 and more fsdp or tp"
-        )
-    if mesh.pp > 1 and has_alternating_layers(model):
-        raise MeshwrightError(
-            f"mesh {mesh} has pp={mesh.pp}; the layers of {model.name} are of several kinds, which no pipeline has yet:"
-            f" use pp=1 and more fsdp, tp or ep"
-        )
-
-
 def _used_axes(model: Model, rules: Rules) -> set[str]:
     """Return the mesh axes that split a dim of a model or of its batch.
 
@@ -162,7 +159,13 @@ def check_runnable(model: Model, mesh: MeshShape, strategy: Strategy = DEFAULT) 
             f"model {model.name} has {' and '.join(reasons)}; it can be planned, and does not run yet"
         )
     _check_attention(model, mesh, strategy)
-    _check_experts(model, mesh, strategy)
+    if mesh.ep > 1 and model.experts is None:
+        raise MeshwrightError(f"mesh {mesh} splits experts, of which {model.name} has none; use ep=1")
+    if mesh.ep > 1 and mesh.tp > 1 and strategy.tp_stream == "whole":
+        raise MeshwrightError(
+            f"experts on mesh {mesh} with tp_stream='whole' can be planned, but what runs sends them tokens that are"
+            f" split over tp; use ep=1, tp=1 or tp_stream='split'"
+        )
     check_stages(model, mesh, strategy)
     check_sequence(model, mesh, strategy)
     _check_rings(model, strategy)
@@ -235,15 +238,4 @@ def _check_rings(model: Model, strategy: Strategy) -> None:
         raise MeshwrightError(
             "collective_matmul with tp_stream='whole' can be planned, but what runs has rings of gathers and scatters"
             " of a stream that is split over tp; use tp_stream='split', or collective_matmul=False"
-        )
-
-
-def _check_experts(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise an error if experts cannot run on the mesh with the strategy, or if ep has no experts to split."""
-    if mesh.ep > 1 and model.experts is None:
-        raise MeshwrightError(f"mesh {mesh} splits experts, of which {model.name} has none; use ep=1")
-    if mesh.ep > 1 and mesh.tp > 1 and strategy.tp_stream == "whole":
-        raise MeshwrightError(
-            f"experts on mesh {mesh} with tp_stream='whole' can be planned, but what runs sends them tokens that are"
-            f" split over tp; use ep=1, tp=1 or tp_stream='split'"
         )

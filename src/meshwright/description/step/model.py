@@ -64,7 +64,7 @@ class Experts:
     are_beside_mlp: bool = False
     has_bias: bool = False  # Whether router and experts have biases (gpt-oss).
     num_dense_layers: int = 0  # Number of first layers, which have a dense MLP.
-    # For each layer after these, whether it has experts or a dense MLP, as a cycle that repeats.
+    # For each layer after the dense ones, whether it has experts (else a dense MLP), as a cycle that repeats.
     layers: tuple[bool, ...] = (True,)
     # Slots of an expert divided by its tokens at even load; excess tokens are dropped. None: no token is dropped.
     capacity_factor: float | None = None
@@ -93,10 +93,6 @@ class Experts:
             raise MeshwrightError(f"experts beside an MLP have shared_mlp={self.shared_mlp}; the MLP has all tokens")
         if self.has_shared_gate and not self.shared_mlp:
             raise MeshwrightError("experts have has_shared_gate=True and shared_mlp=0; there is nothing to gate")
-        self._check_groups()
-
-    def _check_groups(self) -> None:
-        """Raise if groups do not divide the experts, or if the active groups have too few experts for a token."""
         groups, active, best = self.routing.num_groups, self.routing.num_active_groups, self.routing.group_score
         if groups < 1 or self.count % groups:
             raise MeshwrightError(f"{self.count} experts in num_groups={groups} groups; a number that divides them")
@@ -293,7 +289,16 @@ class ModelConfig:
         for window in self.attention.windows:
             if window is not None:
                 _check_whole(self, "attention.windows", window)
-        _check_positions(self)
+        positions = self.positions
+        if isinstance(positions, RotaryPositions):
+            _check_rotary(self, positions)
+        elif self.attention.latent:
+            raise MeshwrightError(
+                f"model {self.name} has latent attention, whose keys have rotary positions, and no such"
+            )
+        elif isinstance(positions, LearnedPositions):
+            check_fields(positions)
+            _check_whole(self, "positions.rows", positions.rows)
         if full := self.attention.full_heads:
             _check_full_heads(self, full)
         if self.attention.linear and (self.attention.window or self.attention.latent):
@@ -444,18 +449,6 @@ def _check_full_heads(model: ModelConfig, full: FullHeads) -> None:
             f"model {model.name} has attention.full_heads={full!r}; its kv heads divide num_heads={model.num_heads},"
             f" some layers have a window and some do not, and values that are keys have a norm of their own"
         )
-
-
-def _check_positions(model: ModelConfig) -> None:
-    """Raise if a model's positions do not fit its heads."""
-    positions = model.positions
-    if isinstance(positions, RotaryPositions):
-        _check_rotary(model, positions)
-    elif model.attention.latent:
-        raise MeshwrightError(f"model {model.name} has latent attention, whose keys have rotary positions, and no such")
-    elif isinstance(positions, LearnedPositions):
-        check_fields(positions)
-        _check_whole(model, "positions.rows", positions.rows)
 
 
 def _check_rotary(model: ModelConfig, positions: RotaryPositions) -> None:

@@ -53,7 +53,16 @@ def serve_step(serving: Serving, layout: ServingLayout, batch: int) -> ServeStep
         "Q": math.ceil(own / split),
     }
     if dispatch:
-        sizes |= _expert_sizes(dispatch, mesh, own * serving.step_length)
+        # Each group is assumed to receive as many tokens as it sends. With uniform routing, a token's k experts are on
+        # ep (1 - (1 - 1 / ep)^k) devices.
+        tokens = own * serving.step_length
+        count, active = dispatch.num_experts, dispatch.num_active
+        activated = activated_experts(count, active, count / mesh.ep, tokens * mesh.ep)
+        sizes |= {
+            "A": activated,
+            "R": tokens * active / activated,
+            "C": mesh.ep * (1 - (1 - 1 / mesh.ep) ** active),
+        }
     return ServeStep(
         ops=one.ops,
         live=one.live,
@@ -215,21 +224,6 @@ def activated_experts(num_experts: int, num_active: int, num_local: float, token
         tokens: tokens that are routed to all experts.
     """
     return num_local * (1 - (1 - num_active / num_experts) ** tokens)
-
-
-def _expert_sizes(dispatch: Dispatch, mesh: MeshShape, tokens: int) -> dict[str, float]:
-    """Return the sizes of `A`, `R` and `C` for `tokens` tokens per device group.
-
-    Each group is assumed to receive as many tokens as it sends. With uniform routing, a token's k experts are on
-    ep (1 - (1 - 1 / ep)^k) devices.
-    """
-    count, active = dispatch.num_experts, dispatch.num_active
-    activated = activated_experts(count, active, count / mesh.ep, tokens * mesh.ep)
-    return {
-        "A": activated,
-        "R": tokens * active / activated,
-        "C": mesh.ep * (1 - (1 - 1 / mesh.ep) ** active),
-    }
 
 
 @cache

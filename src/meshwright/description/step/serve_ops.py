@@ -95,7 +95,11 @@ def serving_ops(
         # The stream, and the gathered input of a block.
         arrays[stack.name] = (stream, stream, *(array for walk in walks for array in walk.live))
     ops += _logits(found.logits, layout)
-    arrays[LOGITS.name] = tuple(_logit_arrays(found.logits, layout))
+    arrays[LOGITS.name] = tuple(
+        Array("logits", (layout.tokens[0], *layout.stored(op.outputs)), width="float32")
+        for op in found.logits
+        if isinstance(op, Linear)
+    )
     return Ops(tuple(ops)), arrays
 
 
@@ -122,7 +126,15 @@ class _BlockWalk:
         for op in self.block.ops:
             if isinstance(op, Norm) and op.source == STREAM:
                 yield from self._norm_sums(op)
-        for _ in range(self._num_gathers()):
+        # One all-gather over tokens for each different input of the block's matmuls. Experts gather their input too,
+        # unless tokens are sent to the experts' devices.
+        products = {
+            op.source
+            for op in self.linears.values()
+            if op.inputs[0][0] == "embed" and not op.is_on_residual and not op.num_experts
+        }
+        has_experts = any(isinstance(op, Dispatch) for op in self.block.ops)
+        for _ in range(len(products) + (has_experts and not self.layout.axes("expert"))):
             yield from self._move(f"{self.block.name} input", (residual, stream))
         # Values with the dims of the stream that norms read before they are added to it.
         streams = {name for name, op in self.linears.items() if op.outputs[0][0] == "embed"}
@@ -169,19 +181,6 @@ class _BlockWalk:
         if hidden := [self.arrays[op.target] for op in self.block.ops if isinstance(op, Gated)]:
             sources = max(len(op.sources) for op in self.block.ops if isinstance(op, Gated))
             yield self._pass("gated" if sources > 1 else "activation", *hidden)
-
-    def _num_gathers(self) -> int:
-        """Return the number of all-gathers over tokens before a block: one for each different input of its matmuls.
-
-        Experts gather their input too, unless tokens are sent to the experts' devices.
-        """
-        products = {
-            op.source
-            for op in self.linears.values()
-            if op.inputs[0][0] == "embed" and not op.is_on_residual and not op.num_experts
-        }
-        has_experts = any(isinstance(op, Dispatch) for op in self.block.ops)
-        return len(products) + (has_experts and not self.layout.axes("expert"))
 
     def _adds_shared_expert(self, op: Add) -> bool:
         """Whether an op adds two partial sums: the experts' output and the shared MLP's."""
@@ -396,7 +395,7 @@ class _BlockWalk:
         return Elementwise(kind=kind, phase="forward", region=self.region, block=self.part, arrays=arrays)
 
     def _move(self, name: str, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
-        """Yield the collectives that reshard arrays of this block alike. pairs: the array before and after, of each."""
+        """Yield the collectives that reshard arrays of this block alike. pairs: (before, after) of each."""
         yield from _moved(name, self.region, *pairs)
 
 
@@ -452,13 +451,6 @@ def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
                 yield from _moved("newest tokens", LOGITS, (newest, _gathered(newest, layout.axes("batch"))))
 
 
-def _logit_arrays(ops: Iterable[EndOp], layout: Layout) -> Iterator[Array]:
-    """Yield the array of logits at the last token of each sequence."""
-    for op in ops:
-        if isinstance(op, Linear):
-            yield Array("logits", (layout.tokens[0], *layout.stored(op.outputs)), width="float32")
-
-
 def _norm_sums(op: Norm, name: str, region: Region, tokens: tuple[Dim, ...], axes: tuple[str, ...]) -> Iterator[Op]:
     """Yield the all-reduces of a norm whose dim is split over `axes`: of squares; for a LayerNorm, of means first."""
     for what in ("mean", "squares") if op.kind == "layer" else ("squares",):
@@ -469,7 +461,7 @@ def _norm_sums(op: Norm, name: str, region: Region, tokens: tuple[Dim, ...], axe
 def _moved(name: str, region: Region, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
     """Yield the collectives that reshard several arrays alike, each collective combined over all arrays.
 
-    pairs: the layout of each array before and after.
+    pairs: (before, after) of each array.
     """
     for first, *beside in zip(*(moves_between(*pair) for pair in pairs), strict=True):
         yield Communicate(

@@ -29,7 +29,10 @@ other (`runtime.pipeline.bpipe`): any other value would have to be sent too.
 
 
 def chunk_slots(num_layers: int, stages: int, virtual_stages: int) -> int:
-    """Return the layer slots of each chunk: as many as the longest chunk has layers, as all stages run one program."""
+    """Return the number of layer slots of each chunk.
+
+    It is the number of layers of the longest chunk, because all stages run one program.
+    """
     return math.ceil(num_layers / (stages * virtual_stages))
 
 

@@ -32,7 +32,7 @@ class FrameworkProfile:
     # All stages are one SPMD program: idle stages compute on zeros, and embedding and unembedding are shared by all.
     # If False, each stage is a separate program (Megatron-LM).
     spmd_pipeline: bool = True
-    overlaps_gradients: bool = True  # Gradient all-reduces run behind backward; if False, after each layer.
+    overlaps_gradients: bool = True  # Gradient all-reduces overlap with backward; if False, they are exposed.
     overlaps_weights: bool = True  # Weight all-gathers and gradient reduce-scatters overlap with matmuls.
     # Weights are gathered into one buffer and copied out of it, and gradients copied into one (PyTorch FSDP).
     flat_buffers: bool = False

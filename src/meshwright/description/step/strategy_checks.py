@@ -25,7 +25,14 @@ def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> N
             f"zero_stage={strategy.zero_stage} gathers all weights once a step, and {workload.quantize_base} would be"
             " nothing less then; use zero_stage=3"
         )
-    _check_microbatches(workload, mesh, strategy)
+    parts, axes = strategy.num_microbatches, tuple(axis for axis in RULES["batch"] if axis != "ep" or mesh.ep > 1)
+    each = workload.batch // mesh.degree(axes)
+    if each % parts:
+        nearest = " or ".join(str(legal) for legal in nearest_divisors(each, parts))
+        raise MeshwrightError(
+            f"num_microbatches={parts} cannot cut a device's share of the batch, {workload.batch} over"
+            f" {'*'.join(axes)}={mesh.degree(axes)}: {each} % {parts} = {each % parts}; use num_microbatches={nearest}"
+        )
     check_sequence(workload.model, mesh, strategy)
     if workload.packed and strategy.attention == "cudnn":
         raise MeshwrightError(
@@ -33,7 +40,14 @@ def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> N
             " 'scores'"
         )
     if is_zigzag(mesh, strategy) and has_attention(workload.model):
-        _check_zigzag(workload.seq_len, mesh)
+        seq_len = workload.seq_len
+        parts = 2 * mesh.sp
+        if seq_len % parts:
+            nearest = " or ".join(str(length) for length in multiples_around(seq_len, parts))
+            raise MeshwrightError(
+                f"sequence length {seq_len} cannot be cut into {parts} parts, two for each of sp={mesh.sp}, as a ring"
+                f" in zigzag order needs: {seq_len} % {parts} = {seq_len % parts}; use {nearest}"
+            )
 
 
 def unused_options(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, str]:
@@ -62,29 +76,6 @@ def unused_options(workload: Workload, mesh: MeshShape, strategy: Strategy) -> d
 def has_reference(workload: Workload) -> bool:
     """Whether a step runs a frozen reference model (DPO with a live reference)."""
     return workload.objective == "dpo" and workload.reference == "live"
-
-
-def _check_microbatches(workload: Workload, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise if a device's sequences cannot be split evenly into the strategy's microbatches."""
-    parts, axes = strategy.num_microbatches, tuple(axis for axis in RULES["batch"] if axis != "ep" or mesh.ep > 1)
-    each = workload.batch // mesh.degree(axes)
-    if each % parts:
-        nearest = " or ".join(str(legal) for legal in nearest_divisors(each, parts))
-        raise MeshwrightError(
-            f"num_microbatches={parts} cannot cut a device's share of the batch, {workload.batch} over"
-            f" {'*'.join(axes)}={mesh.degree(axes)}: {each} % {parts} = {each % parts}; use num_microbatches={nearest}"
-        )
-
-
-def _check_zigzag(seq_len: int, mesh: MeshShape) -> None:
-    """Raise if a sequence cannot be split into two parts for each device of sp, as zigzag order requires."""
-    parts = 2 * mesh.sp
-    if seq_len % parts:
-        nearest = " or ".join(str(length) for length in multiples_around(seq_len, parts))
-        raise MeshwrightError(
-            f"sequence length {seq_len} cannot be cut into {parts} parts, two for each of sp={mesh.sp}, as a ring in"
-            f" zigzag order needs: {seq_len} % {parts} = {seq_len % parts}; use {nearest}"
-        )
 
 
 def check_precision(mesh: MeshShape, strategy: Strategy) -> None:

@@ -55,7 +55,7 @@ gradient on any chip.
 """
 
 BLOCKS_AN_EXPERT = 4
-"""The smallest number of blocks per expert at even load; more reduce padding, as the last is half empty on average."""
+"""The smallest number of blocks per expert at even load. More reduce padding: on average the last is half empty."""
 
 
 class Blocks(NamedTuple):

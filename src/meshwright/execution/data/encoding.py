@@ -280,11 +280,7 @@ def find_encoder(
 
 
 def _text_encoder(encoder: Encoder) -> Encoder:
-    """Return an encoder of text.
-
-    Raises:
-        MeshwrightError: text is read as bytes, and the vocabulary has fewer than 256 tokens.
-    """
+    """Return `encoder` itself. Raises if it reads text as bytes and its vocabulary has fewer than 256 tokens."""
     if encoder.tokenizer is None and encoder.vocab < (wanted := byte_tokenizer().num_tokens):
         raise MeshwrightError(
             f"vocab {encoder.vocab} is too small for text as bytes, which needs {wanted}; give data of input_ids"
@@ -310,7 +306,10 @@ def messages_of(record: Mapping[str, Any], name: str) -> list[Message]:
 
 
 def _message(value: Any, place: str) -> Message:
-    """Return a message with `role` and `content` (text, or None if it has `tool_calls`). Raises if it is invalid."""
+    """Return a message with `role` and `content` (text, or None if it has `tool_calls`). Raises if it is invalid.
+
+    place: where the message is, for the error.
+    """
     message = {key: item for key, item in value.items() if item is not None} if isinstance(value, Mapping) else {}
     role, content = message.pop("from", None), message.pop("value", None)
     role, content = message.get("role", role), message.get("content", content)

@@ -131,7 +131,7 @@ def _read_text(part: Range) -> Iterator[Record | BadRecordError]:
 
 
 def _next_line(file: IO[bytes], at: int, size: int) -> int:
-    """Return the first byte position from `at` on where a line begins, or the end of the file."""
+    """Return the first byte position from `at` on where a line begins, or `size`, the file's size, if there is none."""
     if at in (0, size):
         return at
     file.seek(at - 1)
@@ -153,7 +153,7 @@ def _read_lines(part: Range) -> Iterator[Record | BadRecordError]:
 
 
 def _parse_line(line: bytes) -> Record | BadRecordError:
-    """Return the object of a line, or the error if it is bad."""
+    """Return the JSON object on a line, or an error if the line has none."""
     if not line.strip():
         return BadRecordError("empty", "the line is empty")
     try:

@@ -39,7 +39,7 @@ BLOCK = 1 << 24
 class Shard:
     """The description of a shard, which has some of a store's documents.
 
-    documents, tokens: numbers of both. has_loss: whether some tokens have no loss, so that there is a loss file.
+    documents, tokens: how many the shard has. has_loss: whether some tokens have no loss, so that there is a loss file.
     checksum: sha256 of the tokens as uint32, then of the loss masks if there are any, then of the number of tokens and
     of `loss_tokens` of each document as int64.
     """
@@ -65,6 +65,7 @@ class StoreInfo:
     form: Form
     """Form of the records; in `pairs`, chosen and rejected documents alternate."""
     fields: str
+    """As in `Encoder`."""
     tokenizer: str
     """The fingerprint of the tokenizer (`Tokenizer.fingerprint`)."""
     tokenizer_name: str

@@ -53,15 +53,14 @@ def read_rows(path: str, form: Format, start: int, stop: int) -> Iterator[dict[s
     A row is {column: value}; in place of an unreadable row, a `BadRecordError` is yielded.
     """
     try:
-        yield from _read_parquet(path, start, stop) if form == "parquet" else _read_arrow(path, start, stop)
+        if form == "parquet":
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(ROWS, row_groups=[*range(start, stop)]):
+                    yield from _rows(batch)
+        else:
+            yield from _read_arrow(path, start, stop)
     except pa.ArrowException as error:
         raise MeshwrightError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
-
-
-def _read_parquet(path: str, start: int, stop: int) -> Iterator[dict[str, Any] | BadRecordError]:
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(ROWS, row_groups=[*range(start, stop)]):
-            yield from _rows(batch)
 
 
 def _read_arrow(path: str, start: int, stop: int) -> Iterator[dict[str, Any] | BadRecordError]:

@@ -96,10 +96,11 @@ def tokenize(
     """Make a token store in a directory, or complete one that an interrupted call began; return its description.
 
     Args:
-        what: files, tokenizer, template.
+        what: the source files and how they are encoded.
         directory: it is new or empty, or has an incomplete or complete store with the same signature.
         processes: number of parallel processes, at most one per unit of work; 0 for one per core.
-        on_bytes: called with the number of bytes of source files newly done; first with that of interrupted calls.
+        on_bytes: called with the bytes of source files tokenised since its last call; first with those that interrupted
+            calls tokenised.
 
     Raises:
         MeshwrightError: a record is bad and the rule does not skip it, the directory has other contents, or the disk is
@@ -195,9 +196,9 @@ def _finished_shard(directory: Path, number: int) -> Shard | None:
 
 
 def _finish(what: Tokenizing, directory: Path, shards: Sequence[Shard], signature: str) -> StoreInfo:
-    """Complete a store: write the files about all shards, `store.json` last. Return the contents of `store.json`.
+    """Complete a store of complete shards: write `offsets.npy`, `loss_counts.npy` if needed, and last `store.json`.
 
-    The files that only an incomplete store has are deleted.
+    Returns the contents of `store.json`. The files that only an incomplete store has are deleted.
 
     Raises:
         MeshwrightError: a source file was changed meanwhile, or there are no documents.

@@ -71,7 +71,10 @@ def _feed(
     left: queue.SimpleQueue[Unit],
     done: queue.SimpleQueue[tuple[Unit, Any]],
 ) -> None:
-    """Send the job, then one unit of `left` at a time, to a process; add (unit, its `Shard` or error) to `done`."""
+    """Have a process tokenise units of `left`, one at a time; add (unit, its `Shard` or an exception) to `done`.
+
+    job: the pickled (encoder, rule, directory), which is sent before the first unit.
+    """
     assert worker.stdin
     assert worker.stdout
     with worker.stdin, worker.stdout:

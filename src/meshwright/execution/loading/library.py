@@ -61,8 +61,8 @@ def load(
         directory: a Hugging Face directory (config.json, safetensors, tokenizer.json), or a run of `meshwright train`,
           from which the last complete checkpoint is read.
         on: the hardware, for example "cpu:8"; default: the run's. A Hugging Face directory needs it.
-        mesh: for example "1,4,2,1" or "fsdp=4,tp=2"; default: fsdp over all devices, or on the hardware of a run, the
-          run's mesh if it has no pipeline stages.
+        mesh: for example "1,4,2,1" or "fsdp=4,tp=2"; default: for a run on its own hardware, its mesh if that has no
+          pipeline stages; else fsdp over all devices.
         dtype: dtype of parameters and matmuls; default: the run's, or that of the weights (bf16 or f32).
         adapter: a directory with PEFT's low-rank adapters, which are merged into the weights; not for a run.
         on_bytes: called with the number of bytes of each slice that is read.

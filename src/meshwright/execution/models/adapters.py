@@ -121,7 +121,10 @@ def _adapted(ops: tuple[Any, ...]) -> Iterator[tuple[Linear, LowRank]]:
 
 
 def _merged(weight: Array, weights: Mapping[str, Any], name: str, branch: LowRank) -> Array:
-    """Return a weight with its low-rank branch added and, with DoRA, its columns scaled to their magnitudes."""
+    """Return a weight with its low-rank branch added and, with DoRA, its columns scaled to their magnitudes.
+
+    weights: all arrays of the layer, among them those of the branch of the matmul or lookup `name`.
+    """
     a, b = factors(weights, name)
     total = _sum(weight, a, b, branch.scale)
     if branch.has_magnitude:

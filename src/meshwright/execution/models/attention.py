@@ -272,7 +272,7 @@ def _forward_by_chunk(
 def _backward_by_chunk(
     scoring: Scoring, saved: tuple[Any, ...], gradient: Array
 ) -> tuple[Chunks, Array, Array, None, None, None]:
-    """Run backward chunk by chunk, summing the gradients of keys and values."""
+    """Return the gradients of `_attention_by_chunks`'s arguments, chunk by chunk; those of keys and values are sums."""
     chunks, key, value, key_ids, window, rng, output, log_normalizer = saved
 
     def back(sums: tuple[Array, Array], each: tuple[Chunks, Array, Array, Array]) -> tuple[tuple[Array, Array], Any]:
@@ -376,10 +376,10 @@ def _gradients(
 
 
 def _over_queries(x: Array, weights: Array, operand: Array) -> Array:
-    """Contract x [b, k, g, s, h] and weights [b, k, g, s, t] over queries: the cotangent of `operand`.
+    """Return the cotangent of `operand` [b, t, k, h], by contracting x [b, k, g, s, h] with weights [b, k, g, s, t].
 
-    It has the shape [b, t, k, h] of `operand`, and the sharding that its type requires. The einsum's output order
-    avoids a transposition of the weights.
+    All queries (g and s) are summed. The sharding is what the type of `operand` requires of its cotangent. The einsum's
+    output order avoids a transposition of the weights.
     """
     spec = cotangent_spec(operand)
     dims: tuple[Any, ...] = spec.partitions

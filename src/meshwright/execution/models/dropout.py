@@ -83,7 +83,7 @@ def dropout_of_branch(x: Array, rng: DropoutRng | None, rate: float, name: str) 
     """Apply dropout to the input x [b, s, n] of the low-rank branch of the matmul `name`.
 
     Columns of x may be split over devices. Each device samples its own columns: the random bits of an element are a
-    hash of its column number and the token's key.
+    hash of its column number and the token's key. rate: the share of elements to drop; the rate of `rng` is not used.
     """
     if rng is None or not rate:
         return x

@@ -143,7 +143,9 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
             run.values[each.target] = _with_branch(run, each, product, added)
     else:
         # A collective matmul sums over tp itself, and DoRA scales the whole sum.
-        is_partial = op.target in _summed_together(block) and not (strategy.collective_matmul or _has_magnitude(op))
+        is_partial = op.target in _summed_together(block) and not (
+            strategy.collective_matmul or (op.low_rank is not None and op.low_rank.has_magnitude)
+        )
         weight = run.weights[op.name]
         added, bias = row_parallel_linear(source, weight, op, layout, strategy, is_partial=is_partial), _bias(run, op)
         branch = None
@@ -157,10 +159,6 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
             run.values[op.target] = _with_bias(checkpoint_name(added, PRODUCT), bias)
         else:
             run.values[op.target] = _with_branch(run, op, checkpoint_name(added, PRODUCT), branch)
-
-
-def _has_magnitude(op: Linear) -> bool:
-    return op.low_rank is not None and op.low_rank.has_magnitude
 
 
 def _with_branch(run: _Run, op: Linear, product: Array, branch: Array) -> Array:

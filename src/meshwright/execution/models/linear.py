@@ -49,8 +49,8 @@ def column_parallel_linear(
     Args:
         weights: the weight [d, *outputs] of each op.
         ops: the matmuls, which have the same input and the same first logical axis of outputs.
-        whole: gathered inputs by mesh axes and name of the value. The gathered h is taken from it or added to it, so
-          that all matmuls of the block with this input gather it once.
+        whole: {text of the mesh axes and the input's name: gathered input}. The gathered h is taken from this dict or
+          added to it, so that all matmuls of the block with this input gather it once.
 
     Returns:
         An array [b, s, *outputs] for each op, without its bias.

@@ -66,6 +66,7 @@ def _whole_rows(
 ) -> Array:
     """Return the output for whole sequences on one device.
 
+    inputs: query, key, value, rate and decay of all tokens. ids: document ids [b, s]; None if each row is one document.
     axes: the mesh axes that split the rows, over which the gradients of `weights` are summed.
     """
     weights = {name: _per_token(weight, axes) for name, weight in weights.items()}
@@ -135,7 +136,7 @@ def _inputs(
 ) -> DeltaInputs:
     """Return the inputs of the delta rule in float32: convolve query, key and value, and compute rate and decay.
 
-    before: the last taps - 1 inputs of each convolution before these tokens. ids: document ids [b, s], or None.
+    inputs, ids: as in `_whole_rows`. before: the last taps - 1 inputs of each convolution before these tokens.
     """
     wide = [x.astype(jnp.float32) for x in inputs]
     query, key, value = (

@@ -30,6 +30,7 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.runtime.shards import match_varying, on_shards
 
 STREAM = ("batch", "residual_sequence", "activation")
+"""Logical axes of the residual stream [b, s, d] between blocks."""
 
 
 class MoeOps(NamedTuple):
@@ -155,7 +156,13 @@ def _moe_on_device(
     sums: tuple[str, ...],
     matmul_dtype: MatmulDtype | None,
 ) -> tuple[Array, Array]:
-    """Run `moe_layer` on one device. sums: mesh axes that split the stream's dim d; the first matmuls sum over them."""
+    """Run `moe_layer` on one device.
+
+    Args:
+        biases: the biases of the ops by name; empty if they have none.
+        weights: the weights of the first matmuls, then of the last.
+        sums: mesh axes that split the stream's dim d; the first matmuls sum over them.
+    """
     times, (*openers, down) = partial(expert_product, matmul_dtype=matmul_dtype), weights
     if split.width and not split.tokens:
         # Each device has all tokens and a shard of each expert: sum gradients once here, not once per matmul.

@@ -29,7 +29,13 @@ def norm(x: Array, op: Norm, scale: Array | None, bias: Array | None = None) -> 
         op = replace(op, offset=0.0, factor=1.0)
     if op.dims:
         if any(jax.typeof(x).sharding.spec[1 - len(op.dims) :]):
-            return _over_split_dims(x, op, scale, bias)
+            # These dims cannot be merged, because one after the first is sharded.
+            axes, wide = tuple(range(-len(op.dims), 0)), x.astype(jnp.float32)
+            if op.kind == "layer":
+                wide -= jnp.mean(wide, axis=axes, keepdims=True)
+            inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=axes, keepdims=True) + op.epsilon)
+            normed = wide * inverse * _float32_per_token(scale, x)
+            return (normed if bias is None else normed + _float32_per_token(bias, x)).astype(x.dtype)
         flat = x.reshape(*x.shape[: -len(op.dims)], op.size)
         return norm(flat, replace(op, dims=()), scale.reshape(-1), None if bias is None else bias.reshape(-1)).reshape(
             x.shape
@@ -39,16 +45,6 @@ def norm(x: Array, op: Norm, scale: Array | None, bias: Array | None = None) -> 
         return moved
     normed: Any = _rms_norm(op.epsilon, x, scale)
     return normed if bias is None else normed + lax.broadcast_to_rank(bias.astype(x.dtype), x.ndim)
-
-
-def _over_split_dims(x: Array, op: Norm, scale: Array, bias: Array | None) -> Array:
-    """Normalize over several last dims that cannot be merged, because one after the first is sharded."""
-    axes, wide = tuple(range(-len(op.dims), 0)), x.astype(jnp.float32)
-    if op.kind == "layer":
-        wide -= jnp.mean(wide, axis=axes, keepdims=True)
-    inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=axes, keepdims=True) + op.epsilon)
-    normed = wide * inverse * _float32_per_token(scale, x)
-    return (normed if bias is None else normed + _float32_per_token(bias, x)).astype(x.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

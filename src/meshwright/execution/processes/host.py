@@ -152,7 +152,11 @@ class Host:
             last = now
             for key, _ in ready:
                 if key.fileobj is self.listener:
-                    self._accept()
+                    with contextlib.suppress(OSError):
+                        connection = self.listener.accept()[0]
+                        connection.settimeout(5.0)
+                        self._pending[connection] = Inbox()
+                        self._selector.register(connection, selectors.EVENT_READ)
                 else:
                     self._receive(key.fileobj, now)  # pyright: ignore[reportArgumentType]
             if now - beat >= BEAT_SECONDS:
@@ -160,13 +164,6 @@ class Host:
                 self._broadcast({"beat": True})
             (self._watch if self._have_joined else self._check_start)(now)
         self.listener.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = self.listener.accept()
-            connection.settimeout(5.0)
-            self._pending[connection] = Inbox()
-            self._selector.register(connection, selectors.EVENT_READ)
 
     def _receive(self, connection: socket.socket, now: float) -> None:
         """Read and handle messages from a connection."""
@@ -231,7 +228,7 @@ class Host:
             first = ", ".join(map(str, missing[:10])) + (f" and {len(missing) - 10} more" if missing[10:] else "")
             which = f"process{'es' if missing[1:] else ''} {first} of {self.count}"
             line = f"{which} did not come within {self.start_seconds:g} s; start all, with the same --coordinator"
-            self._end(End(line, FAILED, "refused", tuple(missing)))  # Slurm and JobSet give up on 2.
+            self._end(End(line, FAILED, "refused", tuple(missing)))  # Clusters do not restart after REFUSED.
         else:
             self._check_failures(now)
 

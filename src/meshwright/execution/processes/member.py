@@ -141,23 +141,14 @@ class Member:
             if now - heard > SILENT_SECONDS:
                 line = f"process 0 at {self._address} has not answered for {now - heard:.0f} s; the run ends"
             end = next((message["end"] for message in messages if "end" in message), None)
-            if (line or end is not None) and not self._has_left:
-                self._end(line, code if end is None else end)
-
-    def _end(self, line: str, code: int) -> None:
-        """End this process. Called outside its main thread, which may hang in a collective.
-
-        Args:
-            line: an error to print; empty for none.
-        """
-        if not self._ending.acquire(blocking=False):
-            return
-        if self._host is not None:
-            time.sleep(60.0)  # Its thread reports why this process ends, and ends it.
-        self.before_end()
-        if line and not self._is_hosted:
-            print(f"error: {line}", file=sys.stderr, flush=True)
-        leave_at_once(code)
+            # The process is ended from here, outside its main thread, which may hang in a collective.
+            if (line or end is not None) and not self._has_left and self._ending.acquire(blocking=False):
+                if self._host is not None:
+                    time.sleep(60.0)  # Its thread reports why this process ends, and ends it.
+                self.before_end()
+                if line and not self._is_hosted:
+                    print(f"error: {line}", file=sys.stderr, flush=True)
+                leave_at_once(code if end is None else end)
 
     def _beat(self) -> None:
         while not self._has_left:

@@ -115,7 +115,14 @@ def _matched(plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]]
                 f"{match!r} gives {len(names)} logical axes, {', '.join(map(str, axes[match]))}, to {path},"
                 f" which has {len(shape)} dims: {shape}"
             )
-        specs.append(_spec(path, shape, names, plan.mesh, rules))
+        for name in names:
+            if name not in rules:
+                known = [known for known in rules if known]
+                hint = did_you_mean(difflib.get_close_matches(name, known, n=1))
+                raise MeshwrightError(f"{path} has logical axis {name!r}; {hint}logical axes are {', '.join(known)}")
+        _check_divides(path, shape, names, plan.mesh, rules)
+        found = spec(names, mesh=plan.mesh, rules=rules, what=path)
+        specs.append(PartitionSpec(*(dim or None for dim in found)))
     if unused := [pattern for pattern in axes if pattern not in used and pattern != _ELSE]:
         raise MeshwrightError(f"{unused[0]!r} matches no leaf; leaves are {', '.join(paths[:8])}")
     return specs
@@ -127,18 +134,6 @@ def _matches(pattern: str, path: str) -> bool:
         return any(re.fullmatch(pattern, one) for one in (path, path.removesuffix(".value")))
     except re.error as error:
         raise MeshwrightError(f"{pattern!r} is not a regular expression: {error}") from None
-
-
-def _spec(path: str, shape: tuple[int, ...], names: tuple[str, ...], mesh: MeshShape, rules: Rules) -> PartitionSpec:
-    """Return the PartitionSpec of one leaf. Raises for unknown logical axes and degrees that do not divide its dims."""
-    for name in names:
-        if name not in rules:
-            known = [known for known in rules if known]
-            hint = did_you_mean(difflib.get_close_matches(name, known, n=1))
-            raise MeshwrightError(f"{path} has logical axis {name!r}; {hint}logical axes are {', '.join(known)}")
-    _check_divides(path, shape, names, mesh, rules)
-    found = spec(names, mesh=mesh, rules=rules, what=path)
-    return PartitionSpec(*(dim or None for dim in found))
 
 
 def _check_divides(path: str, shape: tuple[int, ...], names: tuple[str, ...], mesh: MeshShape, rules: Rules) -> None:

@@ -64,14 +64,14 @@ def use_compile_cache(where: str | None = None) -> Path | None:
         "jax_compilation_cache_include_metadata_in_key": True,
     }.items():
         jax.config.update(name, value)
-    _delete_unused(directory, MAX_BYTES)
+    _delete_unused(directory)
     # If the disk is full, programs are not cached: the next run is slower, but nothing fails.
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
     return directory
 
 
-def _delete_unused(directory: Path, max_bytes: int) -> None:
-    """Delete the least recently used programs until the rest has at most `max_bytes`.
+def _delete_unused(directory: Path) -> None:
+    """Delete the least recently used programs until the rest has at most `MAX_BYTES`.
 
     The time of use is the access time if the file system records it, else the time of the last write.
     """
@@ -84,7 +84,7 @@ def _delete_unused(directory: Path, max_bytes: int) -> None:
                 if entry.is_file():
                     stat = entry.stat()
                     found.append((max(stat.st_atime, stat.st_mtime), stat.st_size, entry.path))
-    excess = sum(size for _, size, _ in found) - max_bytes
+    excess = sum(size for _, size, _ in found) - MAX_BYTES
     for _, size, path in sorted(found):
         if excess <= 0:
             return

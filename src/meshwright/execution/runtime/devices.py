@@ -127,7 +127,10 @@ def _keep_stdout_from_gloo() -> None:
 
 
 def _start_distributed(processes: Processes, several: Member | None) -> None:
-    """Start JAX's distributed service on process 0, and the client of this process; nothing for a single process."""
+    """Start JAX's distributed service on process 0, and the client of this process; nothing for a single process.
+
+    several: this process's connection to the others; None if JAX finds them, in a cluster that only JAX detects.
+    """
     import jax
 
     if processes.coordinator is None:

@@ -28,7 +28,13 @@ def this_machine(num_devices: int | None = None) -> System:
     Raises:
         MeshwrightError: the accelerator is not among the known chips.
     """
-    platform, count, kind = _devices()
+    if "jax" in sys.modules and _has_started():
+        import jax
+
+        found = jax.devices()
+        platform, count, kind = found[0].platform, len(found), found[0].device_kind
+    else:
+        platform, count, kind = _asked_devices()
     if platform == "cpu":
         return parse_system(f"cpu:{num_devices or (count if count > 1 else SIMULATED)}")
     try:
@@ -36,16 +42,6 @@ def this_machine(num_devices: int | None = None) -> System:
     except MeshwrightError as error:
         raise MeshwrightError(f"this machine's {kind} is not known; name hardware: on='v5e:2x4' (--on)") from error
     return parse_system(f"{chip.name}:{count // chip.devices_per_chip}")
-
-
-def _devices() -> tuple[str, int, str]:
-    """Return the platform, the number and the device kind (for example `TPU v5e`) of the devices that JAX finds."""
-    if "jax" not in sys.modules or not _has_started():
-        return _asked_devices()
-    import jax
-
-    found = jax.devices()
-    return found[0].platform, len(found), found[0].device_kind
 
 
 def _has_started() -> bool:
@@ -66,7 +62,7 @@ def _has_started() -> bool:
 
 @cache
 def _asked_devices() -> tuple[str, int, str]:
-    """Like `_devices`, but of the devices that JAX finds in a child process."""
+    """Return platform, number and kind (for example `TPU v5e`) of the devices that JAX finds in a child process."""
     asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, check=False)
     if asked.returncode:
         last = (asked.stderr.strip().splitlines() or ["no message"])[-1]

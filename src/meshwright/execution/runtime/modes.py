@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.description.notation.array import ShardedArray
-from meshwright.description.notation.steps import Communicate, Implementation, LocalSlice, Multiply, Step
+from meshwright.description.notation.steps import Implementation, LocalSlice, Multiply, Step
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.collective_matmul import all_gather_matmul, matmul_reduce_scatter
 from meshwright.execution.runtime.fuse_matmuls import CollectiveMatmul, FusedStep, fuse_collective_matmuls
@@ -35,7 +35,9 @@ MODES: tuple[Mode, ...] = ("auto", "explicit", "manual", "overlapped")
 
 
 def automatic(operands: Operands, implementation: Implementation, mesh: Mesh) -> Body:
-    """Return the matmul in auto mode; an unreduced result is returned as partial sums along leading dims (`terms`).
+    """Return a function that computes the matmul in auto mode.
+
+    It returns an unreduced result as partial sums along leading dims (`terms`).
 
     Sharding constraints cannot express an unreduced result. Without these leading dims, the partitioner may choose
     another einsum: for a reduce-scatter it may split the result first and permute (JAX 0.10.2).
@@ -73,7 +75,11 @@ def explicit(operands: Operands, implementation: Implementation, mesh: Mesh) -> 
             return jax.reshard(
                 _prevent_slice_fusion(value) if isinstance(step, LocalSlice) else value, spec(step.result)
             )
-        if _sums_unshared_dim(step):
+        # `jnp.einsum` sums a dim that only one operand has before it multiplies, and cannot leave the sum unreduced
+        # (JAX 0.10.2).
+        left, right = step.operands
+        shared = {axis for dim in set(left.dims) & set(right.dims) for axis in left.axes_of(dim)}
+        if not set(step.result.unreduced) <= shared:
             return added(product_of_terms(step, *values, degrees=mesh.shape, reshape_to=reshape_to), step.result)
         return jnp.einsum(step.formula, *values, out_sharding=spec(step.result))
 
@@ -85,12 +91,12 @@ def explicit(operands: Operands, implementation: Implementation, mesh: Mesh) -> 
 
 
 def manual(operands: Operands, implementation: Implementation, mesh: Mesh) -> Body:
-    """Return the matmul in manual mode."""
+    """Return a function that computes the matmul in manual mode."""
     return _per_device(implementation.steps, operands, implementation.result, mesh)
 
 
 def overlapped(operands: Operands, implementation: Implementation, mesh: Mesh) -> Body:
-    """Return the matmul in manual mode, with collective matmuls where possible."""
+    """Return a function that computes the matmul in manual mode, with collective matmuls where possible."""
     return _per_device(fuse_collective_matmuls(implementation.steps), operands, implementation.result, mesh)
 
 
@@ -126,16 +132,6 @@ def _prevent_slice_fusion(value: Array) -> Array:
     return lax.optimization_barrier(value)
 
 
-def _sums_unshared_dim(step: Multiply) -> bool:
-    """Whether a mesh axis shards a summed dim that only one operand has.
-
-    `jnp.einsum` sums such a dim before it multiplies, and cannot leave the sum unreduced (JAX 0.10.2).
-    """
-    left, right = step.operands
-    shared = {axis for dim in set(left.dims) & set(right.dims) for axis in left.axes_of(dim)}
-    return not set(step.result.unreduced) <= shared
-
-
 def _run_step_on_shards(step: FusedStep, *shards: Array) -> Array:
     if isinstance(step, Multiply):
         return jnp.einsum(step.formula, *shards)
@@ -145,19 +141,6 @@ def _run_step_on_shards(step: FusedStep, *shards: Array) -> Array:
     if isinstance(step, LocalSlice):
         size = shard.shape[step.target] // lax.axis_size(step.axes)
         return lax.dynamic_slice_in_dim(shard, lax.axis_index(step.axes) * size, size, step.target)
-    return _communicate(step, shard)
-
-
-def _overlap(step: CollectiveMatmul, left: Array, right: Array) -> Array:
-    axes, letter = step.collective.axes, step.letter
-    if not step.is_gather:
-        return matmul_reduce_scatter(step.formula, left, right, axes=axes, dim=letter)
-    if step.collective.operand == step.operands[1]:
-        left, right = right, left
-    return all_gather_matmul(step.formula, left, right, axes=axes, dim=letter)
-
-
-def _communicate(step: Communicate, shard: Array) -> Array:
     source, target = step.source, step.target
     if step.kind == "all-reduce":
         return lax.psum(shard, step.axes)
@@ -168,3 +151,12 @@ def _communicate(step: Communicate, shard: Array) -> Array:
     if step.kind == "all-to-all" and source is not None and target is not None:
         return lax.all_to_all(shard, step.axes, split_axis=target, concat_axis=source, tiled=True)
     raise MeshwrightError(f"{step} is not a step of a matmul")
+
+
+def _overlap(step: CollectiveMatmul, left: Array, right: Array) -> Array:
+    axes, letter = step.collective.axes, step.letter
+    if not step.is_gather:
+        return matmul_reduce_scatter(step.formula, left, right, axes=axes, dim=letter)
+    if step.collective.operand == step.operands[1]:
+        left, right = right, left
+    return all_gather_matmul(step.formula, left, right, axes=axes, dim=letter)

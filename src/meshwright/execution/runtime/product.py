@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.description.notation.array import ShardedArray
 from meshwright.description.notation.inference import Inference
-from meshwright.description.notation.legality import Sizes
 from meshwright.description.notation.steps import Implementation
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.modes import Mode, automatic, explicit, manual, overlapped
@@ -43,7 +42,14 @@ class CompiledProduct:
         arrays: global operands in the order of the notation. Raises if their number or their shapes are wrong.
         """
         operands, result = self.inference.operands, self.inference.result
-        _check_arrays(arrays, operands, self.inference.sizes)
+        if len(arrays) != len(operands):
+            raise MeshwrightError(f"the product has {len(operands)} operands; {len(arrays)} are given")
+        for value, array in zip(arrays, operands, strict=True):
+            shape = tuple(self.inference.sizes.dims[dim] for dim in array.dims)
+            if np.shape(value) != shape:
+                raise MeshwrightError(
+                    f"{array} has the shape {list(shape)}; the array given has {list(np.shape(value))}"
+                )
         found = self.program(*map(self._place, arrays, operands))
         if not result.unreduced:
             return found
@@ -101,12 +107,3 @@ def make_product_mesh(degrees: Mapping[str, int]) -> Mesh:
     if len(found) < wanted:
         raise MeshwrightError(f"mesh {show_mesh(degrees)} needs {wanted} devices; there are {len(found)}")
     return jax.make_mesh(tuple(degrees.values()), tuple(degrees), devices=found[:wanted])
-
-
-def _check_arrays(arrays: Sequence[Any], operands: tuple[ShardedArray, ...], sizes: Sizes) -> None:
-    if len(arrays) != len(operands):
-        raise MeshwrightError(f"the product has {len(operands)} operands; {len(arrays)} are given")
-    for value, array in zip(arrays, operands, strict=True):
-        shape = tuple(sizes.dims[dim] for dim in array.dims)
-        if np.shape(value) != shape:
-            raise MeshwrightError(f"{array} has the shape {list(shape)}; the array given has {list(np.shape(value))}")

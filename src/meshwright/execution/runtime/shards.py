@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.execution.runtime.sharding_context import ShardingContext
@@ -35,7 +35,10 @@ def on_shards(
         named = jax.sharding.get_abstract_mesh()
         # Under `vmap` over the axis `pp` JAX would drop it from a `shard_map`, so it gets another name here.
         mesh = named.update(axis_names=tuple("stages" if name == STAGES else name for name in named.axis_names))
-        alike = jax.tree.map(lambda x: _typed(x, mesh), args)
+        alike = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, jax.typeof(x).sharding.spec)),
+            args,
+        )
         with jax.sharding.use_abstract_mesh(mesh):
             sharded = jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
             made = jax.eval_shape(sharded, *alike)
@@ -79,7 +82,3 @@ def _varying_over(value: Array, axes: set[str]) -> Array:
 
 def _of_stages(spec: P) -> P:
     return P(STAGES, *spec.partitions, unreduced=spec.unreduced, reduced=spec.reduced)
-
-
-def _typed(x: Array, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, jax.typeof(x).sharding.spec))

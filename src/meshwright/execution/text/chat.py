@@ -45,19 +45,15 @@ def apply_chat_template(
     text = _render(tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
     text = _GENERATED.sub(r"\1", text)
     if continue_final_message:
-        text = _until_final_content(text, str(messages[-1].get("content") or ""))
+        content = str(messages[-1].get("content") or "")
+        at = text.rfind(content.strip())
+        if at < 0 or not content.strip():
+            raise MeshwrightError("the text of the last message is not in the chat as the template writes it")
+        # Templates may strip a message; if this one does not, the message's own white space at the end is kept.
+        whole = content.lstrip()
+        text = text[: at + len(whole if text.startswith(whole, at) else content.strip())]
     # The template itself writes the special tokens that begin a text.
     return tokenizer.encode(cut(text), add_special_tokens=False)
-
-
-def _until_final_content(text: str, content: str) -> str:
-    """Return the text of a chat up to the end of its last message's content. Raises if the content is not in it."""
-    at = text.rfind(content.strip())
-    if at < 0 or not content.strip():
-        raise MeshwrightError("the text of the last message is not in the chat as the template writes it")
-    # Templates may strip a message; if this one does not, the message's own white space at the end is kept.
-    whole = content.lstrip()
-    return text[: at + len(whole if text.startswith(whole, at) else content.strip())]
 
 
 class ChatExample(NamedTuple):
@@ -103,7 +99,11 @@ def chat_examples(
     if any(mark in str(message.get("content")) for message in messages for mark in _MARKS):
         raise MeshwrightError("a message has the characters U+FDD0 or U+FDD1, which are none")
     if _MARKS[0] in whole:
-        spans, text = _marked_spans(whole)
+        spans, text = list[Span](), ""
+        for number, piece in enumerate(re.split("|".join(_MARKS), whole)):
+            if number % 2:
+                spans.append((len(text), len(text) + len(piece)))
+            text += piece
         turns = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
         if len(spans) != len(turns):
             raise MeshwrightError(f"the chat template marks {len(spans)} turns of the assistant, of {len(turns)}")
@@ -126,16 +126,6 @@ def _with_loss(tokenizer: Tokenizer, text: str, spans: Sequence[Span]) -> ChatEx
             number += 1
         has_loss.append(number < len(spans) and start >= spans[number][0])
     return ChatExample(tokens, has_loss)
-
-
-def _marked_spans(text: str) -> tuple[list[Span], str]:
-    """Return the spans between `_MARKS`, in characters of the text without the marks; and the text without them."""
-    spans, plain = [], ""
-    for number, piece in enumerate(re.split("|".join(_MARKS), text)):
-        if number % 2:
-            spans.append((len(plain), len(plain) + len(piece)))
-        plain += piece
-    return spans, plain
 
 
 class _Turn(NamedTuple):

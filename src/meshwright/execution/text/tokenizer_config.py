@@ -43,7 +43,14 @@ def apply_tokenizer_config(
         MeshwrightError: a token has another id than tokenizer_config.json gives it.
     """
     if (has_file or config.get("legacy") is False) and _is_rebuilt(tokenizer, config, model_type):
-        _rebuild_spaces(tokenizer, config)
+        # As `LlamaTokenizer` of transformers 5: unless `add_prefix_space` is false, a space is put before a text; if
+        # `legacy` is true, also after special tokens.
+        has_prefix = config.get("add_prefix_space") is not False
+        scheme = "never" if not has_prefix else "always" if config.get("legacy") else "first"
+        tokenizer.normalizer = None
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme=scheme, split=False)
+        joined = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        tokenizer.decoder = decoders.Sequence([*joined, *([decoders.Strip(" ", 1, 0)] if has_prefix else [])])
     for number, token in _numbered(config):
         # The flags of a SentencePiece model's own pieces come from the model.
         if not has_file and number < tokenizer.get_vocab_size():
@@ -68,19 +75,6 @@ def _is_rebuilt(tokenizer: Tokenizer, config: Mapping[str, Any], model_type: str
     return (
         is_llama and model_type not in WITH_THEIR_FILE and isinstance(tokenizer.model, models.BPE) and not is_of_bytes
     )
-
-
-def _rebuild_spaces(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
-    """Change `tokenizer` to prepare text as `LlamaTokenizer` of transformers 5 does.
-
-    Unless `add_prefix_space` is false, a space is put before a text; if `legacy` is true, also after special tokens.
-    """
-    has_prefix = config.get("add_prefix_space") is not False
-    scheme = "never" if not has_prefix else "always" if config.get("legacy") else "first"
-    tokenizer.normalizer = None
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme=scheme, split=False)
-    joined = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*joined, *([decoders.Strip(" ", 1, 0)] if has_prefix else [])])
 
 
 def _numbered(config: Mapping[str, Any]) -> Iterator[tuple[int, AddedToken]]:

@@ -15,19 +15,6 @@ class PlanDoesNotFitError(MeshwrightError):
     """The plan does not fit the memory of its devices. Counts as a failed check, not as wrong usage."""
 
 
-def check_vocab(config: RunConfig, *, more: str = "") -> None:
-    """Raise a `MeshwrightError` if a run reads text as bytes and the model has more tokens than there are bytes.
-
-    more: text appended to the message.
-    """
-    vocab = config.workload.config.vocab
-    if vocab > BYTES and config.tokenizer is None:
-        raise MeshwrightError(
-            f"{config.workload.model.name} has a vocabulary of {vocab:,}; text is read and written as bytes, which are"
-            f" {BYTES}, and the other {vocab - BYTES:,} tokens would mean nothing{more}"
-        )
-
-
 def check_start(config: RunConfig, *, anyway: bool = False) -> Record:
     """Return the prediction of a run's plan, after checking its memory and vocabulary.
 
@@ -48,5 +35,11 @@ def check_start(config: RunConfig, *, anyway: bool = False) -> Record:
             f" `meshwright plan` says what would fit, {ANYWAY}"
         )
     if not anyway:
-        check_vocab(config, more=f"; --weights DIRECTORY begins with trained weights and their tokenizer, {ANYWAY}")
+        vocab = config.workload.config.vocab
+        if vocab > BYTES and config.tokenizer is None:
+            raise MeshwrightError(
+                f"{config.workload.model.name} has a vocabulary of {vocab:,}; text is read and written as bytes, which"
+                f" are {BYTES}, and the other {vocab - BYTES:,} tokens would mean nothing; --weights DIRECTORY begins"
+                f" with trained weights and their tokenizer, {ANYWAY}"
+            )
     return predicted

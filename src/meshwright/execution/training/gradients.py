@@ -187,6 +187,7 @@ def _sum(
 
     Args:
         part: computes a tree of arrays from a microbatch.
+        count: number of microbatches.
         dtype: dtype of the sums; an array of a wider dtype is summed in its own.
         group_size: number of consecutive rows that stay in one microbatch.
     """
@@ -260,9 +261,9 @@ def _in_dtype(arrays: Any, workload: Workload, dtype: Any) -> Any:
 
 
 def _map(change: Callable[[Array, Parameter], Array], arrays: Any, workload: Workload) -> Any:
-    """Return a tree with `change`, an (array, declaration) -> array, applied to each array.
+    """Return a tree with `change` applied to all arrays except norm scales, biases and quantised weights.
 
-    Only arrays of norm scales, biases and quantised weights stay as they are.
+    change: (array, declaration of its parameter) -> array.
     """
     declared = dict(leaves(parameters(workload.model)))
 

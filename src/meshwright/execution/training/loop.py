@@ -21,9 +21,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.data.sources import FileSource
 from meshwright.execution.runtime.mesh import build_mesh
 from meshwright.execution.runtime.sharding_context import ShardingContext
-from meshwright.execution.text.tokenizer import Tokenizer
 from meshwright.execution.training.data.pairs import RunPairs, open_pairs
-from meshwright.execution.training.data.run_data import RunData, check_templates, open_data
+from meshwright.execution.training.data.run_data import check_templates, open_data
 from meshwright.execution.training.data.stores import run_sources
 from meshwright.execution.training.data.texts import BYTES
 from meshwright.execution.training.inputs import text_inputs
@@ -117,19 +116,6 @@ def run_steps(
             lock.release()
 
 
-def _load_data(config: RunConfig, tokenizer: Tokenizer | None, on_note: Note) -> RunData | RunPairs:
-    """Open the data of a run. on_note: called with a line if data is held out and nothing evaluates on it."""
-    if config.workload.objective == "dpo":
-        return open_pairs(config.data, config.evaluating.data, tokenizer, config.workload)
-    check_templates(config.data, config.evaluating.data)
-    if config.data.held_out and not (config.evaluating.every and not config.evaluating.data):
-        share = f"{config.data.held_out:.0%}"
-        on_note(
-            f"held_out leaves {share} of the data out of training, and nothing evaluates on it: --eval-every N does"
-        )
-    return open_data(config.data, config.workload, tokenizer, seed=config.seed, on_note=on_note)
-
-
 def _check(config: RunConfig) -> None:
     """Raise a `MeshwrightError` if a config cannot be run."""
     workload = config.workload
@@ -166,7 +152,16 @@ def _run(
     if (start := last_step(config, directory, checkpoints, on_note, allow=allow)) >= config.steps:
         return Outcome(_measured(config, directory, on_note), start, None)
     tokenizer = run_tokenizer(config, directory)
-    data = _load_data(config, tokenizer, on_note)
+    if config.workload.objective == "dpo":
+        data = open_pairs(config.data, config.evaluating.data, tokenizer, config.workload)
+    else:
+        check_templates(config.data, config.evaluating.data)
+        if config.data.held_out and not (config.evaluating.every and not config.evaluating.data):
+            share = f"{config.data.held_out:.0%}"
+            on_note(
+                f"held_out leaves {share} of the data out of training, and nothing evaluates on it: --eval-every N does"
+            )
+        data = open_data(config.data, config.workload, tokenizer, seed=config.seed, on_note=on_note)
     identity = {"data": data.fingerprint, "tokenizer": tokenizer_checksum(config, directory)}
     check_identity(identity, directory, checkpoints, start, on_note, allow=allow)
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
@@ -244,9 +239,9 @@ def _take_all(program: StepProgram, state: State, hooks: StepHooks, mesh: Mesh, 
 def _rows(
     program: StepProgram, batches: BatchSource, state: State, hooks: StepHooks
 ) -> Iterator[tuple[Row, State | None]]:
-    """Yield the row of each step, with mesh, learning rate, tokens per second and MFU added, and the state.
+    """Yield (row, state) of each step, as `take_steps` does.
 
-    Rows and states are those of `take_steps`.
+    Mesh, hardware, learning rate, tokens per second and MFU are added to the row.
     """
     config, steps = hooks.config, range(hooks.start, hooks.config.steps)
     tokens, at_peak = config.workload.tokens, seconds_at_peak(config)

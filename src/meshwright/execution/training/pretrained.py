@@ -76,7 +76,7 @@ def find_pretrained(what: Any, weights: str | Path | None, *, from_scratch: bool
 
 
 def check_same_model(model: Model, weights: Path) -> None:
-    """Raise a `MeshwrightError` if a directory's config.json describes another model, with the first different field.
+    """Raise a `MeshwrightError` that names the first different field if a config.json describes another model.
 
     Names and adapters are not compared.
     """

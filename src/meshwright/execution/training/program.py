@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from meshwright.execution.training.run_directory.checkpoint import Note
 from meshwright.units import show_seconds
 
 MOST_SAID = 3
-"""Maximum number of changed arrays that a note describes; it has only the number of the others."""
+"""Maximum number of changed arrays that a note describes; the others are only counted."""
 
 
 class StepProgram:
@@ -56,7 +56,13 @@ class StepProgram:
         try:
             return self.compiled(state, batch)
         except (TypeError, ValueError):
-            if not (changes := signature_changes(self._signature, _signature(state, batch))):
+            before, after = self._signature, _signature(state, batch)
+            changes = [
+                f"{path} is {after.get(path, 'gone')}, and was {before.get(path, 'not there')}"
+                for path in {**before, **after}
+                if before.get(path) != after.get(path)
+            ]
+            if not changes:
                 raise
         self._compile(state, batch)
         more = f" and {len(changes) - MOST_SAID} more" if len(changes) > MOST_SAID else ""
@@ -84,12 +90,3 @@ def _description(leaf: Array) -> str:
     """Return an array's description, such as `float32[4,8] laid ('x',)`."""
     spec = getattr(leaf.sharding, "spec", ())
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" + (f" laid {tuple(spec)}" if any(spec) else "")
-
-
-def signature_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Return a line for each array that differs between two signatures (see `_signature`)."""
-    return [
-        f"{path} is {after.get(path, 'gone')}, and was {before.get(path, 'not there')}"
-        for path in {**before, **after}
-        if before.get(path) != after.get(path)
-    ]

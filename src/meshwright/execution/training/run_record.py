@@ -28,7 +28,7 @@ def measured(config: RunConfig, rows: Sequence[Row], profile: tuple[Profile | No
 
     Args:
         rows: all rows of its metrics.
-        profile: the result of `find_profile`, from which the record has its collectives.
+        profile: the result of `find_profile`; the record gets the collectives that it measured.
     """
     here = [row for row in rows if (row["mesh"], row["hardware"]) == (str(config.mesh), config.hardware)]
     record = measured_steps(here, config.mesh.degrees, config.hardware)

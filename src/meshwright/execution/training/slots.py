@@ -40,18 +40,20 @@ def layer_of_slots(model: ModelConfig, layout: ShardingContext, strategy: Strate
 def in_order(layout: ShardingContext, model: ModelConfig, strategy: Strategy) -> ShardingContext:
     """Return the sharding context of a state in the layout of checkpoints; `layout` itself if it is already that."""
     rules = layout.rules
+
+    def widened(axes: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the axes of embed with `more`, if all together divide it; else without."""
+        return axes if model.embed % layout.mesh.degree((*axes, *more)) else (*axes, *more)
+
     if layer_of_slots(model, layout, strategy) != tuple(range(num_staged_layers(model))):
         stages, rules = layout.axes("layers"), {**rules, "layers": ()}
-        stored = (*rules["embed"], *stages)
-        if model.embed % layout.mesh.degree(stored) == 0:
-            free = tuple(axis for axis in rules["vocab"] if axis not in stages)
-            rules |= {"embed": stored, "vocab": free}
+        if (embed := widened(rules["embed"], stages)) != rules["embed"]:
+            rules |= {"embed": embed, "vocab": tuple(axis for axis in rules["vocab"] if axis not in stages)}
     stored = padded(model, layout.mesh, rules)
     if stored.vocab != model.vocab:
         rules = {**rules, "vocab": ()}
     if stored.experts != model.experts:
-        wide = (*rules["embed"], *rules["expert"])
-        rules = {**rules, "expert": (), "embed": rules["embed"] if model.embed % layout.mesh.degree(wide) else wide}
+        rules = {**rules, "expert": (), "embed": widened(rules["embed"], rules["expert"])}
     return with_whole_heads(layout if rules is layout.rules else replace(layout, rules=rules), model)
 
 

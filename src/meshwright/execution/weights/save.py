@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,14 @@ def save_weights(
     shapes = {name: held[0][1].tensor_shape for name, held in parts.items()}
     dtypes = {name: "F32" if held[0][0].endswith(CHOICE_BIAS) else dtype for name, held in parts.items()}
     sizes = {name: math.prod(shape) * np.dtype(DTYPES[dtypes[name]]).itemsize for name, shape in shapes.items()}
-    files = _files(sizes, max_file_bytes)
+    files: list[list[str]] = [[]]
+    size = 0
+    for each, nbytes in sizes.items():
+        if files[-1] and size + nbytes > max_file_bytes:
+            files.append([])
+            size = 0
+        files[-1].append(each)
+        size += nbytes
     names = [SINGLE] if len(files) == 1 else [
         f"model-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1)
     ]  # fmt: skip
@@ -70,19 +77,6 @@ def save_weights(
         weight_map = {name: file for file, held in zip(names, files, strict=True) for name in held}
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(weight_map.items()))}
         (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-
-
-def _files(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """Return the names of the tensors of each file. sizes: bytes of each tensor. most: largest bytes of a file."""
-    files: list[list[str]] = [[]]
-    size = 0
-    for name, nbytes in sizes.items():
-        if files[-1] and size + nbytes > most:
-            files.append([])
-            size = 0
-        files[-1].append(name)
-        size += nbytes
-    return files
 
 
 def _copy(array: Array, numbers: tuple[int, ...], target: np.ndarray) -> None:

@@ -30,7 +30,14 @@ class Chips(Answer):
     def print(self) -> None:
         """Print the table of chips, or one chip in full."""
         if len(self.chips) == 1:
-            _print_one(self.chips[0])
+            chip = self.chips[0]
+            many = "1 device" if chip.devices_per_chip == 1 else f"{chip.devices_per_chip} devices"
+            show(console(), f"{chip.name} · {chip.title} · {many} a chip, {chip.chips_per_host} chips a host")
+            for part, title, figures in _parts(chip):
+                print(f"\n {title}")
+                show(console(), table(("", "", ""), [("", *figure) for figure in figures.items()], left=(0, 1, 2)))
+                source = f"source: {chip.sources[part]}"
+                print("\n".join(wrap(source, first="  ", then="  ")))
             return
         columns = ("chip", "bf16", "int8", "HBM", "bandwidth", "links", "largest slice")
         show(console(), table(columns, map(_row, self.chips), left=(0, 5, 6)))
@@ -87,17 +94,6 @@ def _row(chip: Chip) -> tuple[str, ...]:
 def _shape(sizes: tuple[int, ...]) -> str:
     """Return the shape of a slice as users type it: `4x4x4`."""
     return "x".join(map(str, sizes))
-
-
-def _print_one(chip: Chip) -> None:
-    """Print every figure of a chip, part by part, each part followed by its source."""
-    many = "1 device" if chip.devices_per_chip == 1 else f"{chip.devices_per_chip} devices"
-    show(console(), f"{chip.name} · {chip.title} · {many} a chip, {chip.chips_per_host} chips a host")
-    for part, title, figures in _parts(chip):
-        print(f"\n {title}")
-        show(console(), table(("", "", ""), [("", *figure) for figure in figures.items()], left=(0, 1, 2)))
-        source = f"source: {chip.sources[part]}"
-        print("\n".join(wrap(source, first="  ", then="  ")))
 
 
 def _parts(chip: Chip) -> Iterator[tuple[str, str, dict[str, str]]]:

@@ -27,7 +27,7 @@ from meshwright.planning.cost.formulas import collective_formula
 from meshwright.planning.cost.rates.collective import CollectiveTime, collective_seconds
 from meshwright.record import Kind, wire_bytes
 from meshwright.support.field_types import check_value
-from meshwright.units import parse_count, show_bytes, show_rate, show_seconds
+from meshwright.units import parse_bytes, show_bytes, show_rate, show_seconds
 
 KINDS: dict[str, Kind] = {
     "all-gather": "all-gather",
@@ -188,16 +188,6 @@ class Collective(DrawnAnswer):
         sent = f"in a ring each device sends {show_bytes(self.wire_bytes)}"
         sizes = f"{show_bytes(found.bytes)}, {COUNTED[self.kind]}; {sent}"
         print("\n".join(wrap(sizes, first=" bytes      ", then=_INDENT)))
-        self._print_links()
-        hops = f"{show_seconds(found.latency_seconds)}, all hops however small the array"
-        print("\n".join(wrap(hops, first=" latency    ", then=_INDENT)))
-        for note in self.notes:
-            print(folded(f"note: {note}"))
-        if self.measured_seconds is not None:
-            self._print_measured(self.measured_seconds)
-
-    def _print_links(self) -> None:
-        """Print for each part of the fabric the bytes, the rate, and the formula with the values of its variables."""
         for number, term in enumerate(self.time.terms):
             formula, numbers = collective_formula(self.kind, term, self.placement)
             rate = next(value for name, value in numbers.items() if name in ("B", "W"))
@@ -208,18 +198,21 @@ class Collective(DrawnAnswer):
             heading = f" {'' if number else 'links':<10} "
             print("\n".join(wrap(f"{through}, through {term.text}", first=heading, then=_INDENT)))
             print("\n".join(wrap(f"{formula}: V the bytes{values}", first=_INDENT, then=_INDENT)))
-
-    def _print_measured(self, measured: float) -> None:
-        """Print the measured time, and the bytes per second that each device sends, measured and predicted.
-
-        measured: seconds.
-        """
-        found = self.time
-        ratio = f"{measured / found.seconds:.2f} x predicted" if found.seconds else "predicted: no time on one device"
-        print(f"\n measured   {show_seconds(measured)}, {ratio}")
-        for name, seconds in (("measured", measured), ("predicted", found.seconds)):
-            if seconds:
-                print(f" {name:<11}{show_rate(self.wire_bytes / seconds, 'B/s')} sent by each device")
+        hops = f"{show_seconds(found.latency_seconds)}, all hops however small the array"
+        print("\n".join(wrap(hops, first=" latency    ", then=_INDENT)))
+        for note in self.notes:
+            print(folded(f"note: {note}"))
+        if self.measured_seconds is not None:
+            found = self.time
+            ratio = (
+                f"{self.measured_seconds / found.seconds:.2f} x predicted"
+                if found.seconds
+                else "predicted: no time on one device"
+            )
+            print(f"\n measured   {show_seconds(self.measured_seconds)}, {ratio}")
+            for name, seconds in (("measured", self.measured_seconds), ("predicted", found.seconds)):
+                if seconds:
+                    print(f" {name:<11}{show_rate(self.wire_bytes / seconds, 'B/s')} sent by each device")
 
 
 def _links_text(placement: Placement, rate: float) -> str:
@@ -248,7 +241,7 @@ def collective(
 
     Args:
         kind: all-gather, reduce-scatter, all-reduce, all-to-all or permute.
-        bytes: size of the array on one device, such as "64M": the gathered, summed or exchanged array (`COUNTED`).
+        bytes: size of the array on one device, such as "64MB": the gathered, summed or exchanged array (`COUNTED`).
         axis: the mesh axis over which it runs, or several, such as "X,Y"; by default all axes of the mesh.
         mesh: the degree of every mesh axis, outermost first, such as "X=4,Y=2"; by default X over all devices.
         on: the hardware, such as "v5e:4x4"; by default this machine's devices.
@@ -274,7 +267,13 @@ def collective(
     setting = read_setting(axes, given, on, is_complete=mesh is not None)
     layout = lay_mesh(setting.system, setting.degrees)
     placement = layout.placement(axes)
-    found = collective_seconds(named[kind], _read_bytes(bytes), placement)
+    try:
+        num_bytes = parse_bytes(str(bytes))
+    except MeshwrightError:
+        num_bytes = 0
+    if not 0 < num_bytes <= MOST_BYTES:
+        raise MeshwrightError(f"--bytes is {bytes!r}; it is a whole number from 1 to 1,000T, as 64k, 64MB, 64MiB or 4G")
+    found = collective_seconds(named[kind], num_bytes, placement)
     return Collective(
         kind=named[kind],
         mesh=setting.degrees,
@@ -283,14 +282,3 @@ def collective(
         placement=placement,
         notes=(*setting.notes, *layout.notes),
     )
-
-
-def _read_bytes(given: Count) -> int:
-    """Return the number of bytes that a number or a text such as `64M` describes."""
-    try:
-        found = parse_count(str(given))
-    except MeshwrightError:
-        found = 0
-    if not 0 < found <= MOST_BYTES:
-        raise MeshwrightError(f"--bytes is {given!r}; it is a whole number from 1 to 1,000T, as 64k, 64Mi or 4G")
-    return found

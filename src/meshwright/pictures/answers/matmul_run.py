@@ -81,7 +81,20 @@ def run_product(priced: PricedProduct) -> MatmulRun:
     """
     from meshwright.execution.runtime.devices import claim_devices
 
-    inference = _small(priced)
+    # Only the chosen implementation, in float32, each dim at most `LARGEST`, or the least multiple of the degrees that
+    # split it.
+    inference, way = priced.inference, priced.chosen.implementation
+    arrays = [*inference.operands, *(step.result for step in way.steps)]
+    dims = {}
+    for dim, size in inference.sizes.dims.items():
+        unit = math.lcm(*(inference.sizes.degree(array.axes_of(dim)) for array in arrays))
+        dims[dim] = min(size, max(LARGEST // unit, 1) * unit)
+    sizes = replace(inference.sizes, dims=dims, element_bytes=dtype_bytes("f32"))
+    steps = tuple(
+        replace(step, bytes=sizes.local_bytes(step.counted)) if isinstance(step, Communicate) else step
+        for step in way.steps
+    )
+    inference = replace(inference, sizes=sizes, implementations=(replace(way, steps=steps),), prescribed=None)
     check_simulated(math.prod(inference.sizes.degrees.values()))
     claim_devices(parse_system(f"cpu:{math.prod(inference.sizes.degrees.values())}"))
     from meshwright.execution.runtime.modes import MODES
@@ -94,25 +107,6 @@ def check_simulated(num_devices: int) -> None:
     """Raise if there are more than `MOST_DEVICES` devices to simulate."""
     if num_devices > MOST_DEVICES:
         raise MeshwrightError(f"--run simulates up to {MOST_DEVICES} devices; the mesh has {num_devices}, take fewer")
-
-
-def _small(priced: PricedProduct) -> Inference:
-    """Return the matmul with only the chosen implementation, in float32 and with dims small enough to run.
-
-    A dim is at most `LARGEST`, or what its degrees need if that is larger, and a multiple of the degrees that split it.
-    """
-    inference, way = priced.inference, priced.chosen.implementation
-    arrays = [*inference.operands, *(step.result for step in way.steps)]
-    dims = {}
-    for dim, size in inference.sizes.dims.items():
-        unit = math.lcm(*(inference.sizes.degree(array.axes_of(dim)) for array in arrays))
-        dims[dim] = min(size, max(LARGEST // unit, 1) * unit)
-    sizes = replace(inference.sizes, dims=dims, element_bytes=dtype_bytes("f32"))
-    steps = tuple(
-        replace(step, bytes=sizes.local_bytes(step.counted)) if isinstance(step, Communicate) else step
-        for step in way.steps
-    )
-    return replace(inference, sizes=sizes, implementations=(replace(way, steps=steps),), prescribed=None)
 
 
 def _run_rows(mode: str, check: ProductCheck) -> Iterator[tuple[str, ...]]:

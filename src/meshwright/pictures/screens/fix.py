@@ -34,7 +34,15 @@ def print_fix(fix: Fix, proof: Sequence[Matmul], compiled: Sequence[Record], cha
     """
     plan, added = fix.plan, len(fix.constraints)
     print(f"{plan.name} on {plan.system} · {added} constraint{'s' * (added != 1)} to add\n")
-    _print_setup(plan)
+    degrees, names = tuple(plan.mesh.values()), tuple(plan.mesh)
+    types = f"axis_types=(jax.sharding.AxisType.Auto,) * {len(degrees)}"
+    print(f"  mesh = jax.make_mesh({degrees}, {names}, {types})")
+    print("  jax.set_mesh(mesh)\n")
+    by_spec: dict[str, list[str]] = defaultdict(list)
+    for pattern, spec in _patterns(plan).items():
+        by_spec[spec].append(pattern)
+    rows = [[", ".join(patterns), spec] for spec, patterns in by_spec.items()]
+    show(console(), table(["arguments", "in_shardings, and out_shardings of the state"], rows, left=(0, 1), folds=0))
     count, equal = len(fix.planned), count_equal(fix.planned, proof)
     rows = [["unchanged", f"{fix.before} of {count}"], ["changed", f"{equal} of {count}"], ["planned", str(count)]]
     columns = ["", "matmuls as planned"]
@@ -48,15 +56,6 @@ def print_fix(fix: Fix, proof: Sequence[Matmul], compiled: Sequence[Record], cha
     print()
     show(console(), table(columns, rows, left=(0,)))
     print(f"\n{'proved' if equal == count else 'not proved'}: {equal} of {count} matmuls as planned")
-    _print_differences(fix, proof)
-    if compiled and (compiled[0].step_seconds or 0.0) < (compiled[1].step_seconds or 0.0):
-        print(folded("note: the unchanged program is faster, as compiled with the plan's shardings of its arguments"))
-    for file, text in changed.items():
-        print(f"\n{diff(file, read_source(file), text)}", end="")
-
-
-def _print_differences(fix: Fix, proof: Sequence[Matmul]) -> None:
-    """Print the matmuls of `proof` that are not split as planned, and why no constraint changes that."""
     pairs = zip(fix.planned, proof, strict=True)
     others = Counter((one.line, two.result, one.result) for one, two in pairs if one.result != two.result)
     for (line, found, planned), times in others.items():
@@ -66,19 +65,10 @@ def _print_differences(fix: Fix, proof: Sequence[Matmul]) -> None:
         print(folded("note: only arrays that your files assign to a name can get a constraint"))
     for at in fix.skipped if others else ():
         print(folded(f"note: {at} has several layouts, of which one constraint can say nothing"))
-
-
-def _print_setup(plan: ProgramPlan) -> None:
-    """Print the code that creates the mesh, and a table of the arguments' partition specs."""
-    degrees, names = tuple(plan.mesh.values()), tuple(plan.mesh)
-    types = f"axis_types=(jax.sharding.AxisType.Auto,) * {len(degrees)}"
-    print(f"  mesh = jax.make_mesh({degrees}, {names}, {types})")
-    print("  jax.set_mesh(mesh)\n")
-    by_spec: dict[str, list[str]] = defaultdict(list)
-    for pattern, spec in _patterns(plan).items():
-        by_spec[spec].append(pattern)
-    rows = [[", ".join(patterns), spec] for spec, patterns in by_spec.items()]
-    show(console(), table(["arguments", "in_shardings, and out_shardings of the state"], rows, left=(0, 1), folds=0))
+    if compiled and (compiled[0].step_seconds or 0.0) < (compiled[1].step_seconds or 0.0):
+        print(folded("note: the unchanged program is faster, as compiled with the plan's shardings of its arguments"))
+    for file, text in changed.items():
+        print(f"\n{diff(file, read_source(file), text)}", end="")
 
 
 def _patterns(plan: ProgramPlan) -> dict[str, str]:

@@ -33,32 +33,39 @@ def print_screen(found: Inspection, *, memory: bool = False) -> None:
 
     memory: also print the buffers at the peak.
     """
-    show(console(), _headline(found))
+    mesh = show_degrees(found.record.mesh)
+    words = [found.name, mesh + (f" on {found.record.hardware}" if found.record.hardware else "")]
+    if found.program:
+        took = f"in {show_seconds(found.program.compile_seconds)}{' (cached)' if found.program.cached else ''}"
+        words.append(f"compiled by {found.program.compiler} {took}")
+    show(console(), " · ".join(words))
     print()
     show(console(), f"  {summary(found)}")
     print()
     show(console(), _collective_table(found))
     print()
-    _print_memory(found)
+    if by_term := found.memory:
+        parts = {name: show_bytes(size) for name, size in by_term.items() if size and name != "peak"}
+        fits = {True: ", which fits", False: ", which does not fit", None: ""}[found.record.fits]
+        print(terms("memory", parts | {"peak": show_bytes(by_term["peak"]) + fits}))
     if memory or found.record.fits is False:
         print_buffers(found.buffers)
-    _print_flops(found)
+    scopes = list(found.flops_by_scope.items())
+    print(terms("flops", {"": show_flops(found.flops)}))
+    rows = [
+        [f"  {scope or '(no scope)'}", show_flops(flops), show_percent(flops / found.flops)]
+        for scope, flops in scopes[:_MOST_SCOPES]
+    ]
+    if len(scopes) > _MOST_SCOPES:
+        rest = sum(flops for _, flops in scopes[_MOST_SCOPES:])
+        rows.append([f"  {len(scopes) - _MOST_SCOPES} more", show_flops(rest), show_percent(rest / found.flops)])
+    show(console(), table(["", "", ""], rows))
     for number, finding in enumerate(found.findings, start=1):
         print(f"\n{_finding_text(number, finding)}")
     if found.record.notes:
         print()
     for note in found.record.notes:
         print(folded(f"note: {note}"))
-
-
-def _headline(found: Inspection) -> str:
-    """Return a line on the inspected program: name, mesh, hardware, compiler."""
-    mesh = show_degrees(found.record.mesh)
-    words = [found.name, mesh + (f" on {found.record.hardware}" if found.record.hardware else "")]
-    if found.program:
-        took = f"in {show_seconds(found.program.compile_seconds)}{' (cached)' if found.program.cached else ''}"
-        words.append(f"compiled by {found.program.compiler} {took}")
-    return " · ".join(words)
 
 
 def _collective_table(found: Inspection) -> Lines:
@@ -82,36 +89,12 @@ def _collective_table(found: Inspection) -> Lines:
     return table(columns, rows or [["none", *[""] * (len(columns) - 1)]], left=(0, 1, 2, len(columns) - 1), folds=-1)
 
 
-def _print_memory(found: Inspection) -> None:
-    """Print a device's memory by term; nothing if it is unknown."""
-    memory = found.memory
-    if not memory:
-        return
-    parts = {name: show_bytes(size) for name, size in memory.items() if size and name != "peak"}
-    fits = {True: ", which fits", False: ", which does not fit", None: ""}[found.record.fits]
-    print(terms("memory", parts | {"peak": show_bytes(memory["peak"]) + fits}))
-
-
 def print_buffers(buffers: Sequence[Buffer]) -> None:
     """Print the largest buffers at the peak, equal ones in one row."""
     print()
     columns = ["at the peak", "bytes", "times", "is", "from"]
     show(console(), table(columns, buffer_rows(buffers), left=(0, 3, 4), folds=-1))
     print()
-
-
-def _print_flops(found: Inspection) -> None:
-    """Print the flops by scope, largest first."""
-    scopes = list(found.flops_by_scope.items())
-    print(terms("flops", {"": show_flops(found.flops)}))
-    rows = [
-        [f"  {scope or '(no scope)'}", show_flops(flops), show_percent(flops / found.flops)]
-        for scope, flops in scopes[:_MOST_SCOPES]
-    ]
-    if len(scopes) > _MOST_SCOPES:
-        rest = sum(flops for _, flops in scopes[_MOST_SCOPES:])
-        rows.append([f"  {len(scopes) - _MOST_SCOPES} more", show_flops(rest), show_percent(rest / found.flops)])
-    show(console(), table(["", "", ""], rows))
 
 
 def _finding_text(number: int, finding: Finding) -> str:

@@ -37,18 +37,6 @@ def print_plan(plan: ProgramPlan) -> None:
     best = plan.best
     step = _seconds(best.seconds, "compiled") or _seconds(plan.predicted.step_seconds, "predicted")
     print(f"  {_mesh(best)}   step {step}   {_memory(best)} a device\n")
-    show(console(), _class_table(plan))
-    print()
-    record = best.compiled or plan.predicted
-    show(console(), collective_table(replace(record, collectives=merge(record.collectives))))
-    print()
-    show(console(), _candidate_table(plan))
-    for note in plan.notes:
-        print(folded(f"note: {note}"))
-
-
-def _class_table(plan: ProgramPlan) -> Lines:
-    """Return a table of the classes of dims with the mesh axes that split them; split classes are first."""
     rows = []
     for one in sorted(plan.classes, key=lambda one: one.atom not in plan.layout.table):
         axes = "*".join(plan.layout.table.get(one.atom, ())) or "–"
@@ -56,7 +44,14 @@ def _class_table(plan: ProgramPlan) -> Lines:
         rows.append([one.name, f"{one.size:,}", axes, of])
     if plan.store:
         rows.append(["state between steps", "", "*".join(plan.store), "each leaf along its largest dim"])
-    return table(["dims", "size", "split over", "of"], rows, left=(0, 2, 3), folds=-1)
+    show(console(), table(["dims", "size", "split over", "of"], rows, left=(0, 2, 3), folds=-1))
+    print()
+    record = best.compiled or plan.predicted
+    show(console(), collective_table(replace(record, collectives=merge(record.collectives))))
+    print()
+    show(console(), _candidate_table(plan))
+    for note in plan.notes:
+        print(folded(f"note: {note}"))
 
 
 def _candidate_table(plan: ProgramPlan) -> Lines:

@@ -131,10 +131,13 @@ class Activations:
         heads = 2 * self.queries + 2 * self.attention_output + 2 * self.saved_keys_values
         stream = 4 * self.stream + (0.0 if on_tpu else 4 * self.inputs)
         recomputed = 0.0 if self.workload.remat == "matmuls" else self.mlp_hidden
+        # The gated delta rule keeps 64 bytes for each element of the values live in its backward pass, between its
+        # matmuls: the float32 arrays of the pass over memory (`elementwise.OF_DELTA`), the states of all chunks, and
+        # gradients.
         return (
             scores
             + self.compute_bytes * (stream + heads + 2 * self.gates + recomputed + self.first_products)
-            + self._delta
+            + 64 * sum(self._size(array) for op in self.ops.elementwise if op.kind == "delta" for array in op.arrays)
         )
 
     @property
@@ -232,15 +235,6 @@ class Activations:
             if op.kind == "convolution" or (op.kind == "gated" and op.block is Block.ATTENTION)
             for array in op.arrays
         )
-
-    @property
-    def _delta(self) -> float:
-        """Bytes per device that are live in the backward pass of the gated delta rule, between its matmuls.
-
-        They are 64 bytes for each element of the values: the float32 arrays of the pass over memory
-        (`elementwise.OF_DELTA`), the states of all chunks, and gradients.
-        """
-        return 64 * sum(self._size(array) for op in self.ops.elementwise if op.kind == "delta" for array in op.arrays)
 
     @property
     def own_keys_values(self) -> float:

@@ -181,7 +181,7 @@ def moved_bytes(op: Communicate, extents: Extents, widths: Mapping[Width, float]
 
 
 def _num_runs(op: Communicate, repeat: Repeat, counted: Counted) -> int:
-    """Return how often a device runs an op in a step; repeat: the runs of the op's region."""
+    """Return how often a device runs an op in a step. repeat: the runs of the op's region, by kind of count."""
     if op.region.is_once:
         return repeat.once
     return getattr(repeat, counted) - (op.skipped if counted != "useful" else 0)

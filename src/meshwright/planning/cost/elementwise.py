@@ -43,7 +43,7 @@ FUSED = {
     # A shortcut's result is normalised in the sum that reads it.
     "batch_norm_shortcut": Pass(2, 10, 0, 0),
 }
-"""Passes by kind of op, with one kernel for each chain of elementwise ops; kernels over images count as 0 launches."""
+"""Passes by kind of op, with one kernel for each chain of elementwise ops; launches over images are not counted."""
 
 ONE_BY_ONE = {
     # PyTorch's RMSNorm, in bytes: cast to float32 6, square 8, mean 4, times its root 8, cast back 6, times scale 4.
@@ -106,7 +106,7 @@ DROPOUT = {
 }
 """Passes of dropout, by the array that it acts on.
 
-On the residual stream, an existing kernel applies it; on attention weights and adapter inputs, kernels of its own.
+On the residual stream, an existing kernel applies dropout; on attention weights and adapter inputs, a separate one.
 """
 
 LOGITS_BYTES = (12, 12)
@@ -144,7 +144,7 @@ parameter 4.
 
 
 def pass_of(kind: str, *, fuses: bool) -> Pass:
-    """Return the memory traffic of an elementwise op, by its kind in `step.ir.Elementwise`.
+    """Return the memory traffic of an elementwise op. kind: as in `step.ir.Elementwise`.
 
     fuses: whether each chain of elementwise ops is one kernel; if False, each op is one.
     """

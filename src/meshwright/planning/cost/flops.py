@@ -162,7 +162,7 @@ def model_flops(workload: Workload, *, is_causal: bool = False) -> float:
 def dropless_padding_flops(
     workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, has_ragged: bool
 ) -> float:
-    """Return the flops per device and step of the padding of dropless experts, as the program's text counts them.
+    """Return the flops per device and step of the padding of dropless experts, as the HLO text counts them.
 
     A plan counts balanced routing only. The program's expert matmuls are compiled for the rows of any routing, and skip
     empty rows when they run. Weight gradients, and without a grouped matmul all of them, run in blocks of rows
@@ -230,14 +230,14 @@ def matmul_flops(op: Matmul, extents: Extents) -> float:
 
 
 def _mean(repeat: Repeat) -> float:
-    """Return how often a region runs in a step, as the mean over pipeline stages."""
+    """Return how often a region (ops that repeat together) runs in a step, as the mean over pipeline stages."""
     return repeat.mean
 
 
 def _attention(
     step: Step, workload: Workload, mesh: MeshShape, strategy: Strategy, count: Callable[[Repeat], float]
 ) -> StepFlops:
-    """Return the flops of attention on one device; count: returns how often an op runs, from its region's repeats."""
+    """Return the flops of attention on one device. count: returns the runs of an op, from its region's `Repeat`."""
     is_fused = strategy.attention != "scores"
     made = scores_share(workload, mesh, strategy)
     sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
@@ -248,7 +248,7 @@ def _attention(
 
 
 def _matmuls(step: Step, ops: Iterable[Matmul], count: Callable[[Repeat], float]) -> StepFlops:
-    """Return the flops of matmuls on one device; count: returns how often an op runs, from its region's repeats."""
+    """Return the flops of matmuls on one device. count: returns the runs of an op, from its region's `Repeat`."""
     sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
     for op in ops:
         sums[op.phase] += count(step.repeats[op.region.name]) * matmul_flops(op, step.extents)

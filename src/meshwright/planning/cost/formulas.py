@@ -12,10 +12,11 @@ from meshwright.record import Kind
 def collective_formula(kind: Kind, term: Term, placement: Placement) -> tuple[str, dict[str, float]]:
     """Return the formula of one term of a collective's time as a Python expression, and the values of its variables.
 
-    V: bytes (not among the values). n: devices (chips, on a torus). D: units (such as nodes) that the collective spans
-    at a level of switches. s: groups of devices that share the level's links. m: devices of a group in one unit. B:
-    link bandwidth of the worst-placed device of a torus. W: link bandwidth of a unit. Bandwidths are in bytes per
-    second one way. Source: as in `cost.rates.collective`.
+    V: bytes (not among the values). n: devices of a group (on a torus chips; in an all-to-all those on the slowest
+    axis). m: devices of the group in one unit (such as a node), or in one chip of a torus. D: units that the group
+    spans at a level of switches. s: groups that share the level's links. W: link bandwidth of a unit. B: bandwidth of
+    the links that the worst-placed device of a torus uses. Bandwidths are in bytes per second one way. Source: as in
+    `cost.rates.collective`.
     """
     crossing = next((crossing for crossing in placement.crossings if crossing.level == term.link), None)
     text, numbers = _on_level(kind, placement, crossing) if crossing else _on_torus(kind, placement)

@@ -29,16 +29,11 @@ def sequence_cache_bytes(serving: Serving) -> float:
     return token_cache_bytes(serving) * paged_tokens(serving)
 
 
-def device_cache_bytes(serving: Serving, layout: ServingLayout, batch: int) -> float:
+def paged_cache_bytes(step: ServeStep, serving: Serving) -> float:
     """Return the cache bytes on the fullest device if all sequences have full length.
 
-    batch: sequences over all devices. Pages are counted whole. The states of linear attention are included.
+    Pages are counted whole. The states of linear attention are included.
     """
-    return paged_cache_bytes(serve_step(serving, layout, batch), serving)
-
-
-def paged_cache_bytes(step: ServeStep, serving: Serving) -> float:
-    """Return the cache bytes on the fullest device if all sequences have full length, from a step already built."""
     pages = _cache_bytes(step, serving, sequences=step.extents.sizes["Q"], tokens=step.paged_tokens)
     return pages + state_bytes(step, serving)
 
@@ -51,12 +46,6 @@ def state_bytes(step: Step, serving: Serving) -> float:
         for op in step.ops.elementwise
         if op.kind == "state"
     )
-
-
-def read_cache_bytes(serving: Serving, layout: ServingLayout, batch: int) -> float:
-    """Return the cache bytes that the fullest device reads in a step that generates one token of every sequence."""
-    step = serve_step(serving, layout, batch)
-    return sum(step.repeats[op.region.name].mean * cache_bytes(op, step.extents, serving) for op in step.ops.attention)
 
 
 def mean_cache_bytes(serving: Serving, layout: ServingLayout) -> float:

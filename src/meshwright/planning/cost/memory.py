@@ -55,9 +55,9 @@ def step_memory(
 
     The peak is in one of these: a reference model's forward pass, the loss, the backward pass of a layer's attention or
     MLP, the gradient of the embedding table, the update. The terms of `ALWAYS` are always included, others (such as
-    `logits`) if they are live at the peak. For a pipeline the peak is on the stage with most layers, the first or the
-    last. The runtime's own memory is not counted, because `System.usable_bytes` excludes it. kind: the kind of chip;
-    TPUs pad arrays to tiles.
+    `logits`) if they are live at the peak. For a pipeline it is the peak of the fullest stage: the first, which has
+    most layers, or the last. The runtime's own memory is not counted, because `System.usable_bytes` excludes it. kind:
+    the kind of chip; TPUs pad arrays to tiles.
     """
     return _Step(workload, mesh, strategy, kind).memory()
 
@@ -385,12 +385,12 @@ class _Step:
         return terms | ({"working": working} if (working := self.states.muon_working_bytes) else {})
 
     def _summed(self) -> float:
-        """Return the bytes of gradient accumulators, which outlive a backward pass; 0 with one microbatch."""
+        """Return the bytes of gradients summed over microbatches; 0 with one microbatch outside an SPMD pipeline."""
         is_summed = self.strategy.num_microbatches > 1 or self.is_spmd_pipeline
         return self.states.gradients(self.states.elements) if is_summed else 0.0
 
     def _kept(self, *, last: bool = False) -> float:
-        """Return the bytes that a stage (the `last`, or the fullest) saves for backward.
+        """Return the bytes that the fullest pipeline stage saves for backward. last: return those of the last stage.
 
         GPipe in lockstep also saves the inputs of the loss.
         """

@@ -44,14 +44,6 @@ BLOCK_OF_8BIT = 256
 TILE = (8, 128)
 """The rows and columns of the tiles to which a TPU pads a float32 array."""
 
-STATES = ("parameters", "master weights", "optimizer", "reference")
-"""The terms of `step_memory` that stay in memory from step to step; all others are temporary."""
-
-
-def states_bytes(memory: Mapping[str, int]) -> int:
-    """Return the bytes that stay in memory from step to step; memory: bytes by term, from `step_memory`."""
-    return sum(memory.get(name, 0) for name in STATES)
-
 
 def trained_elements(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
     """Return the number of trained parameter elements on one device; for a pipeline, on the fullest stage."""
@@ -165,7 +157,7 @@ class States:
         return sum(self._stored_on(self._kept_on, self.workload.frozen_paths))
 
     def _stored_on(self, mesh: MeshShape, without: frozenset[str]) -> tuple[int, int]:
-        """Return the elements on a device of a mesh with dp of 1: (of layers, of embedding table and head).
+        """Return the parameter elements on a device of a mesh with dp of 1: (of layers, of embedding table and head).
 
         without: paths of parameters to leave out.
         """
@@ -178,7 +170,10 @@ class States:
         return self._frozen_bytes(self._kept_on)
 
     def _frozen_bytes(self, mesh: MeshShape) -> float:
-        """Return the bytes of the frozen parameters on one device of a mesh with dp of 1, each in its stored dtype."""
+        """Return the bytes of the frozen parameters on one device of a mesh with dp of 1, each in its stored dtype.
+
+        Those of quantised weights include their scales.
+        """
         workload, total = self.workload, 0.0
         if not workload.frozen_paths:
             return total
@@ -190,13 +185,8 @@ class States:
                 or workload.base_format(path, parameter)
             )  # fmt: skip
             total += dtype_bytes(dtype) * sum(self._stored_on(mesh, frozenset(others)))
-        return total + self._quantised_bytes(mesh)
-
-    def _quantised_bytes(self, mesh: MeshShape) -> float:
-        """Return the bytes of quantised weights and their scales on one device of a mesh with dp of 1."""
-        total = 0.0
-        for path, parameter in leaves(parameters(self._model)) if self.workload.quantize_base else ():
-            if (base := self.workload.base_format(path, parameter)) is not None:
+        for path, parameter in leaves(parameters(self._model)) if workload.quantize_base else ():
+            if (base := workload.base_format(path, parameter)) is not None:
                 for array in stored_weight(parameter, base):
                     shape = local_parameter_shape(array.parameter, mesh=mesh, what=path)
                     size = tiled_elements(shape) if self.is_tiled else math.prod(shape)
@@ -252,7 +242,8 @@ class States:
     def muon_working_bytes(self) -> float:
         """Bytes per device that Muon's update needs for the parameter that needs most; 0 for other optimizers.
 
-        For each matrix: its values before and after a Newton-Schulz iteration, and two products [short, short].
+        For each of its matrices on a device: the values before and after a Newton-Schulz iteration, and two products
+        [s, s], where s is the matrix's shorter dim.
         """
         if self.strategy.optimizer != "muon":
             return 0.0

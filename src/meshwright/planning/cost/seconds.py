@@ -192,7 +192,7 @@ def _weights_mesh(mesh: MeshShape) -> MeshShape:
 
 @lru_cache(maxsize=1 << 12)
 def _of_ops(strategy: Strategy) -> Strategy:
-    """Return the strategy with defaults in all fields that do not change ops. More than 2 microbatches become 2."""
+    """Return the strategy with defaults in all fields that do not change ops; num_microbatches becomes at most 2."""
     return replace(
         strategy, num_microbatches=min(strategy.num_microbatches, 2), virtual_stages=1, schedule="1f1b", zero_stage=3
     )
@@ -243,7 +243,7 @@ class OpTimer:
     is_grouped: bool = False
 
     def ops(self, region: str) -> tuple[ComputingOp, ...]:
-        """Return the matmuls, attention and elementwise ops of a region: a stack's layers or `logits`; else ()."""
+        """Return the matmuls, attention and elementwise ops of a stack's layer or of `logits`; () for other regions."""
         found = self.step.ops.computing.get(region)
         return (*found.attention, *found.rest) if found else ()
 

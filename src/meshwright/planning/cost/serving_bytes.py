@@ -12,7 +12,7 @@ from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import is_adapter, leaves, parameters
 from meshwright.description.step.rules import local_parameter_shape
-from meshwright.description.step.serve import ServeStep, page_parts, serve_step, table_entries
+from meshwright.description.step.serve import page_parts, serve_step, table_entries
 from meshwright.description.step.serve_ops import LOGITS
 from meshwright.description.step.serving import SERVING_RULES, Serving, ServingLayout
 from meshwright.mesh import MeshShape
@@ -25,11 +25,18 @@ def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[
     batch: sequences over all devices. The terms are `weights`, `cache`, `activations` and, for LoRA, `adapters`.
     """
     step = serve_step(serving, layout, batch)
+    # The largest layer's activations, and the logits of the last tokens.
+    widths = {"compute": dtype_bytes(serving.activation_dtype), "float32": 4}
+    sizes = {
+        name: sum(widths[array.width] * step.extents.local(array) for array in arrays)
+        for name, arrays in step.live.items()
+    }
+    logits = sizes.pop(LOGITS.name)
     terms = {
         "weights": weight_bytes(serving, layout),
         **({"adapters": adapter_bytes(serving, layout)} if serving.model.lora else {}),
         "cache": paged_cache_bytes(step, serving),
-        "activations": _activation_bytes(step, serving),
+        "activations": max(sizes.values()) + logits,
     }
     sizes = {name: round(size) for name, size in terms.items()}
     return sizes | {"peak": sum(sizes.values())}
@@ -93,14 +100,3 @@ def _elements(model: ModelConfig, mesh: MeshShape) -> Counter[str]:
         kind = "adapter" if is_adapter(path) else "vector" if parameter.role == "vector" else "matrix"
         sizes[kind] += math.prod(shape)
     return sizes
-
-
-def _activation_bytes(step: ServeStep, serving: Serving) -> float:
-    """Return the bytes on one device of the largest layer's activations and of the last tokens' logits."""
-    widths = {"compute": dtype_bytes(serving.activation_dtype), "float32": 4}
-    sizes = {
-        name: sum(widths[array.width] * step.extents.local(array) for array in arrays)
-        for name, arrays in step.live.items()
-    }
-    logits = sizes.pop(LOGITS.name)
-    return max(sizes.values()) + logits

@@ -74,18 +74,41 @@ class ServingStep:
 
 
 def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: MeshPlacement) -> ServingStep:
-    """Return the times of a step of `batch` sequences, over all groups of devices, all at full length.
+    """Return the times of a step of `batch` sequences (over all groups of devices), each at full length.
 
     laid: the layout's mesh, laid over its system (`hardware.fabric.lay_mesh`).
     """
     step, system = serve_step(serving, layout, batch), laid.system
     terms = dict.fromkeys(BOUNDS, 0.0)
-    for shape, times in _matmul_shapes(step).items():
+    # How often one device runs each size of matmul: (rows, inner, columns, experts).
+    local, counts = step.extents.local_dims, dict[tuple[float, float, float, float], float]()
+    for op in step.ops.matmuls:
+        shape = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
+        counts[shape] = counts.get(shape, 0.0) + step.repeats[op.region.name].mean
+    for shape, times in counts.items():
         time = product_time(*shape, system=system, serving=serving)
         terms["products" if time.bound == "compute" else "weights"] += times * time.seconds
-    attention = _attention_time(step, serving, system)
+    # Whole prompts use a fused kernel that skips masked scores, and read no cache.
+    flops = read = 0.0
+    for op in step.ops.attention:
+        times = step.repeats[op.region.name].mean
+        flops += times * _attention_flops(op, step.extents)
+        read += times * cache_bytes(op, step.extents, serving) if serving.is_paged else 0.0
+    peak = attention_share(system) * system.peak(serving.activation_dtype)
+    attention = OpTime(flops / peak, read / (HBM_SHARE * system.hbm_bytes_per_second))
     terms["attention" if attention.bound == "compute" else "cache"] += attention.seconds
-    terms["elementwise"] = _elementwise_seconds(step, serving, system)
+    # Each chain of norms, sums, rotary embedding and activation functions is one pass over memory. Launches are not
+    # counted: a server's program is launched as a whole, and matmuls include theirs.
+    # The bytes of a pass are given for elements of 2 bytes.
+    narrow = sum(
+        step.repeats[op.region.name].mean
+        * pass_of(op.kind, fuses=True).forward_bytes
+        * sum(map(step.extents.local, op.arrays))
+        for op in step.ops.elementwise
+    )
+    terms["elementwise"] = (
+        narrow * dtype_bytes(serving.activation_dtype) / 2 / (HBM_SHARE * system.hbm_bytes_per_second)
+    )
     moves = tuple((move, planned_seconds(move, laid)) for move in _collectives(step, serving))
     terms["communication"] = sum(seconds for _, seconds in moves)
     return ServingStep(terms, moves)
@@ -156,8 +179,8 @@ def product_time(
 ) -> OpTime:
     """Return the time of the flops and of the memory traffic of `count` matmuls [rows, inner] @ [inner, columns].
 
-    Flops are timed at the efficiency of the size, bytes at the achieved bandwidth. On GPUs flops include launches, and
-    the memory traffic of all `count` matmuls one launch.
+    Flops are timed at the efficiency of the size, bytes at the achieved bandwidth. On GPUs that efficiency includes
+    each matmul's launch; the time of memory traffic includes one launch for all `count` matmuls.
     """
     dtype = serving.compute_dtype
     share = product_efficiency(system, max(rows, BUSY_ROWS), inner, columns, dtype=dtype)
@@ -169,48 +192,9 @@ def product_time(
     return OpTime(flops_seconds, launch + count * moved / (HBM_SHARE * system.hbm_bytes_per_second))
 
 
-def _matmul_shapes(step: Step) -> dict[tuple[float, float, float, float], float]:
-    """Return how often one device runs each size of matmul in a step. Keys: (rows, inner, columns, experts)."""
-    local, counts = step.extents.local_dims, dict[tuple[float, float, float, float], float]()
-    for op in step.ops.matmuls:
-        shape = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
-        counts[shape] = counts.get(shape, 0.0) + step.repeats[op.region.name].mean
-    return counts
-
-
 def _attention_flops(op: AttentionOp, extents: Extents) -> float:
     """Return the flops of attention: of each query with the keys that it attends to."""
     return 2 * extents.local(op.query) / op.qk_dim * (op.qk_dim + op.value_dim) * extents.sizes["keys"]
-
-
-def _attention_time(step: Step, serving: Serving, system: System) -> OpTime:
-    """Return the time of attention over all layers on one device, for its flops and for reading the cache.
-
-    Whole prompts use a fused kernel that skips masked scores, and read no cache.
-    """
-    flops = read = 0.0
-    for op in step.ops.attention:
-        times = step.repeats[op.region.name].mean
-        flops += times * _attention_flops(op, step.extents)
-        read += times * cache_bytes(op, step.extents, serving) if serving.is_paged else 0.0
-    peak = attention_share(system) * system.peak(serving.activation_dtype)
-    return OpTime(flops / peak, read / (HBM_SHARE * system.hbm_bytes_per_second))
-
-
-def _elementwise_seconds(step: Step, serving: Serving, system: System) -> float:
-    """Return the time of norms, residual sums, rotary embedding and activation functions.
-
-    Each chain of these is one pass over memory. Launches are not counted: a server's program is launched as a whole,
-    and matmuls include theirs.
-    """
-    # The bytes of a pass are given for elements of 2 bytes.
-    narrow = sum(
-        step.repeats[op.region.name].mean
-        * pass_of(op.kind, fuses=True).forward_bytes
-        * sum(map(step.extents.local, op.arrays))
-        for op in step.ops.elementwise
-    )
-    return narrow * dtype_bytes(serving.activation_dtype) / 2 / (HBM_SHARE * system.hbm_bytes_per_second)
 
 
 def _collectives(step: Step, serving: Serving) -> Iterator[Collective]:

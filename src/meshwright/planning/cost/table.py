@@ -194,7 +194,7 @@ class _Table:
                     pass
 
     def _owner(self, op: Communicate) -> _Place | None:
-        """Return the matmul whose weight or gradient a collective sends; None if the collective has its own row."""
+        """Return the place of the matmul whose weight or gradient a collective sends; None if it has its own row."""
         if not op.of_weight:
             return None
         region = op.region.name
@@ -312,7 +312,7 @@ def _move(op: Communicate, move: Collective) -> OpRow:
 
 
 def _added_up(moves: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Sum up collectives of the same kind, axes, phase and array."""
+    """Return the collectives, with those of equal kind, axes, phase and array added up to one."""
     found: dict[tuple[object, ...], Collective] = {}
     for move in moves:
         key = move.kind, move.axes, move.phase, move.array

@@ -53,7 +53,7 @@ class PublishedRun:
 class StepRange:
     """The range of a plan's step time if its prediction has an error like those of similar published runs.
 
-    like: the properties that these runs share with the plan, in words.
+    shortest, longest: seconds. like: the properties that these runs share with the plan, in words.
     """
 
     shortest: float
@@ -134,7 +134,7 @@ EVIDENCE_COLUMNS = ("published run", "chips", "mesh", "measured", "predicted", "
 
 
 def _groups(plan: Plan) -> Iterator[tuple[str, list[PublishedRun]]]:
-    """Yield (properties shared with a plan in words, runs that share them) for groups of runs, most similar first."""
+    """Yield (properties that runs share with a plan, in words; these runs) for groups of runs, most similar first."""
     chip, names, has_experts = plan.system.chip, _frameworks(plan), _has_experts(plan)
     framework = plan.strategy.profile.name or "JAX"
     of = "of MoE models" if has_experts else "of dense models"

@@ -56,7 +56,17 @@ def export_settings(
     except MeshwrightError as error:
         raise MeshwrightError(f"{table.title} cannot run this plan: {error}") from None
     theirs = plan_fields(read.workload, read.mesh, read.strategy)
-    _check_same(table, fields, theirs)
+    wrong = {
+        field: theirs.get(field) for field in fields if field not in table.unsaid and theirs.get(field) != fields[field]
+    }
+    if wrong:
+        said = ", ".join(f"{field.removeprefix('model.')}={_shown(fields[field])}" for field in wrong)
+        others = ", ".join(_shown(value) for value in wrong.values())
+        if "param_dtype" in wrong:  # By default moments have the parameters' dtype, so advice names both.
+            wrong["moment_dtype"] = theirs["moment_dtype"]
+        advice = " ".join(filter(None, (_option(field, value) for field, value in wrong.items())))
+        hint = f"; plan with {advice}" if advice else ""
+        raise MeshwrightError(f"{table.title} cannot say {said}: its steps have {others}{hint}")
     unsaid = {
         field: why for field, why in table.unsaid.items() if field in known or fields.get(field) != theirs.get(field)
     }
@@ -110,21 +120,6 @@ def _values(
     if not named:
         values |= {option: allowed[0] for option, allowed in table.structure.items()}
     return values | written
-
-
-def _check_same(table: OptionTable, fields: Mapping[str, Any], read: Mapping[str, Any]) -> None:
-    """Raise if the exported settings, read again (`read`), give another plan."""
-    wrong = {
-        field: read.get(field) for field in fields if field not in table.unsaid and read.get(field) != fields[field]
-    }
-    if wrong:
-        said = ", ".join(f"{field.removeprefix('model.')}={_shown(fields[field])}" for field in wrong)
-        theirs = ", ".join(_shown(value) for value in wrong.values())
-        if "param_dtype" in wrong:  # By default moments have the parameters' dtype, so advice names both.
-            wrong["moment_dtype"] = read["moment_dtype"]
-        advice = " ".join(filter(None, (_option(field, value) for field, value in wrong.items())))
-        hint = f"; plan with {advice}" if advice else ""
-        raise MeshwrightError(f"{table.title} cannot say {said}: its steps have {theirs}{hint}")
 
 
 def _shown(value: Any) -> str:

@@ -21,7 +21,17 @@ def read_sizes(settings: Settings) -> None:
 def read(settings: Settings) -> None:
     """Set the fields of the mesh, the microbatches, the sequence length and the dtypes from the options."""
     _read_mesh(settings)
-    _read_formats(settings)
+    # The dtypes: a jmp policy, such as `p=f32,c=bfloat16`.
+    option = "trainer.mp"
+    policy = settings.text(option, "f32")
+    parts = {"p": policy, "c": policy}
+    if "=" in policy:
+        parts = {part.partition("=")[0]: part.partition("=")[2] for part in policy.split(",")}
+    stored, used = (_DTYPES.get(parts.get(key, ""), "") for key in ("p", "c"))
+    if not stored or not used:
+        raise settings.refusal(option, f"is {policy!r}; it is read as p=f32,c=bfloat16, of {', '.join(_DTYPES)}")
+    settings.fields |= {"param_dtype": stored, "compute_dtype": used}
+    settings.means(option, policy, f"param_dtype={stored}, dtype={used}")
     fields = settings.fields
     length = settings.whole("model.seq_len", 2048)
     fields["seq_len"] = settings.whole("train_seq_len", length)
@@ -36,7 +46,7 @@ def read(settings: Settings) -> None:
 
 
 def _read_mesh(settings: Settings) -> None:
-    """Set the degrees dp, fsdp and tp from the options. Replicas may divide TPU slices; fsdp takes what remains."""
+    """Set the degrees dp, fsdp and tp from the options. fsdp takes the devices that replicas and tp leave."""
     system, fields = settings.system, settings.fields
     replicas = settings.whole("trainer.replica_ici_axis_size", 1)
     across = settings.whole("trainer.replica_dcn_axis_size", 1)
@@ -56,20 +66,6 @@ def _read_mesh(settings: Settings) -> None:
     )
     settings.means("trainer.replica_dcn_axis_size", across, f"dp={fields['dp']}")
     settings.means("trainer.model_axis_size", model, f"tp={model}")
-
-
-def _read_formats(settings: Settings) -> None:
-    """Set the dtypes of parameters and of compute from a jmp policy, such as `p=f32,c=bfloat16`."""
-    option = "trainer.mp"
-    policy = settings.text(option, "f32")
-    parts = {"p": policy, "c": policy}
-    if "=" in policy:
-        parts = {part.partition("=")[0]: part.partition("=")[2] for part in policy.split(",")}
-    stored, used = (_DTYPES.get(parts.get(key, ""), "") for key in ("p", "c"))
-    if not stored or not used:
-        raise settings.refusal(option, f"is {policy!r}; it is read as p=f32,c=bfloat16, of {', '.join(_DTYPES)}")
-    settings.fields |= {"param_dtype": stored, "compute_dtype": used}
-    settings.means(option, policy, f"param_dtype={stored}, dtype={used}")
 
 
 def write(fields: dict[str, Any], system: System) -> dict[str, Any]:

@@ -27,7 +27,19 @@ _NOTES = {
 
 def read(settings: Settings) -> None:
     """Set the fields of the mesh, the batch and the remat policy from the options."""
-    _read_mesh(settings)
+    # The axes that cross slices must be the outermost ones of `LAYOUT`.
+    system = settings.system
+    ici = _degrees(settings, "ici", system.num_devices // system.num_slices, "fsdp")
+    dcn = _degrees(settings, "dcn", system.num_slices, "data")
+    for ours in OURS.values():
+        settings.fields[ours] = math.prod(ici[axis] * dcn[axis] for axis in OURS if OURS[axis] == ours)
+    crossing = {axis: math.prod(dcn[name] for name in OURS if OURS[name] == axis) for axis in LAYOUT}
+    if crossing != (here := _across(settings.fields, system.num_slices)):
+        axis = next(axis for axis in LAYOUT if crossing[axis] != here[axis])
+        raise MeshwrightError(
+            f"MaxText: {axis} crosses {crossing[axis]} slices; here the outermost of {', '.join(LAYOUT)} cross them,"
+            f" with this mesh {', '.join(f'{name} {degree}' for name, degree in here.items() if degree > 1)}"
+        )
     _read_batch(settings)
     _read_saved(settings)
     if "enable_dropout" in settings.left and not settings.flag("enable_dropout"):
@@ -41,22 +53,6 @@ def read(settings: Settings) -> None:
             raise settings.refusal(option, "beside an fsdp axis: here optimizer state is split over fsdp alone")
         fields |= {"fsdp": fields["dp"], "dp": 1, "zero_stage": 1}
         settings.means(option, True, f"fsdp={fields['fsdp']}, zero_stage=1 instead of dp")
-
-
-def _read_mesh(settings: Settings) -> None:
-    """Set the degrees of all axes. Raises unless the axes that cross slices are the outermost ones of `LAYOUT`."""
-    system = settings.system
-    ici = _degrees(settings, "ici", system.num_devices // system.num_slices, "fsdp")
-    dcn = _degrees(settings, "dcn", system.num_slices, "data")
-    for ours in OURS.values():
-        settings.fields[ours] = math.prod(ici[axis] * dcn[axis] for axis in OURS if OURS[axis] == ours)
-    crossing = {axis: math.prod(dcn[name] for name in OURS if OURS[name] == axis) for axis in LAYOUT}
-    if crossing != (here := _across(settings.fields, system.num_slices)):
-        axis = next(axis for axis in LAYOUT if crossing[axis] != here[axis])
-        raise MeshwrightError(
-            f"MaxText: {axis} crosses {crossing[axis]} slices; here the outermost of {', '.join(LAYOUT)} cross them,"
-            f" with this mesh {', '.join(f'{name} {degree}' for name, degree in here.items() if degree > 1)}"
-        )
 
 
 def _degrees(settings: Settings, kind: str, total: int, inferred: str) -> dict[str, int]:

@@ -14,8 +14,26 @@ _UPDATES = re.compile(r"dict\((.*)\)", re.DOTALL)
 
 def expand(settings: Settings) -> None:
     """Read `--load_llama_config=7b` as sizes, and `--update_llama_config="dict(theta=10000)"` as separate options."""
-    _take_config(settings)
-    _take_updates(settings)
+    option = "load_llama_config"
+    name = settings.text(option)
+    if name:
+        if name not in settings.table.configs:
+            raise settings.refusal(
+                option, f"is {name!r}; {', '.join(settings.table.configs)} are read, or name a MODEL"
+            )
+        sizes = settings.table.configs[name]
+        fields = ("num_layers", "embed", "mlp", "num_heads", "vocab")
+        settings.fields |= {f"model.{field}": size for field, size in zip(fields, sizes, strict=True)}
+        settings.means(option, name, f"{sizes[0]} layers, embed={sizes[1]}, mlp={sizes[2]}, num_heads={sizes[3]}")
+    text = settings.text("update_llama_config")
+    if text:
+        match = _UPDATES.fullmatch(text.strip())
+        try:
+            call: Any = ast.parse(f"dict({match[1]})" if match else "", mode="eval").body
+            entries: dict[str, Any] = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+        except (SyntaxError, ValueError, AttributeError):
+            raise settings.refusal("update_llama_config", f"is {text!r}; it is read as dict(name=value, …)") from None
+        settings.add({f"llama.{name}": value for name, value in entries.items()})
 
 
 def read_sizes(settings: Settings) -> None:
@@ -24,34 +42,6 @@ def read_sizes(settings: Settings) -> None:
     if "model.embed" in fields and fields.get("model.num_heads", 0) > 0:
         fields["model.num_kv_heads"] = fields["model.num_heads"]
         fields["model.head_dim"] = fields["model.embed"] // fields["model.num_heads"]
-
-
-def _take_config(settings: Settings) -> None:
-    """Set the fields of the model's sizes from `--load_llama_config=7b`."""
-    option = "load_llama_config"
-    name = settings.text(option)
-    if not name:
-        return
-    if name not in settings.table.configs:
-        raise settings.refusal(option, f"is {name!r}; {', '.join(settings.table.configs)} are read, or name a MODEL")
-    sizes = settings.table.configs[name]
-    fields = ("num_layers", "embed", "mlp", "num_heads", "vocab")
-    settings.fields |= {f"model.{field}": size for field, size in zip(fields, sizes, strict=True)}
-    settings.means(option, name, f"{sizes[0]} layers, embed={sizes[1]}, mlp={sizes[2]}, num_heads={sizes[3]}")
-
-
-def _take_updates(settings: Settings) -> None:
-    """Replace `--update_llama_config` by one option for each of its entries: `llama.theta`."""
-    text = settings.text("update_llama_config")
-    if not text:
-        return
-    match = _UPDATES.fullmatch(text.strip())
-    try:
-        call: Any = ast.parse(f"dict({match[1]})" if match else "", mode="eval").body
-        entries: dict[str, Any] = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
-    except (SyntaxError, ValueError, AttributeError):
-        raise settings.refusal("update_llama_config", f"is {text!r}; it is read as dict(name=value, …)") from None
-    settings.add({f"llama.{name}": value for name, value in entries.items()})
 
 
 def read(settings: Settings) -> None:

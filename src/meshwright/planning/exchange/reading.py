@@ -83,7 +83,9 @@ def read_options(
     settings.model = _read_model(settings, name, model, model_name)
     settings.fields |= settings.table.fixed
     settings.fields.setdefault("attention", "flash")
-    _check_seq_len(settings)
+    options = [option for option, field in settings.table.numbers.items() if field == "seq_len"]
+    if options and "seq_len" not in settings.fields:
+        raise settings.refusal(options[0], "is missing")
     _READERS[name](settings)
     fields = settings.fields
     has_parts = fields.get("sp", 1) > 1 and fields.get("sp_method") != "ulysses"
@@ -146,7 +148,7 @@ def _read_words(settings: Settings, name: str) -> None:
 
 
 def _read_model(settings: Settings, name: str, model: ModelConfig | None, model_name: str) -> Model:
-    """Return the model: `model`, else the preset that the file names, else one with the file's sizes (`model_name`)."""
+    """Return `model`; else the preset that the file names; else a model `model_name` with the file's sizes."""
     table, fields = settings.table, settings.fields
     theirs = ""
     if name == "maxtext":
@@ -162,7 +164,12 @@ def _read_model(settings: Settings, name: str, model: ModelConfig | None, model_
         )
     found = model or (PRESETS[named] if named else None)
     if found is None:
-        _check_structure(settings)
+        for option, values in settings.table.structure.items():
+            value = settings.take(option, settings.table.defaults.get(option, values[0]))
+            if not any(same(value, known) for known in values):
+                raise settings.refusal(
+                    option, f"is {value}; a model is read from sizes where it is {values[0]}; name a MODEL instead"
+                )
         return model_of(fields, model_name, "not in the file; name a MODEL, a preset as llama3-8b or a config.json")
     for option in table.structure:
         if option in settings.left:
@@ -189,20 +196,3 @@ def _typed_fields(settings: Settings) -> set[str]:
         - {field for words in table.words.values() for field in words}
     )
     return {field for field in typed | computed if field.startswith("model.")}
-
-
-def _check_seq_len(settings: Settings) -> None:
-    """Raise if the file has no sequence length and the framework no default."""
-    options = [option for option, field in settings.table.numbers.items() if field == "seq_len"]
-    if options and "seq_len" not in settings.fields:
-        raise settings.refusal(options[0], "is missing")
-
-
-def _check_structure(settings: Settings) -> None:
-    """Raise if an option describes a model whose structure is not that of models read from sizes."""
-    for option, values in settings.table.structure.items():
-        value = settings.take(option, settings.table.defaults.get(option, values[0]))
-        if not any(same(value, known) for known in values):
-            raise settings.refusal(
-                option, f"is {value}; a model is read from sizes where it is {values[0]}; name a MODEL instead"
-            )

@@ -117,7 +117,7 @@ class Settings:
         return whole // by
 
     def take_without_effect(self) -> dict[str, list[str]]:
-        """Mark the options that have no effect on a step as read; return their names, by the reason."""
+        """Mark as read the options that have no effect on a step; return their names, by the reason."""
         found: dict[str, list[str]] = {}
         for reason, patterns in self.table.nothing.items():
             for option in [name for name in self.left if any(fnmatchcase(name, pattern) for pattern in patterns)]:
@@ -126,7 +126,7 @@ class Settings:
         return found
 
     def take_single_valued(self) -> None:
-        """Mark the options for which only one value is supported as read. Raises if an option has another value."""
+        """Mark as read the options for which only one value is supported. Raises if an option has another value."""
         for option, (needed, why) in self.table.only.items():
             if option in self.left and not same(value := self.take(option, needed), needed):
                 raise self.refusal(option, f"is {value}: {why}")

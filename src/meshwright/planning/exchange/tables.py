@@ -32,7 +32,7 @@ class OptionTable:
     models: Mapping[str, str] = field(default_factory=dict[str, str])  # The framework's name of a preset, by preset.
     # (layers, width, mlp, heads, vocabulary) of the models that the framework has by name.
     configs: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, Any])
-    numbers: Mapping[str, str] = field(default_factory=dict[str, str])  # The field that a numeric option sets.
+    numbers: Mapping[str, str] = field(default_factory=dict[str, str])  # By numeric option: the field that it sets.
     # By option: the field that it sets, and the field's value for each word. If several words have the same value, the
     # first is written.
     words: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict[str, Any])

@@ -18,7 +18,17 @@ def read(settings: Settings) -> None:
     """Set the fields of the mesh, the batch, the pipeline, remat, ZeRO stage and fp8 matmuls from the options."""
     _read_mesh(settings)
     _read_batch(settings)
-    _read_checkpoints(settings)
+    mode = settings.text("activation_checkpoint.mode", "selective")
+    option = settings.text("activation_checkpoint.selective_ac_option", "2")
+    settings.left.pop("activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns", None)
+    remats = {"none": "none", "full": "block", "selective": "alternate" if option == "op" else ""}
+    if not (remat := remats.get(mode, "")):
+        raise settings.refusal(
+            "activation_checkpoint.mode",
+            f"is {mode}, of every layer {option}; none, full and selective with selective_ac_option = op are read",
+        )
+    settings.fields["remat"] = remat
+    settings.means("activation_checkpoint.mode", mode, f"remat={remat}")
     fields = settings.fields
     option = "parallelism.fsdp_reshard_after_forward"
     policy = settings.text(option, "default")
@@ -103,21 +113,6 @@ def _read_batch(settings: Settings) -> None:
 def _split_points(num_layers: int, num_stages: int) -> list[str]:
     """Return the name of the first layer of every stage but the first: `layers.8`."""
     return [f"layers.{num_layers * stage // num_stages}" for stage in range(1, num_stages)]
-
-
-def _read_checkpoints(settings: Settings) -> None:
-    """Set the remat policy from the options of activation checkpoints."""
-    mode = settings.text("activation_checkpoint.mode", "selective")
-    option = settings.text("activation_checkpoint.selective_ac_option", "2")
-    settings.left.pop("activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns", None)
-    remats = {"none": "none", "full": "block", "selective": "alternate" if option == "op" else ""}
-    if not (remat := remats.get(mode, "")):
-        raise settings.refusal(
-            "activation_checkpoint.mode",
-            f"is {mode}, of every layer {option}; none, full and selective with selective_ac_option = op are read",
-        )
-    settings.fields["remat"] = remat
-    settings.means("activation_checkpoint.mode", mode, f"remat={remat}")
 
 
 def write(fields: dict[str, Any], system: System) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.description.families.registry import serving_from_data
-from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
+from meshwright.description.hardware.fabric import lay_mesh
 from meshwright.description.hardware.system import System, parse_system
 from meshwright.description.step.padding import padding_notes
 from meshwright.description.step.serving import SERVING_RULES, CacheSplit, Serving, ServingLayout, check_serving
@@ -18,7 +18,7 @@ from meshwright.mesh import MeshShape
 from meshwright.planning.cost.memory import pool_notes
 from meshwright.planning.cost.rates.borrowed import borrowed_notes
 from meshwright.planning.cost.serving_bytes import serving_memory
-from meshwright.planning.cost.serving_seconds import ServingStep, serving_flops, serving_step
+from meshwright.planning.cost.serving_seconds import serving_flops, serving_step
 from meshwright.planning.files import has_fields, read_data, write_data
 from meshwright.planning.plan import check_predicted, is_plan_file, predicted_again
 from meshwright.record import Record, merge
@@ -105,12 +105,31 @@ def make_serving_plan(serving: Serving, layout: ServingLayout, system: System) -
     check_serving(serving, layout)
     laid = lay_mesh(system, layout.mesh.layout)
     step = serving_step(serving, layout, serving.batch, laid)
+    assert serving.batch is not None
+    memory = serving_memory(serving, layout, serving.batch)
+    rate = serving_flops(serving, serving.batch) / step.seconds
     return ServingPlan(
         serving=serving,
         hardware=str(system),
         mesh=layout.mesh,
         cache=layout.cache,
-        predicted=_record(serving, layout, system, laid, step),
+        predicted=Record(
+            origin="predicted",
+            mesh=layout.mesh.degrees,
+            hardware=str(system),
+            step_seconds=step.seconds,
+            mfu=rate / (system.peak(serving.compute_dtype) * layout.mesh.num_devices),
+            memory_bytes=memory,
+            fits=memory["peak"] <= system.plannable_bytes,
+            bound=step.bound,
+            tokens_per_second=step_tokens(serving, serving.batch) / step.seconds,
+            breakdown_seconds=step.breakdown_seconds,
+            collectives=merge(step.collectives),
+            notes=laid.notes
+            + padding_notes(serving.model, layout.mesh, SERVING_RULES)
+            + borrowed_notes(system)
+            + pool_notes(system, memory["peak"]),
+        ),
         hardware_file=system.chip.file,
         memory_headroom=system.memory_headroom,
     )
@@ -150,30 +169,6 @@ def planned_speed(
         return None
     steps = 1 if chunk is None else math.ceil(texts.prompt_len / chunk)
     return ServingSpeed(steps * read.seconds, made.seconds, made.batch)
-
-
-def _record(serving: Serving, layout: ServingLayout, system: System, laid: MeshPlacement, step: ServingStep) -> Record:
-    """Return the predicted record of a step."""
-    assert serving.batch is not None
-    memory = serving_memory(serving, layout, serving.batch)
-    rate = serving_flops(serving, serving.batch) / step.seconds
-    return Record(
-        origin="predicted",
-        mesh=layout.mesh.degrees,
-        hardware=str(system),
-        step_seconds=step.seconds,
-        mfu=rate / (system.peak(serving.compute_dtype) * layout.mesh.num_devices),
-        memory_bytes=memory,
-        fits=memory["peak"] <= system.plannable_bytes,
-        bound=step.bound,
-        tokens_per_second=step_tokens(serving, serving.batch) / step.seconds,
-        breakdown_seconds=step.breakdown_seconds,
-        collectives=merge(step.collectives),
-        notes=laid.notes
-        + padding_notes(serving.model, layout.mesh, SERVING_RULES)
-        + borrowed_notes(system)
-        + pool_notes(system, memory["peak"]),
-    )
 
 
 def step_tokens(serving: Serving, batch: int) -> int:

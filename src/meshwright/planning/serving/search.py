@@ -244,7 +244,7 @@ class _Batches:
         )
 
     def _last_in_time(self, limit: float) -> int:
-        """Return the most sequences per group that fit and take at most `limit` seconds; 0 if one takes longer.
+        """Return the most sequences per group that fit and take at most `limit` seconds; 0 if even one takes longer.
 
         Step time is nearly linear in the batch, so interpolation search finds the number in a few steps.
         """

@@ -126,7 +126,7 @@ class _Step:
 
 
 def _fastest(start: _Step, kinds: tuple[list[Change], ...], system: System, before: float) -> Fix | None:
-    """Return the fastest combination, of one change per kind, with which a step fits; None if there is none.
+    """Return the fastest combination of changes, one from each list in `kinds`, with which a step fits; else None.
 
     before: seconds of the original step.
     """
@@ -179,7 +179,7 @@ def _meshes(step: _Step, system: System) -> Iterator[Change]:
 
 
 def _strategies(step: _Step) -> Iterator[list[Change]]:
-    """Yield the changes of each option but remat and mesh, as a list per option."""
+    """Yield, for each option but remat and mesh, the list of its possible changes."""
     now, local = step.strategy, step.workload.batch // step.mesh.degree(RULES["batch"])
     yield [Change("num_microbatches", parts) for parts in divisors(local) if parts > now.num_microbatches]
     yield [Change("zero_stage", stage) for stage in range(now.zero_stage + 1, 4) if step.mesh.fsdp > 1]

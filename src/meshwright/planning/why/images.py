@@ -88,7 +88,8 @@ class ImageCommunication(Fact):
 class DataParallelLimit(Fact):
     """Number of devices from which, with dp alone, more than `share` of a step is exposed communication.
 
-    devices: None if above `tried`, the largest number tried. images: per device, at `devices` or `tried`.
+    devices: None if above `tried`, the largest number tried. images: per device, with `devices` (or
+    `tried`) devices.
     """
 
     devices: int | None
@@ -149,7 +150,7 @@ def image_gap(record: Record, best: Record) -> Gap:
 
 
 def _memory(record: Record, workload: ImageWorkload, system: System) -> Iterator[ImageFact]:
-    """Yield the memory of the whole model, and that of the images."""
+    """Yield two facts: the memory of the whole model's state, and that of a device's activations."""
     memory, mesh = record.memory_bytes, MeshShape(**record.mesh)
     whole = image_memory(workload, MeshShape(dp=workload.batch))
     states = sum(whole[name] for name in STATES)

@@ -28,11 +28,14 @@ class Exposure(Fact):
     """The exposed communication of a plan."""
 
     axes: tuple[str, ...]
-    """The mesh axes with the longest exposed communication, or those that have too few tokens per device."""
+    """The mesh axes with the longest exposed communication.
+
+    If `wanted` is not 0, the axes over which weights are gathered or gradients reduced.
+    """
     share: float
     """Exposed communication over all axes, as a fraction of the step."""
     tokens: int = 0
-    """Tokens that a device of the plan processes between two such collectives; 0 as `wanted` is."""
+    """Tokens that a device of the plan processes between two collectives over `axes`; 0 if `wanted` is 0."""
     wanted: int = 0
     """Tokens per device that would hide the communication over `axes`; 0 if too few tokens are not the reason."""
 

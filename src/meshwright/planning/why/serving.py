@@ -118,9 +118,9 @@ class BatchLimit(Fact):
 class SequenceCache(Fact):
     """KV cache of a sequence when it ends.
 
-    tokens: the tokens in the cache; with a sliding window fewer than `context`, the tokens of the whole sequence.
-    pages: the number of pages, of `page_size` tokens each. empty_share: unused fraction of the pages. bytes: the sum
-    over all devices.
+    tokens: the tokens in the cache. context: the tokens of the sequence, more than `tokens` if there is a sliding
+    window. pages: the number of pages, of `page_size` tokens each. empty_share: unused fraction of the pages. bytes:
+    the sum over all devices.
     """
 
     tokens: int
@@ -173,8 +173,8 @@ class ServingGap(Fact):
     """The largest difference between a layout and the best layout.
 
     term, seconds: the term of the step that exceeds the best layout's most, and by how much; for LATE, seconds beyond
-    the latency. per_token: whether `seconds` is divided by the batch. missing_bytes: for MEMORY, the bytes per device
-    that are missing.
+    the latency, at batch `batch`. per_token: whether `seconds` is divided by the batch. missing_bytes: for MEMORY, the
+    bytes per device that are missing.
     """
 
     kind: ServingGapKind

@@ -19,7 +19,7 @@ ATTENTION = {"scores": "attention scores through memory", "flash": "a fused atte
 """Descriptions of attention implementations; others are shown by name."""
 
 CAUSAL_SHARE = 0.2
-"""The fraction of the MFU from which masked scores are mentioned."""
+"""Masked scores are mentioned if they are more than this fraction of the MFU."""
 
 WAITING_SHARE = 0.05
 """The fraction of a step from which `answer` includes exposed communication or a pipeline bubble."""
@@ -194,8 +194,8 @@ def wanted_tokens(plan: Plan, axes: tuple[str, ...]) -> int:
     """Return the tokens per device from which weight gathers and gradient reductions over `axes` are hidden.
 
     They are C / W: the flops of a device in the time of one byte of a collective (scaling book, chapters training and
-    gpus, data parallelism). For MoE models they are E / k times as many, because all E experts of a device are gathered
-    and k of them process each token; ep divides E.
+    gpus, data parallelism). For MoE models they are E / k times as many, because all E experts of a device (of the
+    model, divided by ep) are gathered and k of them process each token.
     """
     wanted, _ = _alpha(plan, axes)
     experts = plan.workload.model.experts

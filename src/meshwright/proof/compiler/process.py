@@ -61,7 +61,14 @@ class CompileProcess:
     def program(self) -> CompiledProgram:
         """Wait for the process and return the compiled program. Raises if compilation failed or the process died."""
         status = self.process.wait()
-        messages = _warnings(self.said.read_bytes()[-_MOST_MESSAGES:].decode(errors="replace"))
+        # Informational messages, which may span several lines, are left out.
+        kept, informs = [], False
+        for line in self.said.read_bytes()[-_MOST_MESSAGES:].decode(errors="replace").splitlines(keepends=True):
+            if found := _LOGGED.match(line):
+                informs = found[1] == "I"
+            if not informs:
+                kept.append(line)
+        messages = "".join(kept)
         if not self.answered.exists():
             how = f"signal {-status}" if status < 0 else f"status {status}"
             last = next((line for line in reversed(messages.splitlines()) if line.strip()), "it said nothing")
@@ -73,17 +80,6 @@ class CompileProcess:
         if "error" in response:
             raise compile_error(f"{self.request.function} on {self.request.hardware}", Failure(**response["error"]))
         return replace(program_from_json(response["program"], cached=False), messages=messages)
-
-
-def _warnings(messages: str) -> str:
-    """Return the compiler's log without informational messages, which may span several lines."""
-    kept, informs = [], False
-    for line in messages.splitlines(keepends=True):
-        if found := _LOGGED.match(line):
-            informs = found[1] == "I"
-        if not informs:
-            kept.append(line)
-    return "".join(kept)
 
 
 def compile_error(what: str, failure: Failure) -> MeshwrightError:

@@ -22,9 +22,9 @@ class MeshMethod(StrEnum):
 class TracedMistake(NamedTuple):
     """A mistake found in the jaxpr of a traced function.
 
-    finding: the id of its `Finding` class. dtype, dims: of the op's array, per shard inside a `shard_map`. source: the
-    op's file:line. axes: the mesh axes that the mistake concerns. count: executions of the op per step. figures:
-    further plain data, specific to the kind of mistake.
+    finding: the id of its `Finding` class. dtype, dims: those of the op's array, per shard inside a `shard_map`.
+    source: the op's file:line. axes: the mesh axes that the mistake concerns. count: executions of the op per step.
+    figures: further plain data, specific to the kind of mistake.
     """
 
     finding: str

@@ -94,9 +94,9 @@ def _gathered_arrays(instruction: Instruction) -> tuple[Shape, ...]:
 
 
 def _is_gathered_with(move: Instruction, other: Instruction, array: Shape, num_devices: int) -> bool:
-    """Whether the compiler may have combined the all-gather `other`, with others, into `move`.
+    """Whether the compiler may have combined two all-gathers, `move` and `other`, into one that has the result `array`.
 
-    `other` must have the device groups of `move`, and the shape of `array`, one of the results of `move`.
+    They must have the same device groups, and `other` the shape of `array`. num_devices: devices of the program.
     """
     if (other.opcode, other.computation) != ("all-gather", move.computation):
         return False

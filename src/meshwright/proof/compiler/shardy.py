@@ -51,11 +51,6 @@ def matmul_shardings(lowered: Lowered, is_kept: Callable[[str], bool] = lambda s
             constraint.erase()
     with module.context:
         PassManager.parse(_PASSES).run(module)
-    return tuple(_matmuls_of(module))
-
-
-def _matmuls_of(module: Any) -> Iterator[Matmul]:
-    """Yield the matmuls of a module in order of execution; a called function's matmuls once per call."""
     functions = {ir.StringAttr(one.attributes["sym_name"]).value: one for one in module.regions[0].blocks[0]}
 
     def executed(name: str) -> Iterator[Matmul]:
@@ -67,7 +62,7 @@ def _matmuls_of(module: Any) -> Iterator[Matmul]:
             else:
                 yield Matmul(_sharding(one), _line(str(one.location)))
 
-    return executed("main")
+    return tuple(executed("main"))
 
 
 def _walk(operation: Any, visit: Callable[[Any], None]) -> None:

@@ -128,9 +128,20 @@ def topology(system: System) -> dict[str, Any]:
     """The arguments of `jax.experimental.topologies.get_topology_desc` for a system of TPUs or GPUs."""
     if system.chip.kind == "gpu":
         hosts = system.num_hosts
+        # A stream_executor.GpuTargetConfigProto, as text.
+        gpu = dict(_gpus()[system.chip.name])
+        description, (major, minor) = gpu.pop("description"), gpu.pop("capability")
+        fields = "".join(f"  {key}: {value}\n" for key, value in gpu.items())
+        capability = f"  cuda_compute_capability {{ major: {major} minor: {minor} }}\n"
         return {
             "platform": "cuda",
-            "target_config": _gpu_config(system.chip.name),
+            "target_config": (
+                f"gpu_device_info {{\n{_GPU_COMMON}{fields}{capability}}}\n"
+                'platform_name: "CUDA"\n'
+                "dnn_version_info { major: 9 minor: 8 }\n"
+                "runtime_version { major: 12 minor: 9 }\n"
+                f'device_description_str: "{description}"\n'
+            ),
             "topology": f"1x{hosts}x{system.num_devices // hosts}",  # slices x hosts x GPUs
         }
     shape = (*system.shape, 1)[:3]
@@ -151,18 +162,3 @@ def topology(system: System) -> dict[str, Any]:
 def _gpus() -> Mapping[str, Mapping[str, Any]]:
     """Return the GPU descriptions of gpus.toml, by chip name."""
     return tomllib.loads(Path(__file__).with_name("gpus.toml").read_text())
-
-
-def _gpu_config(name: str) -> str:
-    """Return a GPU's description as the text of a stream_executor.GpuTargetConfigProto."""
-    gpu = dict(_gpus()[name])
-    description, (major, minor) = gpu.pop("description"), gpu.pop("capability")
-    fields = "".join(f"  {key}: {value}\n" for key, value in gpu.items())
-    capability = f"  cuda_compute_capability {{ major: {major} minor: {minor} }}\n"
-    return (
-        f"gpu_device_info {{\n{_GPU_COMMON}{fields}{capability}}}\n"
-        'platform_name: "CUDA"\n'
-        "dnn_version_info { major: 9 minor: 8 }\n"
-        "runtime_version { major: 12 minor: 9 }\n"
-        f'device_description_str: "{description}"\n'
-    )

@@ -86,6 +86,7 @@ def run(request: CompileRequest) -> CompiledProgram:
 
     Raises:
         MeshwrightError: the request's function does not return a lowered program.
+        CompileError: the compiler fails.
     """
     system = parse_system(request.hardware)
     mesh, mesh_method = make_device_mesh(system, request.mesh)
@@ -132,7 +133,11 @@ def compile_lowered(
         except Exception as error:  # XLA raises many types; with any, the dump may show what did not fit
             files = sorted(Path(directory).glob("*.after_optimizations.txt"))  # none if it failed earlier
             raise CompileError(files[-1].read_text(errors="replace") if files else "") from error
-        dumps = _read_dumps(directory)
+        # HLO texts before, between and after the partitioner's passes; '' if the program was not partitioned.
+        files = sorted(Path(directory).glob("*.txt"))
+        dumped = {name: [file for file in files if part.search(file.name)] for name, part in _DUMPS.items()}
+        is_whole = all(dumped.values())
+        dumps = {name: of[0].read_text(errors="replace") if is_whole else "" for name, of in dumped.items()}
     seconds = time.perf_counter() - start
     found = read_compiled(compiled, compiler=compiler, mesh_method=mesh_method)
     return replace(
@@ -143,19 +148,6 @@ def compile_lowered(
         mistakes=program.mistakes,
         notes=(*program.notes, *found.notes),
     )
-
-
-def _read_dumps(directory: str) -> dict[str, str]:
-    """Return the HLO texts before, between and after the partitioner's passes, as read from the dumps in `directory`.
-
-    The keys are the fields of `CompiledProgram`: annotated, propagated, partitioned. All texts are '' if the program
-    was not partitioned.
-    """
-    files = sorted(Path(directory).glob("*.txt"))
-    found = {name: [file for file in files if part.search(file.name)] for name, part in _DUMPS.items()}
-    if not all(found.values()):
-        return dict.fromkeys(found, "")
-    return {name: matching[0].read_text(errors="replace") for name, matching in found.items()}
 
 
 def read_compiled(compiled: jax.stages.Compiled, *, compiler: str, mesh_method: MeshMethod) -> CompiledProgram:

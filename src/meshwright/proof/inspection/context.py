@@ -78,8 +78,8 @@ class Argument:
 class Result:
     """A result of a program.
 
-    name: its path. shape: global. spec: its sharding; None where unknown. instruction: the HLO instruction with its
-    value.
+    name: its path. shape: its global shape. spec: its sharding; None where unknown. instruction: the HLO instruction
+    with its value.
     """
 
     name: str

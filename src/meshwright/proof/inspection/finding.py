@@ -67,7 +67,7 @@ class Finding(ABC):
     kind: ClassVar[FindingKind]
     merged_by: ClassVar[tuple[str, ...]] = ()
     """Findings with the same source are merged if these fields are equal."""
-    is_one_everywhere: ClassVar[bool] = False
+    is_merged_across_sources: ClassVar[bool] = False
     """Whether findings with equal `merged_by` fields are merged even if their sources differ."""
 
     is_share_of_work: ClassVar[bool] = False
@@ -117,12 +117,17 @@ class Finding(ABC):
     @property
     def line(self) -> str:
         """The file:line of its source, without scopes."""
-        return self.source.partition(" ")[0]
+        return line_of(self.source)
 
     def to_json(self) -> dict[str, Any]:
         """This finding as plain data."""
         figures = {key: _plain(value) for key, value in vars(self).items()}
         return {"id": self.id, "kind": self.kind} | figures | {"evidence": self.evidence, "fix": self.fix}
+
+
+def line_of(source: str) -> str:
+    """Return the file:line of a finding's source; a source of scopes alone as it is."""
+    return source if source.startswith("(") else source.partition(" ")[0]
 
 
 def num_elements(array: str) -> int:

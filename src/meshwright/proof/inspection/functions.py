@@ -52,7 +52,7 @@ from meshwright.proof.inspection.meshes import (
     set_mesh,
 )
 from meshwright.proof.inspection.run_script import run_script
-from meshwright.proof.inspection.script import Script, read_script
+from meshwright.proof.inspection.script import read_script
 from meshwright.proof.verification.library import plan_and_measured
 from meshwright.proof.verification.plans import step_request
 from meshwright.record import Collective
@@ -153,13 +153,22 @@ def _inspect_by_name(
     effort: Effort,
     check_options: Mapping[str, Any],
 ) -> Inspection:
-    """Inspect `module:function`, a script or an HLO dump.
+    """Inspect `module:function`, a script or an HLO dump. has_arguments: whether `inspect` has arguments beside it.
 
     check_options, here and below: the arguments `rules`, `expected`, `state` and `accepted` of `read_inspection`.
     """
     script = None if has_arguments else read_script(name)
     if script is not None and not script.takes_mesh(has_mesh=mesh is not None):
-        return _inspect_script(script, mesh, on, types, effort, check_options)
+        # The call is lowered where the script makes it, and compiled when the script has ended.
+        if mesh is not None and on is None:
+            on = f"cpu:{math.prod(degrees_of(mesh).values())}"  # the script's own devices may be others
+        taken = run_script(script, lambda call: _lower(call, mesh, on, types, effort, check_options))
+        found = taken.result()
+        return replace(
+            found,
+            name=f"{script.file}:{taken.name}",
+            record=replace(found.record, notes=(taken.note, *found.record.notes)),
+        )
     if mesh is None or has_arguments:
         wrong = "takes no arguments beside it" if has_arguments else "needs a mesh, as mesh='dp=2,fsdp=4'"
         raise MeshwrightError(f"{name!r} {wrong}")
@@ -181,26 +190,6 @@ def _inspect_by_name(
         effort=effort,
     )
     return _inspect_in_child(name, request, check_options)
-
-
-def _inspect_script(
-    script: Script,
-    mesh: MeshLike | None,
-    on: str | None,
-    types: AxisKind | None,
-    effort: Effort,
-    check_options: Mapping[str, Any],
-) -> Inspection:
-    """Run a script, lower one call of its jitted functions where it is made, and compile when the script has ended."""
-    if mesh is not None and on is None:
-        on = f"cpu:{math.prod(degrees_of(mesh).values())}"  # the script's own devices may be others
-    taken = run_script(script, lambda call: _lower(call, mesh, on, types, effort, check_options))
-    found = taken.result()
-    return replace(
-        found,
-        name=f"{script.file}:{taken.name}",
-        record=replace(found.record, notes=(taken.note, *found.record.notes)),
-    )
 
 
 def _lower(
@@ -267,7 +256,11 @@ def _ways_here(
 
 
 def _axis_types(call: Call, mesh: MeshLike, types: AxisKind | None) -> list[tuple[str, tuple[AxisType, ...]]]:
-    """Return (description, axis types) of each attempt: those of the mesh, of an argument's mesh, or of `_kinds`."""
+    """Return (description, type of each axis of `mesh`) for each attempt at lowering.
+
+    If `mesh`, or an argument's mesh with its axes, has axis types, there is one attempt, with these types; else one for
+    each of `_kinds`.
+    """
     degrees = degrees_of(mesh)
     for one in (mesh, *meshes_in(call)):
         if isinstance(one, (Mesh, AbstractMesh)) and set(degrees) <= set(one.axis_names):
@@ -332,7 +325,13 @@ def _lower_for_target(
     check_options: Mapping[str, Any],
 ) -> Callable[[], Inspection]:
     if isinstance(stage_of(call.function), Lowered):
-        lowered = _check_platform(lower_call(call), system)
+        lowered = lower_call(call)
+        platform, platforms = platform_of(system), lowered.lowered._lowering._platforms
+        if platform not in platforms:
+            raise MeshwrightError(
+                f"it is lowered for {', '.join(platforms)} and {system} needs {platform}; give the function, or lower"
+                f" it by .trace(…).lower(lowering_platforms=({platform!r},))"
+            )
         found = mesh or _mesh_of_module(lowered) or {"dp": 1}
     else:
         chips = system.num_devices
@@ -351,17 +350,6 @@ def _lower_for_target(
         effort=effort,
     )
     return partial(_inspect_in_child, function_name(call.function), request, check_options)
-
-
-def _check_platform(program: LoweredProgram, system: System) -> LoweredProgram:
-    """Return a program that the caller lowered, after checking that it is for the system's platform."""
-    platform, platforms = platform_of(system), program.lowered._lowering._platforms
-    if platform not in platforms:
-        raise MeshwrightError(
-            f"it is lowered for {', '.join(platforms)} and {system} needs {platform}; give the function, or lower it by"
-            f" .trace(…).lower(lowering_platforms=({platform!r},))"
-        )
-    return program
 
 
 def _ways_there(
@@ -408,7 +396,7 @@ def _mesh_held(call: Call, count: int) -> MeshLike | None:
 
 
 def _mesh_of_module(program: LoweredProgram) -> dict[str, int] | None:
-    """Return {axis: degree} of the mesh with most axes in a lowered module whose devices are in order, or None."""
+    """Return {axis: degree} of a lowered module's mesh with most axes. Meshes with reordered devices do not count."""
     module = program.lowered.compiler_ir("stablehlo")
     found = [_SDY_MESH.match(str(op)) for op in module.body.operations] if module is not None else []
     meshes = [{axis: int(degree) for axis, degree in _SDY_AXIS.findall(one[1])} for one in found if one]

@@ -210,11 +210,16 @@ def read_inspection(
         found, notes = run_checks(context)
         findings, ignored, in_baseline = accepted.split(found)
         record = _with_times(_with_memory(record, mesh, system, program), context)
+        # An einsum's formula is not a scope.
+        flops: Counter[str] = Counter()
+        for work in context.products:
+            *scopes, _ = ("", *describe(context.module, work.instruction)[0].scope.split("/"))
+            flops["/".join(scope for scope in scopes if scope and "->" not in scope)] += work.flops
         return Inspection(
             name=name,
             record=replace(record, notes=(*record.notes, *notes)),
             findings=findings,
-            flops_by_scope=_flops_by_scope(context),
+            flops_by_scope=dict(flops.most_common()),
             module=module,
             program=program,
             schedule=schedule,
@@ -276,12 +281,3 @@ def _timed_between_slices(
         )
         timed.append(replace(move, seconds=seconds))
     return tuple(timed)
-
-
-def _flops_by_scope(context: ProgramContext) -> dict[str, int]:
-    """Return the flops of matmuls by named scope, largest first. An einsum's formula is not a scope."""
-    flops: Counter[str] = Counter()
-    for work in context.products:
-        *scopes, _ = ("", *describe(context.module, work.instruction)[0].scope.split("/"))
-        flops["/".join(scope for scope in scopes if scope and "->" not in scope)] += work.flops
-    return dict(flops.most_common())

@@ -119,7 +119,10 @@ def source_hash() -> str:
 
 
 def _lower_made(make: Any, name: str, mesh: Mesh) -> LoweredProgram:
-    """Call `make` with a mesh; return the lowered or traced function that it returns, or lower its (function, args)."""
+    """Call `make` with a mesh, and lower what it returns: a traced or lowered function, or (function, args).
+
+    name: of `make`, for errors.
+    """
     try:
         made = make(mesh)
     except Exception as error:
@@ -181,7 +184,7 @@ def _stage(call: Call) -> Any:
 
 
 def _traced_by(lower: Any, args: Any, kwargs: Any) -> Any:
-    """Call a method `.lower`; return the `Traced` that it lowered, or its result if that is not known.
+    """Call a method `.lower`. Return the `Traced` that it lowered; the method's result if it lowered none or several.
 
     This is for objects that have no `.trace` (Equinox). `Traced.lower` is replaced during the call, since there is no
     public way from a `Lowered` to its jaxpr.

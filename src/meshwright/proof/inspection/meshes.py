@@ -238,7 +238,9 @@ def _abstract_leaf(leaf: Any, mesh: Mesh | AbstractMesh) -> Any:
         )
     if isinstance(mesh, AbstractMesh):
         mesh = _like(mesh, sharding.mesh.axis_names, sharding.mesh.axis_types)
-    layout = _asked_layout(leaf)
+    order = getattr(getattr(getattr(leaf, "format", None), "layout", None), "major_to_minor", None)
+    # Row-major is the default.
+    layout = None if order is None or tuple(order) == tuple(range(len(leaf.shape))) else Layout(tuple(order))
     if layout is not None and isinstance(mesh, AbstractMesh):
         raise MeshwrightError(
             f"an argument {leaf.dtype}{list(leaf.shape)} asks for the layout {layout.major_to_minor}, which JAX lowers"
@@ -248,12 +250,3 @@ def _abstract_leaf(leaf: Any, mesh: Mesh | AbstractMesh) -> Any:
     moved = NamedSharding(mesh, sharding.spec, memory_kind=None if is_default else sharding.memory_kind)
     placed = moved if layout is None else Format(layout, moved)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed, weak_type=weak)
-
-
-def _asked_layout(leaf: Any) -> Layout | None:
-    """Return the memory layout of an array or of its description; None for row-major, the default."""
-    layout = getattr(getattr(leaf, "format", None), "layout", None)
-    order = getattr(layout, "major_to_minor", None)
-    if order is None or tuple(order) == tuple(range(len(leaf.shape))):
-        return None
-    return Layout(major_to_minor=tuple(order))

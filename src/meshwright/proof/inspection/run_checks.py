@@ -31,7 +31,7 @@ from meshwright.proof.inspection.checks.uneven_stages import uneven_stages
 from meshwright.proof.inspection.checks.unexpected_collectives import unexpected_collectives
 from meshwright.proof.inspection.checks.unsharding_constraints import unsharding_constraints
 from meshwright.proof.inspection.context import ProgramContext
-from meshwright.proof.inspection.finding import Finding
+from meshwright.proof.inspection.finding import Finding, line_of
 from meshwright.units import show_degrees, show_seconds
 
 Check = Callable[[ProgramContext], Iterator[Finding]]
@@ -91,10 +91,20 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
     merged: dict[object, Finding] = {}
     for finding in _found(context):
         same = tuple(getattr(finding, name) for name in finding.merged_by)
-        place = "" if finding.is_one_everywhere else _line(finding.source) if finding.is_at_one_line else finding.source
-        key = (type(finding), place, *same) if place or finding.is_one_everywhere else finding
+        place = "" if finding.is_merged_across_sources else finding.line if finding.is_at_one_line else finding.source
+        key = (type(finding), place, *same) if place or finding.is_merged_across_sources else finding
         merged[key] = _merge(merged[key], finding) if key in merged else finding
-    causes = _without_consequences(list(merged.values()))
+    # Findings that another one explains are dropped; the cost of redundant work is added to that of its cause.
+    found = list(merged.values())
+    causes = [one for one in found if not any(other.explains(one) for other in found if other is not one)]
+    rest = [one for one in found if one not in causes and one.is_share_of_work]
+    for one in rest:
+        number = next((place for place, cause in enumerate(causes) if cause.explains(one)), None)
+        if number is not None:
+            cause = causes[number]
+            known = cause.cost_seconds is not None and one.cost_seconds is not None
+            seconds = (cause.cost_seconds or 0.0) + (one.cost_seconds or 0.0) if known else None
+            causes[number] = replace(cause, cost_seconds=seconds)
     told = [_with_link(context, finding) for finding in causes]
     told = sorted(told, key=lambda found: (-(found.cost_seconds or 0.0), -found.bytes))
     step = context.schedule.step_seconds if context.schedule else 0.0
@@ -109,20 +119,6 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
         *_of_text(context),
         *_notes(small, least),
     )
-
-
-def _without_consequences(found: list[Finding]) -> list[Finding]:
-    """Drop findings that another one explains. The cost of explained redundant work is added to that of its cause."""
-    causes = [one for one in found if not any(other.explains(one) for other in found if other is not one)]
-    rest = [one for one in found if one not in causes and one.is_share_of_work]
-    for one in rest:
-        number = next((place for place, cause in enumerate(causes) if cause.explains(one)), None)
-        if number is not None:
-            cause = causes[number]
-            known = cause.cost_seconds is not None and one.cost_seconds is not None
-            seconds = (cause.cost_seconds or 0.0) + (one.cost_seconds or 0.0) if known else None
-            causes[number] = replace(cause, cost_seconds=seconds)
-    return causes
 
 
 def _found(context: ProgramContext) -> Iterator[Finding]:
@@ -176,8 +172,7 @@ def _notes(small: list[Finding], least: float) -> Iterator[str]:
     """Yield a note on the mistakes that cost less than `least` seconds."""
     if small:
         each = "; ".join(
-            f"{found.kind}{f' at {place}' if (place := found.source.partition(' ')[0]) else ''}"
-            f" ({show_seconds(found.cost_seconds or 0.0)})"
+            f"{found.kind}{f' at {found.line}' if found.line else ''} ({show_seconds(found.cost_seconds or 0.0)})"
             for found in small[:_MOST_NOTED]
         )
         rest = f"; {len(small) - _MOST_NOTED} more" if len(small) > _MOST_NOTED else ""
@@ -185,7 +180,7 @@ def _notes(small: list[Finding], least: float) -> Iterator[str]:
 
 
 def _merge(first: Finding, other: Finding) -> Finding:
-    """Merge two findings: the figures of the more expensive one, the cost of both."""
+    """Merge two findings: the figures of the more expensive one, and the sum of their costs."""
     known = first.cost_seconds is not None and other.cost_seconds is not None
     larger = max(first, other, key=lambda found: found.bytes)
     places = dict.fromkeys((first.source, *first.elsewhere, other.source, *other.elsewhere))
@@ -193,10 +188,5 @@ def _merge(first: Finding, other: Finding) -> Finding:
         larger,
         bytes=first.bytes + other.bytes,
         cost_seconds=(first.cost_seconds or 0.0) + (other.cost_seconds or 0.0) if known else None,
-        elsewhere=tuple(place for place in places if place and _line(place) != _line(larger.source)),
+        elsewhere=tuple(place for place in places if place and line_of(place) != larger.line),
     )
-
-
-def _line(source: str) -> str:
-    """Return the file:line of a source; a source of scopes alone as it is."""
-    return source if source.startswith("(") else source.partition(" ")[0]

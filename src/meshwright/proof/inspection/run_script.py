@@ -48,9 +48,9 @@ class Taken(NamedTuple, Generic[T]):
 def run_script(script: Script, take: Callable[[Call], T], source: ast.Module | str | None = None) -> Taken[T]:
     """Run a script, and pass one call of a jitted function to `take`, at the place of that call.
 
-    If `script` names a function, that is its first call. Otherwise the function with the most matmul flops is chosen,
-    or the last one if none has matmuls, and of this function the second call, whose arguments have steady-state
-    shardings, or the only one.
+    If `script` names a function, its first call is chosen. Otherwise it is a call of the function with the most matmul
+    flops, or of the last function if none has matmuls: the second call, whose arguments have steady-state shardings, or
+    the only one.
 
     Args:
         script: the script.
@@ -79,7 +79,10 @@ def run_script(script: Script, take: Callable[[Call], T], source: ast.Module | s
             failed = f"exit code {error.code}" if error.code else None
         except Exception as error:  # A script may raise anything.
             failed = error_text(error).partition("\n")[0]
-        _wait_for_devices()
+        # A process that ends while its simulated devices compute may crash.
+        for array in jax.live_arrays():
+            with suppress(Exception):  # of the script's own computation, or of an array deleted meanwhile
+                array.block_until_ready()
     if recorder.chosen is None or (failed and not recorder.chosen.flops and recorder.failed is not recorder.chosen):
         ended = f"failed here ({failed})" if failed else "ran to its end"
         raise MeshwrightError(f"{script.file} {ended}, and {recorder.missing()}")
@@ -90,19 +93,12 @@ def run_script(script: Script, take: Callable[[Call], T], source: ast.Module | s
     return Taken(recorder.taken, recorder.chosen.name, recorder.told(script.file) + note)
 
 
-def _wait_for_devices() -> None:
-    """Wait for what the script started: a process that ends while its simulated devices compute may crash."""
-    for array in jax.live_arrays():
-        with suppress(Exception):  # of the script's own computation, or of an array deleted meanwhile
-            array.block_until_ready()
-
-
 class _Cut(BaseException):
     """Raised to end a script at the chosen call. It is not an `Exception`, so that the script does not catch it."""
 
 
 class _Function:
-    """A jitted function of a script, and how often it was called. flops: of its matmuls in one call."""
+    """A jitted function of a script, and how often it was called. flops: those of its matmuls in one call."""
 
     def __init__(self, jitted: Any) -> None:
         self.code = getattr(inspect.unwrap(jitted), "__code__", jitted)
@@ -112,7 +108,10 @@ class _Function:
 
 
 class _Recorder(Generic[T]):
-    """Records calls of jitted functions, and ends the script at the one that is taken."""
+    """Records calls of jitted functions, and ends the script at the chosen one, which is passed to `take`.
+
+    wanted: the name of the function to choose; '' for the one with the most matmul flops.
+    """
 
     def __init__(self, wanted: str, take: Callable[[Call], T]) -> None:
         self.wanted, self.take = wanted, take
@@ -211,7 +210,7 @@ class _Recorder(Generic[T]):
         return f"called no jitted function {self.wanted}; {near}it called {', '.join(called) or 'none'}"
 
     def told(self, file: Path) -> str:
-        """Return the note: the chosen call, and the other functions."""
+        """Return the note on the chosen call of the script `file`, and on the other jitted functions that it called."""
         assert self.chosen is not None
         one = self.chosen
         told = f"{file}: {one.name} at its call {one.count}"
@@ -296,18 +295,12 @@ def _matmul_flops(jaxpr: Any) -> int:
             kernel, features = eqn.invars[1].aval, eqn.params["dimension_numbers"].rhs_spec[0]
             flops += 2 * eqn.outvars[0].aval.size * kernel.size // kernel.shape[features]
         else:
-            inner = [_matmul_flops(one) for one in _inner_jaxprs(eqn)]
+            called = jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda one: hasattr(one, "eqns"))
+            inner = [_matmul_flops(getattr(one, "jaxpr", one)) for one in called if hasattr(one, "eqns")]
             times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
             times *= eqn.params["mesh"].size if eqn.primitive.name == "shard_map" else 1
             flops += times * (max(inner, default=0) if eqn.primitive.name == "cond" else sum(inner))
     return flops
-
-
-def _inner_jaxprs(eqn: Any) -> Iterator[Any]:
-    """Yield the jaxprs that an equation calls."""
-    for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda one: hasattr(one, "eqns")):
-        if hasattr(inner, "eqns"):
-            yield getattr(inner, "jaxpr", inner)
 
 
 @contextmanager

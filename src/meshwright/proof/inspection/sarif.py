@@ -26,7 +26,15 @@ def sarif_log(findings: Sequence[Finding], subject: str) -> dict[str, Any]:
     classes = finding_classes()
     rules = [_rule(check, classes[check]) for check in sorted(classes)]
     order = {rule["id"]: number for number, rule in enumerate(rules)}
-    home = _location(_file_of(subject), 1)
+    # The file of `module:function` or `file.py:function`.
+    module = subject.partition(":")[0]
+    file = module if module.endswith(".py") else ""
+    if not file and ":" in subject:
+        with suppress(ImportError, ValueError):
+            found = importlib.util.find_spec(module)
+            file = (found.origin or "") if found else ""
+    place = place_of(f"{file}:1") if file else None
+    home = _location(place.file if place else "", 1)
     results = []
     for finding in findings:
         place = place_of(finding.source)
@@ -65,15 +73,3 @@ def _location(file: str, line: int) -> list[dict[str, Any]]:
         return []
     artifact = {"uri": Path(file).as_uri()} if Path(file).is_absolute() else {"uri": quote(file)}
     return [{"physicalLocation": {"artifactLocation": artifact, "region": {"startLine": line}}}]
-
-
-def _file_of(subject: str) -> str:
-    """Return the file of `module:function` or `file.py:function`; '' if unknown."""
-    module = subject.partition(":")[0]
-    file = module if module.endswith(".py") else ""
-    if not file and ":" in subject:
-        with suppress(ImportError, ValueError):
-            found = importlib.util.find_spec(module)
-            file = (found.origin or "") if found else ""
-    place = place_of(f"{file}:1") if file else None
-    return place.file if place else ""

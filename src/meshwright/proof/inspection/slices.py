@@ -13,13 +13,10 @@ ELEMENTWISE = frozenset(
 """Ops that may be between a value and its slicing."""
 
 
-def cut_axes(context: ProgramContext, value: Instruction, through: frozenset[str] = ELEMENTWISE) -> tuple[str, ...]:
-    """Return the axes along which each device uses only its own slice of a value.
-
-    through: the ops, beside views, that may be between the value and the slicing.
-    """
+def cut_axes(context: ProgramContext, value: Instruction) -> tuple[str, ...]:
+    """Return the axes along which each device uses only its own slice of a value."""
     axes: set[str] = set()
-    for user, held in uses(context.module, value, VIEWS | through):
+    for user, held in uses(context.module, value, VIEWS | ELEMENTWISE):
         if user.opcode != "dynamic-slice" or user.operands[0] != held.name:
             return ()
         offsets = [context.variance.axes(offset) for offset in context.module.operands(user)[1:]]
@@ -29,7 +26,7 @@ def cut_axes(context: ProgramContext, value: Instruction, through: frozenset[str
     return tuple(axis for axis in context.mesh if axis in axes)
 
 
-def is_cut_of(context: ProgramContext, value: Instruction) -> Instruction | None:
+def sliced_value(context: ProgramContext, value: Instruction) -> Instruction | None:
     """If `value` is computed elementwise from a slice at the device's index, return the sliced value; else None."""
     found = origin(context.module, value, frozenset(VIEWS | ELEMENTWISE))
     if found.opcode != "dynamic-slice" or not any(

@@ -75,7 +75,7 @@ class Variance:
     def _value(self, instruction: Instruction, operands: list[Value], arguments: tuple[Value, ...]) -> Value:
         """Return the axes along which an instruction's result may differ.
 
-        operands, arguments: those of its operands, and of the arguments of its computation.
+        operands: the axes of each of its operands. arguments: the axes of each argument of its computation.
         """
         opcode = instruction.opcode
         if opcode == "parameter":
@@ -87,7 +87,15 @@ class Variance:
         if opcode in _CALLS and (called := instruction.called("calls", "to_apply")):
             return self._run(called[0], tuple(operands))
         if opcode == "while":
-            return self._loop(instruction, operands[0])
+            # Each iteration can add axes, so the body is evaluated until it adds none.
+            state = operands[0]
+            while True:
+                trip = _join(state, self._run(instruction.called("body")[0], (state,)))
+                if trip == state:
+                    break
+                state = trip
+            going_on = _flatten(self._run(instruction.called("condition")[0], (state,)))
+            return _add_axes(state, going_on)
         if opcode == "conditional":
             branches = zip(instruction.branches, operands[1:], strict=False)
             made = reduce(_join, [self._run(name, (operand,)) for name, operand in branches])
@@ -97,10 +105,22 @@ class Variance:
         return self._computed(instruction, operands)
 
     def _computed(self, instruction: Instruction, operands: list[Value]) -> Value:
-        """Return the axes along which the result of a collective, an index or another op of its operands may differ."""
+        """Return the axes along which an op's result may differ, if the op is a collective or depends on operands only.
+
+        operands: the axes of each operand. Small integer arrays that depend only on the device's id are evaluated on
+        every device.
+        """
         kind = instruction.opcode.removesuffix("-start")
         if kind == "collective-permute":
-            return self._permuted(instruction, _union(operands))
+            # Also axes along which only some devices receive anything.
+            axes = _union(operands)
+            degrees = tuple(self.mesh.values())
+            sources = np.full(self.module.num_devices, -1)
+            for source, target in groups_of(instruction, self.mesh):
+                sources[target] = source
+            places = np.stack(np.unravel_index(np.maximum(sources, 0), degrees), axis=1)
+            seen = places * [axis in axes for axis in self.mesh]
+            return self._differing(np.where(sources[:, None] < 0, -1, seen))
         if kind in _MADE_EQUAL or kind in _SPREADS:
             found = axes_of_groups(groups_of(instruction, self.mesh), self.mesh)
             along = None if found is None else frozenset(found)
@@ -116,38 +136,12 @@ class Variance:
                 return self._differing(np.asarray(values))
         return axes
 
-    def _permuted(self, permute: Instruction, axes: Axes) -> Axes:
-        """Return the axes along which a permute's sources differ, or along which only some devices receive anything.
-
-        axes: along which its operand may differ.
-        """
-        degrees = tuple(self.mesh.values())
-        sources = np.full(self.module.num_devices, -1)
-        for source, target in groups_of(permute, self.mesh):
-            sources[target] = source
-        places = np.stack(np.unravel_index(np.maximum(sources, 0), degrees), axis=1)
-        seen = places * [axis in axes for axis in self.mesh]
-        return self._differing(np.where(sources[:, None] < 0, -1, seen))
-
     def _differing(self, values: np.ndarray) -> Axes:
         """Return the axes along which values, with one row per device, differ between any two devices."""
         grid = values.reshape(*self.mesh.values(), -1)
         return frozenset(
             axis for number, axis in enumerate(self.mesh) if (grid != np.take(grid, [0], axis=number)).any()
         )
-
-    def _loop(self, loop: Instruction, state: Value) -> Value:
-        """Return the axes along which a loop's state may differ between devices, after any number of iterations.
-
-        Each iteration can add axes, so the body is evaluated until it adds none.
-        """
-        while True:
-            trip = _join(state, self._run(loop.called("body")[0], (state,)))
-            if trip == state:
-                break
-            state = trip
-        going_on = _flatten(self._run(loop.called("condition")[0], (state,)))
-        return _add_axes(state, going_on)
 
 
 def _flatten(value: Value) -> Axes:

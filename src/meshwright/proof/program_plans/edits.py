@@ -30,7 +30,11 @@ def constrained_text(text: str, constraints: Mapping[Assignment, PartitionSpec])
         call = f"{jax_name or 'jax'}.lax.with_sharding_constraint({at.name}, {spec_text(spec, spec_name)})"
         lines[at.line - 1] = lines[at.line - 1].rstrip("\r\n") + end
         lines.insert(at.line, f"{at.indent}{at.name} = {call}{end}")
-    place = _line_of_imports(tree)
+    # After the last import from JAX, else the last import.
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    of_jax = [node for node in imports if ast.unparse(node).split()[1].split(".")[0] == "jax"]
+    before = of_jax or imports or tree.body[: first_place(tree)]
+    place = before[-1].end_lineno or 0 if before else 0
     imports = ([] if jax_name else ["import jax"]) + ([] if spec_name else ["from jax.sharding import PartitionSpec"])
     lines[place:place] = [f"{one}{end}" for one in imports]
     return "".join(lines)
@@ -65,7 +69,7 @@ def _entry(axes: str | tuple[str, ...] | None) -> str:
 
 
 def _imported(tree: ast.Module, name: str) -> str:
-    """Return the name that a file gives to `jax` or to a name from one of its modules; '' without an import."""
+    """Return the name under which a file imports `name`, `jax` or a member of a JAX module; '' if it does not."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom | ast.Import):
             for alias in node.names:
@@ -74,11 +78,3 @@ def _imported(tree: ast.Module, name: str) -> str:
                 if isinstance(node, ast.Import) and not alias.asname and alias.name.startswith(f"{name}."):
                     return name
     return ""
-
-
-def _line_of_imports(tree: ast.Module) -> int:
-    """Return the number of the line after which to add an import: the last import from JAX, else the last import."""
-    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    of_jax = [node for node in imports if ast.unparse(node).split()[1].split(".")[0] == "jax"]
-    before = of_jax or imports or tree.body[: first_place(tree)]
-    return before[-1].end_lineno or 0 if before else 0

@@ -168,9 +168,9 @@ def plan_program(
             devices, the unchanged function is compiled and compared too.
         on: the hardware, as `v5e:4x4`, which need not be present.
         mesh: axes and degrees, as `data=4,model=4`; default: every mesh of all devices is tried.
-        num_compiled: number of layouts to compile: those with the shortest predicted step, of different strategies, and
-            the best that mix strategies in other ways if they are predicted to be faster. Data parallelism with a
-            replicated and with a split state is compiled too, so that the chosen layout is never slower. 0 for none.
+        num_compiled: number of strategies whose best layout is compiled; 0 for none. Layouts that mix strategies in
+            other ways are compiled too if they are predicted to be faster. Data parallelism is always compiled, with a
+            replicated and with a split state, so that the chosen layout is never slower.
         kwargs: its arguments by name.
 
     Raises:
@@ -222,11 +222,13 @@ def _degrees(mesh: MeshLike | Mapping[str, int], system: System) -> dict[str, in
 
 
 def _to_compile(found: list[Found], candidates: list[Candidate], count: int) -> list[Candidate]:
-    """Return the candidates to compile: the best of each of `count` strategies, and both kinds of data parallelism.
+    """Return the candidates to compile: the best of each of `count` strategies, and data parallelism.
+
     Layouts that split the same dims are one strategy, on whatever mesh. Data parallelism is compiled with a replicated
-    and with a split state. Of layouts whose classes were varied, and that are predicted to be faster than all others,
-    the best that splits the state and the best that does not are compiled too, with their equals: the price of such
-    mixtures is less certain. found: all layouts, best first. candidates: the same, as candidates.
+    and with a split state. Varied layouts (`Found.is_varied`) are compiled only if they are predicted to be faster than
+    all others, as their price is less certain: the best with a split state, the best without, and those equally fast.
+
+    found: all layouts, best first. candidates: the same layouts, as candidates.
     """
     chosen: dict[int, Candidate] = {}
     strategies: set[frozenset[tuple[tuple[int, ...], bool]]] = set()
@@ -288,7 +290,7 @@ def _as_given(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], sys
 
 
 def _ranked(tried: list[Candidate], candidates: list[Candidate]) -> list[Candidate]:
-    """Return all candidates sorted: compiled ones before others, fitting ones before others, then fastest first."""
+    """Return the compiled candidates (`tried`), fitting ones first, then fastest first; after them all others."""
     tried.sort(key=lambda one: (not one.fits, one.seconds is None, one.seconds or 0.0))
     layouts = {id(one.layout) for one in tried if one.layout is not None}
     return [*tried, *(one for one in candidates if id(one.layout) not in layouts)]

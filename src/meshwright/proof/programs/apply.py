@@ -153,7 +153,10 @@ class Applied:
         return self.jit(traced, lambda *leaves: self._evaluate(body, traced.jaxpr.consts, leaves))
 
     def jit(self, traced: Traced, flat: Callable[..., list[Any]]) -> Any:
-        """Jit a function of a traced function's leaves, with the same name and donation, and these shardings."""
+        """Jit `flat`, which takes the leaves of `traced`'s arguments, with `traced`'s name and donation.
+
+        The shardings are `in_shardings` and `out_shardings`.
+        """
         flat.__name__ = traced.fun_name
         donated = [one.donated for one in jax.tree.leaves(traced.args_info)]
         return jax.jit(
@@ -209,7 +212,7 @@ class Applied:
     def _stored(self, shape: Any, leaf: Atoms) -> PartitionSpec:
         """Return the spec of a state leaf between steps: that of the table, with `store` on the largest unsplit dim.
 
-        shape: of the leaf or its gradient, which may be transposed or reshaped. leaf: the leaf's own dims.
+        shape: the dims of the leaf or its gradient, which may be transposed or reshaped. leaf: the leaf's own dims.
         """
         dims = self._dims(shape)
         entries = [axes or None for axes in self.layout.split(dims)]
@@ -249,7 +252,13 @@ class Applied:
             given[:2] = self._with_whole_dims(equation, body, given[:2], gathered)
         results = self._run(equation, called, given)
         if equation.primitive.name in MATMULS or equation.primitive.name == "gather":
-            return [self._constrained(equation, body, results[0])]
+            # The gradient of a parameter that `store` splits is a partial sum: in the stored layout the compiler
+            # reduce-scatters it.
+            shape = body.shapes[equation.outvars[0]]
+            leaf = self._of_state.get(of_any_order(self._dims(shape)))
+            is_gradient = self._is_partial(equation, body)
+            spec = self._stored(shape, leaf) if leaf is not None and is_gradient else self.spec(shape)
+            return [constrain(results[0], NamedSharding(self.mesh, spec), equation)]
         return results
 
     def _run(self, equation: Any, called: tuple[Body, ...], given: list[Any]) -> list[Any]:
@@ -307,8 +316,8 @@ class Applied:
     def _with_whole_dims(self, equation: Any, body: Body, operands: list[Any], gathered: Gathered) -> list[Any]:
         """Return a matmul's operands, constrained to be whole along axes that split another dim of the result.
 
-        Without this, the compiler may gather the operand over all axes instead of this one. It does not notice that two
-        constraints of a value are equal, so one constraint serves all matmuls that read the value (`gathered`).
+        Without this, the compiler may gather the operand over all axes instead of only these. It does not notice that
+        two constraints of a value are equal, so one constraint serves all matmuls that read the value (`gathered`).
         """
         variables = equation.invars[:2]
         *values, result = (Value(self._dims(body.shape(var)), 0.0) for var in (*variables, equation.outvars[0]))
@@ -324,18 +333,6 @@ class Applied:
                 gathered[(var, axes)] = constrain(value, sharding, equation)
             found.append(gathered[(var, axes)] if axes else value)
         return found
-
-    def _constrained(self, equation: Any, body: Body, value: Any) -> Any:
-        """Constrain the result of a matmul, a convolution or a lookup by the table.
-
-        The gradient of a parameter that `store` splits is a partial sum: it gets the stored layout, so that the
-        compiler reduce-scatters it.
-        """
-        shape = body.shapes[equation.outvars[0]]
-        leaf = self._of_state.get(of_any_order(self._dims(shape)))
-        is_gradient = self._is_partial(equation, body)
-        spec = self._stored(shape, leaf) if leaf is not None and is_gradient else self.spec(shape)
-        return constrain(value, NamedSharding(self.mesh, spec), equation)
 
     def _is_partial(self, equation: Any, body: Body) -> bool:
         """Whether a mesh axis splits a dim that the equation sums over."""

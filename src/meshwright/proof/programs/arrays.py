@@ -80,7 +80,7 @@ def only_arrays(tree: Any) -> Any:
 
 
 def _donated(traced: Traced) -> tuple[int, ...]:
-    """Return the positional arguments whose arrays are all donated by a jitted function called inside."""
+    """Return the indices of the positional arguments whose arrays are all donated by jitted functions called inside."""
     equations = traced.jaxpr.jaxpr.eqns
     donated = {
         var

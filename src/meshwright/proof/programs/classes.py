@@ -139,7 +139,10 @@ def _names(members: list[tuple[str, str]], vectors: set[str], *, is_batch: bool)
 
 
 def _members(program: Program) -> dict[int, list[tuple[str, str]]]:
-    """Return {atom: (path of an argument, index as `:1` of its dim with the atom), for each such dim}."""
+    """Return {atom: a pair for each dim that has it: (path of an argument, text such as `:1` or `:1.2`)}.
+
+    `:1` is dim 1 of the argument; `:1.2` is part 2 of this dim if it has several atoms.
+    """
     found: dict[int, list[tuple[str, str]]] = defaultdict(list)
     for path, shape in program.arguments:
         for place, dim in enumerate(shape):

@@ -67,18 +67,14 @@ def _flat(body: Body, dims: Dims, scope: str) -> Flat:
     }
     flat.given = tuple(range(len(body.jaxpr.invars)))
     flat.results = tuple(map(_number, _inline(flat, body, dims, scope, numbers, {})))
-    flat.ops = _needed(flat)
-    return flat
-
-
-def _needed(flat: Flat) -> list[Op]:
-    """Return the ops whose results are read or that have effects; XLA removes all others."""
+    # XLA removes ops whose results are not read and that have no effects.
     read, found = set(flat.results), list[Op]()
     for op in reversed(flat.ops):
         if op.equation.effects or not read.isdisjoint(op.outputs):
             read.update(op.inputs)
             found.append(op)
-    return found[::-1]
+    flat.ops = found[::-1]
+    return flat
 
 
 def _add(flat: Flat, var: Any, body: Body, dims: Dims) -> int:

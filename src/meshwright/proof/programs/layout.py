@@ -42,7 +42,7 @@ class Sizes(dict[int, int]):
 
 
 def dims_at_rest(program: Program, barred: Container[int]) -> dict[tuple[int, ...], Atoms]:
-    """Return the dims of the state's leaves, and of their slices in a loop over layers. Keys: `of_any_order(dims)`.
+    """Return {`of_any_order(dims)`: dims} for the state's leaves, and for their slices in a loop over layers.
 
     An array whose atoms are a key is a leaf, a copy of one, or its gradient, perhaps transposed or reshaped. barred:
     atoms that no axis may split, such as the dim of layers.

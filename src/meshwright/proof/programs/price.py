@@ -85,7 +85,13 @@ class Priced:
         Collectives of weights and their gradients overlap with ops, up to the ops' time; all others are exposed.
         """
         products = [_local(product, times, layout) for product, times in self.work.products.items()]
-        computing = self._computing(layout, products)
+        moved = sum(times * self._at_rest(value, layout) for value, times in self.work.passes.items())
+        passes = moved / (HBM_SHARE * self.system.hbm_bytes_per_second)
+        computing = {
+            "matmuls": sum(each.times * self._product_seconds(each, layout) for each in products),
+            "passes over memory": passes,
+            "launches": self.work.kernels * launch_seconds(self.system),
+        }
         total = sum(computing.values())
         collectives = self._timed(layout, total, products)
         exposed = sum(move.exposed_seconds or 0.0 for move in collectives)
@@ -131,15 +137,6 @@ class Priced:
         return [
             replace(move, exposed_seconds=(share if hides else 1.0) * (move.seconds or 0.0)) for move, hides in moves
         ]
-
-    def _computing(self, layout: Layout, products: Sequence[_Local]) -> dict[str, float]:
-        moved = sum(times * self._at_rest(value, layout) for value, times in self.work.passes.items())
-        passes = moved / (HBM_SHARE * self.system.hbm_bytes_per_second)
-        return {
-            "matmuls": sum(each.times * self._product_seconds(each, layout) for each in products),
-            "passes over memory": passes,
-            "launches": self.work.kernels * launch_seconds(self.system),
-        }
 
     def _product_seconds(self, local: _Local, layout: Layout) -> float:
         product = local.product
@@ -246,7 +243,7 @@ class Priced:
         }
 
     def _peak(self, live: Live, layout: Layout) -> float:
-        """Return the peak bytes on a device of a program's values (`live`), without its arguments."""
+        """Return the most bytes that a program's values (`live`) take on a device at once, without its arguments."""
         now = most = 0.0
         for made, called, gone in live.events:
             now += self._bytes(made, layout)

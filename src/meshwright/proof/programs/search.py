@@ -2,9 +2,9 @@
 
 A class is a set of equal dims, identified by an atom (`dims`). Two dims of one array cannot share a mesh axis. The
 largest sets without such a pair are the known strategies: the batch (data parallel), the heads, the MLP and the
-vocabulary together (tensor parallel), the sequence. An axis can also split such a set where it occurs and the batch or
-the sequence elsewhere: large dense layers after convolutions, experts between attention, or the norms between tensor
-parallel layers.
+vocabulary together (tensor parallel), the sequence. An axis splits by part if it splits such a set where it occurs, and
+the batch or the sequence elsewhere: large dense layers after convolutions, experts between attention, or the norms
+between tensor parallel layers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from meshwright.proof.programs.work import Work
 from meshwright.record import Record
 
 MOST_ENUMERATED = 200
-"""The most sets of classes that are enumerated, with no two classes of a set in one array."""
+"""The most maximal sets of classes that are enumerated, each without two classes that occur in one array."""
 
 MOST_SETS = 24
 """The most sets that a search tries on one axis; sets that split more flops come first."""
@@ -34,12 +34,12 @@ MOST_PAIRED = 6
 
 
 MOST_STARTS = 6
-"""The most layouts whose axis that splits by part gets other classes, one more or less at a time."""
+"""The most layouts that are varied: an axis that splits by part gains or loses a class at a time, while that helps."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A layout and its predicted record. is_varied: it is another one with other classes on an axis."""
+    """A layout and its predicted record. is_varied: it is another layout with a class added to an axis or removed."""
 
     layout: Layout
     record: Record
@@ -47,7 +47,7 @@ class Found:
 
 
 def find_layouts(priced: Priced, classes: tuple[DimClass, ...], degrees: Mapping[str, int] | None) -> list[Found]:
-    """Return all layouts on a system: first those that fit, fastest first; then the others, by memory.
+    """Return all layouts on a system: first those that fit, fastest first; then the others, least memory first.
 
     Args:
         priced: the program on the system.
@@ -116,12 +116,15 @@ def _is_better(found: Found, other: Found) -> bool:
 
 
 def _is_by_part(axis: Axis, own: Iterable[int]) -> bool:
-    """Whether an axis splits classes of weights in a part of the program, and others elsewhere."""
+    """Whether an axis splits by part: some of its classes are in `own`, the classes of weights, and some are not."""
     return 0 < len(set(axis.atoms) - set(own)) < len(axis.atoms)
 
 
 def _starts(found: Iterable[Found], own: Iterable[int]) -> list[Found]:
-    """Return the best layouts with an axis that splits by part, one for each degree and way to store of this axis."""
+    """Return the best layout for each (degree, `is_stored`) of an axis that splits by part, at most `MOST_STARTS`.
+
+    own: the atoms of the classes of weights.
+    """
     best: dict[tuple[int, bool], Found] = {}
     for one in sorted(found, key=_order):
         for axis in one.layout.axes:
@@ -133,9 +136,9 @@ def _starts(found: Iterable[Found], own: Iterable[int]) -> list[Found]:
 def _with_another_class(
     axes: tuple[Axis, ...], own: Iterable[int], ordered: Callable[[Iterable[int]], tuple[int, ...]]
 ) -> Iterator[tuple[Axis, ...]]:
-    """Yield the axes with one class of weights more or less on an axis that splits the program by part.
+    """Yield the axes of a mesh with one class of weights more or less on an axis that splits by part.
 
-    own: the classes. ordered: puts atoms in the order in which arrays take them.
+    own: the atoms of the classes of weights. ordered: sorts an axis's atoms; an array is split along the first it has.
     """
     for place, axis in enumerate(axes):
         for atom in own if _is_by_part(axis, own) else ():
@@ -194,7 +197,11 @@ def _layouts(
 def _on_mesh(
     degrees: Mapping[str, int], batch: tuple[int, ...], sets: list[tuple[int, ...]], by_part: list[tuple[int, ...]]
 ) -> Iterator[tuple[Axis, ...]]:
-    """Yield the axes of a mesh for each choice of what each splits: the batch, with or without the state, or a set."""
+    """Yield the axes of a mesh (`degrees`) for each choice of what each axis splits.
+
+    It is the batch or a set of `by_part`, each with or without the state, or a set of `sets`. by_part: from
+    `sets_by_part`. sets: from `model_sets`.
+    """
     choices = [(atoms, is_stored) for atoms in (batch, *by_part) for is_stored in (False, True) if atoms]
     choices += [(one, False) for one in sets]
     nothing: list[tuple[tuple[int, ...], bool]] = [((), False)]
@@ -251,7 +258,7 @@ def model_sets(priced: Priced, classes: list[DimClass]) -> list[frozenset[int]]:
 
 
 def axes_by_part(work: Work, layout: Layout) -> list[Axis]:
-    """Return the axes that split two dims of a matmul's array: one in a part of the program, the other elsewhere."""
+    """Return the axes with two classes that occur in one array of a matmul, of which the axis splits only the first."""
     meets = _meetings(work, set())
     return [
         axis for axis in layout.axes if any(not meets.get(atom, set()).isdisjoint(axis.atoms) for atom in axis.atoms)

@@ -200,10 +200,10 @@ def _collect(
 
 
 def _read_by_reductions(flat: Flat, reads: Mapping[int, tuple[int, ...]]) -> dict[int, list[int]]:
-    """Return for the result of each reduction the values in memory that it reads on a TPU.
+    """Return {the result of a reduction: the values in memory that it reads on a TPU}, for every reduction.
 
-    XLA:TPU fuses it into the matmul that makes the last of them, which is then not read, and with the reductions that
-    could begin at the same time, so that each value is read once. reads: the values from which each is computed.
+    XLA:TPU fuses a reduction into the matmul that computes the last of its operands, which is then not read. It also
+    fuses reductions that can begin at the same time, so that each value is read once. reads: from `_reads`.
     """
     matmuls = {value for op in flat.ops if op.name in MATMULS for value in op.outputs}
     known, found = set[tuple[int, int]](), dict[int, list[int]]()
@@ -231,7 +231,7 @@ def _is_last_use(flat: Flat, place: int) -> bool:
 
 
 def _reads(flat: Flat, constants: set[int], *, is_tpu: bool) -> tuple[dict[int, tuple[int, ...]], set[int]]:
-    """Return for each value number the values in memory that it is computed from, and the values written to memory.
+    """Return ({value: the values in memory that it is computed from}, the values written to memory), all by number.
 
     Elementwise ops are fused into their consumers, so only values that a matmul or a loop reads are written. constants:
     arguments that depend on no array; they are recomputed at each use.

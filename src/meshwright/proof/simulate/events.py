@@ -24,7 +24,7 @@ class Event:
     """One execution of an instruction, and its repeats.
 
     kind: `op`, `loop`, or the kind of a `Transfer`. lane: the row of the timeline, one of `compute`, `network` with its
-    axes, `copies`, `host`, `beside` (asynchronous calls), `network DCN`. start_seconds: of the first execution.
+    axes, `copies`, `host`, `beside` (asynchronous calls), `network DCN`. start_seconds: start of the first execution.
     seconds: duration of one execution. exposed_seconds: how long ops stalled for one execution. num_bytes: what a
     transfer moves in one execution. basis: source of an op's time (`op_seconds.Basis`). note: a loop's trip count, or
     what could not be determined about a transfer. repeats: one for each enclosing loop, outermost first.

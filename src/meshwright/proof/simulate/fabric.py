@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from meshwright.description.hardware.fabric import MeshPlacement, Placement, lay_mesh
+from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
 from meshwright.description.hardware.slices import within_slice
 from meshwright.description.hardware.system import System
 from meshwright.description.hlo.collectives import collective_entries, groups_of
@@ -90,11 +90,16 @@ class Fabric:
         shift = _shift(groups, self.slice_mesh, axes) if largest.kind == "collective-permute" else None
         direction = () if shift is None else ("forth",) if shift >= 0 else ("back",)
         hops = abs(shift) if shift and placement.rings else 1
+        # On a GPU also the stream in which XLA runs it: permutes have one stream, all other collectives another.
+        ways = "+-" if shift is None else "+" if shift >= 0 else "-"
+        links = {f"ICI {ring.axis}{way}" for ring in placement.rings for way in ways}
+        if self.system.chip.kind == "gpu":
+            links.add(_STREAM if shift is None else "stream of permutes")
         transfer = self._transfer(
             instruction,
             kind=largest.kind,
             lane=" ".join(("network", ",".join(axes), *direction)),
-            links=_links(placement, shift, self.system),
+            links=frozenset(links | {crossing.level for crossing in placement.crossings}),
             seconds=achieved_seconds(largest.kind, hops * nbytes, self.layout, axes),
             num_bytes=nbytes,
         )
@@ -188,20 +193,6 @@ def touches_host(module: Module, instruction: Instruction) -> bool:
     """Whether a copy reads or writes the host's memory."""
     shapes = (instruction.shape, *(operand.shape for operand in module.operands(instruction)))
     return any(array.memory_space == HOST_SPACE for shape in shapes for array in shape.arrays())
-
-
-def _links(placement: Placement, shift: int | None, system: System) -> frozenset[str]:
-    """Return the names of the links that a collective occupies: rings of its physical axes, and switches.
-
-    On a GPU also the stream in which XLA runs it: permutes have one stream, all other collectives another.
-
-    shift: that of a permute (`_shift`), which uses one direction of its rings; None for other collectives.
-    """
-    ways = "+-" if shift is None else "+" if shift >= 0 else "-"
-    links = {f"ICI {ring.axis}{way}" for ring in placement.rings for way in ways}
-    if system.chip.kind == "gpu":
-        links.add(_STREAM if shift is None else "stream of permutes")
-    return frozenset(links | {crossing.level for crossing in placement.crossings})
 
 
 def _touched_axes(groups: Groups, mesh: Mapping[str, int]) -> Axes:

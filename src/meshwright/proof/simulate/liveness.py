@@ -55,7 +55,7 @@ class Liveness:
         self._known_spans: dict[str, dict[Leaf, Span]] = {}
 
     def peak(self, computation: str) -> Peak:
-        """Return the peak over a computation's instructions: live bytes, plus the peak of what each one calls."""
+        """Return the moment of a computation with the most live bytes, with those inside what an instruction calls."""
         if computation in self._peaks:
             return self._peaks[computation]
         instructions = list(self.module.computations[computation].instructions.values())
@@ -133,7 +133,7 @@ class Liveness:
         return self._known_spans[computation]
 
     def _compute_spans(self, computation: str) -> dict[Leaf, Span]:
-        """Compute `_live_spans` in one pass over the instructions."""
+        """Return {representative leaf: live range} for a computation, in one pass over its instructions."""
         found = self.module.computations[computation]
         lives: dict[Leaf, Span] = {}
         for position, instruction in enumerate(found.instructions.values()):
@@ -154,7 +154,7 @@ class Liveness:
         return lives
 
     def _use(self, lives: dict[Leaf, Span], user: Instruction, position: int) -> None:
-        """Extend the live ranges in `lives` of the operands of `user` to its `position`.
+        """Extend the live range (in `lives`) of each operand of the instruction `user` to `position`, where it runs.
 
         Operands of an all-reduce-start are live until its done.
         """
@@ -167,7 +167,10 @@ class Liveness:
                 lives[buffer] = replace(lives[buffer], last=max(lives[buffer].last, position))
 
     def _without_loop(self, span: Span, position: int, state: set[Leaf]) -> Iterator[Span]:
-        """Yield the parts of a span before and after a loop if it is part of the loop's state, else the span itself."""
+        """Yield the parts of a span before and after the loop at `position`; all of it if its buffer is not in `state`.
+
+        state: the buffers of the loop's state, by their representative leaves.
+        """
         if self.aliases.find(span.leaf) not in state or not span.first <= position <= span.last:
             yield span
             return

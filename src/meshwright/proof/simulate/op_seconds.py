@@ -88,7 +88,13 @@ def kernel_seconds(module: Module, instruction: Instruction, system: System) -> 
     if not is_kernel(instruction):
         return None
     if cudnn := _CUDNN.search(" ".join(instruction.attributes.values())):
-        return _cudnn_seconds(module, instruction, system, is_backward=bool(cudnn[1]))
+        # Queries are [batch, seq, heads, head_dim].
+        query, key = (operand.shape.dims for operand in module.operands(instruction)[:2])
+        batch, queries, heads, head_dim = query
+        is_causal = re.search(r'"mask_type":\s*"CAUSAL"', instruction.attributes.get("backend_config", ""))
+        flops = 4 * batch * heads * queries * key[1] * head_dim / (2 if is_causal else 1)
+        time = fused_attention_time(flops, key[1], head_dim, "cudnn", system)
+        return time.backward if cudnn[1] else time.forward
     flops = flops_of(module, instruction)
     found = _ATTENTION.search(f"{instruction.name} {instruction.op_name}")
     operands = [operand.shape for operand in module.operands(instruction)]
@@ -105,16 +111,6 @@ def kernel_seconds(module: Module, instruction: Instruction, system: System) -> 
         flops = products * (blocks + 1) // (2 * blocks)
     is_tpu = system.chip.kind == "tpu"
     return flops / (system.peak() * (tpu_kernel_share(system, kernel, head_dim) if is_tpu else attention_share(system)))
-
-
-def _cudnn_seconds(module: Module, instruction: Instruction, system: System, *, is_backward: bool) -> float:
-    """Return the seconds of cuDNN's fused attention, at measured rates; queries are [batch, seq, heads, head_dim]."""
-    query, key = (operand.shape.dims for operand in module.operands(instruction)[:2])
-    batch, queries, heads, head_dim = query
-    is_causal = re.search(r'"mask_type":\s*"CAUSAL"', instruction.attributes.get("backend_config", ""))
-    flops = 4 * batch * heads * queries * key[1] * head_dim / (2 if is_causal else 1)
-    time = fused_attention_time(flops, key[1], head_dim, "cudnn", system)
-    return time.backward if is_backward else time.forward
 
 
 def main_dtype(module: Module, system: System) -> str:

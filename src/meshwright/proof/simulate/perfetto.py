@@ -30,7 +30,13 @@ def trace(schedule: Schedule, *, max_events: int = MAX_EVENTS) -> dict[str, Any]
     Waits are slices among the ops. Loops are unrolled. Where that exceeds `max_events` slices, only the first
     iterations of each loop are shown, as many as fit; the slice of the whole loop then names the trip count.
     """
-    shown = _trips_shown(schedule, max_events)
+    # As many iterations of each loop as fit within `max_events` slices, at least one.
+    longest = max((repeat.count for event in schedule.events for repeat in event.repeats), default=1)
+    shown, high = 1, longest
+    while shown < high:
+        middle = (shown + high + 1) // 2
+        fits = sum(_num_slices(event, middle) for event in schedule.events) <= max_events
+        shown, high = (middle, high) if fits else (shown, middle - 1)
     lanes = dict.fromkeys((COMPUTE, *sorted({event.lane for event in schedule.events})))
     numbers = {lane: number for number, lane in enumerate(lanes, 1)}
     slices = [one for event in schedule.events for one in _slices(event, shown, numbers)]
@@ -52,17 +58,6 @@ def write_trace(schedule: Schedule, path: str | Path) -> None:
     """Write the trace to a file, gzipped if its name ends in .gz; Perfetto opens both."""
     text = json.dumps(trace(schedule))
     write_file(path, gzip.compress(text.encode()) if str(path).endswith(".gz") else text)
-
-
-def _trips_shown(schedule: Schedule, max_events: int) -> int:
-    """Return how many iterations of each loop the trace can show within `max_events` slices, at least one."""
-    longest = max((repeat.count for event in schedule.events for repeat in event.repeats), default=1)
-    low, high = 1, longest
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = sum(_num_slices(event, middle) for event in schedule.events) <= max_events
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low
 
 
 def _num_slices(event: Event, shown: int) -> int:

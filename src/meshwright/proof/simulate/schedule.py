@@ -30,8 +30,8 @@ class Schedule:
 
     events: in order of their start; an event in a loop once, with its repeats. breakdown_seconds: the parts of the
     step, which sum to it: ops by phase, exposed waits, and on GPUs `contention` and `stragglers`, which are not on the
-    timeline. flops: executed by matmuls, per device. peak_flops_per_second: per device, for the dtype with most flops.
-    notes: what the simulation could not determine.
+    timeline. flops: those executed by matmuls, per device. peak_flops_per_second: the peak of a device, for the dtype
+    with most flops. notes: what the simulation could not determine.
     """
 
     events: tuple[Event, ...]

@@ -36,7 +36,10 @@ def transfer_parts(fabric: Fabric, instruction: Instruction) -> tuple[TransferPa
     if opcode == "fusion":
         return tuple(_parts_in_fusion(fabric, instruction))
     if opcode.endswith("-done"):
-        return (TransferPart("done", _start_of(fabric.module, instruction)),)
+        found = fabric.module.operand(instruction)
+        while found.operands and found.opcode not in ("send", "recv") and not found.opcode.endswith("-start"):
+            found = fabric.module.operand(found)
+        return (TransferPart("done", found.name),)
     if opcode in ("send", "recv"):
         return tuple(_send_or_receive(fabric, instruction))
     if opcode in _COPIES:
@@ -112,11 +115,3 @@ def _inside(module: Module, instruction: Instruction) -> Iterator[Instruction]:
             yield inner
             if inner.opcode in ("fusion", "call"):
                 yield from _inside(module, inner)
-
-
-def _start_of(module: Module, done: Instruction) -> str:
-    """Return the name of the `-start`, send or receive whose end a `-done` awaits."""
-    found = module.operand(done)
-    while found.operands and found.opcode not in ("send", "recv") and not found.opcode.endswith("-start"):
-        found = module.operand(found)
-    return found.name

@@ -173,7 +173,10 @@ class _Walker:
         self.now += passed
 
     def add_loop_event(self, loop: Instruction, outer: int, begin: float, note: str) -> None:
-        """Insert an event for a whole loop before the events inside it. outer: the index in `events` of the first."""
+        """Insert an event for a whole loop, which starts at `begin` seconds, before the events inside it.
+
+        outer: the index in `events` of the first of these.
+        """
         if self.now > begin:
             said = describe(self.fabric.module, loop)[0]
             event = Event(

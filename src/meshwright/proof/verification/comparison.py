@@ -225,7 +225,14 @@ def _collectives(
     found = {_key(move): move for move in compiled}
     sizes = {key: move.bytes for key, move in found.items()}
     amounts = _join_axes(planned, sizes)[0] | planned
-    whole, sums = _join_sums(_add_overhead(planned, sizes, overhead), sizes)
+    # Known overheads are added where plan and program differ.
+    result = dict(planned)
+    for difference, move in overhead.collectives:
+        key = _key(move)
+        if key in planned and planned[key].num_bytes != sizes.get(key, 0):
+            size, causes = result[key]
+            result[key] = _Planned(size + move.bytes, tuple(dict.fromkeys((*causes, difference))))
+    whole, sums = _join_sums(result, sizes)
     # Combined sums are left out of the other rules, which might find sums that agree by accident.
     combined = {key for key, cause in sums.items() if cause.difference == Difference.COMBINED_SUMS}
     explained = explain(
@@ -290,26 +297,10 @@ def _key(move: Collective) -> Key:
     return move.kind, move.axes, move.phase
 
 
-def _add_overhead(
-    planned: Mapping[Key, _Planned], found: Mapping[Key, int], overhead: StaticOverhead
-) -> dict[Key, _Planned]:
-    """Return the planned bytes by key; known overheads are added where they differ from the program's bytes.
-
-    found: the program's bytes by key.
-    """
-    result = dict(planned)
-    for difference, move in overhead.collectives:
-        key = _key(move)
-        if key in planned and planned[key].num_bytes != found.get(key, 0):
-            size, causes = result[key]
-            result[key] = _Planned(size + move.bytes, tuple(dict.fromkeys((*causes, difference))))
-    return result
-
-
 def _join_sums(
     planned: Mapping[Key, _Planned], found: Mapping[Key, int]
 ) -> tuple[dict[Key, _Planned], dict[Key, Cause]]:
-    """Return (planned bytes, cause of the change), each by key, with all-reduces over the sets of axes of the program.
+    """Return ({key: planned bytes}, {key: cause of the change}), with planned all-reduces joined as in the program.
 
     Consecutive all-reduces of one array over several axes become one over all these axes (`_join_axes`). In a phase
     where plan and program then still differ, but all-reduce equal bytes over each axis (`combined_sums`), the planned
@@ -332,7 +323,7 @@ def _join_sums(
 def _join_axes(
     planned: Mapping[Key, _Planned], found: Mapping[Key, int]
 ) -> tuple[dict[Key, _Planned], dict[Key, Cause]]:
-    """Return (planned bytes, cause of the change), each by key, with all-reduces of one array over several axes joined.
+    """Return ({key: planned bytes}, {key: cause of the change}), with all-reduces of an array over several axes joined.
 
     All-reduces are joined only if the program has one over all of their axes, in any phase. found: the program's bytes
     by key.

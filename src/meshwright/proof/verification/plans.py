@@ -95,31 +95,24 @@ def static_overhead(plan: Plan) -> StaticOverhead:
         Difference.UNTAKEN_BRANCHES: untaken_branch_collectives(workload, mesh, strategy),
         Difference.SUMMED_ONCE: _summed_once(plan),
     }
+    # Attention flops that kernels declare minus those planned, also in a frozen reference model's forward pass.
+    steps = [(attention_flops(workload, mesh, strategy), workload, mesh, strategy)]
+    if own := reference_pass(workload, mesh, strategy):
+        forward = StepFlops(forward=attention_flops(*own).forward)
+        steps.append((forward, own.workload, own.mesh, own.strategy))
+    of_kernels: dict[Difference, float] = {}
+    for step in steps:
+        for difference, flops in _declared_beyond(*step, plan.system).items():
+            of_kernels[difference] = of_kernels.get(difference, 0.0) + flops
     return StaticOverhead(
         flops={
             Difference.DROPLESS_PADDING: dropless_padding_flops(workload, mesh, strategy, has_ragged=kind == "tpu"),
             Difference.UNTAKEN_BRANCHES: untaken_branch_flops(workload, mesh, strategy),
             Difference.SINGLE_ROWS: 0.0 if kind == "cpu" else -single_column_flops(workload, mesh, strategy),
-            **_kernel_flops(plan),
+            **of_kernels,
         },
         collectives=tuple((difference, move) for difference, found in moves.items() for move in found),
     )
-
-
-def _kernel_flops(plan: Plan) -> dict[Difference, float]:
-    """Return the attention flops that the step's kernels declare minus those planned, by the kind of difference.
-
-    Flops are per device and step, and include a frozen reference model's forward pass.
-    """
-    steps = [(plan.workload, plan.mesh, plan.strategy, attention_flops(plan.workload, plan.mesh, plan.strategy))]
-    if own := reference_pass(plan.workload, plan.mesh, plan.strategy):
-        forward = StepFlops(forward=attention_flops(*own).forward)
-        steps.append((own.workload, own.mesh, own.strategy, forward))
-    found: dict[Difference, float] = {}
-    for workload, mesh, strategy, planned in steps:
-        for difference, flops in _declared_beyond(planned, workload, mesh, strategy, plan.system).items():
-            found[difference] = found.get(difference, 0.0) + flops
-    return found
 
 
 def _declared_beyond(
@@ -143,12 +136,11 @@ def _declared_beyond(
 
 
 def _summed_once(plan: Plan) -> Iterator[Collective]:
-    """Yield, for each all-reduce that XLA:GPU runs once a step and not once a microbatch, the excess of the plan.
+    """Yield a correction of each planned all-reduce that XLA:GPU runs once a step and not once a microbatch.
 
-    It is a collective with negative bytes, to be added to the planned one.
-
-    XLA moves the all-reduce of the last norm's gradient out of the loop over microbatches. It does not move those of
-    layers' gradients, which are in an inner loop over layers.
+    It is a collective with negative bytes, to be added to the planned one. XLA moves the all-reduce of the last norm's
+    gradient out of the loop over microbatches. It does not move those of layers' gradients, which are in an inner loop
+    over layers.
     """
     parts = plan.strategy.num_microbatches
     if plan.system.chip.kind != "gpu" or plan.mesh.pp > 1 or parts == 1:

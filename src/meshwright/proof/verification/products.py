@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import jax
@@ -65,31 +65,22 @@ def check_product(inference: Inference, *, mode: Mode, implementation: Implement
         overlapped_collectives(implementation, inference.sizes) if mode == "overlapped" else implementation.collectives
     )
     inferred = [_plain(move, degrees) for move in moves]
-    return ProductCheck(
-        error=float(np.abs(found - wanted).max() / (np.abs(wanted).max() or 1.0)),
-        compiled=merge(_read_as(inferred, traffic.collectives, degrees)),
-        inferred=merge(inferred),
-        notes=traffic.notes,
-    )
-
-
-def _read_as(
-    inferred: Sequence[Collective], compiled: Iterable[Collective], degrees: Mapping[str, int]
-) -> list[Collective]:
-    """Return the compiled collectives, with the inferred kind for those that could be of two kinds.
-
-    XLA:CPU lowers a reduce-scatter, and an all-reduce followed by a slice, to the same ops. These count as a
-    reduce-scatter unless an all-reduce was inferred.
-    """
+    # XLA:CPU lowers a reduce-scatter, and an all-reduce followed by a slice, to the same ops. These count as a
+    # reduce-scatter unless an all-reduce was inferred.
     left, read = Counter(map(_amount, inferred)), []
-    for move in compiled:
+    for move in traffic.collectives:
         parts = [_plain(part, degrees) for part in canonicalize_collective(move, degrees)]
         whole = _plain(move, degrees)
         if not Counter(map(_amount, parts)) <= left and left[_amount(whole)] > 0:
             parts = [whole]
         left -= Counter(map(_amount, parts))
         read += parts
-    return read
+    return ProductCheck(
+        error=float(np.abs(found - wanted).max() / (np.abs(wanted).max() or 1.0)),
+        compiled=merge(read),
+        inferred=merge(inferred),
+        notes=traffic.notes,
+    )
 
 
 def _plain(move: Collective, degrees: Mapping[str, int]) -> Collective:

@@ -80,23 +80,21 @@ def verify_serving(plan: ServingPlan, *, effort: Effort = "fast") -> ServingVeri
     predicted = replace(plan.predicted, flops=serving_device_flops(plan.serving, plan.layout, plan.batch))
     arguments = serving_argument_bytes(plan.serving, plan.layout, plan.batch)
     compared = compare(predicted, compiled, argument_bytes=arguments)
-    rows = _with_server_causes(compared, plan, schedule, _read_ahead_bytes(program))
-    return ServingVerification(plan=plan, program=program, compiled=compiled, rows=tuple(rows), schedule=schedule)
-
-
-def _read_ahead_bytes(program: CompiledProgram) -> int:
-    """Return the bytes of arguments that XLA:TPU starts to copy into fast memory (VMEM) before the step; 0 elsewhere.
-
-    The compiler counts them as temporaries; a plan does not count them.
-    """
+    # Arguments that XLA:TPU starts to copy into VMEM before the step: temporaries for the compiler, not for a plan.
     copies = (op for op in read_optimized(program).instructions() if "cross_program_prefetch_index" in op.attributes)
-    return sum(op.shape.elements[0].padded_bytes for op in copies if op.opcode == "copy-start")
+    rows = _with_server_causes(
+        compared, plan, schedule, sum(op.shape.elements[0].padded_bytes for op in copies if op.opcode == "copy-start")
+    )
+    return ServingVerification(plan=plan, program=program, compiled=compiled, rows=tuple(rows), schedule=schedule)
 
 
 def _with_server_causes(
     rows: tuple[Row, ...], plan: ServingPlan, schedule: Schedule | None, read_ahead_bytes: int
 ) -> Iterator[Row]:
-    """Yield the rows, with the causes of differences that only a server's step has."""
+    """Yield the rows, with the causes of differences that only a server's step has.
+
+    schedule: the simulated step, if there is one. read_ahead_bytes: from `_read_ahead_bytes`.
+    """
     is_decode = plan.serving.phase == "decode"
     exact_causes = _decode_causes if is_decode else _prefill_causes
     known = {

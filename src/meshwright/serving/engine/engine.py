@@ -230,7 +230,7 @@ class Engine:
             self._end_request(request_id, "failed", log_fault(f"request {request_id}"))
 
     def _receive_requests(self) -> None:
-        """Start new requests, and end those that are aborted or past their deadline."""
+        """Empty the inbox: start requests, call functions, abort requests. End requests past their deadline."""
         for _ in range(self._inbox.num_received(is_idle=not (self._rounds or self._active))):
             request_id, item = self._inbox.pop()
             if item is None:

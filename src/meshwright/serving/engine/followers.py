@@ -180,7 +180,7 @@ def _broadcast(line: str) -> str:
 
 
 def _accepted(listener: socket.socket, secret: str, count: int) -> Iterator[socket.socket]:
-    """Yield the connections of all other processes. Connections that do not send the secret are ignored."""
+    """Yield the connections of the `count` other processes. Connections that do not send the secret are ignored."""
     until, num_found = time.monotonic() + SECONDS_TO_CONNECT, 0
     while num_found < count:
         listener.settimeout(max(0.01, until - time.monotonic()))

@@ -82,7 +82,7 @@ def compile_grammar(vocabulary: LLTokenizer, kind: str, source: str) -> LLMatche
     """
     try:
         matcher = LLMatcher(vocabulary, _grammar(kind, source), log_level=0, limits=LIMITS)
-        if reason := _error_after(matcher.deep_copy(), NUM_TRIED):
+        if reason := _first_error(matcher.deep_copy()):
             raise ValueError("no text matches it" if reason.startswith("NoExtension") else reason)
     except RecursionError:
         raise MeshwrightError(f"the {NAMES[kind]} is nested too deeply") from None
@@ -92,12 +92,12 @@ def compile_grammar(vocabulary: LLTokenizer, kind: str, source: str) -> LLMatche
     return matcher
 
 
-def _error_after(matcher: LLMatcher, count: int) -> str:
-    """Generate `count` tokens, each time the first allowed one. Return llguidance's error; empty if there is none.
+def _first_error(matcher: LLMatcher) -> str:
+    """Generate `NUM_TRIED` tokens, each time the first allowed one. Return llguidance's error; empty if there is none.
 
     llguidance builds the lexer lazily, so some errors appear only during generation.
     """
-    for _ in range(count):
+    for _ in range(NUM_TRIED):
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         if not mask or matcher.is_stopped():
             break

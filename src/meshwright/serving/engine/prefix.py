@@ -232,7 +232,7 @@ class PrefixCache:
         return found, most
 
     def _take(self, path: list[_Node], copied: _Node | None, length: int) -> Hit:
-        """Return the hit for a path. Take references to the pages that later tokens read; mark them as used last.
+        """Return the hit for a path. Take references to the pages that later tokens read; mark these as just used.
 
         Args:
             path: the nodes of the prefix's full pages, without the root.

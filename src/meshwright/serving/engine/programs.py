@@ -259,8 +259,8 @@ def _through(
 ) -> tuple[_StepColumns, Array, Array, CacheArrays]:
     """Run the layers on a step's tokens.
 
-    is_whole: whether to return the residual stream of all tokens, or only of those after which a token is chosen. Other
-    arguments are those of the steps.
+    is_whole: whether to return the residual stream of all tokens, or only of those after which a token is chosen. The
+    other arguments are those of `greedy_program` and of the step that it returns.
 
     Returns:
         The columns of the packed input, the residual stream [rows, s or n, d], the embedding table, and the pages.
@@ -381,7 +381,7 @@ def _choose_each(scores: Array, read: _StepColumns, state: RowState, mask: Array
 
 
 def samplers_at(limits: Array, seed: Array, row: Array) -> Samplers:
-    """Return the sampling options of the rows `row`, from those of all rows of the engine (`RowState.samplers`)."""
+    """Return the sampling options of the rows `row`. limits, seed: `samplers` and `seed` of `RowState`, of all rows."""
     own = [limits.at[row, at].get(mode="clip") for at in range(limits.shape[1])]
     return Samplers(
         temperature=own[0],
@@ -398,7 +398,8 @@ def samplers_at(limits: Array, seed: Array, row: Array) -> Samplers:
 def _accepted(read: _StepColumns, chosen: Array, last: Array) -> tuple[Array, Array]:
     """Return the accepted tokens [rows, n], -1 for none, and the newest token of every row of the engine.
 
-    A draft token that differs from the chosen token at its position is rejected; the row ends with the chosen token.
+    Draft tokens are accepted up to the first that differs from the chosen token at its position; that chosen token is
+    accepted in its place, and is the last.
     """
     num_chosen = chosen.shape[1]
     if num_chosen == 1:

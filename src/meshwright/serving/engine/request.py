@@ -16,10 +16,10 @@ MOST_STOP_TOKENS = 1024
 """Maximum number of stop tokens of a request, the same as of logit biases."""
 
 Ending = Literal["length", "token", "text", "aborted", "failed", "refused"]
-"""Why a completion ended.
+"""Why a completion ended, in this order.
 
-By max_tokens, a stop token or a stop string; aborted by its client, a timeout or the shutdown; failed in the engine; or
-refused because it cannot continue, for example if its constraint allows no token.
+It reached max_tokens, a stop token or a stop string; its client, a timeout or the shutdown aborted it; it failed in the
+engine; or it cannot continue, for example because its constraint allows no token.
 """
 
 

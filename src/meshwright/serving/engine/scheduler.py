@@ -216,7 +216,7 @@ class Scheduler:
         return EngineStep(placed, False, rows, self._width(end), length, copies=self.pop_copies())
 
     def _chunk(self) -> EngineStep | None:
-        """Return a prefill step, of scored or of other prompts in alternation; None if no sequence is ready."""
+        """Return a prefill step, alternately of scored and of other prompts; None if no sequence is ready."""
         self._admit()
         ready = [
             sequence
@@ -230,7 +230,7 @@ class Scheduler:
         return next((step for step in found if step is not None), None)
 
     def _chunk_of(self, ready: list[TokenSequence], *, is_scored: bool) -> EngineStep | None:
-        """Return the prefill step, of scored or of other prompts, with the most prompt tokens per estimated cost."""
+        """Return the prefill step of `ready` sequences with the most prompt tokens per cost; None if it cannot run."""
         by_shard: list[list[TokenSequence]] = [[] for _ in range(self.layout.shards)]
         for sequence in in_turns(ready):
             by_shard[sequence.shard].append(sequence)
@@ -293,11 +293,14 @@ class Scheduler:
         return copies
 
     def put_back(self, copies: list[PageCopy]) -> None:
-        """Queue copies again that a step did not make."""
+        """Queue again the copies that a step did not make."""
         self._copies = [*copies, *self._copies]
 
     def _restart_at_switch(self, sequence: TokenSequence) -> bool:
-        """Whether a sequence reached the length where LongRoPE's frequencies change. If so, compute it again."""
+        """Whether a sequence reached the length where LongRoPE's frequencies change, so that it is computed again.
+
+        Its pages are released once no step of it is in flight.
+        """
         switch = self.layout.switch
         if switch is None or sequence.computed < switch or sequence.prefill_length > switch:
             return False
@@ -335,12 +338,9 @@ class Scheduler:
     def _may_begin(self, sequence: TokenSequence) -> bool:
         """Whether a waiting sequence's tokens are all on the host, and no other sequence is computing its prompt."""
         first = sequence.first
-        return not sequence.in_flight and (first is None or first.row is None or self._is_prompt_computed(first))
-
-    @staticmethod
-    def _is_prompt_computed(sequence: TokenSequence) -> bool:
-        """Whether a sequence has ended, or its prompt is in the prefix cache for other sequences."""
-        return sequence.computed >= len(sequence.request.prompt) or sequence.done is not None
+        if first is not None and first.row is not None and first.done is None:
+            return not sequence.in_flight and first.computed >= len(first.request.prompt)
+        return not sequence.in_flight
 
     def _assign_row(self, sequence: TokenSequence) -> bool:
         """Assign a row to a sequence, with its cached prefix's pages; False if no row or too few pages are free."""
@@ -385,14 +385,14 @@ class Scheduler:
         return True
 
     def _shard_score(self, sequence: TokenSequence, shard: int, limit: int) -> float:
-        """Return how well a shard suits a sequence: the cached fraction of its tokens plus the shard's free rows."""
+        """Return how well a shard suits a sequence: the share of its tokens cached plus the share of rows free."""
         if self.layout.shards == 1:
             return 0.0
         known = self.prefixes[shard].longest(sequence.tokens, limit, self._prefix_salt(sequence)) if limit else 0
         return known / len(sequence.tokens) + len(self._free_rows[shard]) / self.layout.rows
 
     def _prefix_salt(self, sequence: TokenSequence) -> Hashable:
-        """Return what sequences that share a prefix have in common: salt, adapter, and length if RoPE depends on it."""
+        """Return a sequence's salt in the prefix cache: (request's salt, adapter, what sets RoPE's frequencies)."""
         of_length = None
         if self.layout.switch is not None:
             of_length = sequence.prefill_length > self.layout.switch
@@ -405,16 +405,13 @@ class Scheduler:
         size = self.layout.page_size
         for window, pool in enumerate(self.pools[shard]):
             kept = self.layout.windows[window]
+            longest = max(length for _, length in self.layout.chunks)
             # Layers with a window free pages during prefill.
-            count = -(-min(tokens, tokens if kept is None else kept + self._longest_chunk) // size) + 1
+            count = -(-min(tokens, tokens if kept is None else kept + longest) // size) + 1
             missing = min(count, self.layout.pages[window]) - pool.num_free
             if missing > 0 and self.prefixes[shard].evict(window, missing) < missing:
                 return False
         return True
-
-    @property
-    def _longest_chunk(self) -> int:
-        return max(length for _, length in self.layout.chunks)
 
     def _allocate_pages(self, sequence: TokenSequence, length: int) -> bool:
         """Allocate a sequence's pages up to `length` tokens, preempting others; False if it was preempted itself."""

@@ -32,8 +32,8 @@ class EngineSettings:
         prefix_cache: whether pages of sequences that ended are kept for prompts with the same prefix.
         adapter_slots: maximum number of low-rank adapters that are loaded at once.
         adapter_rank: maximum rank of an adapter.
-        adapter_ends: of the embedding and the output head (their names in `step.lora`), those that adapters may change
-            besides matmuls of layers.
+        adapter_ends: which of the embedding and the output head adapters may change besides the layers' matmuls, by
+            their names in `step.lora`.
         num_drafts: draft tokens per row and decode step, from n-grams of the sequence or a draft model; 0 for none.
         max_queue: maximum number of waiting sequences; further requests are refused and can be retried.
     """

@@ -55,7 +55,15 @@ def serve_replicas(
         for environment in process_environments(system, num_devices, args.replicas)
     ]
     replica_system = str(make_system(system.chip, (num_devices,)))
-    command = ["serve", str(args.model), *_replica_options(args), "--on", replica_system, "--port", "0"]
+    words = list[str]()
+    for field in fields(args):
+        if field.name not in FRONT_OPTIONS and (value := getattr(args, field.name)) not in (field.default, None):
+            name = f"--{field.name.replace('_', '-')}"
+            values = value if isinstance(value, tuple) else () if value is True else (value,)
+            words += [name, *map(str, values)]
+    if args.name is None:
+        words += ["--name", args.model.resolve().name]
+    command = ["serve", str(args.model), *words, "--on", replica_system, "--port", "0"]
     replicas = Replicas(command, environments, say=on_line)
     try:
         front = Front(state, replicas.all, replica_key)
@@ -67,16 +75,3 @@ def serve_replicas(
         )  # fmt: skip
     finally:
         replicas.stop(args.grace)
-
-
-def _replica_options(args: ServeArgs) -> list[str]:
-    """Return the options that each replica gets, as words of a command line."""
-    words = list[str]()
-    for field in fields(args):
-        if field.name not in FRONT_OPTIONS and (value := getattr(args, field.name)) not in (field.default, None):
-            name = f"--{field.name.replace('_', '-')}"
-            values = value if isinstance(value, tuple) else () if value is True else (value,)
-            words += [name, *map(str, values)]
-    if args.name is None:
-        words += ["--name", args.model.resolve().name]
-    return words

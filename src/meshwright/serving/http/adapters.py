@@ -44,7 +44,7 @@ class ServedAdapters:
         return self._engine.adapters.by_name
 
     async def change(self, change: Callable[[Path], None]) -> None:
-        """Call `change`, which loads or unloads an adapter, in a thread. It gets the folder of adapters.
+        """Call `change`, which loads or unloads an adapter, in a thread. Its argument is the folder of adapters.
 
         Raises:
             ApiError: requests may not load adapters, or the function raises a `MeshwrightError`.

@@ -127,7 +127,18 @@ def _get_routes(service: Service, metrics: Metrics) -> list[BaseRoute]:
     async def openapi(_: Request) -> Response:
         return JSONResponse(document)
 
-    page = _chat_page(service)
+    settings = {
+        "model": service.model,
+        "has_chat": service.tokenizer is not None and chat_template(service.tokenizer) is not None,
+        "has_keys": bool(service.api_keys),
+    }
+    # Escape "<": a model name with "</script>" in it would end the script.
+    settings_json = json.dumps(settings).replace("<", "\\u003c")
+    html = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    html = html.replace(PAGE_SETTINGS, settings_json)
+    policy = PAGE_POLICY.format(style=_hash_of("style", html), script=_hash_of("script", html))
+    headers = {"content-security-policy": policy, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
+    page = HTMLResponse(html, headers=headers)
 
     async def chat_page(_: Request) -> Response:
         return page
@@ -142,22 +153,6 @@ def _get_routes(service: Service, metrics: Metrics) -> list[BaseRoute]:
         Route("/metrics", prometheus),
         Route("/openapi.json", openapi),
     ]
-
-
-def _chat_page(service: Service) -> Response:
-    """Return the chat page: one file without external assets, which talks to this server."""
-    settings = {
-        "model": service.model,
-        "has_chat": service.tokenizer is not None and chat_template(service.tokenizer) is not None,
-        "has_keys": bool(service.api_keys),
-    }
-    # Escape "<": a model name with "</script>" in it would end the script.
-    settings_json = json.dumps(settings).replace("<", "\\u003c")
-    html = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    html = html.replace(PAGE_SETTINGS, settings_json)
-    policy = PAGE_POLICY.format(style=_hash_of("style", html), script=_hash_of("script", html))
-    headers = {"content-security-policy": policy, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
-    return HTMLResponse(html, headers=headers)
 
 
 def _hash_of(tag: str, html: str) -> str:

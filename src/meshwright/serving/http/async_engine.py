@@ -102,7 +102,7 @@ class OutputStream:
     Args:
         async_engine: the engine to submit to.
         requests: the engine's requests, one per prompt.
-        service: the client of the HTTP request, its adapter and its limits.
+        service: the server, with the client, the adapter and the limits of the HTTP request.
         is_streamed: whether to wake the reader at every output; if not, only when a completion ends.
 
     Raises:
@@ -252,7 +252,7 @@ class OutputStream:
         return deliver
 
     def _observe(self, prompt: int, seconds: float, output: Output) -> None:
-        """Record an output that arrived at `seconds`, and the end of its completion.
+        """Record an output that arrived at `seconds` (`time.perf_counter`), and the end of its completion.
 
         Raises:
             ApiError: the completion failed, or the engine aborted it.

@@ -71,7 +71,11 @@ class ServerMiddleware:
                 self._requests.labels(endpoint, str(message["status"])).inc()
             await send(message)
 
-        key = self._api_key(scope["headers"])
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, key = header.partition(b" ")
+        # Compare with every key, each in constant time, so that the duration reveals nothing about the keys.
+        matches = [each for each in self._state.api_keys if hmac.compare_digest(key.strip(), each.key.encode())]
+        key = matches[0] if matches and scheme.lower() == b"bearer" else None
         limits = key.limits if key and key.limits else self._state.limits
         error = self._rejection(scope, path, key, limits)
         if error is not None:
@@ -132,14 +136,6 @@ class ServerMiddleware:
                 status=429, code="too_many_requests", headers={"retry-after": "1"},
             )  # fmt: skip
         return None
-
-    def _api_key(self, headers: list[tuple[bytes, bytes]]) -> ApiKey | None:
-        """Return the API key of a request; None if it has no valid one."""
-        header = next((value for name, value in headers if name == b"authorization"), b"")
-        scheme, _, key = header.partition(b" ")
-        # Compare with every key, each in constant time, so that the duration reveals nothing about the keys.
-        matches = [each for each in self._state.api_keys if hmac.compare_digest(key.strip(), each.key.encode())]
-        return matches[0] if matches and scheme.lower() == b"bearer" else None
 
 
 def headers_too_large(limit: int) -> ApiError:

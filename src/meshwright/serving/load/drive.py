@@ -201,6 +201,9 @@ async def _answer(
         error = "connection lost"
     except (ValueError, AttributeError, TypeError):
         error = "no stream of completions"
+    text = reason
+    with suppress(ValueError, LookupError, TypeError):
+        text = str(json.loads(text)["error"]["message"])
     return Answer(
         begin=begin,
         end=time.perf_counter() - start,
@@ -208,16 +211,9 @@ async def _answer(
         prompt_tokens=usage["prompt_tokens"],
         output_tokens=usage["completion_tokens"] or len(arrivals),
         error=error,
-        reason=_message(reason),
+        reason=" ".join(text.split())[:MAX_REASON],
         late_seconds=0.0 if due is None else begin - due,
     )
-
-
-def _message(text: str) -> str:
-    """Return the message of an error in OpenAI's format, or of any other error the whole text, in one line."""
-    with suppress(ValueError, LookupError, TypeError):
-        text = str(json.loads(text)["error"]["message"])
-    return " ".join(text.split())[:MAX_REASON]
 
 
 def _headers(api_key: str | None) -> dict[str, str]:

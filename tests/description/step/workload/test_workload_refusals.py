@@ -44,16 +44,16 @@ MESHES = [
         (TINY, MeshShape(pp=4)),
         "mesh pp=4 has pp=4 stages for the 2 layers of tiny, so that some would split nothing; use pp in 1 to 2",
     ),
-    ((TWELVE, MeshShape(tp=8)), "tp=8 cannot split kv_heads=12 of layers.query: 12 % 8 = 4; use tp=6 or tp=12"),
+    ((TWELVE, MeshShape(tp=8)), "tp=8 cannot split kv_heads=12 of layers.query: 12 % 8 = 4; use tp=4"),
     ((TINY, MeshShape(tp=16)), "tp=16 cannot split kv_heads=8 of layers.query: 8 % 16 = 8; use tp=8"),
     ((MOE, MeshShape(ep=16)), "ep=16 cannot split expert=8 of layers.expert_gate: 8 % 16 = 8; use ep=8"),
     (
         (replace(TINY, mlp=250), MeshShape(tp=8)),
-        "tp=8 cannot split mlp=250 of layers.gate: 250 % 8 = 2; use tp=5 or tp=10",
+        "tp=8 cannot split mlp=250 of layers.gate: 250 % 8 = 2; use tp=2",
     ),
     (
         (replace(TINY, embed=100), MeshShape(fsdp=4, sp=2)),
-        "fsdp*sp=8 cannot split embed=100 of embedding: 100 % 8 = 4; use fsdp*sp=5 or fsdp*sp=10",
+        "fsdp*sp=8 cannot split embed=100 of embedding: 100 % 8 = 4; use fsdp*sp=4",
     ),
 ]
 
@@ -65,7 +65,7 @@ BATCHES = [
     (
         (TINY, MeshShape(sp=4, tp=4)),
         {"seq_len": 24},
-        "sp*tp=16 cannot split sequence length=24: 24 % 16 = 8; use sp*tp=12 or sp*tp=24",
+        "sp*tp=16 cannot split sequence length=24: 24 % 16 = 8; use sp*tp=8",
     ),
     (
         (TINY, MeshShape(dp=4), Strategy(num_microbatches=8)),

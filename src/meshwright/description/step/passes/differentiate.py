@@ -47,7 +47,10 @@ def nodes_with_gradients(
 
 
 def _without_dead_gradients(node: Node, read: set[str], *, is_at_once: bool) -> Node:
-    """Return the node with a backward that computes only the gradients of the inputs in `read`."""
+    """Return the node with a backward that computes only the gradients of the inputs in `read`.
+
+    is_at_once: as in `nodes_with_gradients`.
+    """
     if not read and not node.is_trained:
         return replace(node, saved=()) if node.saved else node
     core = next((work for work in node.work if isinstance(work, Core)), None)

@@ -70,7 +70,7 @@ def program_devices(mesh: MeshShape, strategy: Strategy) -> int:
 
 
 def matrix_counts(model: Model, mesh: MeshShape, strategy: Strategy) -> dict[str, int]:
-    """Return how many matrices of a parameter the devices of one program orthogonalise, by its `count_symbol`.
+    """Return how many matrices of a parameter the devices of one program orthogonalise, by `count_symbol(parameter)`.
 
     Added zero matrices are included. Parameters with the same symbol have the same number.
     """

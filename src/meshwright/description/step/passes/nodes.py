@@ -166,8 +166,8 @@ def weight_of(path: str, dims: Iterable[tuple[str, int]], tokens: Iterable[str],
     Args:
         path: the parameter's path; its arrays get the last name in it.
         dims: (logical axis, size) of each of its dims.
-        tokens: axes that split the tokens that use the parameter. The gradient is a partial sum over those axes among
-            them that do not split the parameter.
+        tokens: axes that split the tokens that use the parameter. The gradient is a partial sum over those of them that
+            do not split the parameter.
         layout: the layout.
     """
     name, dims = path.rpartition(".")[2], tuple(dims)

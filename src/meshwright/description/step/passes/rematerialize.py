@@ -75,7 +75,18 @@ def _needed(nodes: Sequence[Node], kept: frozenset[Tag], named: frozenset[str]) 
         kept: the tags of results that are saved.
         named: names of results of matmuls and of attention that are saved too.
     """
-    writers = _writers(nodes)
+    # The node that wrote each value that a node reads or saves; None for the layer's input. A name may be written
+    # several times (rotation in place): a node reads the latest value before it.
+    last: dict[str, int] = {}
+    writers: dict[tuple[int, str], int | None] = {}
+    for i, node in enumerate(nodes):
+        for name in node.reads:
+            writers[i, name] = last.get(name)
+        if node.writes:
+            last[node.writes] = i
+        for name in node.saved:
+            writers.setdefault((i, name), last.get(name))
+    assert all(name == STREAM or writer is not None for (_, name), writer in writers.items()), writers
     waiting = [writers[i, name] for i, node in enumerate(nodes) for name in node.saved]
     # Attention's backward reads its own output, so the writer of a saved value may be the node itself.
     found: set[int] = set()
@@ -87,23 +98,4 @@ def _needed(nodes: Sequence[Node], kept: frozenset[Tag], named: frozenset[str]) 
             continue
         found.add(writer)
         waiting.extend(writers[writer, name] for name in nodes[writer].reads)
-    return found
-
-
-def _writers(nodes: Sequence[Node]) -> dict[tuple[int, str], int | None]:
-    """Return, by (index of a node, name of a value that it reads or saves), the index of the node that wrote the value.
-
-    It is None for the layer's input. A name may be written several times (rotation in place); a node reads the latest
-    value before it.
-    """
-    last: dict[str, int] = {}
-    found: dict[tuple[int, str], int | None] = {}
-    for i, node in enumerate(nodes):
-        for name in node.reads:
-            found[i, name] = last.get(name)
-        if node.writes:
-            last[node.writes] = i
-        for name in node.saved:
-            found.setdefault((i, name), last.get(name))
-    assert all(name == STREAM or writer is not None for (_, name), writer in found.items()), found
     return found

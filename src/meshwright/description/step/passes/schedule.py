@@ -88,21 +88,21 @@ class Schedule:
 
     @property
     def bubble(self) -> float:
-        """Time that a device waits, divided by the time that it works: (p - 1) / (v m)."""
+        """Time that a device waits, divided by the time that it works: (p - 1) / (v m), with m microbatches."""
         return (self.stages - 1) / self.units
 
     def forward(self, index: Number) -> Unit:
-        """Return the unit of a device's forward number `index`, counted from 0."""
+        """Return the unit of forward pass number `index` of a device, counted from 0 in the order of execution."""
         p, v = self.stages, self.virtual_stages
         return Unit(index // (p * v) * p + index % p, index // p % v)
 
     def backward(self, index: Number) -> Unit:
-        """Return the unit of a device's backward number `index` in 1F1B. Chunks are in the opposite order."""
+        """Return the unit of backward pass number `index` of a device in 1F1B. Chunks are in the opposite order."""
         microbatch, chunk = self.forward(index)
         return Unit(microbatch, self.virtual_stages - 1 - chunk)
 
     def age(self, stage: Number, chunk: Number) -> Number:
-        """Return the number of ticks between a unit's forward and its backward on a stage of 1F1B."""
+        """Return the number of ticks from a unit's forward to its backward pass, on a stage of 1F1B."""
         p, v = self.stages, self.virtual_stages
         return 2 * (p - 1 - stage) + 2 * p * (v - 1 - chunk)
 

@@ -178,7 +178,11 @@ class _BlockSharder:
         if not op.num_experts and not op.is_on_residual:
             source = yield from self._entry(op)
         dims = (*((("expert", op.num_experts),) if op.num_experts else ()), *op.inputs, *op.outputs)
-        tokens = self._token_axes(op, lead)
+        if not op.num_experts:
+            tokens = outermost_first(axes_of(lead))
+        else:
+            experts = self.layout.axes("expert")
+            tokens = outermost_first(axis for dim in self.layout.tokens for axis in dim.axes if axis not in experts)
         path = f"{self.stack}.{op.name}"
         weight = weight_of(path, dims, tokens, self.layout)
         partial = axes_of(inner)
@@ -217,8 +221,8 @@ class _BlockSharder:
         """Yield the nodes of a matmul's low-rank branch, which is added to the matmul's result.
 
         The inner value [tokens, rank] is resharded over tp instead of the branch's input or output, which are larger.
-        If tp splits the matmul's outputs, it is computed from the stream between blocks and gathered; if tp splits the
-        inputs, it is reduce-scattered to the layout of that stream.
+        If tp splits the matmul's outputs, the inner value is computed from the stream between blocks and gathered; if
+        tp splits the inputs, the inner value is reduce-scattered to the layout of that stream.
         """
         layout, rank, path = self.layout, (RANK, branch.rank), f"{self.stack}.{op.name}"
         is_column = op.inputs[0][0] == "embed"
@@ -263,13 +267,6 @@ class _BlockSharder:
         if op.num_experts:
             return (Dim("R", None),)
         return self.layout.residual_tokens if op.is_on_residual else self.layout.tokens
-
-    def _token_axes(self, op: Linear, lead: tuple[Dim, ...]) -> tuple[str, ...]:
-        """Return the axes that split a matmul's tokens (`lead`), over which its weight's gradient is a partial sum."""
-        if not op.num_experts:
-            return outermost_first(axes_of(lead))
-        experts = self.layout.axes("expert")
-        return outermost_first(axis for dim in self.layout.tokens for axis in dim.axes if axis not in experts)
 
     def _entry(self, op: Linear) -> Generator[Node, None, str]:
         """Yield the gather of a matmul's input over tokens, once for all readers; return the name of the result."""

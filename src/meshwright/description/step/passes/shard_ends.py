@@ -38,26 +38,26 @@ def _embedding_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
     for op in ops:
         match op:
             case Lookup():
-                yield _lookup(op, layout, () if op.is_positional else vocab)
+                # Positions are looked up for a device's tokens of the residual stream, ids for those inside blocks.
+                tokens = layout.residual_tokens if op.is_positional else layout.tokens
+                work: list[Work] = [weight_of(op.name, (op.rows, op.columns), axes_of(tokens), layout)]
+                if not op.is_positional:
+                    work += _sum_of_rows("embedding", Dim("D", op.columns[1]), layout, vocab)
+                yield _node(EMBEDDING, Block.EMBEDDING, *work, writes=op.target)
                 if op.low_rank:
-                    yield from _branch_of_lookup(op, op.low_rank.rank, layout, vocab)
+                    low, name = (RANK, op.low_rank.rank), "embedding low rank"
+                    weight = weight_of(f"{op.name}{LORA_A}", (op.rows, low), axes_of(layout.tokens), layout)
+                    moves = _sum_of_rows(name, layout.used((low,))[0], layout, vocab)
+                    yield _node(EMBEDDING, Block.EMBEDDING, weight, *moves, writes=name)
+                    out = factor(f"{op.name}{LORA_B}", layout.residual_tokens, (low,), (op.columns,), layout)
+                    added = PassOver(
+                        kind="low_rank", arrays=(Array(op.target, (*layout.residual_tokens, *out[1].columns)),)
+                    )
+                    yield _node(EMBEDDING, Block.EMBEDDING, *out, added, writes=op.target)
             case Norm():
                 yield _node(EMBEDDING, Block.EMBEDDING, *_scales(op, layout), writes=op.target)
             case _:
                 pass
-
-
-def _lookup(op: Lookup, layout: Layout, split: tuple[str, ...]) -> Node:
-    """Return the node of a lookup: the gather of its table, and the reduction of rows to the residual stream's layout.
-
-    split: the axes that split the table's rows.
-    """
-    # A device looks up positions for its tokens of the residual stream, and token ids for its tokens inside blocks.
-    tokens = layout.residual_tokens if op.is_positional else layout.tokens
-    work: list[Work] = [weight_of(op.name, (op.rows, op.columns), axes_of(tokens), layout)]
-    if not op.is_positional:
-        work += _sum_of_rows("embedding", Dim("D", op.columns[1]), layout, split)
-    return _node(EMBEDDING, Block.EMBEDDING, *work, writes=op.target)
 
 
 def _sum_of_rows(name: str, columns: Dim, layout: Layout, split: tuple[str, ...]) -> Iterator[Move]:
@@ -74,17 +74,6 @@ def _sum_of_rows(name: str, columns: Dim, layout: Layout, split: tuple[str, ...]
     middle = Array(name, (lead[0], at_sequence, columns), left)
     yield Move(name=name, before=before, after=middle)
     yield Move(name=name, before=middle, after=Array(name, (Dim("B", None, layout.batch), at_sequence, columns)))
-
-
-def _branch_of_lookup(op: Lookup, rank: int, layout: Layout, split: tuple[str, ...]) -> Iterator[Node]:
-    """Yield the nodes of a lookup's low-rank branch: rows of A are looked up like the table's, and multiplied by B."""
-    low, name = (RANK, rank), "embedding low rank"
-    weight = weight_of(f"{op.name}{LORA_A}", (op.rows, low), axes_of(layout.tokens), layout)
-    moves = _sum_of_rows(name, layout.used((low,))[0], layout, split)
-    yield _node(EMBEDDING, Block.EMBEDDING, weight, *moves, writes=name)
-    out = factor(f"{op.name}{LORA_B}", layout.residual_tokens, (low,), (op.columns,), layout)
-    added = PassOver(kind="low_rank", arrays=(Array(op.target, (*layout.residual_tokens, *out[1].columns)),))
-    yield _node(EMBEDDING, Block.EMBEDDING, *out, added, writes=op.target)
 
 
 def _branch_of_logits(op: Linear, layout: Layout, vocab: tuple[str, ...]) -> Iterator[Node]:

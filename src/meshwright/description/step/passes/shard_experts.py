@@ -88,7 +88,8 @@ def scale_sum(op: Dispatch, stack: str, layout: Layout) -> Iterator[Exchange]:
 def routing_of_tokens(tp: tuple[str, ...], layout: Layout) -> Iterator[Exchange]:
     """Yield the collectives of routing over tp if there is no ep.
 
-    The chosen experts and routing weights of tokens are gathered, and the gradients of the weights are summed.
+    The chosen experts and routing weights of tokens are gathered, and the gradients of the weights are summed; without
+    the gather if tp does not split the stream.
     """
     if not tp:
         return

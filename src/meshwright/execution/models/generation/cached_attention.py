@@ -135,7 +135,7 @@ def _read_pages(
     scoring: Scoring,
     dtype: Any,
 ) -> tuple[Array, Array, Array]:
-    """Like `_read_slots`, for pages. table, first: as in `PagedCache`. slots: mesh axes that split the slots."""
+    """Like `_read_slots`, for pages; `slots` and the arguments that `_read_slots` lacks are those of `read_pages`."""
     key, value, distance = read_pages(pages, layer, table, first, positions, slots, dtype)
     visible = distance >= 0
     if window is not None:
@@ -233,7 +233,8 @@ def _combined(
         sums: sums of these weights [b, s, k, g].
         largest: largest score of each query over all devices [b, s, k, g].
         sinks: logits [k, g], one for each softmax; None without sinks.
-        parts, across: as in `_attend_on_device`.
+        parts: mesh axes that split the slots.
+        across: those of `parts` that split the query heads of the result; None if slots are not split.
     """
     if sinks is not None:
         # If a row is split over devices, only one device adds its sink.

@@ -167,9 +167,10 @@ def switching_length(model: ModelConfig) -> int | None:
 
 
 def cache_split(model: ModelConfig, mesh: MeshShape, num_rows: int) -> CacheSplit:
-    """Return how the cache of `num_rows` rows is split: by rows if all devices get equally many rows, else by slots.
+    """Return the split of a cache of `num_rows` rows besides heads.
 
-    "heads": by heads alone, if no other mesh axis could split it.
+    It is "batch" (by rows) if all devices get equally many rows, else "sequence" (by slots); "heads" if no mesh axis
+    can split more than the heads.
     """
     layout = decode_layout(model, mesh)
     parts = mesh.degree(split_axes(layout, model.attention.latent is not None))

@@ -26,11 +26,11 @@ from meshwright.execution.runtime.triton_rows import LEAST_ROWS, MOST_ROWS, padd
 class _Tiles(NamedTuple):
     """What a program of the grid works on, and how many programs are started."""
 
-    rows: int  # Queries of a program, at most.
-    tokens: int  # Tokens that it reads in one iteration of its loop.
+    rows: int  # Maximum number of queries of a program.
+    tokens: int  # Cached tokens that a program reads in one iteration of its loop.
     warps: int
     stages: int  # Iterations whose loads are under way at once.
-    programs: int  # Programs among which a step is divided, if it has that many blocks.
+    programs: int  # About how many programs a call starts; fewer if the rows have too few blocks.
 
 
 _DECODE_TILES = _Tiles(MOST_ROWS, 64, warps=4, stages=3, programs=1024)
@@ -148,7 +148,7 @@ class _Work(NamedTuple):
 
 
 def _divided(pages: int, entries: int, splits: int) -> _Work:
-    """Return how the `pages` pages of a row are divided into blocks of `entries`, and these into at most `splits`."""
+    """Divide a row's pages into blocks of `entries` pages, and the blocks among at most `splits` programs."""
     blocks = math.ceil(pages / entries)
     of_split = math.ceil(blocks / min(blocks, splits))
     return _Work(math.ceil(blocks / of_split), of_split, entries)
@@ -157,13 +157,14 @@ def _divided(pages: int, entries: int, splits: int) -> _Work:
 def _on_grid(
     kernel: Any, queries: list[Array], work: _Work, width: int, num_arrays: int, tiles: _Tiles, *, is_interpreted: bool
 ) -> Any:
-    """Return `pl.pallas_call` of a kernel on a grid of (sets of queries, rows of the batch, splits).
+    """Return `pl.pallas_call` of a kernel on the grid [sets, batch, work.splits].
 
-    The sets of a kv head and row are neighbours in the grid: they read the same pages, which then are in the L2 cache.
+    A set is up to `tiles.rows` queries of one kv head. The sets of a kv head are neighbours in the grid: they read the
+    same pages, which then are in the L2 cache.
 
     Args:
         queries: [sets, batch, rows, h].
-        width: dims of a value.
+        width: head dim of a value.
         num_arrays: number of arrays of the cache, which programs index themselves instead of in blocks.
     """
     from jax.experimental.pallas import triton  # Imported late: 0.1 s that only GPUs need.

@@ -36,27 +36,33 @@ LEAST_TPU_ROWS = 8
 def for_server_products(params: Mapping[str, Any], model: ModelConfig) -> Any:
     """Return parameters, concrete or abstract, in a form that the compiler does not copy before each matmul.
 
-    On TPUs this is another memory layout, on GPUs one array for each layer; on CPUs they are unchanged.
+    On TPUs this is another memory layout, on GPUs, and on TPUs for models with experts, one array for each layer; on
+    CPUs they are unchanged.
     """
     if mesh_platform() == "tpu":
-        return _in_tpu_layout(params, model)
+        stored = _in_tpu_layout(params, model)
+        return stored if model.experts is None else _split_by_layer(stored)
     return _split_by_layer(params) if mesh_platform() == "gpu" else params
 
 
 def _split_by_layer(params: Mapping[str, Any]) -> Any:
     """Return parameters with one mapping for each layer of a stack: {stack: ({name: array}, ...)}.
 
-    With stacked arrays, XLA:GPU copies each layer's weights in every step before it multiplies them, so that it reads
-    and writes three times their bytes (JAX 0.10.2 and 0.11.2; `benchmarks/gpu_decode.py`). Each stacked array is
-    deleted once it is divided.
+    With stacked arrays, XLA:GPU copies each layer's weights in every step before it multiplies them, and XLA:TPU those
+    of experts before `ragged_dot`, so that they read and write three times their bytes (JAX 0.10.2 and 0.11.2;
+    `benchmarks/gpu_decode.py`, `benchmarks/decode_programs.py`). Layers keep the memory layout of their stack. Each
+    stacked array is deleted once it is divided.
     """
 
     def cut(leaf: Any) -> tuple[Any, ...]:
-        count = leaf.shape[0]
+        count, layout = leaf.shape[0], leaf.format.layout
+        if layout is not None:
+            layout = Layout(tuple(dim - 1 for dim in layout.major_to_minor if dim))
+        own: Any = Format(layout, NamedSharding(leaf.sharding.mesh, P(*leaf.sharding.spec[1:])))
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            sharding = NamedSharding(leaf.sharding.mesh, P(*leaf.sharding.spec[1:]))
-            return (jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=sharding),) * count
-        parts = jax.block_until_ready(jax.jit(lambda whole: tuple(whole[number] for number in range(count)))(leaf))
+            return (jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=own),) * count
+        divide = jax.jit(lambda whole: tuple(whole[number] for number in range(count)), out_shardings=(own,) * count)
+        parts = jax.block_until_ready(divide(leaf))
         leaf.delete()
         return parts
 

@@ -237,7 +237,10 @@ class LoadedModel:
             if isinstance(found, str):
                 found = self.tokenizer.encode(found)
             else:
-                _check_messages(found)
+                for message in found:
+                    has_content = isinstance(message, Mapping) and ("content" in message or "tool_calls" in message)
+                    if not has_content or not isinstance(message.get("role"), str):
+                        raise MeshwrightError(f"a message is {_short(message)}; it has a role and a content")
                 tools = prompt.tools if isinstance(prompt, Chat) else ()
                 found = apply_chat_template(self.tokenizer, found, tools=tools)
         array = _whole_numbers(found)
@@ -379,14 +382,6 @@ def _check_predicted(rows: Sequence[np.ndarray]) -> None:
     """Raise if a text has only one token, so that no token is predicted."""
     if short := [row for row in rows if len(row) < 2]:
         raise MeshwrightError(f"a text has {len(short[0])} token; its second is the first that is predicted")
-
-
-def _check_messages(messages: Sequence[Any]) -> None:
-    """Raise if a message has no role, or neither content nor tool calls."""
-    for message in messages:
-        has_content = isinstance(message, Mapping) and ("content" in message or "tool_calls" in message)
-        if not has_content or not isinstance(message.get("role"), str):
-            raise MeshwrightError(f"a message is {_short(message)}; it has a role and a content")
 
 
 def _whole_numbers(values: Any) -> np.ndarray | None:

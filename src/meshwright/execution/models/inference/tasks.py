@@ -85,7 +85,7 @@ def read_task(path: Path) -> list[Question]:
 
 
 def answer(model: LoadedModel, questions: Sequence[Question]) -> TaskResult:
-    """Return the model's answers to questions: the likeliest choice, each scored after the question and a space."""
+    """Return the model's answers: for each question the choice that is likeliest after it and a space."""
     every = iter(model.log_likelihoods(_pairs(questions)))
     found = tuple(tuple(next(every) for _ in question.choices) for question in questions)
     right = right_normed = 0

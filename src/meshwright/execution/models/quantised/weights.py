@@ -58,6 +58,7 @@ Quantised = Int8Weight | Nf4Weight
 
 FORMATS: Mapping[BaseFormat, type[Quantised]] = {"int8": Int8Weight, "nf4": Nf4Weight}
 STORED = {"int8": jnp.int8, "uint8": jnp.uint8, "bf16": jnp.bfloat16, "f32": jnp.float32}
+"""{name of a dtype in `StoredArray`: JAX's dtype}."""
 
 
 def quantised(weight: Array, parameter: Parameter, base: BaseFormat) -> Quantised:

@@ -16,8 +16,7 @@ def devices_per_process(system: System, count: int, what: str = "processes", ins
         system: the devices of all processes.
         count: the number of processes.
         what: the noun for processes in errors.
-        instead: for errors, what to do instead on a machine of which one process must drive all chips; `{}` is the
-            count.
+        instead: advice in the error for a machine whose chips must all be driven by one process; `{}` is the count.
 
     Raises:
         MeshwrightError: the devices cannot be divided equally, or one process must drive all chips of the machine.
@@ -36,6 +35,7 @@ def process_environments(system: System, num_devices: int, count: int) -> list[M
 
     Args:
         system: the devices of all processes.
+        num_devices: number of devices of each process.
 
     Raises:
         MeshwrightError: CUDA_VISIBLE_DEVICES already names too few GPUs.

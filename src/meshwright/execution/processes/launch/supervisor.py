@@ -112,7 +112,8 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
 def _next(job: Job, number: int, num_lost: int) -> tuple[int, Sequence[str]]:
     """Return (number of processes to continue with, their arguments).
 
-    The number is the largest that the run can have without the lost processes. If there is none, it stays the same.
+    The number is the largest, from `number` - `num_lost` down to `job.least`, with which the run can continue; if there
+    is none, it is `number`.
 
     Args:
         number: number of processes before.
@@ -218,7 +219,8 @@ def checkpoints_in(directory: Path | None) -> set[int]:
 PORTS = range(20_000, 32_000)
 """Ports to choose from, below the range that Linux uses for outgoing connections (32768 to 60999).
 
-A connection could take one of those ports between `free_ports` and the start of JAX's service there, seconds later.
+An outgoing connection could take a port of Linux's range between `free_ports` and the start of JAX's service on that
+port, seconds later.
 """
 
 

@@ -95,7 +95,12 @@ def update(state: SoftmaxState, query: Array, segments: Segments, keys: Keys, ma
 
         return jax.lax.scan(column, state, blocks)[0]
 
-    made = jax.lax.map(row, _query_blocks(state, query, segments, rows))
+    cut = SoftmaxState(
+        _to_blocks(state.numerator, rows),
+        _sums_to_blocks(state.max_score, rows),
+        _sums_to_blocks(state.normalizer, rows),
+    )
+    made = jax.lax.map(row, (cut, _to_blocks(query, rows), _tree_to_blocks(segments, rows)))
     sums = (jnp.moveaxis(x, 0, 3).reshape(*x.shape[1:4], -1) for x in made[1:])
     return SoftmaxState(_from_blocks(made.numerator), *sums)
 
@@ -118,7 +123,13 @@ def backward(
       keys: the chunk's keys and values.
     """
     rows, columns = block_size(inputs.query.shape[1]), block_size(keys.key.shape[1])
-    queries = _gradient_blocks(inputs, segments, rows)
+    cut = BackwardInputs(
+        _to_blocks(inputs.query, rows),
+        _to_blocks(inputs.output_gradient, rows),
+        _sums_to_blocks(inputs.log_normalizer, rows),
+        _sums_to_blocks(inputs.output_dot_gradient, rows),
+    )
+    queries = cut, _tree_to_blocks(segments, rows)
 
     def column(gradient: Array, keys: Keys) -> tuple[Array, tuple[Array, Array]]:
         def row(
@@ -204,24 +215,3 @@ def _sums_to_blocks(x: Array, size: int) -> Array:
 
 def _tree_to_blocks(tree: Tree, size: int) -> Tree:
     return jax.tree.map(lambda x: _to_blocks(x, size), tree)
-
-
-def _query_blocks(
-    state: SoftmaxState, query: Array, segments: Segments, size: int
-) -> tuple[SoftmaxState, Array, Segments]:
-    cut = SoftmaxState(
-        _to_blocks(state.numerator, size),
-        _sums_to_blocks(state.max_score, size),
-        _sums_to_blocks(state.normalizer, size),
-    )
-    return cut, _to_blocks(query, size), _tree_to_blocks(segments, size)
-
-
-def _gradient_blocks(inputs: BackwardInputs, segments: Segments, size: int) -> tuple[BackwardInputs, Segments]:
-    cut = BackwardInputs(
-        _to_blocks(inputs.query, size),
-        _to_blocks(inputs.output_gradient, size),
-        _sums_to_blocks(inputs.log_normalizer, size),
-        _sums_to_blocks(inputs.output_dot_gradient, size),
-    )
-    return cut, _tree_to_blocks(segments, size)

@@ -119,6 +119,8 @@ class Grid:
         lines = [_lines(of, b) for of in segments]
         arrays = [array for _, array in (*carried, *read)]
         specs = [self._spec(kind, array.shape) for kind, array in (*carried, *read)]
+        # A causal mask halves the number of scores.
+        scores = math.prod(self.queries[:3]) * self.keys[2] // (2 if self.mask.causal else 1)
         return pl.pallas_call(
             partial(kernel, self),
             grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -131,7 +133,11 @@ class Grid:
             out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for _, array in carried],
             # Operands 0 and 1 are the bounds.
             input_output_aliases={2 + index: index for index in range(len(carried))},
-            cost_estimate=self._cost(num_products, arrays),
+            cost_estimate=pl.CostEstimate(
+                flops=2 * num_products * scores * self.queries[3],
+                bytes_accessed=sum(array.size * array.dtype.itemsize for array in arrays),
+                transcendentals=scores,
+            ),
             name=name,
         )(*limits, *arrays, *lines)
 
@@ -161,15 +167,6 @@ class Grid:
         if self.by_keys:
             return step._replace(queries=jnp.where(is_visible, step.queries, 0))
         return step._replace(keys=jnp.where(is_visible, step.keys, 0))
-
-    def _cost(self, num_products: int, arrays: Sequence[Array]) -> pl.CostEstimate:
-        """Return an estimate of the cost of a call, in which a causal mask halves the number of scores."""
-        scores = math.prod(self.queries[:3]) * self.keys[2] // (2 if self.mask.causal else 1)
-        return pl.CostEstimate(
-            flops=2 * num_products * scores * self.queries[3],
-            bytes_accessed=sum(array.size * array.dtype.itemsize for array in arrays),
-            transcendentals=scores,
-        )
 
 
 def bounds_of(step: GridStep, limits: Sequence[Ref]) -> tuple[Bounds, Bounds]:

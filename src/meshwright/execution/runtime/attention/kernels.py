@@ -34,7 +34,17 @@ def select_kernel(attention: Attention, query: Array, length: int, segments: Seg
     Raises if `cudnn` is requested on devices other than NVIDIA GPUs, or for inputs it does not support.
     """
     if attention == "cudnn":
-        _check_cudnn(mesh_platform(), query, segments, mask)
+        platform = mesh_platform()
+        reasons = {
+            f"devices are of kind {platform}, not NVIDIA GPUs": platform != "gpu",
+            f"queries are {query.dtype}, not in half precision": query.dtype not in (jnp.bfloat16, jnp.float16),
+            "rows hold several documents": segments is not None and segments.ids is not None,
+            f"a window of {mask.window} reaches to both sides": not mask.causal and mask.window is not None,
+            f"queries attend to chunks of {mask.window} tokens": mask.is_chunked and mask.window is not None,
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise MeshwrightError(f"attention='cudnn' does not run here: {reason}; use attention='flash'")
         return "cudnn"
     return tpu_kernel(length) if mesh_platform() == "tpu" else "blockwise"
 
@@ -42,19 +52,6 @@ def select_kernel(attention: Attention, query: Array, length: int, segments: Seg
 def select_kernel_for_chunks(length: int) -> Kernel:
     """Return the kernel for chunks of `length` tokens on the devices of the current mesh."""
     return tpu_chunk_kernel(length) if mesh_platform() == "tpu" else "blockwise"
-
-
-def _check_cudnn(platform: str, query: Array, segments: Segments | None, mask: Mask) -> None:
-    reasons = {
-        f"devices are of kind {platform}, not NVIDIA GPUs": platform != "gpu",
-        f"queries are {query.dtype}, not in half precision": query.dtype not in (jnp.bfloat16, jnp.float16),
-        "rows hold several documents": segments is not None and segments.ids is not None,
-        f"a window of {mask.window} reaches to both sides": not mask.causal and mask.window is not None,
-        f"queries attend to chunks of {mask.window} tokens": mask.is_chunked and mask.window is not None,
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise MeshwrightError(f"attention='cudnn' does not run here: {reason}; use attention='flash'")
 
 
 def full_sequence_attention(
@@ -68,7 +65,16 @@ def full_sequence_attention(
     if kernel == "splash":
         return _splash(query, key, value, segments.ids if segments else None, mask)
     if kernel == "cudnn":
-        return _cudnn(query, key, value, mask)
+        b, s, k, g, h = query.shape
+        mixed = jax.nn.dot_product_attention(
+            query.reshape(b, s, k * g, h),
+            key,
+            value,
+            is_causal=mask.causal,
+            local_window_size=None if mask.window is None else (mask.window - 1, 0),
+            implementation="cudnn",
+        )
+        return mixed.reshape(b, s, k, g, h)
     segments = segments or sequential_segments(query.shape[1])
     return chunked_attention(query, segments, Keys(key, value, segments), mask, kernel=kernel)
 
@@ -128,16 +134,3 @@ def _splash_mask(length: int, mask: Mask) -> Any:
     if mask.window is not None:
         return splash.LocalMask(shape, (mask.window - 1, 0 if mask.causal else mask.window - 1), offset=0)
     return splash.CausalMask(shape) if mask.causal else splash.FullMask(shape)
-
-
-def _cudnn(query: Array, key: Array, value: Array, mask: Mask) -> Array:
-    b, s, k, g, h = query.shape
-    mixed = jax.nn.dot_product_attention(
-        query.reshape(b, s, k * g, h),
-        key,
-        value,
-        is_causal=mask.causal,
-        local_window_size=None if mask.window is None else (mask.window - 1, 0),
-        implementation="cudnn",
-    )
-    return mixed.reshape(b, s, k, g, h)

@@ -60,9 +60,9 @@ def attention_mask(queries: Segments, keys: Segments, mask: Mask) -> Array:
 
 
 def any_visible(queries: Segments, keys: Segments, mask: Mask) -> Array:
-    """Return a boolean scalar, False only if no query of a block attends to any key of another block in any row.
+    """Return a boolean scalar: whether in some row a query of a block may attend to a key of another block.
 
-    It is decided by the bounds of positions and document ids, so it may be True for fully masked blocks.
+    It is computed from the bounds of positions and document ids: if True, all keys may still be masked.
     """
     return bounds_any_visible(bounds(queries), bounds(keys), mask).any()
 

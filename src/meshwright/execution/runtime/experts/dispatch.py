@@ -61,7 +61,7 @@ class Dispatched(NamedTuple):
 class ExpertAxes:
     """The mesh axes of degree above 1 that shard the experts, the width of each expert, and the tokens.
 
-    tokens: of the axes `width` only: equal to `width` if their devices hold different tokens, () if the same tokens.
+    tokens: which of the axes `width` shard tokens: all of them if their devices hold different tokens, else ().
     """
 
     experts: Axes

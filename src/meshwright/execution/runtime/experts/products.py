@@ -45,7 +45,24 @@ def grouped_matmul_transposed(left: Array, right: Array, sizes: Array | None, dt
     """Sum the outer products of left [m, d] and right [m, f] over each expert's rows: [experts, d, f] in `dtype`."""
     if sizes is None:
         return jnp.einsum("esd,esf->edf", left, right, preferred_element_type=dtype)
-    return _sum_in_blocks(left, right, sizes, dtype)
+    # Sums are accumulated in float32, or for an integer `dtype` in that dtype.
+    count, size = expert_blocks(left.shape[0], sizes.shape[0])
+    of_sums = widest(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
+
+    def add(result: tuple[Array, Array], block: RowBlock) -> tuple[Array, Array]:
+        total, sums = result
+        ours = _block_rows(block, left, size)
+        x, y = (jnp.where(ours.is_own, ours.cut(array), 0) for array in (left, right))
+        part = jnp.einsum("sd,sf->df", x, y, preferred_element_type=of_sums)
+        total = jnp.where(block.is_first, part, total + part)
+        return total, lax.dynamic_update_index_in_dim(sums, total.astype(dtype), block.expert, axis=0)
+
+    dims = left.shape[1], right.shape[1]
+    zeros = (
+        jnp.zeros_like(left, dtype=of_sums, shape=dims),
+        jnp.zeros_like(left, dtype=dtype, shape=(sizes.shape[0], *dims)),
+    )
+    return _over_blocks(add, zeros, _blocks(sizes, count, size))[1]
 
 
 class RowBlock(NamedTuple):
@@ -105,30 +122,6 @@ def _multiply_by_kernel(rows: Array, weights: Array, sizes: Array, dtype: Any, *
     places = jnp.where(is_own, at, num_rows)  # Index `num_rows` is out of range and dropped.
     result = jnp.zeros_like(rows, dtype=dtype, shape=(num_rows, columns))
     return result.at[places.reshape(-1)].set(product.reshape(-1, columns), mode="drop")
-
-
-def _sum_in_blocks(left: Array, right: Array, sizes: Array, dtype: Any) -> Array:
-    """Return `grouped_matmul_transposed` computed in blocks.
-
-    Sums are accumulated in float32, or for an integer `dtype` in that dtype.
-    """
-    count, size = expert_blocks(left.shape[0], sizes.shape[0])
-    of_sums = widest(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
-
-    def add(result: tuple[Array, Array], block: RowBlock) -> tuple[Array, Array]:
-        total, sums = result
-        ours = _block_rows(block, left, size)
-        x, y = (jnp.where(ours.is_own, ours.cut(array), 0) for array in (left, right))
-        part = jnp.einsum("sd,sf->df", x, y, preferred_element_type=of_sums)
-        total = jnp.where(block.is_first, part, total + part)
-        return total, lax.dynamic_update_index_in_dim(sums, total.astype(dtype), block.expert, axis=0)
-
-    dims = left.shape[1], right.shape[1]
-    zeros = (
-        jnp.zeros_like(left, dtype=of_sums, shape=dims),
-        jnp.zeros_like(left, dtype=dtype, shape=(sizes.shape[0], *dims)),
-    )
-    return _over_blocks(add, zeros, _blocks(sizes, count, size))[1]
 
 
 def _over_blocks(do: Any, result: Any, blocks: RowBlock) -> Any:

@@ -65,7 +65,7 @@ def _scaled(shares: Array, routing: Routing) -> Array:
 
 
 def _of_best_groups(keys: Array, routing: Routing) -> Array:
-    """Return `keys` [..., experts], by which experts are chosen, minus infinity outside each token's best groups."""
+    """Return the scores `keys` [..., experts] with minus infinity for experts outside each token's best groups."""
     if routing.num_groups == 1:
         return keys
     grouped = keys.reshape(*keys.shape[:-1], routing.num_groups, -1)

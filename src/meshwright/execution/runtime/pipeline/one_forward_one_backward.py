@@ -125,9 +125,10 @@ pipelined_loss_1f1b.defvjp(_forward, _backward)
 def _last_stage_gradient(
     pipeline: Pipeline, data: PipelineData, state: State, x: Array, tick: Array
 ) -> tuple[State, Array]:
-    """Return the state with the loss of the finished microbatch, and the gradient of this loss with respect to x.
+    """Add the loss of the microbatch that finishes in a tick, and its gradients for `data.ends`, to the state.
 
-    x: the output of each stage [p, ...], of which the last stage's is read.
+    Returns the state, and the gradient of loss / m with respect to x, the output of each stage [p, ...], of which the
+    last stage's is read.
     """
     loss, pull = jax.vjp(lambda ends, x: last_stage_loss(pipeline, data._replace(ends=ends), x, tick), data.ends, x)
     of_ends, of_x = pull(jnp.full_like(loss, 1 / pipeline.schedule.microbatches))

@@ -16,11 +16,11 @@ BLOCK = 1 << 15
 
 @dataclass(frozen=True)
 class HashSplit:
-    """A part of the documents or windows of a source: those whose number has a hash in a range."""
+    """The training part or the held-out part of a source's documents or windows, divided by a hash of their numbers."""
 
-    count: int  # Number of all documents or windows; they are numbered from 0.
-    limit: int | None = None  # Training ones have a hash above it, held-out ones at most this; None: all are training.
-    is_held_out: bool = False  # Whether this part is the held-out one.
+    count: int  # Number of documents or windows of the source, in both parts; they are numbered from 0.
+    limit: int | None = None  # Numbers with a hash up to `limit` are held out, the others train; None: all train.
+    is_held_out: bool = False  # Whether this is the held-out part.
 
     @property
     def is_whole(self) -> bool:

@@ -91,7 +91,14 @@ def open_data(
     training: list[Rows] = []
     held_out: list[Rows] = []
     for source in sources:
-        count = _count(source, workload.seq_len, rows)
+        if rows == "windows":
+            if source.dataset.loss_counts is not None:
+                raise MeshwrightError(
+                    f"{source.name} has tokens without loss, and windows have no weights; --rows packed has them"
+                )
+            count = text_windows(source.dataset, workload.seq_len)
+        else:
+            count = len(source.dataset.offsets) - 1
         train, held = split(count, config.held_out, source.name)
         training.append(_rows(source, workload.seq_len, train, rows, seed))
         if held is not None:
@@ -105,7 +112,15 @@ def open_data(
         bad={source.name: source.bad for source in sources if source.bad},
         fingerprint=hashlib.sha256("".join(source.fingerprint for source in sources).encode()).hexdigest(),
     )
-    _check_enough(data, sources, workload, rows)
+    have = sum(one.count for one in data.training)
+    if have < workload.batch:
+        what = {"windows": "windows", "packed": "packed rows", "padded": "documents"}[rows]
+        size = sum(int(one.dataset.offsets[-1]) for one in sources)
+        unit = "bytes" if all(isinstance(one.dataset, TextBytes) for one in sources) else "tokens"
+        raise MeshwrightError(
+            f"the data has {size:,} {unit}, {have:,} {what} of {workload.seq_len}; a batch has {workload.batch}: give"
+            " more data, a smaller --batch or a shorter --seq-len"
+        )
     return data
 
 
@@ -196,21 +211,12 @@ def fingerprint(tokenizer: Tokenizer | None) -> str:
     return (tokenizer or byte_tokenizer()).fingerprint
 
 
-def _count(source: _Opened, seq_len: int, rows: RowKind) -> int:
-    """Return the number of windows or documents of a source, including the held-out ones."""
-    if rows == "windows":
-        if source.dataset.loss_counts is not None:
-            raise MeshwrightError(
-                f"{source.name} has tokens without loss, and windows have no weights; --rows packed has them"
-            )
-        return text_windows(source.dataset, seq_len)
-    return len(source.dataset.offsets) - 1
-
-
 def _rows(source: _Opened, seq_len: int, part: HashSplit, rows: RowKind, seed: int | None) -> Rows:
     """Return the rows of a part of a source's documents or windows.
 
     Args:
+        part: the training part or the held-out part.
+        rows: the kind of the rows.
         seed: determines the order of documents; None keeps theirs.
     """
     sizes = source.dataset.offsets.tolist() if isinstance(source.dataset, TextBytes) else None
@@ -235,7 +241,7 @@ INDEX_FORMAT = 2
 
 
 def _tell(source: _Opened, rows: Rows, on_note: Note) -> None:
-    """Report to the user which records of a source are left out, split or cut, and rows with much padding."""
+    """Report to the user how many records of a source are left out, split or cut, and if rows have much padding."""
     if left_out := describe_bad(source.bad):
         on_note(f"{source.name}: left out {left_out}")
     for what, count in rows.notes.items():
@@ -251,17 +257,3 @@ def _tell(source: _Opened, rows: Rows, on_note: Note) -> None:
 
 MIN_FILL = 0.7
 """A note is printed if a smaller fraction than this of the inputs of packed rows is not padding."""
-
-
-def _check_enough(data: RunData, sources: Sequence[_Opened], workload: Workload, rows: RowKind) -> None:
-    """Raise a `MeshwrightError` if there are fewer training rows than a batch has."""
-    have = sum(one.count for one in data.training)
-    if have >= workload.batch:
-        return
-    what = {"windows": "windows", "packed": "packed rows", "padded": "documents"}[rows]
-    size = sum(int(one.dataset.offsets[-1]) for one in sources)
-    unit = "bytes" if all(isinstance(one.dataset, TextBytes) for one in sources) else "tokens"
-    raise MeshwrightError(
-        f"the data has {size:,} {unit}, {have:,} {what} of {workload.seq_len}; a batch has {workload.batch}: give more"
-        " data, a smaller --batch or a shorter --seq-len"
-    )

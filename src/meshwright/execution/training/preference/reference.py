@@ -50,17 +50,13 @@ def reference_step(reference: ReferencePass) -> Callable[..., Array]:
         # Without the barrier XLA gathers the weights once for all microbatches, and keeps them whole.
         each = lambda batch: part(*jax.lax.optimization_barrier((params, batch)))  # noqa: E731
         batches = {name: microbatches(array, count, layout, group_size=2) for name, array in batch.items()}
-        return _in_rows(jax.lax.map(each, batches), layout)
+        # The results of m microbatches [m, b / m] as one array [b], in the order of the batch.
+        parts = jax.lax.map(each, batches)
+        size, split = parts.shape[1], layout.spec("batch")[0]
+        pairs = jax.lax.reshape(parts, (count, size // 2, 2), out_sharding=P(None, split, None))
+        return jax.lax.reshape(jax.numpy.moveaxis(pairs, 0, 1), (count * size,), out_sharding=P(split))
 
     return jax.jit(run, compiler_options=compiler_options())
-
-
-def _in_rows(parts: Array, layout: ShardingContext) -> Array:
-    """Return the results of m microbatches [m, b / m] as one array [b], in the order of the batch."""
-    count, size = parts.shape
-    split = layout.spec("batch")[0]
-    pairs = jax.lax.reshape(parts, (count, size // 2, 2), out_sharding=P(None, split, None))
-    return jax.lax.reshape(jax.numpy.moveaxis(pairs, 0, 1), (count * size,), out_sharding=P(split))
 
 
 def abstract_reference(

@@ -128,7 +128,7 @@ class Checkpoints:
             raise self._write_error(error) from None
 
     def commit(self) -> None:
-        """Let the files of the last `save` become a checkpoint. Call it after the metrics of its steps are written."""
+        """Let the files of the last `save` become a checkpoint. Call it after the metrics up to it are written."""
         self._finishing = threading.Thread(target=self._finish)
         self._finishing.start()
 
@@ -148,16 +148,12 @@ class Checkpoints:
                     time.sleep(_POLL_SECONDS)
                 partial.rename(self._path(self._step))
                 _flush_directory(self._directory)
-                self._delete_old()
+                for step in {*self.steps} - self._saving.kept(self.steps):
+                    # Renamed first, so that a partly deleted checkpoint does not look like a damaged one.
+                    shutil.rmtree(self._path(step).rename(self._path(step, PARTIAL)), ignore_errors=True)
             self._seconds = time.perf_counter() - self._began
         except Exception as error:  # This is a background thread: `check` and `wait` raise it in the training thread.
             self._failure = error
-
-    def _delete_old(self) -> None:
-        """Delete the checkpoints that `saving` does not keep."""
-        for step in {*self.steps} - self._saving.kept(self.steps):
-            # Renamed first, so that a partly deleted checkpoint does not look like a damaged one.
-            shutil.rmtree(self._path(step).rename(self._path(step, PARTIAL)), ignore_errors=True)
 
     def clean(self) -> None:
         """Delete files left by processes that were killed while they saved or deleted a checkpoint."""
@@ -201,7 +197,9 @@ class Checkpoints:
         return MeshwrightError(f"{what}: {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}")
 
     def whole(self, on_note: Note, *, parts: tuple[str, ...] = ()) -> int | None:
-        """Return the number of the last checkpoint that is not damaged, as all processes find it; None if none exists.
+        """Return the number of the last checkpoint that no process finds damaged; None if there are no checkpoints.
+
+        All processes call this, and each checks a share of the files.
 
         Args:
             on_note: called with a line for each damaged checkpoint.

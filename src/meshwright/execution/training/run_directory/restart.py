@@ -145,7 +145,9 @@ def check_identity(
 def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: int, first: Row, on_note: Note) -> None:
     """Write the files of a run after the first step of this process, and rename damaged checkpoints of later steps.
 
-    first: the row of this step.
+    Args:
+        start: number of steps that earlier processes took.
+        first: the row of this step.
     """
     if not is_first_process():
         return
@@ -243,7 +245,7 @@ def first_state(
             on_bytes=on_bytes,
         )  # fmt: skip
     wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
-    saved = _saved_layout(config, layout)
+    saved = in_order(layout, config.workload.config, config.strategy)
     kept = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
     state = _restored(config, kept, saved, mesh, checkpoints, start)
     state = with_frozen(config, state, layout, mesh, config.strategy, on_bytes)
@@ -259,9 +261,9 @@ def _restored(
 
     kept: the abstract state, whose shapes, dtypes and shardings the arrays get.
 
-    Dtypes and the optimizer may differ from the checkpoint's. If only one of the two has float32 copies of parameters,
-    parameters are read from the copies, or copies from the parameters. Moments of another optimizer are not read: the
-    new optimizer starts with initial moments, at the current point of the learning-rate schedule.
+    Dtypes and the optimizer may differ from the checkpoint's. If only the checkpoint has float32 copies of parameters,
+    parameters are read from them; if only the state has, they are read from the parameters. Moments of another
+    optimizer are not read: the new one starts with initial moments, at the current point of the learning-rate schedule.
     """
     before = config_from_data(checkpoints.config(start))
     wanted, source = abstract_parts(config, kept, mesh), {}
@@ -295,13 +297,8 @@ def order_of_checkpoints(config: RunConfig, layout: ShardingContext, mesh: Mesh)
 
     Frozen parameters are replaced by their fingerprints (`frozen.saved_parts`).
     """
-    if (saved := _saved_layout(config, layout)) == layout:
+    if (saved := in_order(layout, config.workload.config, config.strategy)) == layout:
         return partial(saved_parts, config)
     wanted = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
     order = jax.jit(lambda state: to_order(state, wanted, config.workload.config, layout, config.strategy))
     return lambda state: saved_parts(config, order(state))
-
-
-def _saved_layout(config: RunConfig, layout: ShardingContext) -> ShardingContext:
-    """Return the sharding context in which a state is written to a checkpoint and read, with layers in model order."""
-    return in_order(layout, config.workload.config, config.strategy)

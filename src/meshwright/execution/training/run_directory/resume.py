@@ -60,9 +60,9 @@ def resumed_run(
 ) -> tuple[RunConfig, list[str]]:
     """Return the config of a resumed run, and a line for each changed setting.
 
-    Steps, hardware, mesh and the settings whose `resume` is "free" can always change. Other changes are errors unless
-    `change` is true; settings that checkpoints depend on never change, except as `allow` says. An option with the run's
-    own value is not a change.
+    Steps, hardware, mesh and the settings whose `Setting.resume` is "free" can always change. Other changes are errors
+    unless `change` is true; settings that checkpoints depend on never change, except as `allow` says. An option with
+    the run's own value is not a change.
 
     Args:
         steps: total number of steps; None for the run's own.
@@ -179,7 +179,7 @@ def option_value(name: str, config: RunConfig) -> Any:
 
 
 def _with(options: Mapping[str, Any], before: RunConfig, num_devices: int) -> RunConfig:
-    """Return the config `before` with the values of `options`."""
+    """Return the config `before` with the values of `options`. num_devices: number of devices of the resumed run."""
     workload = _workload(options, before.workload)
     strategy = {name: value for name, value in options.items() if name in STRATEGY_OPTIONS}
     fields = read_strategy(strategy, num_devices)

@@ -55,12 +55,6 @@ MAX_SEED = 2**32 - 1
 """The largest seed that NumPy and Grain accept."""
 
 
-def check_seed(seed: int) -> None:
-    """Raise a `MeshwrightError` if a value is not a valid seed."""
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
-        raise MeshwrightError(f"seed is {seed!r}; it is a whole number from 0 to {MAX_SEED}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """All settings of a run, as stored in `config.json`."""
@@ -93,7 +87,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_seed(self.seed)
+        seed = self.seed
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
+            raise MeshwrightError(f"seed is {seed!r}; it is a whole number from 0 to {MAX_SEED}")
         if self.steps < 1:
             raise MeshwrightError(f"steps is {self.steps}; it is a whole number from 1")
 
@@ -271,6 +267,7 @@ def repair_lines(directory: Path, on_note: Callable[[str], None]) -> None:
 
 
 _FIELDS = {"metrics.jsonl": {"step"}, "restarts.jsonl": {"lost_seconds", "down_seconds"}, "bad_steps.jsonl": {"step"}}
+"""{file to which a run appends: the fields that each line must have}."""
 
 
 def _read_line(line: bytes, fields: Set[str]) -> dict[str, Any] | None:

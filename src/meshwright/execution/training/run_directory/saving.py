@@ -19,7 +19,8 @@ class Saving:
         every: number of steps between checkpoints; 0 for none. A checkpoint is always written after the last step.
         minutes: minutes between checkpoints; 0 for none.
         keep: number of latest checkpoints to keep.
-        keep_every: keep also the first checkpoint of each `keep_every` steps; 0 for none.
+        keep_every: keep also the first checkpoint in each interval of `keep_every` steps, except before the first
+            `keep_every` steps; 0 for none.
         grace_seconds: seconds to save and exit after a SIGTERM.
     """
 

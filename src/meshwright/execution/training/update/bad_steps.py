@@ -31,7 +31,7 @@ FEWEST = 16
 """Minimum number of norms for a median; with fewer, a step has no limit."""
 
 DELAY = 3
-"""Steps between the newest norm in a step's median and this step, whose batch is sent before later norms are read."""
+"""A step's median has the norms of steps up to `DELAY` before it: later ones are read after its batch was sent."""
 
 FILE = "bad_steps.jsonl"
 

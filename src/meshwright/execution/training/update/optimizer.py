@@ -187,7 +187,7 @@ def default_warmup(steps: int) -> int:
 
 
 def optimizer_from_data(data: Any, path: str = "") -> Optimizer:
-    """Read the optimizer of a `config.json`.
+    """Return the optimizer in the data of a `config.json`. path: position of the data in the file, for errors.
 
     A config without a schedule is from an early version and keeps its behaviour: the cosine schedule, starting at rate
     0, and weight decay of all parameters except norms and expert-choice biases.

@@ -40,7 +40,7 @@ class HeldOutPairs(NamedTuple):
 
     Args:
         count: number of batches.
-        batch: returns a batch, with its reference log-probabilities, from the policy's parameters and its number.
+        batch: (policy's parameters, number of a batch) -> the batch, with its reference log-probabilities.
     """
 
     count: int

@@ -16,8 +16,9 @@ from meshwright.record import Record, record_from_json
 from meshwright.support.files import write_file
 
 _SPEED = ("tokens_per_second", "mfu", "memory_peak_bytes", "host_peak_bytes")
+"""Fields of a row whose tags begin with `speed/`, besides seconds."""
 _NOT_SHOWN = ("step", "time", "began_at")
-
+"""Fields of a row that are numbers but no measurements, and get no tag."""
 
 COMPILED = "compiled.json"
 """File of a run directory with the record of the compiled step, written by the last process that trained."""

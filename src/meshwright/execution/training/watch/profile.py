@@ -124,7 +124,12 @@ class Profiler:
                 module = parse_hlo(self._program.compiled.as_text() or "")
                 own = by_device(read_trace(find_trace(self._own_folder), module))
         # A collective: all processes call it, also those without a trace.
-        devices, missing = join_traces(_from_all_processes(own))
+        frame = np.frombuffer(json.dumps(own).encode(), np.uint8)
+        sizes = process_allgather(np.int32(frame.size))
+        frames = process_allgather(np.pad(frame, (0, sizes.max() - frame.size)))
+        devices, missing = join_traces(
+            [json.loads(each[:size].tobytes()) for each, size in zip(frames, sizes, strict=True)]
+        )
         if jax.process_index() == 0 and devices and module is not None:
             count = self._steps.last - self._steps.first + 1
             with self._noted(f"the collectives of steps {self._steps} could not be written"):
@@ -158,14 +163,6 @@ def join_traces(of_processes: Sequence[Mapping[str, Any]]) -> tuple[dict[str, De
     """
     devices = {number: DeviceTrace(**trace) for each in of_processes for number, trace in each.items()}
     return devices, sum(not each for each in of_processes)
-
-
-def _from_all_processes(data: Any) -> list[Any]:
-    """Return a list of the `data` of each process. A collective: all processes call it. data: plain data."""
-    frame = np.frombuffer(json.dumps(data).encode(), np.uint8)
-    sizes = process_allgather(np.int32(frame.size))
-    frames = process_allgather(np.pad(frame, (0, sizes.max() - frame.size)))
-    return [json.loads(each[:size].tobytes()) for each, size in zip(frames, sizes, strict=True)]
 
 
 def _profile_data(

@@ -112,7 +112,14 @@ def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple
     On GPUs they are at most the fraction that matmuls reach under the power limit.
     """
     if system.chip.kind == "tpu":
-        return _tpu_shares(system, seq_len, head_dim)
+        # Kernels compute whole blocks: of n blocks of keys, causal attention computes (n + 1) / 2 on average. Backward
+        # is two kernels with seven matmuls. Two of these repeat others, so five are counted as flops.
+        rows = max(1, seq_len // tpu_block(head_dim))
+        seen = rows / (rows + 1)
+        seconds = {kernel: count / tpu_kernel_share(system, kernel, head_dim) for kernel, count in TPU_PRODUCTS.items()}
+        forward = TPU_PRODUCTS["fwd"] / seconds["fwd"]
+        backward = BACKWARD_FLOPS * TPU_PRODUCTS["fwd"] / (seconds["dkv"] + seconds["dq"])
+        return seen * forward, seen * backward
     if system.chip.kind != "gpu":
         return SIMULATED_SHARE, SIMULATED_SHARE
     data, name, scale = gpu_attention(), system.chip.name, (1.0, 1.0)
@@ -131,20 +138,6 @@ def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple
     most = figures.peak_share * figures.sustained_share * system.chip.power_share
     forward, backward = (min(1e12 * rate / system.peak("bf16"), most) for rate in rates)
     return forward, backward
-
-
-def _tpu_shares(system: System, seq_len: int, head_dim: float) -> tuple[float, float]:
-    """Return the fractions of bf16 peak that attention reaches on a TPU: (forward, backward).
-
-    Kernels compute whole blocks: of n blocks of keys, causal attention computes (n + 1) / 2 on average. Backward is two
-    kernels with seven matmuls. Two of these repeat others, so five are counted as flops.
-    """
-    rows = max(1, seq_len // tpu_block(head_dim))
-    seen = rows / (rows + 1)
-    seconds = {kernel: count / tpu_kernel_share(system, kernel, head_dim) for kernel, count in TPU_PRODUCTS.items()}
-    forward = TPU_PRODUCTS["fwd"] / seconds["fwd"]
-    backward = BACKWARD_FLOPS * TPU_PRODUCTS["fwd"] / (seconds["dkv"] + seconds["dq"])
-    return seen * forward, seen * backward
 
 
 def _interpolated(seq_len: int, seq_lens: list[int], rates: list[float]) -> float:

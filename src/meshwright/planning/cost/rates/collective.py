@@ -86,7 +86,17 @@ def collective_seconds(kind: Kind, nbytes: float, placement: Placement) -> Colle
     on_torus = {"all-to-all": _exchange_on_torus, "collective-permute": _permute_on_torus}.get(kind, _gather_on_torus)
     terms = [on_torus(nbytes, placement)] if placement.rings else []
     terms += [_on_level(kind, nbytes, placement.degree, crossing) for crossing in placement.crossings]
-    latency = _latency(kind, placement)
+    # Hops for an empty array: n / 2 in each ring of n devices, n - 1 in each line, log2 n at each level of switches
+    # (scaling book, sharding: a note on ICI latency; gpus: tree reduction). A permute and an all-to-all make one hop at
+    # a level; a permute makes one in a ring, and in a line the last device sends to the first, across the whole line.
+    hops = 0.0
+    for ring in placement.rings:
+        far = ring.size // 2 if ring.is_wrapped else ring.size - 1
+        hops += ring.stride * (1 if kind == "collective-permute" and ring.is_wrapped else far)
+    latency = hops * placement.hop_seconds
+    for crossing in placement.crossings:
+        direct = kind in ("all-to-all", "collective-permute")
+        latency += crossing.hop_seconds * (1 if direct else math.ceil(math.log2(crossing.degree)))
     if kind == "all-reduce":
         # A reduce-scatter and an all-gather (scaling book, sharding, case 3).
         terms = [Term(t.link, 2 * t.seconds, 2 * t.asymptotic_seconds, t.text) for t in terms]
@@ -155,24 +165,6 @@ def _on_level(kind: Kind, nbytes: float, degree: int, crossing: Crossing) -> Ter
     limit = nbytes * crossing.sharers / crossing.link_bytes_per_second
     seconds = limit if kind == "collective-permute" else limit * (crossing.degree - 1) / crossing.degree
     return Term(crossing.level, seconds, limit, str(crossing))
-
-
-def _latency(kind: Kind, placement: Placement) -> float:
-    """Return the seconds of a collective's hops for an empty array.
-
-    There are n / 2 hops in each ring of n devices, n - 1 in each line, and log2 n at each level of switches (scaling
-    book, sharding: a note on ICI latency; gpus: tree reduction). A permute and an all-to-all make one hop at a level. A
-    permute makes one hop in a ring; in a line the last device sends to the first, across the whole line.
-    """
-    hops = 0.0
-    for ring in placement.rings:
-        far = ring.size // 2 if ring.is_wrapped else ring.size - 1
-        hops += ring.stride * (1 if kind == "collective-permute" and ring.is_wrapped else far)
-    seconds = hops * placement.hop_seconds
-    for crossing in placement.crossings:
-        direct = kind in ("all-to-all", "collective-permute")
-        seconds += crossing.hop_seconds * (1 if direct else math.ceil(math.log2(crossing.degree)))
-    return seconds
 
 
 def _links(ring: Ring) -> int:

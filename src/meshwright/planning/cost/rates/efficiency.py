@@ -205,7 +205,7 @@ def layer_shares(system: System) -> Mapping[str, float]:
     Keys: `attention`, for attention that writes its scores to memory, and `rest`, for all other ops. On TPUs the values
     are the compiler's estimates for a layer of Llama 2 (`benchmarks/tpu_layers.py`), where norms and reductions are
     fused into matmul kernels and weights are copied to other layouts. On other chips both are 1: kernels run one by
-    one. The matmuls of a traced function have that of `rest`.
+    one. The matmuls of a traced function take the value of `rest`.
     """
     if system.chip.kind != "tpu":
         return {"attention": 1.0, "rest": 1.0}

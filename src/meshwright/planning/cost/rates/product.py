@@ -212,8 +212,8 @@ def _threshold(
 ) -> Threshold | None:
     """Return the condition under which an implementation is compute bound; None without a matmul.
 
-    arrays: (array that it reads or writes, the chip's flops per byte of memory traffic). is_memory: whether compute is
-    compared with memory traffic, not with the collectives (`moves`).
+    arrays: (array that the implementation reads or writes, the chip's flops per byte of memory traffic). is_memory:
+    whether compute is compared with memory traffic, not with the collectives (`moves`).
     """
     if not way.products:
         return None

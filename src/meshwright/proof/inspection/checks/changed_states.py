@@ -17,13 +17,13 @@ from meshwright.proof.inspection.finding import Finding, FindingKind, num_elemen
 class StateChanged(Finding):
     """An argument whose updated value has another dtype, sharding, layout or weak type.
 
-    shape: global. before, after: the changed property of the old and of the new value. elements_held: elements per
-    device before the step.
+    shape: the global shape. before, after: the changed property of the old and of the new value. elements_held:
+    elements per device before the step.
     """
 
     kind = FindingKind.STATE_CHANGED
     merged_by = ("before", "after")
-    is_one_everywhere = True
+    is_merged_across_sources = True
 
     name: str
     shape: Shape

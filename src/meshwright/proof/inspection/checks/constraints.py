@@ -47,7 +47,7 @@ class DroppedConstraint(Finding):
 class UnevenConstraint(Finding):
     """A constraint whose axes' degree does not divide the dim: the partitioner pads it.
 
-    shape: global. dim: the index of the dim. padded: its size with padding.
+    shape: the global shape. dim: the index of the dim. padded: its size with padding.
     """
 
     kind = FindingKind.CONSTRAINT_WITHOUT_EFFECT

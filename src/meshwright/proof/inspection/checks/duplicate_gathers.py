@@ -20,7 +20,7 @@ LEAST_BYTES = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class GatheredTwice(Finding):
-    """A tensor gathered by several all-gathers of a phase, or in every iteration of a loop (`iterations` > 1).
+    """A tensor gathered by several all-gathers of a phase, or in every iteration of a loop.
 
     tensor, shape: its name, and its shape before the gather. num_gathers: the number of all-gather instructions.
     """

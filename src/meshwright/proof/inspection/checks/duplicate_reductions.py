@@ -161,7 +161,7 @@ class RecomputedCollective(Finding):
 
     kind = FindingKind.RECOMPUTED_COLLECTIVE
     merged_by = ("collective", "axes")
-    is_one_everywhere = True
+    is_merged_across_sources = True
 
     collective: Kind
     array: str

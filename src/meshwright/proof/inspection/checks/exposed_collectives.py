@@ -30,7 +30,7 @@ class ExposedCollective(Finding):
 
     kind = FindingKind.EXPOSED_COMMUNICATION
     merged_by = ("collective", "axes")
-    is_one_everywhere = True
+    is_merged_across_sources = True
 
     collective: Kind
     array: str
@@ -91,7 +91,7 @@ def exposed_collectives(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _reached(context: ProgramContext, instruction: Instruction, *, forward: bool) -> set[str]:
-    """Return the instructions of a computation that depend on this one (`forward`), or on which this one depends."""
+    """Return the names of an instruction and of all that depend on it; if not `forward`, of all that it depends on."""
     waiting, seen = [instruction], {instruction.name}
     while waiting:
         one = waiting.pop()

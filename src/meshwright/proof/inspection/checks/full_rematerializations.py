@@ -17,7 +17,7 @@ from meshwright.units import show_bytes
 class GatheredToReshard(Finding):
     """A value that is fully all-gathered to reshard it.
 
-    shape: per device, before the gather. before, after: its shardings. op: the name of the HLO op.
+    shape: the value's per-device shape before the gather. before, after: its shardings. op: the name of the HLO op.
     """
 
     kind = FindingKind.FULL_REMATERIALIZATION

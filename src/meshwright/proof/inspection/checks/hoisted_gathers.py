@@ -19,12 +19,12 @@ from meshwright.units import show_bytes
 class HoistedGather(Finding):
     """The stacked weights of all layers, all-gathered before a loop that uses one layer per iteration.
 
-    name, shape: of the argument. is_along_stack: whether `axes` split the dim of layers.
+    name, shape: those of the argument. is_along_stack: whether `axes` split the dim of layers.
     """
 
     kind = FindingKind.HOISTED_GATHER
     merged_by = ("axes", "is_along_stack")
-    is_one_everywhere = True
+    is_merged_across_sources = True
 
     name: str
     shape: Shape

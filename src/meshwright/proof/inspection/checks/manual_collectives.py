@@ -27,7 +27,7 @@ _KINDS: dict[str, Kind] = {
 class BranchedCollective(Finding):
     """A collective in a branch or iteration that only some of its devices reach: it hangs.
 
-    axes: of the collective. taken: the mesh axes along which devices take different branches or iterations.
+    axes: the axes of the collective. taken: the mesh axes along which devices take different branches or iterations.
     """
 
     kind = FindingKind.BRANCHED_COLLECTIVE

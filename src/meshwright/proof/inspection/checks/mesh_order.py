@@ -26,8 +26,9 @@ _LEAST_SECONDS = 1e-5
 class SlowMeshOrder(Finding):
     """Another order of the mesh axes would put collectives on faster links.
 
-    order: the better order, axes with degrees, outermost first. collective, axes: the collective that gains most. now,
-    then: its links in the present and in the better order.
+    seconds_now, seconds_then: the time of all collectives per step, in the present and in the better order. order: the
+    better order, axes with degrees, outermost first. collective, axes: the collective that gains most. now, then: its
+    links in the present and in the better order.
     """
 
     kind = FindingKind.MESH_ORDER
@@ -88,7 +89,7 @@ class AcrossSlices(Finding):
 
     kind = FindingKind.ACROSS_SLICES
     merged_by = ("axes",)
-    is_one_everywhere = True
+    is_merged_across_sources = True
 
     collective: Kind
     axes: tuple[str, ...]

@@ -13,7 +13,7 @@ from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 
 @dataclass(frozen=True, kw_only=True)
 class MissingSum(Finding):
-    """A result of `shard_map` that differs along `axes`, although its sharding declares it replicated there."""
+    """A result of `shard_map` that differs along mesh axes, although its sharding declares it replicated there."""
 
     kind = FindingKind.MISSING_SUM
     merged_by = ("axes",)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.description.hlo.dataflow import VIEWS, origin
-from meshwright.description.hlo.module import Instruction, Module
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.redundant_compute import RedundantCompute
 from meshwright.proof.inspection.checks.unexpected_collectives import (
@@ -31,11 +30,14 @@ _WRITTEN = frozenset(VIEWS | {"convert", "slice", "dynamic-slice", "dynamic-upda
 
 @dataclass(frozen=True, kw_only=True)
 class MovedState(Finding):
-    """State that a step other than a train step moves between devices. count: times per step."""
+    """State that a step other than a train step moves between devices.
+
+    count: times per step.
+    """
 
     kind = FindingKind.MOVED_STATE
     merged_by = ("name", "axes")
-    is_one_everywhere = True
+    is_merged_across_sources = True
 
     name: str
     shape: Shape
@@ -100,7 +102,10 @@ def moved_values(context: ProgramContext) -> Iterator[Finding]:
 def _moved_states(context: ProgramContext) -> Iterator[Finding]:
     by_name = {one.instruction.name: (number, one) for number, one in enumerate(context.arguments)}
     for move in context.collectives:
-        source = _written(context.module, context.module.operand(move.instruction))
+        # The value (a cache, say) of which the moved one is a view, a slice or an updated copy.
+        value = context.module.operand(move.instruction)
+        while (source := origin(context.module, value, _WRITTEN)).opcode == "select":
+            value = context.module.operand(source, 1)
         number, argument = by_name.get(source.name, (-1, None))
         if argument is None or number not in context.updated or move.collective.kind not in _MOVES:
             continue
@@ -118,13 +123,6 @@ def _moved_states(context: ProgramContext) -> Iterator[Finding]:
             cost_seconds=one.seconds,
             source=one.source,
         )
-
-
-def _written(module: Module, value: Instruction) -> Instruction:
-    """Return the value (a cache, say) of which a moved value is a view, a slice or an updated copy."""
-    while (before := origin(module, value, _WRITTEN)).opcode == "select":
-        value = module.operand(before, 1)
-    return before
 
 
 def _gathered_results(context: ProgramContext) -> Iterator[Finding]:

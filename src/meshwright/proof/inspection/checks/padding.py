@@ -47,7 +47,17 @@ class PaddedArrays(Finding):
 
 def padding(context: ProgramContext) -> Iterator[Finding]:
     """Yield the shapes that waste the most memory on unfilled tiles."""
-    held = _held(context)
+    # All arguments are in memory at once; of other arrays, one per shape is counted.
+    held: dict[Shape, tuple[int, Instruction]] = {}
+    for argument in context.arguments:
+        count, first = held.get(argument.instruction.shape, (0, argument.instruction))
+        held[argument.instruction.shape] = (count + 1, first)
+    fused = {name for one in context.module.instructions() for name in one.called("calls", "to_apply")}
+    for instruction in context.module.instructions():
+        if instruction.computation in fused or not context.execution_counts.times[instruction.computation]:
+            continue
+        if instruction.shape.dtype != "tuple" and instruction.shape.is_in_hbm:
+            held.setdefault(instruction.shape, (1, instruction))
     floor = _SHARE_OF_MEMORY * _peak(context)
     wasted = {shape: (shape.padded_bytes - shape.bytes) * count for shape, (count, _) in held.items()}
     for shape in sorted(wasted, key=wasted.__getitem__, reverse=True)[:_MOST]:
@@ -63,24 +73,6 @@ def padding(context: ProgramContext) -> Iterator[Finding]:
             cost_seconds=wasted[shape] / rate if rate else None,  # to read the padding once
             source=context.first_use(first) if first.opcode == "parameter" else context.place(first),
         )
-
-
-def _held(context: ProgramContext) -> dict[Shape, tuple[int, Instruction]]:
-    """Return for each shape the least number of its arrays that are in memory at once, and the first such array.
-
-    All arguments are in memory at once; of other arrays, one per shape is counted.
-    """
-    held: dict[Shape, tuple[int, Instruction]] = {}
-    for argument in context.arguments:
-        count, first = held.get(argument.instruction.shape, (0, argument.instruction))
-        held[argument.instruction.shape] = (count + 1, first)
-    fused = {name for one in context.module.instructions() for name in one.called("calls", "to_apply")}
-    for instruction in context.module.instructions():
-        if instruction.computation in fused or not context.execution_counts.times[instruction.computation]:
-            continue
-        if instruction.shape.dtype != "tuple" and instruction.shape.is_in_hbm:
-            held.setdefault(instruction.shape, (1, instruction))
-    return held
 
 
 def _peak(context: ProgramContext) -> int:

@@ -26,11 +26,14 @@ _LEAST_MADE = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class UnpartitionedBits(Finding):
-    """Random bits that are sent between devices (is_sent), or generated in full on each device."""
+    """Random bits that are sent between devices, or generated in full on each device.
+
+    is_sent: whether they are sent.
+    """
 
     kind = FindingKind.UNPARTITIONED_BITS
     merged_by = ("is_sent",)
-    is_one_everywhere = True
+    is_merged_across_sources = True
 
     array: str
     axes: tuple[str, ...]

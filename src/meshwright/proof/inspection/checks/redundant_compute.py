@@ -15,9 +15,10 @@ SHARE_OF_WORK = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class RedundantCompute(Finding):
-    """Identical matmuls on all devices along an axis. Flops are per device and step.
+    """Identical matmuls on all devices along an axis.
 
-    flops: of these matmuls. total_flops: of all matmuls. wasted_flops: flops * (1 - 1 / degree).
+    Flops are per device and step. flops: of these matmuls. total_flops: of all matmuls.
+    wasted_flops: flops * (1 - 1 / degree).
     """
 
     kind = FindingKind.REDUNDANT_COMPUTE

@@ -75,7 +75,10 @@ def replicated_batches(context: ProgramContext) -> Iterator[Finding]:
 
 @dataclass(frozen=True, kw_only=True)
 class WholeBesideBatch(Finding):
-    """A replicated argument of which each device uses a slice. like: the argument that `axes` split in the same way."""
+    """A replicated argument of which each device uses a slice.
+
+    like: the argument that `axes` split in the same way.
+    """
 
     kind = FindingKind.WHOLE_BESIDE_BATCH
     merged_by = ("name",)

@@ -23,8 +23,8 @@ MOST_SHARD = 0.5
 class ReplicatedParameter(Finding):
     """An argument that is replicated over axes that should shard it.
 
-    tree, sharded_share: the argument's tree, and the fraction sharded over the axes; '' and None if a rule requests the
-    sharding. others: arguments of the same path and shape in other trees, e.g. moments.
+    tree: the argument's tree. sharded_share: the fraction of the tree's bytes that is sharded over `axes`. They are ''
+    and None if a rule requests the sharding. others: arguments of the same path and shape in other trees, e.g. moments.
     """
 
     kind = FindingKind.REPLICATED_PARAMETER
@@ -53,9 +53,16 @@ class ReplicatedParameter(Finding):
 
 
 def replicated_parameters(context: ProgramContext) -> Iterator[Finding]:
-    """Yield arguments that a rule shards but the program does not; without rules, outliers in their tree."""
+    """Yield arguments not sharded as their rule says; without rules, replicated ones of a mostly sharded tree."""
     if context.rules:
-        yield from _against_rules(context)
+        for argument in context.arguments:
+            rule = next((rule for pattern, rule in context.rules.items() if re.search(pattern, argument.name)), None)
+            if rule is None or argument.spec is None:
+                continue
+            wanted = {axis for dim in rule for axis in ((dim,) if isinstance(dim, str) else dim or ())}
+            missing = tuple(a for a, n in context.mesh.items() if n > 1 and a in wanted and a not in argument.spec.axes)
+            if missing:
+                yield _finding(context, argument, missing)
         return
     trees: dict[str, list[Argument]] = {}
     states = replicated_names(context)
@@ -74,18 +81,6 @@ def replicated_parameters(context: ProgramContext) -> Iterator[Finding]:
             more = first and replace(first, others=(*first.others, one.name), bytes=first.bytes + one.bytes)
             found[key] = more or one
     yield from found.values()
-
-
-def _against_rules(context: ProgramContext) -> Iterator[Finding]:
-    """Yield arguments that are not sharded over an axis that their rule requests."""
-    for argument in context.arguments:
-        rule = next((rule for pattern, rule in context.rules.items() if re.search(pattern, argument.name)), None)
-        if rule is None or argument.spec is None:
-            continue
-        wanted = {axis for dim in rule for axis in ((dim,) if isinstance(dim, str) else dim or ())}
-        missing = tuple(a for a, n in context.mesh.items() if n > 1 and a in wanted and a not in argument.spec.axes)
-        if missing:
-            yield _finding(context, argument, missing)
 
 
 def _unlike_the_rest(context: ProgramContext, name: str, tree: list[Argument]) -> Iterator[ReplicatedParameter]:

@@ -20,7 +20,7 @@ from meshwright.units import show_bytes
 class ReplicatedStates(Finding):
     """Arrays of a tree that are replicated along axes that split the parameter of the same path and shape.
 
-    name, shape: of the largest array. like: the name of its parameter.
+    name, shape: those of the largest array. like: the name of its parameter.
     """
 
     kind = FindingKind.REPLICATED_STATES
@@ -48,7 +48,7 @@ class ReplicatedStates(Finding):
 class MislaidState(Finding):
     """Arrays of a tree that are sharded differently from the parameter of the same path and shape.
 
-    name, shape, spec: of the largest array. like, expected: its parameter's name and sharding.
+    name, shape, spec: those of the largest array. like, expected: its parameter's name and sharding.
     """
 
     kind = FindingKind.MISLAID_STATE

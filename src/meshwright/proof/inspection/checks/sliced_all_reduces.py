@@ -27,7 +27,7 @@ _LEAST_AT_ONCE = 1 << 18
 class SlicedAllReduce(Finding):
     """An all-reduce of whose result each device uses only its shard.
 
-    is_sliced_at_once: whether the sum is sliced before any other op. reduced_bytes: of all such sums per step.
+    is_sliced_at_once: whether the sum is sliced before any other op. reduced_bytes: bytes of all such sums per step.
     """
 
     kind = FindingKind.SLICED_ALL_REDUCE
@@ -82,9 +82,9 @@ def sliced_all_reduces(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _is_summed_further(context: ProgramContext, move: CompiledCollective) -> bool:
-    """Whether an instruction also adds up the shares over other axes: the gradients of copies of shards (HSDP).
+    """Whether the all-reduce of `move` also sums over axes that do not slice its result, as for gradients in HSDP.
 
-    XLA sums over all axes at once whatever the program's constraints are.
+    XLA sums over all these axes at once, whatever the program's constraints are.
     """
     return any(
         other.instruction is move.instruction

@@ -12,7 +12,7 @@ from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.redundant_compute import RedundantCompute
 from meshwright.proof.inspection.context import Argument, CompiledCollective, ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
-from meshwright.proof.inspection.slices import gathered_dims, is_cut_of
+from meshwright.proof.inspection.slices import gathered_dims, sliced_value
 from meshwright.units import show_bytes
 
 _GROWTH = 4
@@ -23,7 +23,7 @@ _GROWTH = 4
 class SplitContraction(Finding):
     """A weight split on its contracting dim, so that the matmul's result is all-reduced.
 
-    name, shape: of the weight. array: the matmul's result. is_gathered: the weight is all-gathered instead.
+    name, shape: those of the weight. array: the matmul's result. is_gathered: the weight is all-gathered instead.
     """
 
     kind = FindingKind.SPLIT_CONTRACTION
@@ -91,7 +91,7 @@ def _summed(
         argument = arguments.get(origin(context.module, weight, VIEWS_AND_CASTS | {"all-gather"}).name)
         if argument is None or argument.spec is None or not set(one.axes) <= set(argument.spec.axes):
             continue
-        whole = is_cut_of(context, other)
+        whole = sliced_value(context, other)
         is_cut = whole is not None and not whole.opcode.startswith("all-gather")
         is_large = not is_over_examples and product.shape.size >= _GROWTH * other.shape.size * context.degree(one.axes)
         if is_large or (is_cut and 2 * one.bytes > context.whole_shape(argument).bytes):

@@ -17,9 +17,9 @@ from meshwright.units import show_flops, show_percent
 
 @dataclass(frozen=True, kw_only=True)
 class UnevenStages(Finding):
-    """Branches with different amounts of work, chosen by a device's position along `axes`. Flops: per device and step.
+    """Branches with different amounts of work, chosen by a device's position along mesh axes.
 
-    busiest_flops: of the device with most work. mean_flops: the mean over devices.
+    Flops are per device and step. busiest_flops: of the device with most work. mean_flops: the mean over devices.
     """
 
     kind = FindingKind.UNEVEN_STAGES

@@ -11,7 +11,7 @@ from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.phases import scope_of, split_op_name
 from meshwright.proof.inspection.checks.random_bits import RANDOM
 from meshwright.proof.inspection.checks.redundant_compute import RedundantCompute
-from meshwright.proof.inspection.context import CompiledCollective, ProgramContext, Result
+from meshwright.proof.inspection.context import CompiledCollective, ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.proof.inspection.slices import ELEMENTWISE
 from meshwright.record import Collective, Kind, Phase
@@ -61,7 +61,7 @@ _ONE_OPERAND = frozenset(
 """Elementwise primitives of one operand: a collective there is due to constraints on both sides."""
 
 _SHARE = 0.01
-"""Without `expected`: the smallest collective reported, as a fraction of all communicated bytes."""
+"""If the expected collectives are unknown: the smallest one reported, as a fraction of all communicated bytes."""
 
 
 class UnexpectedBecause(StrEnum):
@@ -81,7 +81,10 @@ class UnexpectedBecause(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class UnexpectedCollective(Finding):
-    """A collective that was not requested. primitive: the JAX primitive that needs it."""
+    """A collective that was not requested.
+
+    primitive: the JAX primitive that needs it.
+    """
 
     kind = FindingKind.UNPLANNED_COLLECTIVE
     merged_by = ("conflict",)
@@ -96,9 +99,10 @@ class UnexpectedCollective(Finding):
 
     @property
     def conflict(self) -> tuple[str, ...]:
-        """Figures that are equal for collectives which one mistake at a source line causes, so that they are merged.
+        """The key by which findings at one source line are merged: equal if one mistake causes them.
 
-        Data that follow an op there and, in the backward pass, back are one conflict of shardings.
+        It is the reason, the primitive and, for a gathered batch, the axes. All moves of data because shardings do not
+        fit an op have one key, in the forward and the backward pass.
         """
         if self.is_at_one_line:
             return ("shardings",)
@@ -107,7 +111,7 @@ class UnexpectedCollective(Finding):
 
     @property
     def is_at_one_line(self) -> bool:
-        """Whether shardings that do not fit an op move its data: forward and backward are one mistake."""
+        """Whether shardings do not fit an op: then findings at its line are merged even if their scopes differ."""
         return self.because in (UnexpectedBecause.MOVES_SPLIT, UnexpectedBecause.REARRANGES)
 
     @property
@@ -154,7 +158,7 @@ class UnexpectedCollective(Finding):
 
 
 def unexpected_collectives(context: ProgramContext) -> Iterator[Finding]:
-    """Yield the collectives that are not expected; without `expected`, those that are due to mismatched shardings.
+    """Yield the collectives not in `context.expected`; if that is None, those that are due to mismatched shardings.
 
     If a computed value is gathered over an axis that splits the batch, later collectives over this axis are merged with
     it: one missing constraint causes them all.
@@ -239,14 +243,11 @@ def _because(context: ProgramContext, found: CompiledCollective) -> UnexpectedBe
 def _is_added_to_state(context: ProgramContext, gather: Instruction) -> bool:
     """Whether a gathered value only becomes new state, e.g. updates that ZeRO stage 1 computes in shards."""
     root = context.module.root(context.module.entry)
-    updated = {number for number, one in enumerate(context.results) if _is_updated(context, one)}
+    changes = ((number, context.updates(one).values()) for number, one in enumerate(context.results))
+    updated = {number for number, shares in changes if any(share.is_changed for share in shares)}
     used = list(uses(context.module, gather, VIEWS | ELEMENTWISE))
     places = {number for _, held in used for number, name in enumerate(root.operands) if name == held.name}
     return bool(places) and all(user is root for user, _ in used) and places <= updated
-
-
-def _is_updated(context: ProgramContext, result: Result) -> bool:
-    return any(share.is_changed for share in context.updates(result).values())
 
 
 def primitive_of(instruction: Instruction) -> str:

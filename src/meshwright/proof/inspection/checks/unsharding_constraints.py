@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.description.hlo.dataflow import VIEWS, VIEWS_AND_CASTS, uses
@@ -24,8 +24,9 @@ from meshwright.units import show_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class UnshardingConstraint(Finding):
-    """A constraint that replicates a sharded value. gathers: the place of each all-gather that it causes.
+    """A constraint that replicates a sharded value.
 
+    gathers: the place of each all-gather that it causes.
     is_cut: users slice the value again; if False, all devices along the axes compute the same with it.
     """
 
@@ -99,21 +100,17 @@ def _products_alike(context: ProgramContext, move: CompiledCollective) -> list[I
 
 
 def _may_cause(context: ProgramContext, pair: ShardingPair, whole: Instruction, axes: tuple[str, ...]) -> bool:
-    """Whether a constraint may cause a gather over `axes`: its spec omits them, and `whole` has its per-device shape.
+    """Whether a constraint (`pair`) may cause the all-gather of `whole` over `axes`.
 
-    whole: the gathered value.
+    Its spec must omit these axes, and `whole`, the gathered value, must have the constraint's per-device shape.
     """
     spec = pair.requested
     if spec is None or any(dim is None for dim in spec.dims) or set(spec.axes) & set(axes):
         return False
     held = [size // context.degree(axes or ()) for size, axes in zip(pair.array.dims, spec.dims, strict=True)]
     shape = next(iter(whole.shape.arrays()))
-    return _has_dims(held, shape.dims)
-
-
-def _has_dims(dims: Sequence[int], compiled: Sequence[int]) -> bool:
-    """Whether two shapes are equal but for transposes and joined neighbours, as compilers join batch and sequence."""
-    ours, theirs = [[size for size in each if size > 1] for each in (dims, compiled)]
+    # Equal but for transposes and joined neighbours, as compilers join batch and sequence.
+    ours, theirs = [[size for size in each if size > 1] for each in (held, shape.dims)]
     if sorted(ours) == sorted(theirs):
         return True
     joined = iter(ours)

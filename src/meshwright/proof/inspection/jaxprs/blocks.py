@@ -64,12 +64,12 @@ class Op:
 
     @property
     def iterations(self) -> int:
-        """The trip count of its bodies, as far as a jaxpr has it; else 1."""
+        """The trip count of a loop; 1 for other ops, and if the jaxpr does not determine it."""
         return max(1, self.loop.turns) if self.loop else 1
 
     @cached_property
     def loop(self) -> Loop | None:
-        """A scan, or a while loop that counts its turns; None for others."""
+        """The loop of a scan, or of a while that counts its iterations up to a constant; None for other ops."""
         if self.name == "scan":
             consts, carried = scan_counts(self.params)
             return Loop(self.bodies[0], consts, self.operands[consts : consts + carried], self.params["length"])
@@ -95,8 +95,10 @@ class Op:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop of a known number of turns. consts: how many inputs of its body are the same in every turn, before those
-    that it carries. starts: the initial values of those.
+    """A loop with a known number of iterations (`turns`).
+
+    consts: how many of the body's inputs are loop-invariant; they come before the carry. starts: the carry's initial
+    values.
     """
 
     body: OpBlock
@@ -115,7 +117,13 @@ class OpBlock:
     constants: list[Value] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._drop_unused()
+        live = {id(value) for value in self.outputs}
+        kept = []
+        for op in reversed(self.ops):
+            if op.equation.effects or any(id(result) in live for result in op.results):
+                kept.append(op)
+                live |= {id(value) for value in op.operands}
+        self.ops = kept[::-1]
         counts = [value for op in self.ops for value in op.operands] + self.outputs
         self.num_uses = Counter(id(value) for value in counts)
 
@@ -130,15 +138,6 @@ class OpBlock:
             for body in op.bodies:
                 yield from body.everything()
 
-    def _drop_unused(self) -> None:
-        live = {id(value) for value in self.outputs}
-        kept = []
-        for op in reversed(self.ops):
-            if op.equation.effects or any(id(result) in live for result in op.results):
-                kept.append(op)
-                live |= {id(value) for value in op.operands}
-        self.ops = kept[::-1]
-
 
 def read_block(program: ClosedJaxpr, operands: Sequence[Value] | None = None) -> OpBlock:
     """Return a traced function as a block. operands: values to use as its inputs; by default new ones."""
@@ -152,9 +151,9 @@ def read_block(program: ClosedJaxpr, operands: Sequence[Value] | None = None) ->
 
 
 def _turns(condition: OpBlock, body: OpBlock, asked: Sequence[Value], starts: Sequence[Value]) -> int:
-    """Return how often a while loop turns that adds 1 to a number while it is less than a constant; 0 for others.
+    """Return the trip count of a while loop that adds 1 to a number while it is less than a constant; 0 for others.
 
-    asked: the operands of the condition that are the same in every turn. starts: the initial values of the others.
+    asked: the loop-invariant operands of the condition. starts: the initial values of the carry.
     """
     asks = condition.outputs[0].op
     if asks is None or asks.name != "lt":
@@ -191,7 +190,10 @@ def through_views(value: Value) -> Value:
 def _inline(
     jaxpr: Any, arrays: Sequence[Any], inputs: Sequence[Value], ops: list[Op], held: list[Value]
 ) -> list[Value]:
-    """Append the ops of a jaxpr and of the jaxprs it calls to `ops`, their constants to `held`; return its outputs."""
+    """Append the ops of a jaxpr and of the jaxprs it calls to `ops`, their constants to `held`; return its outputs.
+
+    arrays: the values of the jaxpr's constants.
+    """
     known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
     for var, array in zip(jaxpr.constvars, arrays, strict=False):
         known[var] = _constant(var.aval, array)

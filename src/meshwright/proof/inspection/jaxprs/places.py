@@ -27,7 +27,7 @@ def place(equation: Any) -> str:
     return first or "an unknown line"
 
 
-def says_so(equation: Any) -> bool:
+def is_explicit_cast(equation: Any) -> bool:
     """Whether a cast equation comes from a call such as `astype`; otherwise JAX added it to promote two dtypes."""
     names = {frame.function_name.rpartition(".")[2] for frame in _frames(equation)}
     return bool(names & {"astype", "convert_element_type", "asarray", "array"})

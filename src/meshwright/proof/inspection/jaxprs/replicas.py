@@ -42,11 +42,12 @@ _NONE: _Axes = frozenset()
 class _State:
     """The tracked properties of a value.
 
-    differs: axes along which it differs between devices. own: the axes of `differs` along which the data differ, not
-    only `axis_index`. may_differ: axes along which it may be equal or not. divided: the numbers by which it, or a value
-    that it is computed from, was divided, without those that a sum over as many devices has cancelled. summed: the
-    numbers of devices over which it was summed and by which it was not divided afterwards. sums: the sums of equal
-    values (keys of `_Reader.sums`) that it is computed from. is_constant: whether it depends on no argument.
+    differs: axes along which it differs between devices. own: the axes of `differs` along which it differs because data
+    do, not only because it depends on `axis_index`. may_differ: axes along which it is not known whether it differs.
+    divided: the numbers by which it, or a value that it is computed from, was divided, without those that a sum over as
+    many devices has cancelled. summed: the numbers of devices over which it was summed and by which it was not divided
+    afterwards. sums: the sums of equal values (keys of `_Reader.sums`) that it is computed from. is_constant: whether
+    it depends on no argument.
     """
 
     differs: _Axes = _NONE
@@ -91,6 +92,7 @@ class _Reader:
         self.certain: set[int] = set()
         """The keys in `sums` of the sums that were seen in a last reading: mistakes, unless also in `divided`."""
         self.divided: set[int] = set()
+        """The keys in `sums` of the sums that are divided by their number of devices: means, no mistakes."""
         self.others: dict[tuple[str, int, int], TracedMistake] = {}
         self.degrees: Mapping[str, int] = {}
         self.taken: _Axes = _NONE
@@ -134,9 +136,10 @@ class _Reader:
         return [self._divide(op, _computed(op, states))] * len(op.results)
 
     def _divide(self, op: Op, state: _State) -> _State:
-        """Return the state of a product's or quotient's result; add sums divided by their device count to `divided`.
+        """Return the state of an op's result. If the op divides by a number, the state records it (`_State.divided`).
 
-        state: the result's state without that division.
+        Sums that are divided by their number of devices are added to `self.divided`. state: the result's state before
+        this division is recorded.
         """
         if op.name not in ("div", "mul") or len(op.operands) != 2:
             return state
@@ -266,9 +269,9 @@ class _Reader:
         return made if len(made) == len(op.results) else [reduce(_join, made)] * len(op.results)
 
     def _equal(self, op: Op, value: Value, state: _State, axes: Sequence[str], equal: Sequence[str]) -> set[int]:
-        """Report a collective of equal values; return its key in `sums` if it is a sum, which a later op may divide.
+        """Report a collective of equal values. Return {its key in `sums`} if a later op may divide it, else set().
 
-        axes: of the collective. equal: the axes of these along which the devices hold the same value.
+        axes: those of the collective. equal: those of `axes` along which the devices hold the same value.
         """
         degree, all_devices = self._degree(equal), self._degree(axes)
         if state.is_constant and "transpose(" not in op.scope:
@@ -290,7 +293,7 @@ class _Reader:
         return set()
 
     def _equal_terms(self, op: Op, total: Value, axes: Sequence[str]) -> set[int]:
-        """Report a sum over devices of `a + b` where b is equal on all, such as a bias. Return the keys in `sums`.
+        """Report a sum over devices of `a + b` where b, such as a bias, is equal on all. Return the key of b in `sums`.
 
         total: the summed value.
         """

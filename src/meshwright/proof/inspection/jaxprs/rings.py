@@ -69,26 +69,21 @@ def _is_computed_with(block: OpBlock, value: Value) -> bool:
 
 
 def _looped(block: OpBlock, op: Op, loop: Loop, count: int) -> Iterator[TracedMistake]:
-    """Yield rings in a loop that sends a carry on in every turn: too many turns, or one unused send."""
+    """Yield rings in a loop that sends a carry on in every iteration: too many iterations, or one unused send."""
     body, turns = loop.body, loop.turns
     for number in range(len(loop.starts)):
         start, hops, degree = _origin(body.outputs[number])
         if not hops or start is not body.inputs[loop.consts + number]:
             continue
         period = degree // math.gcd(hops, degree)
-        before, after = _is_computed_with(body, start), _uses_after(body, start)
+        sent = [op.results[0] for op in body.ops if op.name == "ppermute" and _origin(op.results[0])[0] is start]
+        before, after = _is_computed_with(body, start), any(_is_computed_with(body, value) for value in sent)
         last = next(op for op in reversed(body.ops) if op.name == "ppermute" and _origin(op.results[0])[0] is start)
         begins_with_own = after and not before and _is_in_another(loop.starts, number)
         if (turns > period and (before or after)) or (turns == period and begins_with_own):
             yield _mistake(last, count * turns, degree, period, is_wrong=True)
         elif turns == period and before and not after and not block.num_uses[id(op.results[number])]:
             yield _mistake(last, count * turns, degree, turns, is_wrong=False)
-
-
-def _uses_after(body: OpBlock, start: Value) -> bool:
-    """Whether anything is computed with a value after its first send."""
-    sent = [op.results[0] for op in body.ops if op.name == "ppermute" and _origin(op.results[0])[0] is start]
-    return any(_is_computed_with(body, value) for value in sent)
 
 
 def _is_in_another(starts: Sequence[Value], number: int) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from meshwright.proof.compiler.program import TracedMistake
 from meshwright.proof.inspection.jaxprs.blocks import Op, OpBlock, Value, hlo_dtype
-from meshwright.proof.inspection.jaxprs.places import is_promoted, place, says_so
+from meshwright.proof.inspection.jaxprs.places import is_explicit_cast, is_promoted, place
 
 _LEAST_CONSTANT = 1 << 16
 """In bytes. Smaller constants, e.g. tables of positions, cost nothing, and are not reported."""
@@ -33,7 +33,7 @@ def constant_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
 
 
 def callback_mistakes(block: OpBlock, count: int = 1, is_in_loop: bool = False) -> Iterator[TracedMistake]:
-    """Yield host callbacks inside loops."""
+    """Yield host callbacks in loops. count: executions of the block per step. is_in_loop: whether a loop runs it."""
     for op in block.ops:
         if is_in_loop and op.name in _CALLBACKS:
             value = max(op.operands, key=lambda one: one.num_bytes, default=None)
@@ -73,7 +73,7 @@ def _narrow_dtype(value: Value, *, is_wide: bool) -> str:
         return value.dtype
     if value.op is None or value.op.name != "convert_element_type":
         return ""
-    if says_so(value.op.equation) and not (is_wide and is_promoted(value.op.equation)):
+    if is_explicit_cast(value.op.equation) and not (is_wide and is_promoted(value.op.equation)):
         return ""
     before = value.op.operands[0].dtype
     return before if before in _NARROW else ""
@@ -96,7 +96,7 @@ def _widened_at(value: Value) -> str:
 
 
 def _products(block: OpBlock, count: int) -> Iterator[tuple[Op, float, int]]:
-    """Yield (op, flops per step, executions per step) for every matmul and convolution. count: of the block."""
+    """Yield (op, flops, executions), both per step, for each matmul or convolution. count: executions of the block."""
     for op in block.ops:
         if op.name in ("dot_general", "conv_general_dilated"):
             left, right = (one.dims for one in op.operands)

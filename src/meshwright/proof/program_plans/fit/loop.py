@@ -49,16 +49,22 @@ def run_steps(
 ) -> tuple[State, int]:
     """Run the remaining steps of a run; return the last state, and the steps taken since the start of the run.
 
-    directory: of the run; the caller holds its lock. first: the initial state, or a function that returns it. on_step:
+    directory: the run's; the caller holds its lock. first: the initial state, or a function that returns it. on_step:
     called with each row of metrics.
     """
     began = time.perf_counter()
     checkpoints = Checkpoints(directory, config.saving)
 
     def check(start: int) -> list[str]:
-        _check_state(
-            step, checkpoints.about(start, "shapes") or {}, f"{directory} cannot continue from checkpoint {start}"
-        )
+        before = checkpoints.about(start, "shapes") or {}
+        where = f"{directory} cannot continue from checkpoint {start}"
+        now = {path: describe(leaf) for path, leaf in step.state.items()}
+        for path in {**before, **now}:
+            if before.get(path) != now.get(path):
+                raise MeshwrightError(
+                    f"{where}: its state is another, {path} is {now.get(path, 'gone')}, and was"
+                    f" {before.get(path, 'not there')}"
+                )
         return []
 
     start = last_checkpoint(directory, checkpoints, config.steps, on_note, check, more="steps={} would continue")
@@ -129,7 +135,12 @@ class _Run:
             if self.log is not None:
                 self.log.add(row)
             if reason := bad_steps.reason(row):
-                self._stop_at(row, reason)
+                # If the state is not finite, the checkpoint of the one before it is set aside.
+                if is_first_process():
+                    log_bad_step(self.directory, row, reason, {})
+                if not all(math.isfinite(row.get(name, 0.0)) for name in ("loss", "grad_norm")):
+                    self.checkpoints.set_aside_nan(row["step"])
+                raise NotFiniteError(f"{reason} at step {row['step'] + 1} ({self.directory / FILE}); training stops")
             if planned and (line := shortfall.add(row)) is not None:
                 self.on_note(line)
             self.on_step(row)
@@ -149,7 +160,10 @@ class _Run:
         return state, taken
 
     def _rows(self, state: State, *, runs_ahead: bool) -> Iterator[tuple[Row, State | None]]:
-        """Yield the row of each step and the state after it; None if the next step has already consumed the state."""
+        """Yield the row of each step and the state after it; None if the next step has already consumed the state.
+
+        runs_ahead: whether each step is dispatched before the previous row is read, as in `take_steps`.
+        """
 
         def needs_state(step: int) -> bool:
             self.saver.decide(step + 1, self.interruption, waits=False)
@@ -174,25 +188,6 @@ class _Run:
             assert self.program.compiled is not None
             record = compiled_record(self.program.compiled, self.config.mesh, self.config.hardware, on_tpu=on_tpu)
             self.log.begin(self.start, record)
-
-    def _stop_at(self, row: Row, reason: str) -> None:
-        """Record a bad step and raise. If it is not finite, the checkpoint of the state before it is set aside."""
-        if is_first_process():
-            log_bad_step(self.directory, row, reason, {})
-        if not all(math.isfinite(row.get(name, 0.0)) for name in ("loss", "grad_norm")):
-            self.checkpoints.set_aside_nan(row["step"])
-        raise NotFiniteError(f"{reason} at step {row['step'] + 1} ({self.directory / FILE}); training stops")
-
-
-def _check_state(step: FitStep, before: Mapping[str, str], where: str) -> None:
-    """Raise if a state's arrays differ from a checkpoint's. before: dtypes and shapes in the checkpoint, by path."""
-    now = {path: describe(leaf) for path, leaf in step.state.items()}
-    for path in {**before, **now}:
-        if before.get(path) != now.get(path):
-            raise MeshwrightError(
-                f"{where}: its state is another, {path} is {now.get(path, 'gone')}, and was"
-                f" {before.get(path, 'not there')}"
-            )
 
 
 def _as_saved(state: Mapping[str, Any]) -> dict[str, Any]:

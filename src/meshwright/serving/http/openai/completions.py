@@ -73,7 +73,15 @@ class Completion(BaseModel):
 async def create_completion(state: AppState, body: CompletionRequest) -> BaseModel | EventBatches:
     """Generate the completions of each prompt."""
     service = state.service
-    _check_supported(body)
+    if body.best_of not in (None, body.n):
+        raise ApiError(
+            f"best_of is {body.best_of} and n is {body.n}; this server returns every completion: leave best_of out",
+            param="best_of",
+        )
+    if body.suffix:
+        raise ApiError("suffix is given; this server does not fill in the middle: leave it out", param="suffix")
+    if body.stream and body.echo and body.logprobs is not None and body.n > 1:
+        raise ApiError("a stream with echo and logprobs must have n of 1; leave one of them out", param="n")
     logprobs = check_logprobs("logprobs", body.logprobs)
     requests = [
         engine_request(
@@ -86,19 +94,6 @@ async def create_completion(state: AppState, body: CompletionRequest) -> BaseMod
         )
     ]  # fmt: skip
     return await _CompletionResponse(state, body, requests).respond()
-
-
-def _check_supported(body: CompletionRequest) -> None:
-    """Raise an `ApiError` if the request uses options that this server does not implement."""
-    if body.best_of not in (None, body.n):
-        raise ApiError(
-            f"best_of is {body.best_of} and n is {body.n}; this server returns every completion: leave best_of out",
-            param="best_of",
-        )
-    if body.suffix:
-        raise ApiError("suffix is given; this server does not fill in the middle: leave it out", param="suffix")
-    if body.stream and body.echo and body.logprobs is not None and body.n > 1:
-        raise ApiError("a stream with echo and logprobs must have n of 1; leave one of them out", param="n")
 
 
 async def prompt_tokens(

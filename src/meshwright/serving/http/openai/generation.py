@@ -106,15 +106,20 @@ def engine_request(
         raise ApiError(
             "tool_choice forces a tool call, and the output is constrained too; give one", param="tool_choice"
         )
+    count, limit = len(body.stop_token_ids), service.limits.stop_tokens
+    _at_most("the number of tokens in stop_token_ids", count, limit, param="stop_token_ids")
+    for token in body.logit_bias:
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            raise ApiError(f"logit_bias has the key {token[:40]!r}; keys are token ids, as '42'", param="logit_bias")
     return Request(
         prompt=prompt,
         max_tokens=resolve_max_tokens(service, len(prompt), max_tokens, param, default_max_tokens),
         sampling=_sampling(body),
         num_completions=_at_most("n", body.n, service.limits.choices),
         stop=check_stop(service, body.stop),
-        stop_tokens=(*_stop_tokens(body, service), *(() if body.ignore_eos else service.stop_tokens)),
+        stop_tokens=(*body.stop_token_ids, *(() if body.ignore_eos else service.stop_tokens)),
         min_tokens=body.min_tokens,
-        logit_bias=_logit_bias(body),
+        logit_bias=tuple((int(token), bias) for token, bias in body.logit_bias.items()),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         constraint=forced or constraint,
@@ -212,19 +217,6 @@ def _sampling(body: GenerationRequest) -> Sampling:
         )
     except MeshwrightError as error:
         raise ApiError(str(error)) from None
-
-
-def _stop_tokens(body: GenerationRequest, service: Service) -> list[int]:
-    count, limit = len(body.stop_token_ids), service.limits.stop_tokens
-    _at_most("the number of tokens in stop_token_ids", count, limit, param="stop_token_ids")
-    return body.stop_token_ids
-
-
-def _logit_bias(body: GenerationRequest) -> tuple[tuple[int, float], ...]:
-    for token in body.logit_bias:
-        if not (token.isascii() and token.isdigit() and len(token) < 10):
-            raise ApiError(f"logit_bias has the key {token[:40]!r}; keys are token ids, as '42'", param="logit_bias")
-    return tuple((int(token), bias) for token, bias in body.logit_bias.items())
 
 
 def _at_most(name: str, value: int, limit: int, *, param: str | None = None) -> int:

@@ -67,7 +67,7 @@ class CompletionLogprobsBuilder:
         self._offset = 0
 
     def logprobs(self, tokens: Iterable[TokenLogprob], unscored: Sequence[int] = ()) -> CompletionLogprobs:
-        """Return the log probabilities of the next tokens, after those without a log probability (`unscored`)."""
+        """Return the log probabilities of the next tokens: None for each of `unscored`, then those of `tokens`."""
         part = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token in unscored:
             self._add(part, token)

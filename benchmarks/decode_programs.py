@@ -1,0 +1,68 @@
+"""Decode steps of a server, predicted and compiled for hardware that is not here: with the kernels and with gathers.
+
+    .venv/bin/python benchmarks/decode_programs.py [--models llama3-8b …] [--on v5e:4x4 …] [--batch 64]
+
+Each row is the mesh that `meshwright plan MODEL --serve decode` chooses for 64 sequences of 2,048 tokens: the predicted
+step; the compiled step, by the compiler's own estimates, where attention reads pages with a kernel (whose time is that
+of the bytes that it reads and writes), and where it gathers them first; the compiled step over the predicted one; and
+how many quantities (flops, memory, collectives, step) are equal, and how many differ without a name. Needs libtpu and
+jax-cuda13-plugin. A quarter of an hour on two cores.
+"""
+
+import argparse
+from unittest import mock
+
+import meshwright as mw
+from meshwright.errors import MeshwrightError
+from meshwright.proof.verification import serving
+from meshwright.proof.verification.differences import UNNAMED
+
+MODELS = (
+    "llama3-8b", "qwen3-8b", "gemma2-9b", "gemma3-1b", "phi3-mini", "mixtral-8x7b", "gpt-oss-20b", "deepseek-v2",
+)  # fmt: skip
+HARDWARE = ("v5e:4x4", "v6e:2x2", "tpu7x:2x2x1", "h100:8")
+
+
+def lower_gathered(mesh, **arguments):
+    """The engine's step without kernels; called in the compiler's process."""
+    from meshwright.execution.models.generation import cached_attention
+    from meshwright.serving.engine.lowered import lower_engine_step
+
+    with mock.patch.object(cached_attention, "_kernel_of", return_value=None):
+        return lower_engine_step(mesh, **arguments)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--on", nargs="+", default=HARDWARE)
+    parser.add_argument("--batch", type=int, default=64)
+    args = parser.parse_args()
+    print(
+        f"{'':14}{'':13}{'mesh':24}{'predicted':>10}{'kernel':>10}{'gather':>10}{'c/p':>6}{'equal':>10}{'unnamed':>9}"
+    )
+    for model in args.models:
+        for on in args.on:
+            print(f"{model:14}{on:13}{line(model, on, args.batch)}", flush=True)
+
+
+def line(model: str, on: str, batch: int) -> str:
+    """A row of the table after its model and hardware."""
+    try:
+        plan = mw.plan(model, on, serve="decode", batch=batch, prompt_len=1024, output_len=1024)
+        kernel = serving.verify_serving(plan, effort="default")
+        with mock.patch.object(serving, "ENGINE_STEP", f"{__file__}:lower_gathered"):
+            gathered = serving.verify_serving(plan, effort="default")
+    except MeshwrightError as error:
+        return str(error).partition("\n")[0][:100]
+    rows = kernel.rows
+    equal = sum(row.is_equal for row in rows)
+    unnamed = sum(any(cause.difference in UNNAMED for cause in row.causes) for row in rows if not row.is_equal)
+    steps = [plan.seconds, kernel.compiled.step_seconds, gathered.compiled.step_seconds]
+    times = "".join(f"{1000 * seconds:7.2f} ms" if seconds else f"{'-':>10}" for seconds in steps)
+    ratio = steps[1] / steps[0] if steps[1] else float("nan")
+    return f"{plan.layout.mesh!s:24}{times}{ratio:6.2f}{f'{equal} of {len(rows)}':>10}{unnamed:9}"
+
+
+if __name__ == "__main__":
+    main()
