@@ -144,8 +144,8 @@ class Runner:
             raise MeshwrightError(f"{draft.config.name} cannot draft for {model.config.name}: {reason}")
         self._mesh, self._dtype = model.mesh, DTYPES[model.dtype]
         self._config = settings.with_slots(model.config)
-        # The runner makes new arrays of quantised parameters, and on GPUs of each layer; the loaded ones are dropped.
-        has_own = settings.weight_dtype is not None or model.system.chip.kind == "gpu"
+        # Quantised parameters and, except on CPUs, those of each layer are new arrays; the loaded ones are dropped.
+        has_own = settings.weight_dtype is not None or model.system.chip.kind != "cpu"
         self.model = replace(model, params={}) if has_own else model
         self._layout, self._context = layout, context
         assert context.cache_split is not None

@@ -36,22 +36,21 @@ LEAST_TPU_ROWS = 8
 def for_server_products(params: Mapping[str, Any], model: ModelConfig) -> Any:
     """Return parameters, concrete or abstract, in a form that the compiler does not copy before each matmul.
 
-    On TPUs this is another memory layout, on GPUs, and on TPUs for models with experts, one array for each layer; on
-    CPUs they are unchanged.
+    On GPUs and TPUs each layer has arrays of its own, on TPUs in another memory layout; on CPUs they are unchanged.
     """
-    if mesh_platform() == "tpu":
-        stored = _in_tpu_layout(params, model)
-        return stored if model.experts is None else _split_by_layer(stored)
-    return _split_by_layer(params) if mesh_platform() == "gpu" else params
+    if mesh_platform() == "cpu":
+        return params
+    return _split_by_layer(_in_tpu_layout(params, model) if mesh_platform() == "tpu" else params)
 
 
 def _split_by_layer(params: Mapping[str, Any]) -> Any:
     """Return parameters with one mapping for each layer of a stack: {stack: ({name: array}, ...)}.
 
-    With stacked arrays, XLA:GPU copies each layer's weights in every step before it multiplies them, and XLA:TPU those
-    of experts before `ragged_dot`, so that they read and write three times their bytes (JAX 0.10.2 and 0.11.2;
-    `benchmarks/gpu_decode.py`, `benchmarks/decode_programs.py`). Layers keep the memory layout of their stack. Each
-    stacked array is deleted once it is divided.
+    With stacked arrays, XLA:GPU copies each layer's weights in every step before it multiplies them, so that it reads
+    and writes three times their bytes (JAX 0.10.2 and 0.11.2; `benchmarks/gpu_decode.py`). XLA:TPU does so with those
+    of experts, on TPU7x with all weights; on other TPUs it reads a layer's weights ahead, into fast memory, only if
+    layers are not in a loop (libtpu 0.0.42.1; `benchmarks/decode_programs.py`). Layers keep the memory layout of their
+    stack. Each stacked array is deleted once it is divided.
     """
 
     def cut(leaf: Any) -> tuple[Any, ...]:
