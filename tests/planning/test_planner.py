@@ -7,6 +7,7 @@ from meshwright.description.families.registry import PRESETS
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.step.model import Experts
 from meshwright.description.step.strategy import DEFAULT, STAGES_APART, Strategy
+from meshwright.description.step.train import train_step
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
@@ -332,3 +333,13 @@ def test_a_faster_plan_ties_only_within_the_error_of_a_comparison():
 
     assert str(gap_to(faster(0.02), best)).startswith("a tie: ")
     assert str(gap_to(faster(0.2), best)).startswith("faster by ")
+
+
+@pytest.mark.parametrize(("dtype", "gradients"), [("fp8", "both gradients"), ("int8", "gradients of inputs")])
+def test_a_plan_says_what_of_experts_runs_in_8_bits(dtype, gradients):
+    """Every matmul of experts is rounded, forward and backward; routers and logits are not."""
+    workload = Workload(model=PRESETS["mixtral-8x7b"], batch=64, seq_len=4096)
+    plan = make_plan(workload, MeshShape(fsdp=4, ep=2), parse_system("h100:8"), Strategy(matmul_dtype=dtype))
+    assert f"{dtype} in linear layers and experts, forward and {gradients}" in how(plan)
+    rounded = {op.name: op.is_rounded for op in train_step(workload, plan.mesh, plan.strategy).ops.matmuls}
+    assert {name.split(".")[-1] for name, is_rounded in rounded.items() if not is_rounded} == {"router", "unembedding"}

@@ -9,6 +9,7 @@ from typing import Any
 
 PLANS = Path(__file__).parent / "plans.json.gz"
 KIT = Path(__file__).parent / "kit.json.gz"
+TPU = Path(__file__).parent / "tpu.json.gz"
 
 
 def write(path: Path, records: Any) -> None:

@@ -15,6 +15,7 @@ from meshwright.execution.models.generation.generate import decode_layout
 from meshwright.execution.runtime.mesh import build_mesh
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.kv_cache import token_cache_bytes
+from meshwright.planning.cost.serving_seconds import moves_fewer_weights
 
 GOLDENS = Path(__file__).parents[2] / "references"
 # One row cannot be split by rows: its slots are, and windows are rings that go round over devices.
@@ -36,6 +37,25 @@ def test_single_rows_continue_as_transformers_does(family, mesh):
         prompt = golden["tokens"][row, : golden["lengths"][row]].tolist()
         wanted = golden["continuations"][row].tolist()
         assert model.generate(prompt, max_tokens=len(wanted))[0].tokens == tuple(wanted)
+
+
+@pytest.mark.parametrize(
+    ("family", "mesh"),
+    [
+        ("llama", "fsdp=4,tp=2"),
+        pytest.param("gemma3_text", "dp=2,fsdp=4", marks=pytest.mark.matrix),
+        pytest.param("gpt2", "fsdp=8", marks=pytest.mark.matrix),
+    ],
+)
+def test_prompts_of_many_tokens_gather_weights_and_continue_as_on_one_device(family, mesh):
+    """Split by rows over fsdp; of few tokens activations are moved instead."""
+    one, model = (mw.load(GOLDENS / family, on=on, mesh=over) for on, over in (("cpu:1", "1,1,1,1"), ("cpu:8", mesh)))
+    shape, generator = model.mesh_shape, np.random.default_rng(0)
+    assert moves_fewer_weights(model.config, shape, prompts=8, length=40)
+    assert not moves_fewer_weights(model.config, shape, prompts=8, length=1)
+    prompts = [generator.integers(3, model.config.vocab, length).tolist() for length in (40, 31, 38, 5, 40, 17, 22, 9)]
+    texts, wanted = (each.generate(prompts, max_tokens=4) for each in (model, one))
+    assert [text.tokens for text in texts] == [text.tokens for text in wanted]
 
 
 def test_a_model_with_fewer_layers_than_repeat_continues_as_its_logits_say():

@@ -130,18 +130,19 @@ def test_a_chunk_of_prompts_moves_and_holds_what_is_priced(name, mesh, cache):
     [
         ("small", "fsdp=2,sp=2,tp=2", "sequence"),
         ("qwen2_moe", "fsdp=2,tp=4", "heads"),
+        ("small", "dp=2,fsdp=2,tp=2", "batch"),
         *(
             pytest.param(*case, marks=pytest.mark.matrix)
             for case in (
-                ("small", "sp=2,tp=4", "batch"),
+                ("small", "sp=2,tp=4", "sequence"),
                 ("small", "dp=2,tp=4", "heads"),
                 ("gemma2", "fsdp=4,tp=2", "batch"),
                 ("gemma3_text", "fsdp=2,sp=2,tp=2", "sequence"),
                 ("gpt2", "fsdp=8", "batch"),
                 ("gpt_neox", "fsdp=4,tp=2", "sequence"),
                 ("gpt_oss", "fsdp=2,tp=2,dp=2", "heads"),
-                ("mixtral", "fsdp=4,tp=2", "batch"),
-                ("deepseek_v3", "fsdp=4,tp=2", "batch"),
+                ("mixtral", "fsdp=4,tp=2", "sequence"),
+                ("deepseek_v3", "fsdp=4,tp=2", "sequence"),
                 ("deepseek_v3", "tp=8", "sequence"),
                 ("olmo2", "fsdp=4,tp=2", "batch"),
             )

@@ -8,6 +8,7 @@ import meshwright as mw
 import meshwright.planning.options as planning_options
 from meshwright.planning.serving.plan import write_serving_plan
 from meshwright.planning.serving.search import best_serving_plan
+from meshwright.proof.compiler.records import read_optimized
 
 
 def collectives(found):
@@ -122,20 +123,23 @@ def test_a_chunk_for_a_tpu_moves_what_is_planned():
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("batch", "most_seconds"), [(1, 4.2e-3), (64, 6.2e-3)])
+@pytest.mark.parametrize(("batch", "most_seconds"), [(1, 3e-3), (64, 4.2e-3)])
 def test_a_decode_step_for_a_tpu_moves_what_is_planned_and_copies_neither_cache_nor_weights(batch, most_seconds):
     pytest.importorskip("libtpu")
     found = mw.verify("llama3-8b", serve="decode", on="v5e:4x4", batch=batch, effort="default")
     assert all(row.is_equal for row in collectives(found))
     assert all(row.is_explained for row in found.rows)
     rows = {row.quantity: row for row in found.rows}
-    temporaries, step = rows["memory temporaries"], rows["step"]
-    ahead = sum(cause.num_bytes or 0 for cause in temporaries.causes)
-    assert temporaries.compiled - ahead < found.plan.predicted.memory_bytes["cache"] / 2
+    step = rows["step"]
+    # Weights that are read ahead are copied into the fast memory, and nothing within the main memory.
+    copied = [op.shape.elements[0] for op in read_optimized(found.program).instructions() if op.opcode == "copy"]
+    assert max(array.padded_bytes for array in copied if not array.memory_space) < 1e6
+    assert rows["memory temporaries"].compiled < 128 * 2**20 + 1e6
     # What is under 0.5% of the planned step is left out.
     named = sum(cause.seconds for cause in step.causes)
     assert named == pytest.approx(step.compiled - step.predicted, abs=0.02 * step.predicted)
-    # It was 6.73 and 6.90 ms with query weights laid out anew in each step and single rows on the vector unit.
+    # It was 6.73 and 6.90 ms with query weights laid out anew in each step and single rows on the vector unit, and 4.05
+    # and 6.03 with weights of all layers in one array and pages that were gathered.
     assert step.compiled < most_seconds
 
 

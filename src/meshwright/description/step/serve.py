@@ -46,10 +46,11 @@ def serve_step(serving: Serving, layout: ServingLayout, batch: int) -> ServeStep
     """Return the step of `batch` sequences of full length on all devices, for the device with most work."""
     mesh, one, dispatch = layout.mesh, *_without_batch_sizes(serving, layout)
     own = math.ceil(batch / layout.num_groups)
+    gathered = mesh.fsdp if layout.gathers_weights(serving) else 1
     split = mesh.degree(cache_axes(serving.model)) if layout.cache == "batch" else 1
     sizes = {
         **one.extents.sizes,
-        "B": own * layout.num_groups,
+        "B": math.ceil(own / gathered) * gathered * layout.num_groups,
         "Q": math.ceil(own / split),
     }
     if dispatch:

@@ -49,7 +49,7 @@ from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.parameter_tree import LORA_A, LORA_B
 from meshwright.description.step.passes.nodes import Layout, moves_between
 from meshwright.description.step.passes.shard_delta import delta_matmuls
-from meshwright.description.step.serving import SERVING_RULES, TENSOR_AXES, CacheSplit
+from meshwright.description.step.serving import GATHERED_RULES, SERVING_RULES, TENSOR_AXES, CacheSplit
 
 LOGITS, EMBEDDING = Region("logits"), Region("embedding")
 
@@ -71,32 +71,27 @@ def serving_ops(
     def on(axes: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(axis for axis in axes if axis in live)
 
+    # Prompts that are split by batch: matmuls read weights that are gathered (`ServingLayout.gathers_weights`).
+    rules = GATHERED_RULES if split == "batch" and not is_paged else SERVING_RULES
     layout = Layout(
-        rules=SERVING_RULES,
-        live=live,
-        batch=on(SERVING_RULES["batch"]),
-        sequence=(),
-        residual=() if is_paged else on(TENSOR_AXES),
-        sp_method="gather",
-        is_packed=False,
-        is_pair=False,
-        collective_matmul=False,
-        tp_stream="whole" if is_paged else "split",
-        dropout=False,
-    )
-    ops: list[Op] = list(_embedding(found.embedding, layout))
+        rules=rules, live=live, batch=on(rules["batch"]), sequence=(), residual=() if is_paged else on(TENSOR_AXES),
+        sp_method="gather", is_packed=False, is_pair=False, collective_matmul=False,
+        tp_stream="whole" if is_paged else "split", dropout=False,
+    )  # fmt: skip
+    stored = replace(layout, rules=SERVING_RULES, batch=on(SERVING_RULES["batch"]))
+    ops: list[Op] = list(_embedding(found.embedding, layout, stored))
     arrays: dict[str, tuple[Array, ...]] = {}
     for stack in found.stacks:
         region = Region(stack.name)
-        walks = [_BlockWalk(block, region, layout, split) for block in stack.blocks]
+        walks = [_BlockWalk(block, region, layout, stored, split) for block in stack.blocks]
         for walk in walks:
             ops += walk.ops()
         stream = Array(STREAM, (*layout.tokens, walks[0].width))
         # The stream, and the gathered input of a block.
         arrays[stack.name] = (stream, stream, *(array for walk in walks for array in walk.live))
-    ops += _logits(found.logits, layout)
+    ops += _logits(found.logits, layout, stored)
     arrays[LOGITS.name] = tuple(
-        Array("logits", (layout.tokens[0], *layout.stored(op.outputs)), width="float32")
+        Array("logits", (stored.tokens[0], *stored.stored(op.outputs)), width="float32")
         for op in found.logits
         if isinstance(op, Linear)
     )
@@ -106,8 +101,8 @@ def serving_ops(
 class _BlockWalk:
     """Builder of the ops of one block, which tracks the layout of each value op by op."""
 
-    def __init__(self, block: LayerBlock, region: Region, layout: Layout, split: CacheSplit) -> None:
-        self.block, self.region, self.layout, self.split = block, region, layout, split
+    def __init__(self, block: LayerBlock, region: Region, layout: Layout, stored: Layout, split: CacheSplit) -> None:
+        self.block, self.region, self.layout, self.stored, self.split = block, region, layout, stored, split
         self.part = Block.MLP if block.name == "mlp" else Block.ATTENTION
         self.fsdp, self.tensor = layout.axes("embed"), layout.axes("mlp")
         self.is_prefill = layout.tp_stream == "split"
@@ -197,6 +192,11 @@ class _BlockWalk:
         tokens = self.layout.residual_tokens if op.is_on_residual else self.layout.tokens
         experts = (Dim("A", None),) if op.num_experts else ()
         rows = (Dim("R", None),) if op.num_experts else tokens
+        if not op.num_experts:
+            stored, used = (
+                Array(op.name, (*of.stored(op.inputs), *of.stored(op.outputs))) for of in (self.stored, self.layout)
+            )
+            yield from _moved(op.name, self.region, (stored, used), of_weight=True)
         yield Matmul(
             name=f"{self.region.name}.{op.name}", target=op.target, phase="forward", region=self.region,
             block=self.part, role="result", rows=rows, inner=inner, columns=columns, experts=experts,
@@ -399,9 +399,12 @@ class _BlockWalk:
         yield from _moved(name, self.region, *pairs)
 
 
-def _embedding(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
-    """Yield the collectives of a lookup in a table whose rows are split."""
+def _embedding(ops: Iterable[EndOp], layout: Layout, stored: Layout) -> Iterator[Op]:
+    """Yield the collectives of a lookup in a table whose rows are split, and the gather of its stored columns."""
     for op in ops:
+        if isinstance(op, Lookup):
+            before, table = (Array(op.name, of.stored((op.rows, op.columns))) for of in (stored, layout))
+            yield from _moved(op.name, EMBEDDING, (before, table), of_weight=True)
         if isinstance(op, Lookup) and not op.is_positional:
             columns = layout.stored((op.columns,))
             rows = Array("embedding", (*layout.tokens, *columns), layout.axes("vocab"))
@@ -417,8 +420,11 @@ def _embedding(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
                 )  # fmt: skip
 
 
-def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
-    """Yield the ops of each sequence's logits at its last token, and of the most likely token in each vocab shard."""
+def _logits(ops: Iterable[EndOp], prompts: Layout, layout: Layout) -> Iterator[Op]:
+    """Yield the ops of each sequence's logits at its last token, and of the most likely token in each vocab shard.
+
+    prompts: the layout of the layers before, from which last tokens come.
+    """
     batch, vocab = layout.tokens[0], layout.axes("vocab")
     for op in ops:
         if isinstance(op, Norm):
@@ -427,8 +433,9 @@ def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
             inner, columns = layout.stored(op.inputs), layout.stored(op.outputs)
             if layout.tp_stream == "split":
                 # The last token of a sequence is on one of the devices that split its tokens.
-                last = Array("stream", (batch, *inner), vocab)
+                last = Array("stream", (prompts.tokens[0], *prompts.stored(op.inputs)), vocab)
                 yield from _moved("last tokens", LOGITS, (last, _reduced(last)))
+                yield from _moved("last tokens", LOGITS, (_reduced(last), Array("stream", (batch, *inner))))
             yield Matmul(
                 name=op.name, target=op.target, phase="forward", region=LOGITS, block=Block.LOGITS, role="result",
                 rows=(batch,), inner=inner, columns=columns,
@@ -458,7 +465,7 @@ def _norm_sums(op: Norm, name: str, region: Region, tokens: tuple[Dim, ...], axe
         yield from _moved(name, region, (sums, _reduced(sums)))
 
 
-def _moved(name: str, region: Region, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
+def _moved(name: str, region: Region, *pairs: tuple[Array, Array], of_weight: bool = False) -> Iterator[Communicate]:
     """Yield the collectives that reshard several arrays alike, each collective combined over all arrays.
 
     pairs: (before, after) of each array.
@@ -466,7 +473,7 @@ def _moved(name: str, region: Region, *pairs: tuple[Array, Array]) -> Iterator[C
     for first, *beside in zip(*(moves_between(*pair) for pair in pairs), strict=True):
         yield Communicate(
             name=name, kind=first.kind, axes=first.axes, phase="forward", region=region, array=first.array,
-            beside=tuple(move.array for move in beside),
+            of_weight=of_weight, beside=tuple(move.array for move in beside),
         )  # fmt: skip
 
 

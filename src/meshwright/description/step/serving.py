@@ -39,6 +39,13 @@ SERVING_RULES: Rules = {
 }
 """Sharding rules of a server: weights are never gathered. dp makes replicas, ep splits tokens and experts."""
 
+GATHERED_RULES: Rules = {**SERVING_RULES, "embed": (), "activation": (), "batch": ("dp", "fsdp", "ep")}
+"""Sharding rules of matmuls over whole prompts that fsdp splits by batch.
+
+Weights are stored by `SERVING_RULES`, and gathered over fsdp layer by layer, as in training. For many tokens that moves
+less than activations do (weight-gathered layouts, arXiv:2211.05102, section 3.2.3).
+"""
+
 TENSOR_AXES = ("sp", "tp")
 """The axes that split heads, mlp and vocab."""
 
@@ -113,6 +120,10 @@ class ServingLayout:
         """Number of device groups that each serve their own sequences."""
         return self.mesh.degree(SERVING_RULES["batch"])
 
+    def gathers_weights(self, serving: Serving) -> bool:
+        """Whether a step gathers weights over fsdp (`GATHERED_RULES`): over whole prompts that are split by batch."""
+        return self.cache == "batch" and not serving.is_paged
+
     def __str__(self) -> str:
         """Return the mesh and the split of the cache, if any: `sp=4,tp=8 cache by batch`."""
         return f"{self.mesh}" + (f" cache by {self.cache}" if self.cache != "heads" else "")
@@ -124,6 +135,12 @@ def cache_axes(model: ModelConfig) -> tuple[str, ...]:
     With latent attention they include tp, because all heads share one latent.
     """
     return ("fsdp", "sp", "tp") if model.attention.latent else ("fsdp", "sp")
+
+
+def can_gather_weights(model: ModelConfig, mesh: MeshShape) -> bool:
+    """Whether a prefill of whole prompts can gather weights over fsdp, instead of moving activations."""
+    attention = model.attention
+    return mesh.fsdp > 1 and mesh.sp == 1 and not (model.experts or attention.latent or attention.linear or model.lora)
 
 
 def generation_rules(model: ModelConfig, mesh: MeshShape) -> Rules:
@@ -162,6 +179,11 @@ def check_serving(serving: Serving, layout: ServingLayout) -> None:
     if serving.batch is not None and serving.batch % layout.num_groups:
         raise MeshwrightError(
             f"batch {serving.batch} is not a multiple of dp*ep = {mesh.dp}*{mesh.ep} = {layout.num_groups}"
+        )
+    if layout.gathers_weights(serving) and not can_gather_weights(model, mesh):
+        raise MeshwrightError(
+            f"prompts of {model.name} cannot be split by batch on {mesh}: weights are gathered over fsdp alone, with"
+            f" sp=1, and by models without experts, latent or linear attention"
         )
     if layout.cache != "heads" and mesh.degree(cache_axes(model)) == 1:
         axes = "*".join(cache_axes(model))

@@ -179,7 +179,8 @@ def logits(
         scores = loss.softcap * jnp.tanh(scores / loss.softcap)
     if scores.shape[-1] == model.vocab:
         return scores
-    return jnp.where((jnp.arange(scores.shape[-1]) < model.vocab)[None, None], scores, -jnp.inf)
+    # A sum, not a choice: its gradient passes unchanged, and the TPU compiler need not write the logits' gradient.
+    return scores + jnp.where(jnp.arange(scores.shape[-1]) < model.vocab, 0.0, -jnp.inf)[None, None]
 
 
 class LossParts(NamedTuple):

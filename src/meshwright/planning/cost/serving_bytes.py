@@ -12,8 +12,8 @@ from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import is_adapter, leaves, parameters
 from meshwright.description.step.rules import local_parameter_shape
-from meshwright.description.step.serve import page_parts, serve_step, table_entries
-from meshwright.description.step.serve_ops import LOGITS
+from meshwright.description.step.serve import ServeStep, page_parts, serve_step, table_entries
+from meshwright.description.step.serve_ops import EMBEDDING, LOGITS
 from meshwright.description.step.serving import SERVING_RULES, Serving, ServingLayout
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.kv_cache import paged_cache_bytes
@@ -22,7 +22,8 @@ from meshwright.planning.cost.kv_cache import paged_cache_bytes
 def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[str, int]:
     """Return the bytes on the fullest device if all sequences have full length, by term, and their sum, `peak`.
 
-    batch: sequences over all devices. The terms are `weights`, `cache`, `activations` and, for LoRA, `adapters`.
+    batch: sequences over all devices. The terms are `weights`, `cache`, `activations`, for LoRA `adapters`, and for
+    weights that a step gathers `gathered`.
     """
     step = serve_step(serving, layout, batch)
     # The largest layer's activations, and the logits of the last tokens.
@@ -32,11 +33,13 @@ def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[
         for name, arrays in step.live.items()
     }
     logits = sizes.pop(LOGITS.name)
+    activations = max(sizes.values()) + logits
     terms = {
         "weights": weight_bytes(serving, layout),
         **({"adapters": adapter_bytes(serving, layout)} if serving.model.lora else {}),
+        **({"gathered": _gathered_bytes(step, serving, activations)} if layout.gathers_weights(serving) else {}),
         "cache": paged_cache_bytes(step, serving),
-        "activations": max(sizes.values()) + logits,
+        "activations": activations,
     }
     sizes = {name: round(size) for name, size in terms.items()}
     return sizes | {"peak": sum(sizes.values())}
@@ -51,7 +54,8 @@ def serving_argument_bytes(serving: Serving, layout: ServingLayout, batch: int) 
     """
     memory = serving_memory(serving, layout, batch)
     if not serving.is_paged:
-        return memory["weights"] + 4 * (batch // layout.num_groups) * serving.step_length + 4 * batch
+        groups = layout.num_groups * (layout.mesh.fsdp if layout.gathers_weights(serving) else 1)
+        return memory["weights"] + 4 * (batch // groups) * serving.step_length + 4 * batch
     tables = sum(1 + entries for entries in table_entries(serving, page_parts(serving.model, layout)))
     stored = memory["weights"] + memory.get("adapters", 0) + memory["cache"]
     return stored + 4 * batch * (1 + 8 + serving.step_length + tables)
@@ -100,3 +104,18 @@ def _elements(model: ModelConfig, mesh: MeshShape) -> Counter[str]:
         kind = "adapter" if is_adapter(path) else "vector" if parameter.role == "vector" else "matrix"
         sizes[kind] += math.prod(shape)
     return sizes
+
+
+def _gathered_bytes(step: ServeStep, serving: Serving, activations: float) -> float:
+    """Return the bytes of gathered weights on one device, in the activations' dtype: one in use, and the next.
+
+    If the embedding table, which is gathered before there are activations, needs more than both: what it needs more
+    than activations.
+    """
+    sizes = {True: 0.0, False: 0.0}
+    for move in step.communication:
+        if move.of_weight:
+            is_table = move.region == EMBEDDING
+            sizes[is_table] = max(sizes[is_table], step.extents.local(move.array))
+    width = dtype_bytes(serving.activation_dtype)
+    return max(2 * width * sizes[False], width * sizes[True] - activations)

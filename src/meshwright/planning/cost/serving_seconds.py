@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.hardware.fabric import MeshPlacement
 from meshwright.description.hardware.system import System
-from meshwright.description.step.ir import AttentionOp, Extents, Step, Width
+from meshwright.description.step.ir import AttentionOp, Communicate, Extents, Step, Width
+from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.serve import model_step, serve_step
-from meshwright.description.step.serve_ops import LOGITS
-from meshwright.description.step.serving import Serving, ServingLayout
+from meshwright.description.step.serve_ops import EMBEDDING, LOGITS
+from meshwright.description.step.serving import CacheSplit, Serving, ServingLayout, can_gather_weights
+from meshwright.mesh import MeshShape
 from meshwright.planning.cost.comm_volume import moved_bytes
 from meshwright.planning.cost.elementwise import pass_of
 from meshwright.planning.cost.flops import matmul_flops
@@ -19,7 +21,7 @@ from meshwright.planning.cost.kv_cache import cache_bytes, mean_cache_bytes
 from meshwright.planning.cost.rates.achieved import HBM_SHARE
 from meshwright.planning.cost.rates.attention import attention_share
 from meshwright.planning.cost.rates.collective_time import planned_seconds
-from meshwright.planning.cost.rates.efficiency import launch_seconds, product_efficiency
+from meshwright.planning.cost.rates.efficiency import launch_seconds, layer_shares, product_efficiency
 from meshwright.planning.cost.roofline import OpTime, critical_batch, matmul_bytes
 from meshwright.planning.cost.serving_bytes import weight_bytes
 from meshwright.record import Bound, Collective
@@ -47,12 +49,12 @@ class ServingStep:
 
     breakdown_seconds: seconds by term; the terms are the keys of `BOUNDS`. `products` are compute-bound matmuls,
     `weights` matmuls bound by reading weights; `attention` is compute-bound attention, `cache` attention bound by
-    reading the cache. moves: (collective, its seconds). Collectives do not overlap with compute: the next matmul needs
-    their result.
+    reading the cache. moves: (collective, its seconds, those of them that are exposed). Collectives of activations do
+    not overlap with compute: the next matmul needs their result. Gathers of weights do, as in training.
     """
 
     breakdown_seconds: Mapping[str, float]
-    moves: tuple[tuple[Collective, float], ...]
+    moves: tuple[tuple[Collective, float, float], ...]
 
     @property
     def seconds(self) -> float:
@@ -61,8 +63,8 @@ class ServingStep:
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """The collectives with their seconds, all exposed."""
-        return tuple(replace(move, seconds=time, exposed_seconds=time) for move, time in self.moves)
+        """The collectives with their seconds."""
+        return tuple(replace(move, seconds=time, exposed_seconds=exposed) for move, time, exposed in self.moves)
 
     @property
     def bound(self) -> Bound:
@@ -109,14 +111,53 @@ def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: Mesh
     terms["elementwise"] = (
         narrow * dtype_bytes(serving.activation_dtype) / 2 / (HBM_SHARE * system.hbm_bytes_per_second)
     )
-    moves = tuple((move, planned_seconds(move, laid)) for move in _collectives(step, serving))
-    terms["communication"] = sum(seconds for _, seconds in moves)
+    if layout.gathers_weights(serving):  # The layers are those of training.
+        terms |= {name: terms[name] / layer_shares(system)["rest"] for name in ("products", "weights", "elementwise")}
+    compute = sum(terms[name] for name, bound in BOUNDS.items() if bound == "compute")
+    moves = tuple(_moves(step, serving, laid, compute))
+    terms["communication"] = sum(exposed for *_, exposed in moves)
     return ServingStep(terms, moves)
+
+
+def _moves(
+    step: Step, serving: Serving, laid: MeshPlacement, compute: float
+) -> Iterator[tuple[Collective, float, float]]:
+    """Yield each collective of a step, its seconds, and its exposed seconds.
+
+    Gathers of weights are exposed as far as all of them take longer than `compute`, the seconds of matmuls and
+    attention: each runs beside the layer before.
+    """
+    moves = tuple(_collectives(step, serving))
+    timed = [(move, planned_seconds(move, laid), op) for move, op in zip(moves, step.communication, strict=True)]
+    behind = sum(seconds for _, seconds, op in timed if _is_hidden(op))
+    share = max(0.0, 1 - compute / behind) if behind else 0.0
+    for move, seconds, op in timed:
+        yield move, seconds, seconds * (share if _is_hidden(op) else 1.0)
+
+
+def _is_hidden(op: Communicate) -> bool:
+    """Whether an op gathers a weight of a layer, beside which the layer before can run."""
+    return op.of_weight and op.region != EMBEDDING
 
 
 def serving_collectives(serving: Serving, layout: ServingLayout, batch: int) -> tuple[Collective, ...]:
     """Return every collective of a step with more than one device in its group, in bytes per device and step."""
     return tuple(_collectives(serve_step(serving, layout, batch), serving))
+
+
+def moves_fewer_weights(model: ModelConfig, mesh: MeshShape, *, prompts: int, length: int) -> bool:
+    """Whether whole prompts of `length` tokens move fewer bytes if weights are gathered over fsdp than if they are not.
+
+    False where weights cannot be gathered. prompts: their number, over all devices.
+    """
+    if not can_gather_weights(model, mesh):
+        return False
+    serving = Serving(model=model, phase="prefill", prompt_len=length, output_len=1)
+
+    def moved(cache: CacheSplit) -> int:
+        return sum(move.bytes for move in serving_collectives(serving, ServingLayout(mesh, cache), prompts))
+
+    return moved("batch") < moved("sequence")
 
 
 def serving_flops(serving: Serving, batch: int) -> float:

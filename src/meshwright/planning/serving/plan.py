@@ -18,7 +18,7 @@ from meshwright.mesh import MeshShape
 from meshwright.planning.cost.memory import pool_notes
 from meshwright.planning.cost.rates.borrowed import borrowed_notes
 from meshwright.planning.cost.serving_bytes import serving_memory
-from meshwright.planning.cost.serving_seconds import serving_flops, serving_step
+from meshwright.planning.cost.serving_seconds import moves_fewer_weights, serving_flops, serving_step
 from meshwright.planning.files import has_fields, read_data, write_data
 from meshwright.planning.plan import check_predicted, is_plan_file, predicted_again
 from meshwright.record import Record, merge
@@ -156,15 +156,18 @@ def planned_speed(
         chunk: tokens of each prompt per prefill step; None for whole prompts.
     """
 
-    def plan(serving: Serving, batch: int) -> ServingPlan:
+    def plan(serving: Serving, batch: int, layout: ServingLayout) -> ServingPlan:
         groups = layout.num_groups
         return make_serving_plan(replace(serving, batch=math.ceil(batch / groups) * groups), layout, system)
 
     assert texts.batch is not None
-    chunk = None if chunk is None else min(chunk, texts.prompt_len)
+    chunk, of_prompts = None if chunk is None else min(chunk, texts.prompt_len), layout
+    if chunk is None and layout.cache == "batch":
+        gathers = moves_fewer_weights(texts.model, layout.mesh, prompts=prompts, length=texts.prompt_len)
+        of_prompts = replace(layout, cache="batch" if gathers else "sequence")
     try:
-        read = plan(replace(texts, phase="prefill", chunk=chunk), prompts)
-        made = plan(texts, texts.batch)
+        read = plan(replace(texts, phase="prefill", chunk=chunk), prompts, of_prompts)
+        made = plan(texts, texts.batch, layout)
     except MeshwrightError:
         return None
     steps = 1 if chunk is None else math.ceil(texts.prompt_len / chunk)

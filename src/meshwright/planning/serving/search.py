@@ -21,6 +21,7 @@ from meshwright.description.step.serving import (
     ServingLayout,
     ServingPhase,
     cache_axes,
+    can_gather_weights,
     check_serving,
 )
 from meshwright.errors import MeshwrightError
@@ -161,10 +162,12 @@ def serving_meshes(serving: Serving, num_devices: int) -> Iterator[MeshShape]:
 def serving_layouts(serving: Serving, mesh: MeshShape) -> tuple[ServingLayout, ...]:
     """Return the layouts of a mesh, one for each split of the KV cache.
 
-    For whole prompts there is only one: keys and values stay with their tokens.
+    Of whole prompts keys and values stay with their tokens: one layout, and one that gathers weights.
     """
     splits = CACHE_SPLITS if mesh.degree(cache_axes(serving.model)) > 1 else CACHE_SPLITS[:1]
-    return tuple(ServingLayout(mesh, split) for split in (splits if serving.is_paged else splits[-1:]))
+    if not serving.is_paged:
+        splits = splits[1:] if can_gather_weights(serving.model, mesh) else splits[-1:]
+    return tuple(ServingLayout(mesh, split) for split in splits)
 
 
 def _legal(serving: Serving, shapes: Iterable[MeshShape]) -> tuple[list[ServingLayout], int]:

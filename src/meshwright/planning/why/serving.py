@@ -70,6 +70,16 @@ class LongestTerm(Fact):
 
 
 @dataclass(frozen=True)
+class GatheredWeights(Fact):
+    """Prefill that gathers weights over fsdp. tokens: those of a device in a step."""
+
+    tokens: int
+
+    def __str__(self) -> str:
+        return f"weights are gathered over fsdp layer by layer, for {self.tokens:,} tokens on each device"
+
+
+@dataclass(frozen=True)
 class ServingThresholds(Fact):
     """Batches, over all devices, at which the bound of a decode step changes.
 
@@ -155,7 +165,9 @@ class PrefillSystems(Fact):
         return f"prefill on {count} of {self.system} keeps this one busy: {prompt}"
 
 
-ServingFact = Shortage | Late | LongestTerm | ServingThresholds | BatchLimit | SequenceCache | PrefillSystems
+ServingFact = (
+    Shortage | Late | LongestTerm | GatheredWeights | ServingThresholds | BatchLimit | SequenceCache | PrefillSystems
+)
 
 
 class ServingGapKind(StrEnum):
@@ -242,6 +254,9 @@ def why_serving(plan: ServingPlan, system: System) -> tuple[ServingFact, ...]:
     """Return the facts on a serving plan: unmet requirements, the longest term, thresholds, and limits of its batch."""
     is_decode, fits = plan.serving.phase == "decode", plan.predicted.fits
     found: list[ServingFact | None] = [_missed(plan, system), longest_term(plan)]
+    if plan.layout.gathers_weights(plan.serving):
+        groups = plan.layout.num_groups * plan.mesh.fsdp
+        found.append(GatheredWeights(math.ceil(plan.batch / groups) * plan.serving.prompt_len))
     found.append(thresholds(plan, system) if is_decode else None)
     found.append(_limit(plan, system) if fits else None)
     if is_decode:

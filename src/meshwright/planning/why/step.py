@@ -148,7 +148,7 @@ WhyFact = TokensPerDevice | TensorDegree | ExposedCommunication | PipelineBubble
 
 
 def how(plan: Plan) -> str:
-    """Return the settings of a plan as text: remat, microbatches, schedule, ZeRO stage, attention, optimizer."""
+    """Return the settings of a plan as text: remat, microbatches, schedule, ZeRO stage, dtypes, optimizer."""
     strategy, parts = plan.strategy, [f"remat {plan.workload.remat}"]
     if strategy.num_microbatches > 1:
         parts.append(f"{strategy.num_microbatches} microbatches")
@@ -160,6 +160,10 @@ def how(plan: Plan) -> str:
         parts.append(f"ZeRO-{strategy.zero_stage}")
     if plan.mesh.tp > 1 and strategy.collective_matmul:
         parts.append("collective matmul over tp")
+    if strategy.matmul_dtype:
+        what = "linear layers and experts" if plan.workload.model.experts else "linear layers"
+        gradients = "both gradients" if strategy.matmul_dtype == "fp8" else "gradients of inputs"
+        parts.append(f"{strategy.matmul_dtype} in {what}, forward and {gradients}")
     parts += [ATTENTION.get(strategy.attention, f"{strategy.attention} attention"), strategy.optimizer]
     return " · ".join(parts)
 

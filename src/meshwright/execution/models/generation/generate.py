@@ -1,7 +1,8 @@
 """Generate tokens: prefill the prompts in one program, then decode one token of every row per step from a KV cache.
 
 Prompts may differ in length: each row has its own position. Weights are stationary (never gathered), as in the plan of
-a server (`step.serve_ops`). With ring attention or Ulysses, prompts are sharded as in training.
+a server (`step.serve_ops`). With ring attention or Ulysses, prompts are sharded as in training; so are prompts of many
+tokens that fsdp splits by batch, if gathering weights moves fewer bytes.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ from meshwright.execution.models.quantised.weights import layer_weights
 from meshwright.execution.runtime.arrays import fit
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape
+from meshwright.planning.cost.serving_seconds import moves_fewer_weights
 
 SHORTEST_PROMPT = 16
 """Prompts are padded to a power of two, at least this one, so that few programs are compiled."""
@@ -72,13 +74,19 @@ def decode_layout(model: ModelConfig, mesh: MeshShape, split: CacheSplit = "head
 
 
 def prompt_layout(
-    model: ModelConfig, mesh: MeshShape, split: CacheSplit = "heads", sp_method: SequenceMethod = "gather"
+    model: ModelConfig,
+    mesh: MeshShape,
+    split: CacheSplit = "heads",
+    sp_method: SequenceMethod = "gather",
+    *,
+    gathers_weights: bool = False,
 ) -> ShardingContext:
     """Return the sharding context of prefill: that of decoding, but the stream between blocks is split along tokens.
 
-    With ring attention or Ulysses it is the sharding context of training, in which sp splits the sequence.
+    With ring attention or Ulysses it is the sharding context of training, in which sp splits the sequence; also where
+    weights are gathered over fsdp, which then splits the prompts (`ServingLayout.gathers_weights`).
     """
-    if sp_method != "gather":
+    if sp_method != "gather" or gathers_weights:
         return ShardingContext(mesh)
     rules = generation_rules(model, mesh)
     return ShardingContext(mesh, {**rules, "residual_sequence": rules["mlp"]}, cache_split=split)
@@ -113,7 +121,9 @@ def generate_tokens(
         sp_method = "gather"
     check_linear_serving(model, mesh)
     num_prompts, split = len(prompts), cache_split(model, mesh, len(prompts))
-    layout, of_prompts = decode_layout(model, mesh, split), prompt_layout(model, mesh, split, sp_method)
+    layout, longest = decode_layout(model, mesh, split), max(map(len, prompts))
+    gathers = split == "batch" and moves_fewer_weights(model, mesh, prompts=num_prompts, length=longest)
+    of_prompts = prompt_layout(model, mesh, split, sp_method, gathers_weights=gathers)
     # Padding rows repeat the first prompt; they are not returned.
     rows = num_prompts + -num_prompts % mesh.degree(layout.rules["batch"])
     prompts = [*prompts, *[prompts[0]] * (rows - num_prompts)]
@@ -125,7 +135,7 @@ def generate_tokens(
     samplers = samplers_of(sampling)
     written = written_before(samplers, prompts, padded(model, mesh, SERVING_RULES).vocab)
     params = placed_params(params, model, layout)
-    prefill, decode = programs(model, mesh, split, rows, length, jnp.dtype(dtype), sp_method)
+    prefill, decode = programs(model, mesh, split, rows, length, jnp.dtype(dtype), sp_method, gathers_weights=gathers)
 
     def read(texts: Sequence[np.ndarray], written: Written, number: int) -> tuple[Array, Caches, Written]:
         lengths = np.array([len(text) for text in texts], np.int32)
@@ -217,9 +227,12 @@ def programs(
     length: int,
     dtype: Any,
     sp_method: SequenceMethod = "gather",
+    *,
+    gathers_weights: bool = False,
 ) -> Programs:
     """Return the programs for `rows` rows of up to `length` tokens; prefill compiles for each padded prompt length."""
-    layout, of_prompts = decode_layout(model, mesh, split), prompt_layout(model, mesh, split, sp_method)
+    layout = decode_layout(model, mesh, split)
+    of_prompts = prompt_layout(model, mesh, split, sp_method, gathers_weights=gathers_weights)
     caches = abstract_caches(model, layout, rows, length, dtype)
     empty: Any = (*caches, *abstract_states(model, layout, rows, dtype))
 

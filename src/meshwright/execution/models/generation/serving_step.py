@@ -16,7 +16,7 @@ from meshwright.description.step.parameter_tree import parameters
 from meshwright.description.step.serving import SERVING_RULES, CacheSplit, Serving, ServingLayout, check_serving
 from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError
-from meshwright.execution.models.generation.generate import programs, prompt_layout, prompt_parts
+from meshwright.execution.models.generation.generate import decode_layout, programs, prompt_layout, prompt_parts
 from meshwright.execution.models.generation.sampling import Written, likeliest_of
 from meshwright.execution.runtime.arrays import DTYPES, abstract
 from meshwright.mesh import MeshShape
@@ -58,10 +58,13 @@ def lower_prefill_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit
         MeshwrightError: the mesh does not divide the prompt length, or no step can be compiled (`check_served`).
     """
     read, shape = serving_from_data(serving), MeshShape(**mesh.shape)
-    check_serving(read, ServingLayout(shape, cache))
+    planned = ServingLayout(shape, cache)
+    check_serving(read, planned)
     check_served(read, shape)
     assert read.batch is not None
-    layout, dtype = prompt_layout(read.model, shape, cache), DTYPES[dtype_of("compute_dtype", read.compute_dtype)]
+    gathers = planned.gathers_weights(read)
+    layout = prompt_layout(read.model, shape, cache, gathers_weights=gathers)
+    dtype = DTYPES[dtype_of("compute_dtype", read.compute_dtype)]
     parts = prompt_parts(layout)
     if read.prompt_len % parts:
         raise MeshwrightError(
@@ -76,8 +79,8 @@ def lower_prefill_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit
         params = abstract(
             parameters(padded(read.model, shape, SERVING_RULES)),
             mesh,
-            layout,
+            decode_layout(read.model, shape, cache),
             dtype_of("weight_dtype", read.weight_dtype),
         )
-        program = programs(read.model, shape, cache, read.batch, read.context, dtype).prefill
+        program = programs(read.model, shape, cache, read.batch, read.context, dtype, gathers_weights=gathers).prefill
         return program.lower(params, tokens, lengths, likeliest_of(seeds), Written(), step)
