@@ -16,15 +16,9 @@ from meshwright.description.frameworks.framework import Framework, find_framewor
 from meshwright.description.hardware.chip import Chip
 from meshwright.description.hardware.load import load_chip
 from meshwright.description.hardware.system import System, make_system
+from meshwright.description.step.attention import LatentAttention
 from meshwright.description.step.legality import check_mesh
-from meshwright.description.step.model import (
-    AttentionConfig,
-    Experts,
-    LatentAttention,
-    LearnedPositions,
-    ModelConfig,
-    Norms,
-)
+from meshwright.description.step.model import AttentionConfig, Experts, LearnedPositions, ModelConfig, Norms
 from meshwright.description.step.strategy import Attention, Strategy
 from meshwright.description.step.workload import Remat, Workload
 from meshwright.errors import MeshwrightError

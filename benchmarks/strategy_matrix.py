@@ -22,7 +22,8 @@ from kit_rows import FAMILIES, FINE_TUNING, ROWS, Row  # pyright: ignore[reportM
 from verify_matrix import show
 
 from meshwright.description.hardware.system import parse_system
-from meshwright.description.step.model import AttentionConfig, LatentAttention, LearnedPositions, ModelConfig
+from meshwright.description.step.attention import LatentAttention
+from meshwright.description.step.model import AttentionConfig, LearnedPositions, ModelConfig
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.planning.plan import Plan, make_plan

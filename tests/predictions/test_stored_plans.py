@@ -32,6 +32,15 @@ LATER = {"phi3-mini", "tiny-qwen3", "tiny-gemma2", "tiny-gemma3", "tiny-gpt2", "
     "tiny-llama4",
     "llama4-scout-17b-16e",
     "llama4-maverick-17b-128e",
+    "tiny-qwen3.5",
+    "qwen3.5-27b",
+    "qwen3.5-35b-a3b",
+    "tiny-mistral4",
+    "mistral-small-4-119b",
+    "tiny-gemma4",
+    "tiny-gemma4-moe",
+    "gemma4-26b-a4b",
+    "gemma4-31b",
 }
 """Presets that came after the records were written."""
 

@@ -12,6 +12,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import text_models  # noqa: F401
 import torch
 import transformers
 

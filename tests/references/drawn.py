@@ -10,5 +10,5 @@ def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
     noise = np.random.default_rng(crc32(name.encode())).standard_normal(shape, np.float32)
     if len(shape) > 1:
         return noise * np.float32(shape[-1] ** -0.5)
-    is_scale = name.endswith("weight")
+    is_scale = name.endswith(("weight", "scale", "scalar"))
     return is_scale + np.float32(0.3) * noise

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import text_models  # noqa: F401
 import torch
 import transformers
 from drawn import drawn

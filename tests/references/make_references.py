@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import text_models  # noqa: F401
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -36,9 +37,27 @@ SIZES: dict[str, Any] = {
 }
 WINDOWED = SIZES | {"num_hidden_layers": 5, "sliding_window": 6, "query_pre_attn_scalar": 20}
 LOCAL, FULL = "sliding_attention", "full_attention"
+# As google/gemma-4-31B: layers without a window have few wide heads, whose values are their keys.
+GEMMA4 = SIZES | {
+    "num_hidden_layers": 3,
+    "sliding_window": 6,
+    "num_global_key_value_heads": 2,
+    "global_head_dim": 16,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 2.0,
+    "tie_word_embeddings": True,
+    "layer_types": [LOCAL, LOCAL, FULL],
+    "rope_parameters": {
+        LOCAL: {"rope_type": "default", "rope_theta": 100.0},
+        FULL: {"rope_type": "proportional", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+    },
+}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 0.8, "beta_slow": 0.1}
+SCALED_QUERIES = {"rope_type": "yarn", "rope_theta": 1000.0, **YARN, "original_max_position_embeddings": 8}
+SCALED_QUERIES |= {"max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.6}
 # Norms of latents have 1e-6 whatever the config says, and what multiplies scores is not what multiplies cosines.
 DEEPSEEK = {
     **{name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")},
@@ -82,19 +101,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"attention_chunk_size": 6, "floor_scale": 4, "attn_scale": 0.6}
     | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1000.0, **LLAMA3}},
     "mistral": SIZES | {"sliding_window": 6},
-    "ministral3": SIZES
-    | {
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1000.0,
-            **YARN,
-            "original_max_position_embeddings": 8,
-            "max_position_embeddings": 64,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.6,
-        }
-    },
+    "ministral3": SIZES | {"rope_parameters": SCALED_QUERIES},
     "mixtral": SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2": SIZES | {"head_dim": 4},
     "qwen2_moe": SIZES
@@ -113,6 +120,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
     | {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 16}
     | {"head_dim": 16, "num_hidden_layers": 8},
+    "qwen3_5_text": SIZES
+    | {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 16}
+    | {"head_dim": 16},
+    "qwen3_5_moe_text": {name: size for name, size in SIZES.items() if name != "intermediate_size"}
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 40}
+    | {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 16}
+    | {"head_dim": 16},
     "gemma": SIZES | {"tie_word_embeddings": True},
     "gemma2": WINDOWED | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0, "tie_word_embeddings": True},
     "gemma3_text": WINDOWED
@@ -123,6 +137,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
             LOCAL: {"rope_type": "default", "rope_theta": 100.0},
             FULL: {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
         },
+    },
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": {name: value for name, value in GEMMA4.items() if name != "hidden_size_per_layer_input"},
+    "gemma4_text_moe": GEMMA4
+    | {
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 20,
+        "intermediate_size": 40,
     },
     "gpt_oss": SIZES
     | {
@@ -140,6 +164,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v2": DEEPSEEK
     | {"q_lora_rank": None, "topk_method": "group_limited_greedy", "routed_scaling_factor": 3.0, "mlp_bias": True},
     "deepseek_v3": DEEPSEEK | {"q_lora_rank": 24, "routed_scaling_factor": 2.5, "num_mtp_layers": 0},
+    "mistral4": DEEPSEEK | {"q_lora_rank": 24, "routed_scaling_factor": 2.5, "rope_parameters": SCALED_QUERIES},
     "olmo2": {name: size for name, size in SIZES.items() if name != "head_dim"},
     "olmo3": {name: size for name, size in SIZES.items() if name != "head_dim"}
     | {
@@ -178,7 +203,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """What each model is made with beyond the defaults of its family."""
 
-KINDS = {"llama_yarn": "llama", "llama_dynamic": "llama", "phi3_longrope": "phi3"} | {
+KINDS = {"gemma4_text_moe": "gemma4_text", "llama_yarn": "llama", "llama_dynamic": "llama", "phi3_longrope": "phi3"} | {
     "qwen2_moe_sparse": "qwen2_moe",
     "qwen3_moe_sparse": "qwen3_moe",
 }
@@ -193,7 +218,7 @@ MXFP4 = "gpt_oss_mxfp4"
 WITH_GRADIENTS = ("llama", "gemma2", "gpt2", "ministral3")
 SHARDED = ("mixtral",)
 LENGTHS = (5, 17, 12, 1, 9, 20, 3, 25)
-LENGTHS_OF = {"qwen3_next": (5, 64, 12, 70, 1, 2, 33, 150)}
+LENGTHS_OF = dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), (5, 64, 12, 70, 1, 2, 33, 150))
 """Tokens of each row: the delta rule works in chunks of 64."""
 
 NUM_NEW = 8
@@ -297,11 +322,13 @@ def draw(model: torch.nn.Module) -> None:
 
 
 def draw_buffers(model: torch.nn.Module) -> None:
-    """Draw what chooses experts and is no parameter."""
+    """Draw what chooses experts and what multiplies layers, which are no parameters."""
     with torch.no_grad():
         for number, (name, buffer) in enumerate(sorted(model.named_buffers())):
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=torch.Generator().manual_seed(1000 + number)))
+            elif name.endswith("layer_scalar"):
+                buffer.add_(0.3 * torch.randn(buffer.shape, generator=torch.Generator().manual_seed(1000 + number)))
 
 
 def computed(model: Any, *, gradients: bool, lengths: tuple[int, ...] = LENGTHS) -> dict[str, np.ndarray]:

@@ -76,6 +76,17 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "moe_layers": ([0, 2], [3], [], None),
     "intermediate_size_mlp": (48,),
     "query_pre_attn_scalar": (4, 100),
+    "hidden_size_per_layer_input": (8,),
+    "vocab_size_per_layer_input": (32,),
+    "num_kv_shared_layers": (2,),
+    "top_k_experts": (1, 3),
+    "per_layer_config": (
+        {"2": {"head_dim": 8, "num_key_value_heads": 2}},
+        {"2": {"head_dim": 16, "num_key_value_heads": 1}},
+        {"0": {"head_dim": 16, "num_key_value_heads": 2}},
+        {"2": {"head_dim": 16}},
+        None,
+    ),
     "attn_logit_softcapping": (1.0, None),
     "final_logit_softcapping": (1.0, None),
     "shared_expert_intermediate_size": (32,),
@@ -154,10 +165,19 @@ MINISTRAL3 = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.6,
 }
-"""The rotary embedding of the golden of that name."""
+"""The rotary embedding of the golden of that name, and of mistral4."""
 
 HUNYUAN = {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 0.0}
 """Fields of its released models' rotary embedding without effect."""
+
+QWEN3_5 = {
+    "rope_type": "default",
+    "rope_theta": 10_000.0,
+    "partial_rotary_factor": 0.25,
+    "mrope_interleaved": True,
+    "mrope_section": [1, 1, 0],
+}
+"""Its rotary embedding by three positions, which are the same in a text."""
 
 MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
     "gemma3_text": (
@@ -203,6 +223,33 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"rope_parameters": {**MINISTRAL3, "rope_type": "default"}},
         {"sliding_window": 6},
     ),
+    "mistral4": (
+        *({"rope_parameters": {**MINISTRAL3, "llama_4_scaling_beta": beta}} for beta in (0.1, None)),
+        {"rope_parameters": {**MINISTRAL3, "original_max_position_embeddings": 16}},
+        {"rope_parameters": {**MINISTRAL3, "mscale_all_dim": 0.5}},
+        {"rope_parameters": {**MINISTRAL3, "partial_rotary_factor": 0.5}},
+        {"rope_interleave": False},
+        {"first_k_dense_replace": 0},
+        {"norm_topk_prob": False},
+        {"num_local_experts": 8},
+    ),
+    # As google/gemma-4-31B has them.
+    "gemma4_text": (
+        *({"global_head_dim": 16, "num_global_key_value_heads": n, "per_layer_config": ABSENT} for n in (1, 2, None)),
+        {"global_head_dim": 16, "attention_k_eq_v": False, "num_global_key_value_heads": 2, "per_layer_config": ABSENT},
+        {"num_global_key_value_heads": 2, "per_layer_config": ABSENT},
+        {
+            "layer_types": [LOCAL, FULL, FULL],
+            "per_layer_config": {str(layer): {"head_dim": 16, "num_key_value_heads": 2} for layer in (1, 2)},
+        },
+        {
+            "layer_types": [LOCAL, FULL, FULL],
+            "per_layer_config": {str(layer): {"head_dim": 8 * layer, "num_key_value_heads": 2} for layer in (1, 2)},
+        },
+        {"use_bidirectional_attention": "vision"},
+        {"use_bidirectional_attention": "all"},
+        {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 20},
+    ),
     # As MiniMaxAI/MiniMax-M2 has them.
     "minimax_m2": (
         *({"rotary_dim": dims} for dims in (4, 12)),
@@ -223,6 +270,22 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
         *({"full_attention_interval": every, "layer_types": ABSENT} for every in (2, 3, 4)),
         {"layer_types": ["linear_attention", "full_attention"] * 4},
         {"layer_types": ["full_attention"] + ["linear_attention"] * 7},
+    ),
+    # As Qwen/Qwen3.5-27B and Qwen/Qwen3.5-35B-A3B have them.
+    "qwen3_5_text": (
+        {"full_attention_interval": 2, "layer_types": ABSENT},
+        {"layer_types": ["full_attention"] + ["linear_attention"] * 3},
+        {"rope_parameters": QWEN3_5},
+        {"attn_output_gate": True, "output_gate_type": "swish", "mamba_ssm_dtype": "float32"},
+        {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False},
+    ),
+    "qwen3_5_moe_text": (
+        {"full_attention_interval": 2, "layer_types": ABSENT},
+        {"rope_parameters": QWEN3_5},
+        {"intermediate_size": 48},
+        {"mlp_only_layers": []},
+        {"mlp_only_layers": [1]},
+        {"decoder_sparse_step": 2},
     ),
     # As openai/gpt-oss-20b has them.
     "gpt_oss": ({"experts_per_token": 3}, {"initial_context_length": 8}, {"swiglu_limit": 7.0}),

@@ -220,6 +220,9 @@ CASES = [
     ("gpt2", "2,2,2,1", "batch"),
     ("llama4_text", "ep=2,fsdp=2,tp=2", "sequence"),
     ("qwen2_moe_sparse", "ep=2,fsdp=2,tp=2", "batch"),
+    ("mistral4", "1,2,2,2", "sequence"),
+    ("gemma4_text", "1,1,4,2", "batch"),
+    ("gemma4_text_moe", "ep=2,fsdp=2,tp=2", "sequence"),
 ]
 
 

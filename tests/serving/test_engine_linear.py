@@ -7,7 +7,8 @@ import pytest
 from serving_cases import alone, answers, drawn_model, engine_of_few_programs, greedy_requests, prompts_of, tokens_of
 
 from meshwright.description.families.registry import PRESETS
-from meshwright.description.step.model import AttentionConfig, LinearAttention
+from meshwright.description.step.attention import LinearAttention
+from meshwright.description.step.model import AttentionConfig
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.serving.engine.draft_programs import why_not_draft

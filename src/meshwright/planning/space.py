@@ -282,7 +282,7 @@ def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...], tp_strea
         else:
             mesh = MeshShape(**dict(zip(axes, degrees, strict=True)))
             copies = kv_copies(workload.model, mesh, rules)
-            if divides_padded(workload.model, mesh, rules) and (copies == 1 or mesh.tp <= MOST_TP_WITH_COPIES):
+            if divides_padded(workload.model, mesh, rules) and (not copies or mesh.tp <= MOST_TP_WITH_COPIES):
                 found.append(mesh)
     if not found:
         mesh = MeshShape(**dict(zip(axes, shapes[0], strict=True)))

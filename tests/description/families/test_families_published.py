@@ -15,7 +15,8 @@ FILE = Path(__file__).parents[2] / "data" / "published_models.json"
 metadata of its safetensors count (the "Model size" of its page); where a tensor is stored twice (tied tables), once.
 
 For each, `AutoModelForCausalLM.from_config` of transformers 5.23.0 on PyTorch's meta device has as many, but for the
-biases of routers, which are buffers there (14,848 of DeepSeek-V3, 14,240 of GLM-4.5, 15,872 of MiniMax-M2). Without the
+biases of routers, which are buffers there (14,848 of DeepSeek-V3, 14,240 of GLM-4.5, 15,872 of MiniMax-M2), and the
+factors of Gemma 4's layers, one each. Without the
 modules that predict a second token. From SmolLM3 on, the counts are those of transformers alone.
 """
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import meshwright as mw
 from meshwright.description.families.load import load_model
-from meshwright.description.families.registry import hugging_face_config, model_from_hugging_face
+from meshwright.description.families.registry import PRESETS, hugging_face_config, model_from_hugging_face
 from meshwright.description.step.frequencies import YarnRopeScaling
 from meshwright.description.step.model import Norms, rotary
+from meshwright.description.step.parameter_tree import leaves
 
 ODD = Path(__file__).parents[2] / "references" / "odd"
 NAMES = sorted(path.parent.name for path in ODD.glob("*/config.json"))
@@ -66,6 +67,40 @@ def test_the_text_of_a_mistral3_may_be_a_ministral3():
     yarn = YarnRopeScaling(factor=16.0, original_max_seq_len=16_384, mscale=1.0, mscale_all_dim=1.0, query_beta=0.1)
     assert (model.norms, model.positions) == (Norms(epsilon=1e-5), rotary(1e6, yarn))
     assert hugging_face_config(model)["model_type"] == "ministral3"
+
+
+def test_the_text_of_a_mistral3_may_be_a_mistral4():
+    """Mistral Small 4 is published so; without its sizes a file means that model."""
+    text = {"model_type": "mistral4", "vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 12_288}
+    text |= {"num_hidden_layers": 36, "num_attention_heads": 32}
+    name = "mistral-small-4-119b"
+    model = model_from_hugging_face({"model_type": "mistral3", "text_config": text}, name=name)
+    assert model == PRESETS[name]
+
+
+def test_a_qwen3_5_of_images_has_its_experts_in_one_tensor(tmp_path):
+    """As Qwen/Qwen3.5-35B-A3B is published: prefixes, experts together, a vision tower, a second token's module."""
+    text = ODD.parent / "qwen3_5_moe_text"
+    config = json.loads((text / "config.json").read_text())
+    config["rope_parameters"] |= {"mrope_interleaved": True, "mrope_section": [1, 1, 0]}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5_moe", "text_config": config}))
+    arrays = load_file(text / "model.safetensors")
+    found = {"model.visual.patch_embed.weight": np.ones(2, np.float32), "mtp.norm.weight": np.ones(2, np.float32)}
+    for layer in range(config["num_hidden_layers"]):
+        experts = f"model.layers.{layer}.mlp.experts"
+        gate, up, down = (
+            np.stack([arrays.pop(f"{experts}.{n}.{name}_proj.weight") for n in range(config["num_experts"])])
+            for name in ("gate", "up", "down")
+        )
+        arrays |= {f"{experts}.gate_up_proj": np.concatenate([gate, up], axis=1), f"{experts}.down_proj": down}
+    found |= {name.replace("model.", "model.language_model.", 1): array for name, array in arrays.items()}
+    save_file(found, tmp_path / "model.safetensors")
+    with pytest.warns(UserWarning, match="the text's weights are read, visual not"):
+        model = mw.load(tmp_path, on="cpu:1")
+    before = mw.load(text, on="cpu:1")
+    assert model.config.experts == before.config.experts
+    for (path, ours), (_, theirs) in zip(leaves(model.params), leaves(before.params), strict=True):
+        assert np.array_equal(ours, theirs), path
 
 
 def test_a_pointer_of_git_lfs_is_named(tmp_path):

@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 
 from meshwright.description.families.adapters import ALL_LINEAR, with_adapters
 from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.attention import FullHeads, LatentAttention, LinearAttention
 from meshwright.description.step.frequencies import Frequencies, LongRopeScaling, QueryScaling, YarnRopeScaling
 from meshwright.description.step.model import (
     AttentionConfig,
     Biases,
     Experts,
-    LatentAttention,
     LearnedPositions,
-    LinearAttention,
     ModelConfig,
     Norms,
     RotaryPositions,
@@ -354,6 +353,15 @@ LATENT = replace(
     attention=AttentionConfig(latent=WITH_LATENT),
     positions=RotaryPositions(is_interleaved=True),
 )
+SCALED_LATENT = replace(
+    LATENT,
+    name="scaledlatent",
+    positions=replace(
+        rotary(10_000.0, YarnRopeScaling(factor=4.0, original_max_seq_len=8, query_beta=0.6)), is_interleaved=True
+    ),
+)
+"""As Mistral 4: whole queries are scaled by their position, though a part of them is rotated."""
+
 DIRECT = replace(LATENT, name="direct", attention=AttentionConfig(latent=replace(WITH_LATENT, query_rank=None)))
 """Latent attention whose queries come from the stream itself."""
 
@@ -465,6 +473,23 @@ LLAMA4 = narrow(
     experts=replace(PRESETS["tiny-llama4"].experts, mlp=32, shared_mlp=32),
 )
 
+GEMMA4 = narrow(
+    "tiny-gemma4",
+    **SMALL,
+    # Fewer kv heads in layers without a window: over tp=4 each of these is copied, and none of the others.
+    attention=replace(
+        PRESETS["tiny-gemma4"].attention,
+        windows=(12, None),
+        full_heads=FullHeads(num_kv_heads=2, head_dim=16, are_values_keys=True),
+    ),
+    positions=RotaryPositions(frequencies=PRESETS["tiny-gemma4"].positions.frequencies[-2:]),
+)
+GEMMA4_MOE = replace(
+    GEMMA4,
+    name="tiny-gemma4-moe",
+    experts=replace(PRESETS["tiny-gemma4-moe"].experts, mlp=32, balance_weight=0.1),
+)
+
 FAMILIES = [
     Row(MISTRAL, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(MINISTRAL3, MeshShape(fsdp=2, sp=2, tp=2)),
@@ -493,6 +518,7 @@ FAMILIES = [
     Row(GPT2, MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
     Row(GPT2, MeshShape(fsdp=2, tp=2), Strategy(zero_stage=1)),
     Row(LATENT, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(SCALED_LATENT, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(DIRECT, MeshShape(fsdp=2, tp=4)),
     Row(LATENT, MeshShape(tp=8), WHOLE_STREAM),
     Row(DIRECT, MeshShape(fsdp=2, tp=2), WHOLE_STREAM, "attention"),
@@ -528,6 +554,13 @@ FAMILIES = [
     Row(LLAMA4, MeshShape(ep=2, fsdp=2, tp=2)),
     Row(LLAMA4, MeshShape(ep=2, sp=2, tp=2), parts(2), "none"),
     Row(CHUNKED, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(GEMMA4, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(GEMMA4, MeshShape(dp=2, tp=4), parts(2), "matmuls"),
+    Row(GEMMA4, MeshShape(fsdp=2, sp=2), ULYSSES, packed=True),
+    Row(GEMMA4, MeshShape(fsdp=2, tp=2), WHOLE_STREAM, "none"),
+    Row(GEMMA4_MOE, MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(GEMMA4_MOE, MeshShape(ep=2, sp=2, tp=2), parts(2), "none"),
+    Row(GEMMA4_MOE, MeshShape(fsdp=2, tp=2), remat="matmuls"),
     Row(IN_CHUNKS, MeshShape(sp=4), RING),
     Row(IN_CHUNKS, MeshShape(sp=2), ULYSSES),
     Row(IN_CHUNKS, MeshShape(sp=2, tp=2), fused("gather")),

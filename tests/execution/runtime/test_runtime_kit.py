@@ -27,7 +27,7 @@ from meshwright.description.hardware.system import parse_system
 from meshwright.description.hlo.records import read_hlo
 from meshwright.description.step.legality import check_runnable
 from meshwright.description.step.model import LearnedPositions
-from meshwright.description.step.parameter_tree import CHOICE_BIAS, is_adapter, leaves, map_leaves
+from meshwright.description.step.parameter_tree import CHOICE_BIAS, LAYER_SCALE, is_adapter, leaves, map_leaves
 from meshwright.description.step.rules import rules_of
 from meshwright.execution.models.decoder import loss_and_load
 from meshwright.execution.runtime.arrays import fit
@@ -319,7 +319,7 @@ def check_equal(row: Row, found: Ran, wanted: Ran) -> None:
     for path, one, other in pairs(found.last, wanted.last):
         if path in without_gradient(row):
             continue
-        if path.endswith(CHOICE_BIAS) or path in row.workload.frozen_paths:
+        if path.endswith((CHOICE_BIAS, LAYER_SCALE)) or path in row.workload.frozen_paths:
             assert np.array_equal(one, before[path])
             continue
         moved = np.linalg.norm(other - before[path])

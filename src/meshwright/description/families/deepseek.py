@@ -17,13 +17,13 @@ from meshwright.description.families.family import (
 )
 from meshwright.description.families.fields import Fields
 from meshwright.description.families.rope_fields import read_rope
-from meshwright.description.step.frequencies import YarnRopeScaling
+from meshwright.description.step.attention import LatentAttention
+from meshwright.description.step.frequencies import Frequencies, YarnRopeScaling
 from meshwright.description.step.layer import Routing
 from meshwright.description.step.model import (
     AttentionConfig,
     Experts,
     Family,
-    LatentAttention,
     ModelConfig,
     Norms,
     RotaryPositions,
@@ -50,7 +50,7 @@ def read_v2(fields: Fields) -> Features:
         num_active_groups=num_active if has_groups else 1,
         scale=fields.positive("routed_scaling_factor", 1.0),
     )
-    return _read(fields, routing)
+    return read_latent(fields, routing)
 
 
 def read_v3(fields: Fields) -> Features:
@@ -62,7 +62,7 @@ def read_v3(fields: Fields) -> Features:
     # If a file has `head_dim`, transformers rotates that many dims of a head.
     if fields.whole("head_dim", rotated := fields.whole("qk_rope_head_dim")) != rotated:
         raise fields.refusal("head_dim", f"it takes qk_rope_head_dim={rotated}")
-    return _read(fields, sigmoid_routing(fields))
+    return read_latent(fields, sigmoid_routing(fields))
 
 
 def sigmoid_routing(fields: Fields) -> Routing:
@@ -103,8 +103,8 @@ def read_experts(fields: Fields, routing: Routing) -> Experts:
         ) from None
 
 
-def _read(fields: Fields, routing: Routing) -> Features:
-    """Read the fields that V2 and V3 share."""
+def read_latent(fields: Fields, routing: Routing, frequencies: Frequencies | None = None) -> Features:
+    """Read the fields that V2, V3 and Mistral 4 share. frequencies: those of the rotary embedding, if already read."""
     heads = fields.whole("num_attention_heads")
     latent = LatentAttention(
         query_rank=fields.whole("q_lora_rank", None),
@@ -123,16 +123,16 @@ def _read(fields: Fields, routing: Routing) -> Features:
     # left out, as in inference.
     fields.unused_options("head_dim", "qk_head_dim", "ep_size", "aux_loss_alpha", "seq_aux")
     fields.unused_options("num_nextn_predict_layers", "num_mtp_layers")
-    frequencies = read_rope(fields).frequencies
+    frequencies = frequencies or read_rope(fields).frequencies
     is_interleaved = fields.flag("rope_interleave", True)
     return llama.read(fields, has_rope=False) | {
         "num_kv_heads": heads,
         "experts": experts,
-        **_attention(latent, RotaryPositions(frequencies=(frequencies,), is_interleaved=is_interleaved)),
+        **attention_of(latent, RotaryPositions(frequencies=(frequencies,), is_interleaved=is_interleaved)),
     }
 
 
-def _attention(latent: LatentAttention, positions: RotaryPositions) -> Features:
+def attention_of(latent: LatentAttention, positions: RotaryPositions) -> Features:
     """Return the features of latent attention. YaRN's `mscale_all_dim` becomes a factor of the scores."""
     scale, scaling = None, positions.frequencies[0].scaling
     if isinstance(scaling, YarnRopeScaling) and scaling.mscale_all_dim is not None:
@@ -148,26 +148,31 @@ def _attention(latent: LatentAttention, positions: RotaryPositions) -> Features:
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a DeepSeek-V3, or of a V2 if router scores are a softmax."""
+    assert model.experts is not None
+    routing = model.experts.routing
+    if routing.scores == "sigmoid":
+        return write_latent(model, "deepseek_v3", "DeepseekV3ForCausalLM") | {"num_nextn_predict_layers": 0}
+    method = "group_limited_greedy" if routing.num_groups > 1 else "greedy"
+    fields = write_latent(model, "deepseek_v2", "DeepseekV2ForCausalLM")
+    return fields | {"topk_method": method, "mlp_bias": model.biases.mlp}
+
+
+def write_latent(model: ModelConfig, kind: str, architecture: str) -> dict[str, Any]:
+    """Return the fields that `read_latent` reads. kind, architecture: as in `llama.write_shared`."""
     experts, latent = model.experts, model.attention.latent
     assert experts is not None
     assert latent is not None
     assert isinstance(model.positions, RotaryPositions)
-    routing = experts.routing
-    is_v3 = routing.scores == "sigmoid"
-    kind, architecture = ("deepseek_v3", "DeepseekV3ForCausalLM") if is_v3 else ("deepseek_v2", "DeepseekV2ForCausalLM")
-    fields = llama.write_shared(model, kind, architecture, "attention_bias") | {
+    return llama.write_shared(model, kind, architecture, "attention_bias") | {
         "head_dim": latent.rope_head_dim,
         "q_lora_rank": latent.query_rank,
         "kv_lora_rank": latent.kv_rank,
         "qk_nope_head_dim": latent.nope_head_dim,
         "qk_rope_head_dim": latent.rope_head_dim,
         "v_head_dim": latent.value_head_dim,
+        "rope_interleave": model.positions.is_interleaved,
         **write_experts(experts),
     }
-    if is_v3:
-        return fields | {"rope_interleave": model.positions.is_interleaved, "num_nextn_predict_layers": 0}
-    method = "group_limited_greedy" if routing.num_groups > 1 else "greedy"
-    return fields | {"topk_method": method, "mlp_bias": model.biases.mlp}
 
 
 def write_experts(experts: Experts) -> dict[str, Any]:
@@ -217,7 +222,7 @@ def _preset(
         DEEPSEEK,
         norms=Norms(epsilon=1e-6),
         experts=experts,
-        **_attention(latent, replace(rotary(10_000.0, scaling), is_interleaved=True)),
+        **attention_of(latent, replace(rotary(10_000.0, scaling), is_interleaved=True)),
     )
 
 

@@ -49,6 +49,28 @@ LATENT_DEFAULTS: Config = {
     "v_head_dim": 128,
 }
 
+SCALED_QUERIES: Config = {"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+
+GEMMA4_DEFAULTS: Config = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    },
+}
+
+LINEAR_DEFAULTS: Config = {
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+
 DEFAULTS: Mapping[str, Config] = {
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
     "ministral3": {
@@ -56,13 +78,28 @@ DEFAULTS: Mapping[str, Config] = {
         "head_dim": 128,
         "rms_norm_eps": 1e-5,
         "rope_parameters": {
-            "rope_type": "yarn",
+            **SCALED_QUERIES,
             "rope_theta": 1e6,
             "factor": 16.0,
             "original_max_position_embeddings": 16_384,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "mistral4": {
+        "num_key_value_heads": 32,
+        "q_lora_rank": 1024,
+        "kv_lora_rank": 256,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 2048,
+        "num_experts_per_tok": 4,
+        "rope_parameters": {
+            **SCALED_QUERIES,
+            "rope_theta": 10_000.0,
+            "factor": 128.0,
+            "original_max_position_embeddings": 8192,
         },
     },
     "llama4_text": {
@@ -82,20 +119,21 @@ DEFAULTS: Mapping[str, Config] = {
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "max_window_layers": 28},
     "qwen3_moe": {"num_key_value_heads": 4},
     "qwen3_next": {
+        **LINEAR_DEFAULTS,
         "num_key_value_heads": 2,
-        "head_dim": 256,
-        "partial_rotary_factor": 0.25,
-        "full_attention_interval": 4,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
         "intermediate_size": 5632,
         "num_experts": 512,
         "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512,
         "norm_topk_prob": True,
+    },
+    "qwen3_5_text": {**LINEAR_DEFAULTS, "num_key_value_heads": 4, "intermediate_size": 12288},
+    "qwen3_5_moe_text": {
+        **LINEAR_DEFAULTS,
+        "num_key_value_heads": 2,
+        "num_experts": 256,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
     },
     "gemma": {"num_key_value_heads": 16, "head_dim": 256},
     "gemma2": {
@@ -107,6 +145,8 @@ DEFAULTS: Mapping[str, Config] = {
         "final_logit_softcapping": 30.0,
     },
     "gemma3_text": {"num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096},
+    "gemma4_text": {**GEMMA4_DEFAULTS, "sliding_window": 512, "hidden_size_per_layer_input": 256},
+    "gemma4_unified_text": {**GEMMA4_DEFAULTS, "sliding_window": 1024},
     "gpt_oss": {
         "head_dim": 64,
         "num_key_value_heads": 8,
@@ -198,15 +238,20 @@ LACKING: Mapping[str, tuple[str, ...]] = {
     "llama4_text": ("mlp_bias", "qkv_bias", "sliding_window"),
     "mistral": (*_BIASES, "layer_types"),
     "ministral3": (*_BIASES, "layer_types"),
+    "mistral4": ("mlp_bias", "qkv_bias"),
     "mixtral": (*_BIASES, "layer_types"),
     "qwen2": ("attention_bias", "mlp_bias"),
     "qwen2_moe": ("attention_bias", "mlp_bias"),
     "qwen3": ("mlp_bias", "qkv_bias"),
     "qwen3_moe": ("mlp_bias", "qkv_bias", "layer_types"),
     "qwen3_next": ("mlp_bias", "qkv_bias", "sliding_window"),
+    "qwen3_5_text": ("mlp_bias", "qkv_bias", "sliding_window"),
+    "qwen3_5_moe_text": ("mlp_bias", "qkv_bias", "sliding_window"),
     "gemma": ("mlp_bias", "qkv_bias", *_WINDOWS),
     "gemma2": ("mlp_bias", "qkv_bias"),
     "gemma3_text": ("mlp_bias", "qkv_bias", "attn_logit_softcapping"),
+    "gemma4_text": ("mlp_bias", "qkv_bias", "attn_logit_softcapping"),
+    "gemma4_unified_text": ("mlp_bias", "qkv_bias", "attn_logit_softcapping", "enable_moe_block"),
     "phi3": (*_BIASES, "layer_types"),
     "olmo2": ("mlp_bias", "qkv_bias", *_WINDOWS),
     "olmo3": ("mlp_bias", "qkv_bias"),
@@ -292,7 +337,7 @@ class Fields:
     def positive(self, field: str, default: Any = _MISSING) -> Any:
         """Return a finite number above 0 as a float, or the default."""
         if field.endswith("_eps"):
-            self._check_not_null(field)
+            self.check_not_null(field)
         found = self.value(field, default)
         return found if found is default else self.above_zero(field, found)
 
@@ -335,13 +380,13 @@ class Fields:
 
     def activation(self, field: str, default: str) -> Activation:
         """Return the activation function that a field names. Raises if it is unknown."""
-        self._check_not_null(field)
+        self.check_not_null(field)
         found = self.value(field, default)
         if not isinstance(found, str) or found not in ACTIVATIONS:
             raise self.refusal(field, f"the activations read are {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[found]
 
-    def _check_not_null(self, field: str) -> None:
+    def check_not_null(self, field: str) -> None:
         """Raise if a field is null: transformers has a default for it, and cannot compute with null."""
         if field in self._data and self._data[field] is None:
             raise self.refusal(field, "it takes a value, or is left out for the default")

@@ -11,7 +11,7 @@ from typing import Any
 from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields, activation_name
 from meshwright.description.families.rope_fields import (
-    QUERY_BETA,
+    check_query_scaling,
     frequencies_of,
     longest_sequence,
     read_rotary,
@@ -34,6 +34,7 @@ def read(
     has_windows: bool = True,
     partial_field: str | None = None,
     norm_field: str = "rms_norm_eps",
+    mlp_field: str = "intermediate_size",
 ) -> Features:
     """Read the fields that Llama and the families derived from it share.
 
@@ -43,6 +44,7 @@ def read(
         has_windows: False if the family reads its windows itself.
         partial_field: as in `read_rope`.
         norm_field: the config.json field with the norms' epsilon.
+        mlp_field: the field with the width of the MLPs.
     """
     heads, embed = fields.whole("num_attention_heads"), fields.whole("hidden_size")
     layers, bias = fields.whole("num_hidden_layers"), fields.flag("attention_bias", False)
@@ -50,7 +52,7 @@ def read(
     features = {
         "num_layers": layers,
         "embed": embed,
-        "mlp": fields.whole("intermediate_size"),
+        "mlp": fields.whole(mlp_field),
         "num_heads": heads,
         "num_kv_heads": fields.kv_heads(heads),
         "head_dim": head_dim,
@@ -70,9 +72,7 @@ def read_ministral3(fields: Fields) -> Features:
     """Read Ministral 3: Mistral with queries scaled by their position; the factor is one of YaRN's fields."""
     features = read(fields)
     (frequencies,) = features["positions"].frequencies
-    if not frequencies.query_scaling:
-        field = "rope_scaling" if fields.mapping("rope_scaling") else "rope_parameters"
-        raise fields.refusal(field, f"a ministral3 model has rope_type yarn and {QUERY_BETA} there")
+    check_query_scaling(fields, frequencies)
     return features
 
 

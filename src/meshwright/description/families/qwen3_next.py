@@ -19,12 +19,12 @@ from meshwright.description.families.family import (
 )
 from meshwright.description.families.fields import Fields
 from meshwright.description.families.qwen2 import SHARED_EXPERT_NAMES, read_experts, write_experts
+from meshwright.description.step.attention import LinearAttention
 from meshwright.description.step.layer import of_layers, shortest_cycle
 from meshwright.description.step.model import (
     AttentionConfig,
     Experts,
     Family,
-    LinearAttention,
     ModelConfig,
     Norms,
     RotaryPositions,
@@ -38,7 +38,19 @@ NORMS = Norms(epsilon=1e-6, offset=1.0)
 
 def read(fields: Fields) -> Features:
     """Read Llama's fields, linear attention and its layers, and the experts, always with a gated shared MLP."""
-    features = llama.read(fields, norms=NORMS, has_windows=False, partial_field="partial_rotary_factor")
+    features = read_dense(fields)
+    return features | {"experts": with_shared(fields, read_experts(fields, features)["experts"])}
+
+
+def with_shared(fields: Fields, experts: Experts) -> Experts:
+    """Return the experts with the shared MLP of the file, which has a gate."""
+    return replace(experts, shared_mlp=fields.whole("shared_expert_intermediate_size"), has_shared_gate=True)
+
+
+def read_dense(fields: Fields, *, mlp_field: str = "intermediate_size") -> Features:
+    """Read Llama's fields, linear attention and its layers. mlp_field: as in `llama.read`."""
+    partial = "partial_rotary_factor"
+    features = llama.read(fields, norms=NORMS, has_windows=False, partial_field=partial, mlp_field=mlp_field)
     # The convolutions use the same activation, and are only supported with SiLU.
     fields.only("hidden_act", "silu", "swish")
     heads, value_heads = fields.whole("linear_num_key_heads"), fields.whole("linear_num_value_heads")
@@ -62,34 +74,40 @@ def read(fields: Fields) -> Features:
         taps=fields.whole("linear_conv_kernel_dim"),
         layers=shortest_cycle(kind == "linear_attention" for kind in types),
     )
-    attention = AttentionConfig(qk_norm="head", has_output_gate=True, linear=linear)
-    found = read_experts(fields, features)
-    shared = fields.whole("shared_expert_intermediate_size")
-    experts = replace(found["experts"], shared_mlp=shared, has_shared_gate=True)
-    return features | found | {"attention": attention, "experts": experts}
+    return features | {"attention": AttentionConfig(qk_norm="head", has_output_gate=True, linear=linear)}
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a Qwen3-Next."""
-    linear, experts = model.attention.linear, model.experts
-    if linear is None or experts is None:
+    if (experts := model.experts) is None:
+        return {}
+    shared = {"shared_expert_intermediate_size": experts.shared_mlp}
+    return write_dense(model, "qwen3_next", "Qwen3NextForCausalLM") | shared | write_experts(model, experts)
+
+
+def write_dense(model: ModelConfig, kind: str, architecture: str) -> dict[str, Any]:
+    """Return the config.json fields of all but the experts. kind, architecture: as in `llama.write_shared`."""
+    if (linear := model.attention.linear) is None:
         return {}
     layers = of_layers(linear.layers, range(model.num_layers))
     others = ("attention_bias", "partial_rotary_factor")
-    return llama.write_shared(model, "qwen3_next", "Qwen3NextForCausalLM", *others) | {
+    return llama.write_shared(model, kind, architecture, *others) | {
         "layer_types": ["linear_attention" if own else "full_attention" for own in layers],
         "linear_num_key_heads": linear.num_heads,
         "linear_num_value_heads": linear.num_value_heads,
         "linear_key_head_dim": linear.key_dim,
         "linear_value_head_dim": linear.value_dim,
         "linear_conv_kernel_dim": linear.taps,
-        "shared_expert_intermediate_size": experts.shared_mlp,
-        **write_experts(model, experts),
     }
 
 
-def _names() -> dict[str, Published]:
-    """Return Qwen3-Next's weight names. Parameters that share a tensor alternate head by head."""
+def names_with(*projections: tuple[str, tuple[str, ...]], by_head: int) -> dict[str, Published]:
+    """Return the names of the weights.
+
+    Args:
+        projections: tensors of linear attention, each with the names of the projections in it.
+        by_head: as in `Published`, for these tensors.
+    """
     linear = "model.layers.{layer}.linear_attn"
     names = names_of({**LLAMA_NAMES, **EXPERT_NAMES, **SHARED_EXPERT_NAMES}) | {
         "layers.linear_norm": Published(f"{linear}.norm.weight"),
@@ -97,14 +115,11 @@ def _names() -> dict[str, Published]:
         "layers.decay_log": Published(f"{linear}.A_log"),
         "layers.decay_bias": Published(f"{linear}.dt_bias"),
     }
-    together: tuple[tuple[str, int, tuple[str, ...]], ...] = (
-        (f"{linear}.in_proj_qkvz", 1, ("linear_query", "linear_key", "linear_value", "linear_gate")),
-        (f"{linear}.in_proj_ba", 1, ("linear_rate", "linear_decay")),
-        ("model.layers.{layer}.self_attn.q_proj", 2, ("query", "query_gate")),
-    )
-    for module, by_head, parts in together:
+    together = [(f"{linear}.{name}", by_head, parts) for name, parts in projections]
+    together.append(("model.layers.{layer}.self_attn.q_proj", 2, ("query", "query_gate")))
+    for module, heads, parts in together:
         for index, ours in enumerate(parts):
-            own = Published(f"{module}.weight", is_transposed=True, part=(index, len(parts)), by_head=by_head)
+            own = Published(f"{module}.weight", is_transposed=True, part=(index, len(parts)), by_head=heads)
             names |= {f"layers.{ours}": own}
             names |= {f"layers.{ours}_bias": replace(own, name=f"{module}.bias", is_transposed=False)}
     convolved = ("conv_query", "conv_key", "conv_value")
@@ -119,7 +134,11 @@ def _names() -> dict[str, Published]:
 FAMILY = PublishedFamily(
     family=QWEN3_NEXT,
     readers={"qwen3_next": read},
-    names=_names(),
+    names=names_with(
+        ("in_proj_qkvz", ("linear_query", "linear_key", "linear_value", "linear_gate")),
+        ("in_proj_ba", ("linear_rate", "linear_decay")),
+        by_head=1,
+    ),
     write=write,
     buffers=(r"^mtp\.",),  # The multi-token prediction module.
     presets=(

@@ -14,6 +14,7 @@ from meshwright.description.step.frequencies import (
     LinearRopeScaling,
     Llama3RopeScaling,
     LongRopeScaling,
+    ProportionalRopeScaling,
     QueryScaling,
     RopeScaling,
     YarnRopeScaling,
@@ -25,7 +26,7 @@ from meshwright.errors import MeshwrightError
 ORIGINAL = "original_max_position_embeddings"
 
 QUERY_BETA = "llama_4_scaling_beta"
-"""Ministral 3's field for scaling queries by their position."""
+"""The field of Ministral 3 and Mistral 4 for scaling queries by their position."""
 
 SCALING_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
@@ -87,6 +88,16 @@ def read_rope(
     partial = fields.positive(partial_field or "partial_rotary_factor", partial)
     if (own := found.pop("partial_rotary_factor", None)) is not None:
         partial = fields.above_zero("rope_parameters.partial_rotary_factor", own)
+    is_proportional = kind == "proportional" and fields.family.startswith("gemma4")
+    if fields.family.startswith("gemma4") and partial != 1.0 and not is_proportional:
+        raise fields.refusal(
+            "rope_parameters", "a fraction of each head is known to rotate with rope_type proportional"
+        )
+    if is_proportional:
+        # It always rotates whole heads, most of whose dims may have an angle of 0.
+        factor = fields.above_zero("rope scaling's factor", found.pop("factor", 1.0))
+        _check_scaling_fields(fields, "default", found)
+        return Rope(Frequencies(theta=theta, scaling=ProportionalRopeScaling(share=partial, factor=factor)), 1.0)
     if partial != 1.0 and partial_field is None:
         raise MeshwrightError(
             f"the config.json of {fields.name} has partial_rotary_factor={partial:g}; its family rotates whole heads"
@@ -104,7 +115,9 @@ def read_rotary(fields: Fields, head_dim: int, *, partial_field: str | None = No
     return RotaryPositions(frequencies=(rope.frequencies,), dims=read_rotary_dims(fields, rope, head_dim))
 
 
-def read_rotary_by_window(fields: Fields, features: Features, *, theta: float, local_theta: float) -> RotaryPositions:
+def read_rotary_by_window(
+    fields: Fields, features: Features, *, theta: float, local_theta: float, full_dim: int | None = None
+) -> RotaryPositions:
     """Read a rotary embedding whose frequencies differ between layers with and without a window.
 
     Args:
@@ -112,12 +125,13 @@ def read_rotary_by_window(fields: Fields, features: Features, *, theta: float, l
         features: the features read so far, which include the windows.
         theta: default for layers without a window.
         local_theta: default for layers with a window.
+        full_dim: dims of a head in layers without a window; None: as many as in the others.
     """
     full = read_rope(fields, "full_attention", theta=theta)
     local = read_rope(fields, "sliding_attention", theta=local_theta, theta_field="rope_local_base_freq").frequencies
     if local.scaling is not None:
         raise fields.refusal("rope_parameters", "frequencies in layers of sliding_attention are known unscaled")
-    read_rotary_dims(fields, full, features["head_dim"])
+    read_rotary_dims(fields, full, full_dim or features["head_dim"])
     windows = of_layers(features["attention"].windows, range(features["num_layers"]))
     return RotaryPositions(
         frequencies=shortest_cycle(full.frequencies if window is None else local for window in windows)
@@ -168,6 +182,13 @@ def read_rotary_dims(fields: Fields, rope: Rope, head_dim: int) -> int:
             f" an even number"
         )
     return dims % head_dim
+
+
+def check_query_scaling(fields: Fields, frequencies: Frequencies) -> None:
+    """Raise if the frequencies do not scale queries by their position, in a family that always does."""
+    if not frequencies.query_scaling:
+        field = "rope_scaling" if fields.mapping("rope_scaling") else "rope_parameters"
+        raise fields.refusal(field, f"a {fields.family} model has rope_type yarn and {QUERY_BETA} there")
 
 
 def frequencies_of(model: ModelConfig, *, has_window: bool = False) -> Frequencies:
@@ -256,9 +277,10 @@ def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScali
 def _check_scaling_fields(fields: Fields, kind: str, found: Mapping[str, Any]) -> None:
     """Raise for an unknown or a missing field of this kind of scaling."""
     needed, optional = SCALING_FIELDS[kind]
-    # transformers writes the original length for every kind of scaling.
-    ignored = {ORIGINAL}
-    if kind == "yarn" and fields.family == "ministral3":
+    # transformers writes the original length for every kind of scaling. Qwen3.5 rotates by three positions (time and
+    # place in an image), which are the same in a text.
+    ignored = {ORIGINAL, "mrope_section", "mrope_interleaved"} if "qwen3_5" in fields.family else {ORIGINAL}
+    if kind == "yarn" and fields.family in ("ministral3", "mistral4"):
         optional = (*optional, QUERY_BETA)
         # A copy of the top-level field of that name, without effect.
         ignored.add("max_position_embeddings")
@@ -306,11 +328,14 @@ def rope_parameters(frequencies: Frequencies) -> dict[str, Any]:
             optional = ("attention_factor", "mscale", "mscale_all_dim")
             own |= {name: value for name in optional if (value := getattr(yarn, name)) is not None}
             own |= {QUERY_BETA: yarn.query_beta} if yarn.query_beta else {}
+        case ProportionalRopeScaling(share=share):
+            own = {"rope_type": "proportional", "partial_rotary_factor": share}
         case LongRopeScaling() as long:
             own = {"rope_type": "longrope", "short_factor": [*long.short_factor], "long_factor": [*long.long_factor]}
             own |= {ORIGINAL: long.original_max_seq_len}
             own |= {} if long.attention_factor is None else {"attention_factor": long.attention_factor}
-    return own | theta | {"factor": scaling.factor}
+    is_default = isinstance(scaling, ProportionalRopeScaling) and scaling.factor == 1.0
+    return own | theta | ({} if is_default else {"factor": scaling.factor})
 
 
 def rope_by_layer(model: ModelConfig) -> dict[str, Any]:
@@ -326,7 +351,7 @@ def rope_by_layer(model: ModelConfig) -> dict[str, Any]:
 def longest_sequence(model: ModelConfig) -> dict[str, Any]:
     """Return the field `max_position_embeddings` if the rotary scaling determines it; else {}."""
     match frequencies_of(model).scaling:
-        case None | LinearRopeScaling():
+        case None | LinearRopeScaling() | ProportionalRopeScaling():
             return {}
         case DynamicRopeScaling(original_max_seq_len=length):
             return {"max_position_embeddings": length}

@@ -18,8 +18,19 @@ TEXT_DEFAULTS: Mapping[str, Config] = {
         "intermediate_size": 9216,
         "num_hidden_layers": 26,
     },
+    "gemma4": {
+        "model_type": "gemma4_text",
+        "num_attention_heads": 8,
+        "vocab_size": 262_144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+    },
+    "gemma4_unified": {"model_type": "gemma4_unified_text"},
     "llama4": {"model_type": "llama4_text"},
     "mistral3": {"model_type": "mistral", "sliding_window": None},
+    "qwen3_5": {"model_type": "qwen3_5_text"},
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text"},
 }
 """By the whole model's model_type: transformers' defaults for missing fields of its text model."""
 
@@ -27,7 +38,10 @@ OUTER = ("quantization_config", "tie_word_embeddings", "dtype", "torch_dtype", "
 """Top-level fields that apply to the text model unless `text_config` has them too."""
 
 _TEXT = re.compile(r"^(?:language_model\.|model\.language_model\.)")
-_OTHER = re.compile(r"^(?:model\.)?(vision_tower|vision_model|visual|multi_modal_projector|image_newline)\b")
+_OTHER = re.compile(
+    r"^(?:model\.)?(vision_tower|vision_model|vision_embedder|embed_vision|visual|audio_tower|embed_audio"
+    r"|multi_modal_projector|image_newline)\b"
+)
 
 
 def text_config(data: Config, *, name: str) -> Config:

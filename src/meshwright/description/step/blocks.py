@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 from functools import cache
 
+from meshwright.description.step.attention import LatentAttention
 from meshwright.description.step.layer import (
     HEADS,
     LINEAR_HEADS,
@@ -40,7 +41,6 @@ from meshwright.description.step.layer import (
 from meshwright.description.step.lora import with_lora
 from meshwright.description.step.model import (
     Experts,
-    LatentAttention,
     LearnedPositions,
     Model,
     ModelConfig,
@@ -115,12 +115,13 @@ def logits_ops(model: ModelConfig) -> tuple[EndOp, ...]:
 
 def moe_block(model: ModelConfig, experts: Experts) -> Block:
     """Return a MoE block: its norm, the experts, and the shared MLP if there is one."""
-    normed, shared = "mlp_normed", experts.shared_mlp
+    normed, shared, are_beside = "mlp_normed", experts.shared_mlp, experts.are_beside_mlp
+    routed, read = ("router_normed", "experts_normed") if are_beside else (normed, normed)
 
     def on_residual(name: str, target: str, size: int, *, has_bias: bool = False) -> Linear:
         return Linear(
             name=name,
-            source=normed,
+            source=routed,
             target=target,
             inputs=(("embed", model.embed),),
             outputs=(("router", size),),
@@ -130,7 +131,7 @@ def moe_block(model: ModelConfig, experts: Experts) -> Block:
         )
 
     dispatch = Dispatch(
-        source=normed,
+        source=read,
         router="router_logits",
         target="expert_rows",
         num_experts=experts.count,
@@ -139,13 +140,16 @@ def moe_block(model: ModelConfig, experts: Experts) -> Block:
         routing=experts.routing,
         num_padding=experts.padding,
     )
-    ops: tuple[LayerOp, ...] = (
-        _norm(model, "mlp_norm", STREAM, normed),
+    by_experts: tuple[LayerOp, ...] = (
         on_residual("router", "router_logits", experts.count, has_bias=experts.has_bias),
         dispatch,
         *_mlp(model, "expert_", "expert_rows", experts.mlp, num_experts=experts.num_stored),
         Combine(source="expert_down", target="expert_added"),
     )
+    if are_beside:
+        router_norm = replace(_norm(model, "router_norm", STREAM, routed), factor=1 / math.sqrt(model.embed))
+        return Block(name="mlp", ops=(*_mlp_and(model, (router_norm, *by_experts)), _last_add(model, "mlp_added")))
+    ops: tuple[LayerOp, ...] = (_norm(model, "mlp_norm", STREAM, normed), *by_experts)
     added = ("expert_added",)
     if shared:
         ops, added = (*ops, *_mlp(model, "shared_", normed, shared)), (*added, "shared_down")
@@ -155,7 +159,21 @@ def moe_block(model: ModelConfig, experts: Experts) -> Block:
             (*ops, on_residual("shared_expert_gate", "shared_logit", 1), gate),
             ("expert_added", "shared_added"),
         )
-    return Block(name="mlp", ops=(*ops, _add(model, *added)))
+    return Block(name="mlp", ops=(*ops, _last_add(model, *added)))
+
+
+def _mlp_and(model: ModelConfig, by_experts: tuple[LayerOp, ...]) -> tuple[LayerOp, ...]:
+    """Return the ops of an MLP and of the experts beside it (`by_experts`), whose outputs are normed and summed."""
+    return (
+        _norm(model, "mlp_norm", STREAM, "mlp_normed"),
+        *_mlp(model, "", "mlp_normed", model.mlp),
+        _norm(model, "mlp_output_norm", "down", "mlp_output"),
+        _norm(model, "experts_norm", STREAM, "experts_normed"),
+        *by_experts,
+        _norm(model, "experts_output_norm", "expert_added", "experts_output"),
+        Add(sources=("mlp_output", "experts_output"), target="both"),
+        _norm(model, "mlp_post_norm", "both", "mlp_added"),
+    )
 
 
 def _stacks(model: ModelConfig, name: str, layers: range) -> tuple[Stack, ...]:
@@ -163,28 +181,36 @@ def _stacks(model: ModelConfig, name: str, layers: range) -> tuple[Stack, ...]:
 
     The stacks of a cycle are named `{name}_0`, `{name}_1` and so on.
     """
-    linear, experts = model.attention.linear, model.experts
+    linear, experts, full = model.attention.linear, model.experts, model.attention.full_heads
     are_linear = of_layers(linear.layers if linear else (False,), layers)
-    every = tuple(zip(are_linear, (experts is not None and experts.are_in(layer) for layer in layers), strict=True))
+    have_experts = (experts is not None and experts.are_in(layer) for layer in layers)
+    are_full = (full is not None and window is None for window in of_layers(model.attention.windows, layers))
+    every = tuple(zip(are_linear, have_experts, are_full, strict=True))
     kinds = shortest_cycle(every)
     if len(layers) % len(kinds):
         kinds = every  # One cycle of all layers.
     stacks: list[Stack] = []
-    for place, (is_linear, has_experts) in enumerate(kinds):
+    for place, (is_linear, has_experts, is_full) in enumerate(kinds):
         own = layers[place :: len(kinds)]
-        blocks = _blocks(model, own, experts if has_experts else None, is_linear=is_linear)
+        of_kind = model.with_full_heads if is_full else model
+        are_values_keys = is_full and full is not None and full.are_values_keys
+        blocks = _blocks(
+            of_kind, own, experts if has_experts else None, is_linear=is_linear, are_values_keys=are_values_keys
+        )
         label = name if len(kinds) == 1 else f"{name}_{place}"
         stacks.append(Stack(name=label, num_layers=len(own), blocks=blocks, is_alternating=place > 0))
     return tuple(stacks)
 
 
-def _blocks(model: ModelConfig, layers: range, experts: Experts | None, *, is_linear: bool) -> tuple[Block, ...]:
+def _blocks(
+    model: ModelConfig, layers: range, experts: Experts | None, *, is_linear: bool, are_values_keys: bool
+) -> tuple[Block, ...]:
     """Return the blocks of layers of one kind: attention and MLP (or experts), or one block with both in parallel."""
-    attention = _linear_attention_ops(model) if is_linear else _attention_ops(model, layers)
+    attention = _linear_attention_ops(model) if is_linear else _attention_ops(model, layers, are_values_keys)
     if model.parallel_blocks:
         both = Block(name="block", ops=(*attention, *_mlp_ops(model), _add(model, "attention_added", "mlp_added")))
         return (both,)
-    dense = Block(name="mlp", ops=(*_mlp_ops(model), _add(model, "mlp_added")))
+    dense = Block(name="mlp", ops=(*_mlp_ops(model), _last_add(model, "mlp_added")))
     mlp = moe_block(model, experts) if experts else dense
     return Block(name="attention", ops=(*attention, _add(model, "attention_added"))), mlp
 
@@ -235,13 +261,15 @@ def _linear_attention_ops(model: ModelConfig) -> tuple[LayerOp, ...]:
     return _norm(model, "attention_norm", STREAM, "attention_normed"), *projections, delta, head_norm, gated, output
 
 
-def _attention_ops(model: ModelConfig, layers: range) -> tuple[LayerOp, ...]:
+def _attention_ops(model: ModelConfig, layers: range, are_values_keys: bool) -> tuple[LayerOp, ...]:
     """Return the ops of attention from its norm to `attention_added`, which is added to the residual stream."""
     has_norm, has_post_norm = model.norms.is_before, model.norms.is_after
     norms = (_norm(model, "attention_norm", STREAM, "attention_normed"),) if has_norm else ()
     stream, of_latent = "attention_normed" if has_norm else STREAM, model.attention.latent
     rotary = _rotary(model, model.positions, layers) if isinstance(model.positions, RotaryPositions) else []
-    heads = _latent_heads(model, of_latent, stream, rotary) if of_latent else _heads(model, stream, rotary)
+    heads = (
+        _latent_heads(model, of_latent, stream, rotary) if of_latent else _heads(model, stream, rotary, are_values_keys)
+    )
     latent = LatentKeys(latent="latent", rotary="key_rope", key_weight="key", value_weight="value")
     attention = Attention(
         query="query",
@@ -278,7 +306,7 @@ def _attention_ops(model: ModelConfig, layers: range) -> tuple[LayerOp, ...]:
     return (*ops, _norm(model, "attention_post_norm", "attention_output", "attention_added"))
 
 
-def _heads(model: ModelConfig, stream: str, rotary: list[Rotary]) -> tuple[LayerOp, ...]:
+def _heads(model: ModelConfig, stream: str, rotary: list[Rotary], are_values_keys: bool) -> tuple[LayerOp, ...]:
     """Return the ops that compute queries, keys and values from the value named `stream`."""
     single: Dims = (("kv_heads", model.num_kv_heads), ("head_dim", model.head_dim))
     of_queries = _head_dims(model, model.head_dim)
@@ -295,7 +323,13 @@ def _heads(model: ModelConfig, stream: str, rotary: list[Rotary]) -> tuple[Layer
             is_fused=name in ("key", "value"),
         )
         for name, outputs in dims.items()
+        if name != "value" or not are_values_keys
     ]
+    if model.attention.has_value_norm:
+        # Before the norm of keys, which may be the values too.
+        source = "key" if are_values_keys else "value"
+        norm = _norm(model, "value_norm", source, "value", single[-1:])
+        ops.append(replace(norm, offset=0.0, has_scale=False))
     norms: list[LayerOp] = []
     if qk_norm := model.attention.qk_norm:
         norms = [
@@ -440,6 +474,11 @@ def _norm(model: ModelConfig, name: str, source: str, target: str, dims: Dims = 
 def _add(model: ModelConfig, *sources: str) -> Add:
     """Return the op that adds the values named `sources` to the residual stream."""
     return Add(sources=sources, scale=model.scales.residual)
+
+
+def _last_add(model: ModelConfig, *sources: str) -> Add:
+    """Return the last op of a layer, which adds these values to the residual stream."""
+    return replace(_add(model, *sources), has_layer_scale=model.scales.has_layer)
 
 
 def _head_dims(model: ModelConfig, size: int) -> Dims:

@@ -96,7 +96,22 @@ class LongRopeScaling:
     attention_factor: float | None = None
 
 
-RopeScaling = LinearRopeScaling | Llama3RopeScaling | DynamicRopeScaling | YarnRopeScaling | LongRopeScaling
+@dataclass(frozen=True, kw_only=True)
+class ProportionalRopeScaling:
+    """Only the first `share` of the pairs of dims is rotated, by frequencies divided by the factor (Gemma 4)."""
+
+    share: float
+    factor: float = 1.0
+
+
+RopeScaling = (
+    LinearRopeScaling
+    | Llama3RopeScaling
+    | DynamicRopeScaling
+    | YarnRopeScaling
+    | LongRopeScaling
+    | ProportionalRopeScaling
+)
 """How rotary frequencies are scaled."""
 
 

@@ -59,6 +59,7 @@ class Norm:
     epsilon: float = 1e-5
     offset: float = 0.0  # Added to the scale (Gemma stores it minus 1).
     has_bias: bool = False  # Whether the parameter `{name}_bias` is added.
+    factor: float = 1.0  # Factor of the result.
     has_scale: bool = True  # False: an RMSNorm without parameters (Llama 4's queries and keys).
     by_layer: tuple[bool, ...] = (True,)  # For each layer of a repeating cycle, whether it has the norm.
 
@@ -242,6 +243,8 @@ class Routing:
     group_score: int = 1  # A group's score is the sum of this many of its best experts' scores.
     is_normed: bool = True  # Whether the weights of a token's experts are normalised to sum to 1.
     scale: float = 1.0  # Factor of the weights after normalisation.
+    # Whether the weight of an expert is multiplied by its element of the parameter `expert_scale` (Gemma 4).
+    has_expert_scale: bool = False
     scales_input: bool = False  # Whether weights multiply the experts' inputs instead of their outputs (Llama 4).
 
 
@@ -295,8 +298,10 @@ class Add:
     """Add values to the residual stream, with the strategy's dropout."""
 
     sources: tuple[str, ...]
-    target: str = STREAM
+    target: str = STREAM  # Another name: the sum of the values alone, without dropout.
     scale: float = 1.0  # Factor of their sum.
+    # Whether the stream is then multiplied by the parameter `layer_scale` [1], which has no gradient (Gemma 4).
+    has_layer_scale: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

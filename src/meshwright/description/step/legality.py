@@ -9,11 +9,11 @@ from meshwright.description.step.layer import Lookup
 from meshwright.description.step.model import Model, ModelConfig, ProgramModel
 from meshwright.description.step.padding import check_padding, is_padded, padded
 from meshwright.description.step.parameter_tree import Parameter, Tree, leaves, parameters
-from meshwright.description.step.precision import check_precision
 from meshwright.description.step.rules import RULES, Rules, check_rules, local_parameter_shape, rules_of
 from meshwright.description.step.sequence import attention_ops, check_sequence
 from meshwright.description.step.stages import check_stages
 from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.strategy_checks import check_precision
 from meshwright.description.step.trained import LEAST_BLOCK, blocked_dim, stored_weight
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal
 
+from meshwright.description.step.attention import FullHeads, LatentAttention, LinearAttention
 from meshwright.description.step.frequencies import (
     DynamicRopeScaling,
     Frequencies,
@@ -59,6 +60,8 @@ class Experts:
     # Width of the shared MLP, which works on every token (several shared experts count as one wide one); 0: none.
     shared_mlp: int = 0
     has_shared_gate: bool = False  # Whether a sigmoid gate per token scales the shared MLP's output (Qwen2-MoE).
+    # Whether experts are beside the dense MLP of a layer, and router, experts and MLP each have norms (Gemma 4).
+    are_beside_mlp: bool = False
     has_bias: bool = False  # Whether router and experts have biases (gpt-oss).
     num_dense_layers: int = 0  # Number of first layers, which have a dense MLP.
     # For each layer after the dense ones, whether it has experts (else a dense MLP), as a cycle that repeats.
@@ -86,6 +89,8 @@ class Experts:
             )
         if self.balance_weight < 0:
             raise MeshwrightError(f"experts have balance_weight={self.balance_weight:g}; it is from 0")
+        if self.are_beside_mlp and self.shared_mlp:
+            raise MeshwrightError(f"experts beside an MLP have shared_mlp={self.shared_mlp}; the MLP has all tokens")
         if self.has_shared_gate and not self.shared_mlp:
             raise MeshwrightError("experts have has_shared_gate=True and shared_mlp=0; there is nothing to gate")
         groups, active, best = self.routing.num_groups, self.routing.num_active_groups, self.routing.group_score
@@ -128,50 +133,6 @@ class Experts:
         A token has `num_active` copies, at most one for each expert of that device.
         """
         return tokens * min(self.num_active, self.num_stored // ep)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatentAttention:
-    """Multi-head latent attention: keys and values from a narrow latent (DeepSeek-V2, arXiv:2405.04434)."""
-
-    query_rank: int | None  # Width of the queries' latent; None: queries come from the residual stream.
-    kv_rank: int
-    nope_head_dim: int  # Dims of a query and a key without rotary positions.
-    rope_head_dim: int  # Dims with rotary positions.
-    value_head_dim: int
-    norm_epsilon: float = 1e-6  # Epsilon of the norms of latents.
-
-    def __post_init__(self) -> None:
-        for field in ("query_rank", "kv_rank", "nope_head_dim", "rope_head_dim", "value_head_dim"):
-            if (value := getattr(self, field)) is not None and value < 1:
-                raise MeshwrightError(f"attention has {field}={value}; it takes a whole number from 1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinearAttention:
-    """Layers with the gated delta rule instead of attention (Gated DeltaNet, arXiv:2412.06464; Qwen3-Next)."""
-
-    num_heads: int  # Heads of queries and keys.
-    num_value_heads: int  # Evenly shared among the heads of queries and keys.
-    key_dim: int  # Dims of a query and a key.
-    value_dim: int
-    taps: int = 4  # Tokens that the convolution of queries, keys and values covers.
-    # Whether each layer has it instead of attention, as a cycle that repeats.
-    layers: tuple[bool, ...] = (True, True, True, False)
-
-    def __post_init__(self) -> None:
-        for field in ("num_heads", "num_value_heads", "key_dim", "value_dim", "taps"):
-            if (value := getattr(self, field)) < 1:
-                raise MeshwrightError(f"linear attention has {field}={value}; it takes a whole number from 1")
-        if self.num_value_heads % self.num_heads:
-            raise MeshwrightError(
-                f"linear attention has num_value_heads={self.num_value_heads} and num_heads={self.num_heads}; value"
-                f" heads are shared evenly, so heads must divide them"
-            )
-        if all(self.layers) or not any(self.layers):
-            raise MeshwrightError(
-                f"linear attention has layers={self.layers!r}; a cycle has layers with it and layers with attention"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +182,8 @@ class AttentionConfig:
     # a scale and only in layers with rotary embedding (Llama 4).
     qk_norm: Literal["head", "all heads", "rotated head", "rotated head, unscaled"] | None = None
     has_sinks: bool = False  # Whether each head has a learned logit that takes part in its softmax (gpt-oss).
+    has_value_norm: bool = False  # Whether each value head has an RMSNorm without a scale (Gemma 4).
+    full_heads: FullHeads | None = None
     has_output_gate: bool = False  # Whether a sigmoid gate scales each dim of the heads' outputs (Qwen3-Next).
     latent: LatentAttention | None = None
     linear: LinearAttention | None = None
@@ -252,6 +215,8 @@ class Scales:
     """Factors by which values are multiplied, and softcaps: with a softcap c, x becomes c * tanh(x / c)."""
 
     embedding: float = 1.0
+    # Whether the stream is multiplied by a stored number after each layer, which does not train (Gemma 4).
+    has_layer: bool = False
     residual: float = 1.0  # Factor of each block's output before it is added to the residual stream (Granite).
     attention: float | None = None  # Factor of attention scores; None: 1 / sqrt(head_dim).
     attention_softcap: float | None = None
@@ -334,6 +299,8 @@ class ModelConfig:
         elif isinstance(positions, LearnedPositions):
             check_fields(positions)
             _check_whole(self, "positions.rows", positions.rows)
+        if full := self.attention.full_heads:
+            _check_full_heads(self, full)
         if self.attention.linear and (self.attention.window or self.attention.latent):
             raise MeshwrightError(
                 f"model {self.name} has linear attention, and windows or latent attention in its other layers; they"
@@ -346,6 +313,15 @@ class ModelConfig:
                 f"model {self.name} has num_dense_layers={experts.num_dense_layers}{cycle} of"
                 f" num_layers={self.num_layers}, which leaves no layer to its experts; use num_layers {least} or more"
             )
+
+    @property
+    def with_full_heads(self) -> ModelConfig:
+        """The model with the heads of its layers without a window in all layers."""
+        full, attention = self.attention.full_heads, self.attention
+        if full is None:
+            return self
+        attention = replace(attention, windows=(None,), full_heads=None)
+        return replace(self, num_kv_heads=full.num_kv_heads, head_dim=full.head_dim, attention=attention)
 
     @property
     def needs_scores(self) -> bool:
@@ -451,6 +427,27 @@ def _check_cycle(model: ModelConfig, field: str, cycle: tuple[Any, ...]) -> None
     if not cycle:
         raise MeshwrightError(
             f"model {model.name} has {field}=(); it takes one for all layers, or one for each of a cycle of layers"
+        )
+
+
+def _check_full_heads(model: ModelConfig, full: FullHeads) -> None:
+    """Raise if the heads of layers without a window do not fit the model."""
+    for field in ("num_kv_heads", "head_dim"):
+        _check_whole(model, f"attention.full_heads.{field}", getattr(full, field))
+    attention = model.attention
+    wrong = (
+        model.num_heads % full.num_kv_heads
+        or attention.window is None
+        or None not in attention.windows
+        or attention.latent
+        or attention.linear
+        or attention.has_output_gate
+        or (full.are_values_keys and not attention.has_value_norm)
+    )
+    if wrong:
+        raise MeshwrightError(
+            f"model {model.name} has attention.full_heads={full!r}; its kv heads divide num_heads={model.num_heads},"
+            f" some layers have a window and some do not, and values that are keys have a norm of their own"
         )
 
 

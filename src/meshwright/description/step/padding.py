@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from meshwright.description.step.model import Model, ModelConfig
-from meshwright.description.step.parameter_tree import Parameter, num_parameters
+from meshwright.description.step.parameter_tree import Parameter, leaves, num_parameters, parameters
 from meshwright.description.step.rules import Rules
 from meshwright.description.step.strategy import Strategy
 from meshwright.errors import MeshwrightError
@@ -50,23 +50,45 @@ def _padded(model: AnyModel, vocab_parts: int, head_parts: int, expert_parts: in
     # The padding is smaller than the vocabulary, so that `runtime.arrays.fit` can tell it from copies.
     vocab = model.vocab + (-model.vocab % vocab_parts if model.vocab > vocab_parts else 0)
     kv_heads, heads = model.num_kv_heads, model.num_heads
-    if kv_heads > head_parts and model.attention.qk_norm != "all heads":
+    attention, full = model.attention, model.attention.full_heads
+    if full is not None:
+        # Query heads of both kinds of layers are as many, so kv heads are copied and not padded.
+        if all(_divides_or_copies(own, heads, head_parts) for own in (kv_heads, full.num_kv_heads)):
+            kv_heads = max(kv_heads, head_parts)
+            attention = replace(attention, full_heads=replace(full, num_kv_heads=max(full.num_kv_heads, head_parts)))
+    elif kv_heads > head_parts and model.attention.qk_norm != "all heads":
         kv_heads += -kv_heads % head_parts
         heads = kv_heads * model.num_groups
     elif not head_parts % kv_heads and not heads % head_parts and model.attention.latent is None:
         kv_heads = head_parts
     experts = model.experts and model.experts.padded(expert_parts)
-    if (vocab, kv_heads, experts) == (model.vocab, model.num_kv_heads, model.experts):
+    if (vocab, kv_heads, experts, attention) == (model.vocab, model.num_kv_heads, model.experts, model.attention):
         return model
-    return replace(model, vocab=vocab, num_kv_heads=kv_heads, num_heads=heads, experts=experts)
+    return replace(model, vocab=vocab, num_kv_heads=kv_heads, num_heads=heads, experts=experts, attention=attention)
 
 
-def kv_copies(model: Model, mesh: MeshShape, rules: Rules) -> int:
-    """Return the number of copies of each kv head on a mesh."""
+def _divides_or_copies(kv_heads: int, heads: int, parts: int) -> bool:
+    """Whether `parts` devices can split so many kv heads, or each has a copy of one and equally many query heads."""
+    return kv_heads % parts == 0 or (parts % kv_heads == 0 and heads % parts == 0)
+
+
+def kv_copies(model: Model, mesh: MeshShape, rules: Rules) -> tuple[tuple[str, int], ...]:
+    """Return the path of each parameter whose kv heads a mesh copies, and the number of copies of each head."""
     stored = padded(model, mesh, rules)
     if not isinstance(model, ModelConfig) or not isinstance(stored, ModelConfig):
-        return 1
-    return max(1, stored.num_kv_heads // model.num_kv_heads)
+        return ()
+    return _copies(model, stored)
+
+
+@lru_cache(maxsize=1 << 10)
+def _copies(model: ModelConfig, stored: ModelConfig) -> tuple[tuple[str, int], ...]:
+    found: list[tuple[str, int]] = []
+    after = dict(leaves(parameters(stored)))
+    for path, parameter in leaves(parameters(model)):
+        if is_of_kv_heads(parameter):
+            dim = parameter.axes.index("kv_heads")
+            found.append((path, after[path].shape[dim] // parameter.shape[dim]))
+    return tuple((path, copies) for path, copies in found if copies > 1)
 
 
 def is_of_kv_heads(parameter: Parameter) -> bool:
@@ -80,7 +102,12 @@ def divides_padded(model: Model, mesh: MeshShape, rules: Rules) -> bool:
     if not isinstance(stored, ModelConfig):
         return True
     experts = stored.experts.num_stored if stored.experts else 0
-    return not (stored.num_kv_heads % mesh.degree(rules["kv_heads"]) or experts % mesh.degree(rules["expert"]))
+    full = stored.with_full_heads.num_kv_heads
+    return not (
+        full % mesh.degree(rules["kv_heads"])
+        or stored.num_kv_heads % mesh.degree(rules["kv_heads"])
+        or experts % mesh.degree(rules["expert"])
+    )
 
 
 def describe_padding(model: Model, mesh: MeshShape, rules: Rules) -> str:
@@ -89,14 +116,20 @@ def describe_padding(model: Model, mesh: MeshShape, rules: Rules) -> str:
     if not isinstance(model, ModelConfig) or not isinstance(stored, ModelConfig):
         return ""
     found = [f"vocab padded from {model.vocab:,} to {stored.vocab:,}"] if stored.vocab != model.vocab else []
-    if (copies := kv_copies(model, mesh, rules)) > 1:
-        heads = "its one kv head" if model.num_kv_heads == 1 else f"each of {model.num_kv_heads} kv heads"
-        found.append(f"{copies} copies of {heads}")
-    elif stored.num_kv_heads != model.num_kv_heads:
-        found.append(f"kv_heads padded from {model.num_kv_heads} to {stored.num_kv_heads}")
+    found += _describe_heads(model.num_kv_heads, stored.num_kv_heads)
+    if model.attention.full_heads and stored.attention.full_heads:
+        heads = (model.attention.full_heads.num_kv_heads, stored.attention.full_heads.num_kv_heads)
+        found += [f"{text} of layers without a window" for text in _describe_heads(*heads)]
     if model.experts and stored.experts and stored.experts.padding:
         found.append(f"experts padded from {model.experts.count} to {stored.experts.num_stored}")
     return " and ".join(found)
+
+
+def _describe_heads(own: int, stored: int) -> list[str]:
+    """Describe how kv heads are padded or copied; [] if they are not."""
+    if (copies := stored // own) > 1:
+        return [f"{copies} copies of {'its one kv head' if own == 1 else f'each of {own} kv heads'}"]
+    return [f"kv_heads padded from {own} to {stored}"] if stored != own else []
 
 
 def padding_notes(model: Model, mesh: MeshShape, rules: Rules) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from meshwright.description.step.blocks import program
 from meshwright.description.step.layer import (
     HEADS,
     LINEAR_HEADS,
+    Add,
     Attention,
     Dims,
     Dispatch,
@@ -36,6 +37,12 @@ STACKED = ("layers", "dense_layers")
 
 CHOICE_BIAS = "choice_bias"
 """Name of the parameter added to a router's scores only to choose experts (`Routing`). It has no gradient."""
+
+EXPERT_SCALE = "expert_scale"
+"""Name of the parameter that multiplies the weight of each expert's output (`Routing`)."""
+
+LAYER_SCALE = "layer_scale"
+"""Name of the parameter by which the stream is multiplied after a layer (`Add`). It has no gradient."""
 
 SINKS = "sinks"
 """Name of the parameter with attention sinks: logits that take a share of each head's softmax (`Attention`)."""
@@ -127,9 +134,12 @@ def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
             return {op.name: scale} | ({f"{op.name}_bias": bias} if op.has_bias else {})
         case Linear():
             return ({} if op.is_tied else _weight(op)) | _branch(op.branch, op.low_rank, op.inputs, op.outputs)
-        case Dispatch() if op.routing.has_choice_bias:
-            shape = (op.num_experts,)
-            return {CHOICE_BIAS: Parameter(shape=shape, axes=("router",), scale=0.0, role="vector")}
+        case Dispatch():
+            bias = Parameter(shape=(op.num_experts,), axes=("router",), scale=0.0, role="vector")
+            found = {CHOICE_BIAS: bias} if op.routing.has_choice_bias else {}
+            return found | ({EXPERT_SCALE: replace(bias, init="ones")} if op.routing.has_expert_scale else {})
+        case Add() if op.has_layer_scale:
+            return {LAYER_SCALE: Parameter(shape=(1,), axes=("norm",), init="ones", role="vector")}
         case Attention() if op.has_sinks:
             shape = (op.num_kv_heads, op.num_heads // op.num_kv_heads)
             return {SINKS: Parameter(shape=shape, axes=HEADS[:2], scale=0.0, role="vector")}

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from typing import Literal
 
 from meshwright.description.step.blocks import program
 from meshwright.description.step.ir import Array, Extents, Repeat, Step
@@ -89,7 +90,7 @@ def _without_batch_sizes(serving: Serving, layout: ServingLayout) -> tuple[Serve
         "P": mesh.degree(SERVING_RULES["vocab"]),
         "T": kept,
         # Pages are read whole; keys outside a query's window are masked.
-        "keys": paged if serving.is_paged else keys_of_query(serving),
+        "keys": paged_tokens(serving, parts, "queries") if serving.is_paged else keys_of_query(serving),
     }
     step = ServeStep(
         ops=ops,
@@ -117,10 +118,30 @@ def model_step(serving: Serving, batch: int) -> Step:
     return Step(ops=ops, repeats=_repeats(found), extents=Extents(sizes=sizes, mesh=MeshShape()))
 
 
-def mean_over_layers(model: ModelConfig, of_window: Callable[[int | None], float]) -> float:
+Weight = Literal["cache", "queries"]
+"""How layers with heads of different sizes weigh in a mean over layers.
+
+`cache`: by the keys and values that they cache of a token. `queries`: by the products of queries with keys and values.
+"""
+
+
+def mean_over_layers(model: ModelConfig, of_window: Callable[[int | None], float], weight: Weight = "cache") -> float:
     """Return the mean over layers of `of_window(window)`; the window is None for a layer that attends to all keys."""
-    windows = layers_by_window(model)
+    windows = _weights(model, weight)
     return sum(count * of_window(window) for window, count in windows.items()) / sum(windows.values())
+
+
+@cache
+def _weights(model: ModelConfig, weight: Weight) -> Mapping[int | None, int]:
+    """Return the number of layers by window, times the weight of each; without common factors."""
+    sizes: dict[int | None, int] = {}
+    for stack in program(model).stacks:
+        for op in stack.ops:
+            if isinstance(op, Attention):
+                heads = op.num_kv_heads if weight == "cache" else op.num_heads
+                sizes |= dict.fromkeys(op.windows, heads * (op.qk_dim + op.value_dim))
+    factor = math.gcd(*sizes.values())
+    return {window: count * sizes[window] // factor for window, count in layers_by_window(model).items()}
 
 
 @cache
@@ -146,10 +167,10 @@ def pages_read(windows: Iterable[int | None], page_size: int, most: int, length:
     return tuple(most if window is None else min(most, (window + length - 2) // page_size + 2) for window in windows)
 
 
-def kept_tokens(serving: Serving) -> int:
+def kept_tokens(serving: Serving, weight: Weight = "cache") -> int:
     """Return how many tokens of a sequence of full length are still inside windows, as a mean over layers."""
     context = serving.context
-    return math.ceil(mean_over_layers(serving.model, lambda window: min(context, window or context)))
+    return math.ceil(mean_over_layers(serving.model, lambda window: min(context, window or context), weight))
 
 
 def keys_of_query(serving: Serving) -> float:
@@ -160,20 +181,22 @@ def keys_of_query(serving: Serving) -> float:
     """
     length, is_chunked = serving.prompt_len, serving.model.attention.is_chunked
     if serving.phase == "decode":
-        return kept_tokens(serving)
-    return mean_over_layers(serving.model, lambda own: visible_pairs(length, own, is_chunked=is_chunked)) / length
+        return kept_tokens(serving, "queries")
+    pairs = mean_over_layers(serving.model, lambda own: visible_pairs(length, own, is_chunked=is_chunked), "queries")
+    return pairs / length
 
 
-def paged_tokens(serving: Serving, parts: int = 1) -> float:
+def paged_tokens(serving: Serving, parts: int = 1, weight: Weight = "cache") -> float:
     """Return how many tokens fit into the pages of a sequence of full length on one device, as a mean over layers.
 
     parts: devices over which the pages are evenly split.
     """
     unit = serving.page_size * parts
     if not serving.is_paged:
-        return mean_over_layers(serving.model, lambda window: cache_slots(window, serving.context, unit)) / parts
+        slots = mean_over_layers(serving.model, lambda window: cache_slots(window, serving.context, unit), weight)
+        return slots / parts
     of_window = dict(zip(layers_by_window(serving.model), table_entries(serving, parts), strict=True))
-    return mean_over_layers(serving.model, of_window.__getitem__) * serving.page_size
+    return mean_over_layers(serving.model, of_window.__getitem__, weight) * serving.page_size
 
 
 def table_entries(serving: Serving, parts: int = 1) -> tuple[int, ...]:

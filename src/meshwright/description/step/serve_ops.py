@@ -131,11 +131,14 @@ class _BlockWalk:
         has_experts = any(isinstance(op, Dispatch) for op in self.block.ops)
         for _ in range(len(products) + (has_experts and not self.layout.axes("expert"))):
             yield from self._move(f"{self.block.name} input", (residual, stream))
+        # Values with the dims of the stream that norms read before they are added to it.
+        streams = {name for name, op in self.linears.items() if op.outputs[0][0] == "embed"}
+        streams |= {op.target for op in self.block.ops if isinstance(op, Combine | Add)} - {STREAM}
         for op in self.block.ops:
             match op:
                 case Linear():
                     yield from self._linear(op)
-                case Norm() if op.source in self.linears and self.linears[op.source].outputs[0][0] == "embed":
+                case Norm() if op.source in streams:
                     yield from self._norm_sums(op)
                 case Norm() if op.dims:
                     rows = self._summed_over_fsdp(Array("squares", self.layout.tokens)).dims
@@ -143,7 +146,7 @@ class _BlockWalk:
                     yield from self._move(f"{op.name} squares", (of_heads, _reduced(of_heads)))
                 case SigmoidGate() if self.part is Block.ATTENTION:
                     yield from self._reduced_inputs("attention gate", op.by)
-                case SigmoidGate():
+                case SigmoidGate() | Norm() if op.source in self.arrays:
                     self.arrays[op.target] = self.arrays[op.source]
                 case Attention():
                     yield from self._attention(op)
@@ -158,6 +161,8 @@ class _BlockWalk:
                     yield from self._exchange(op)
                 case Dispatch():
                     yield from self._choices(op)
+                case Add() if op.target != STREAM:
+                    yield self._pass("residual", residual)
                 case Add():
                     # In decode the sum is one all-reduce, in prefill it is scattered along the tokens.
                     for _ in range(2 if self._adds_shared_expert(op) else 1):

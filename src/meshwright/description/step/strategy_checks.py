@@ -76,3 +76,14 @@ def unused_options(workload: Workload, mesh: MeshShape, strategy: Strategy) -> d
 def has_reference(workload: Workload) -> bool:
     """Whether a step runs a frozen reference model (DPO with a live reference)."""
     return workload.objective == "dpo" and workload.reference == "live"
+
+
+def check_precision(mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise an error if a strategy's precision can be planned but not run."""
+    if strategy.optimizer == "adamw-8bit":
+        raise MeshwrightError("optimizer adamw-8bit can be planned but not run; use adamw with bf16 moments")
+    if strategy.matmul_dtype and mesh.tp > 1 and strategy.collective_matmul:
+        raise MeshwrightError(
+            f"matmuls in {strategy.matmul_dtype} can be planned, but cannot run as matmuls"
+            f" overlapped over tp={mesh.tp}; use collective_matmul=False"
+        )

@@ -24,7 +24,7 @@ from meshwright.description.step.ir import (
 )
 from meshwright.description.step.layer import STREAM, Lookup, Stack
 from meshwright.description.step.model import Model
-from meshwright.description.step.padding import is_of_kv_heads, kv_copies, padded
+from meshwright.description.step.padding import kv_copies, padded
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.passes.differentiate import (
     backward_ops,
@@ -125,7 +125,7 @@ def _ops(
     strategy: Strategy,
     is_shared: bool,
     is_packed: bool,
-    copies: int,
+    copies: tuple[tuple[str, int], ...],
 ) -> Ops:
     """Return the ops of a step. They depend on which axes are larger than 1, not on their degrees.
 
@@ -140,7 +140,7 @@ def _ops(
         strategy: the strategy, without fields that only change counts.
         is_shared: whether stages share the sequences of the layers before the pipeline (`is_shared_before`).
         is_packed: whether a row of the batch has several documents.
-        copies: the number of copies of each kv head.
+        copies: as in `kv_copies`.
     """
     found, mesh = program(model), STAGED if "pp" in live else MeshShape()
     layout = layout_of(live, mesh, _of_layout(strategy), is_pair=is_pair, is_packed=is_packed)
@@ -353,13 +353,19 @@ def _has_product(node: Node) -> bool:
 
 @lru_cache(maxsize=1 << 10)
 def _update(
-    model: Model, frozen: frozenset[str], layout: Layout, is_one_program: bool, optimizer: Optimizer, copies: int
+    model: Model,
+    frozen: frozenset[str],
+    layout: Layout,
+    is_one_program: bool,
+    optimizer: Optimizer,
+    copies: tuple[tuple[str, int], ...],
 ) -> tuple[Communicate, ...]:
     """Return the collectives of the optimizer's update, including the sums over copies of kv heads.
 
-    is_one_program: whether all pipeline stages are one program. copies: the number of copies of each kv head.
+    is_one_program: whether all pipeline stages are one program. copies: as in `kv_copies`.
     """
     found: list[Communicate] = []
+    number = dict(copies)
     for path, parameter in leaves(parameters(model)):
         if path in frozen:
             continue
@@ -367,8 +373,8 @@ def _update(
         for name, size in zip(parameter.axes, parameter.shape, strict=True):
             axes = () if name == "layers" and not is_one_program else layout.axes(name)
             dims.append(Dim("N", size, axes))
-        if copies > 1 and is_of_kv_heads(parameter):
-            found.append(sum_of_copies(path, tuple(dims), parameter.axes.index("kv_heads"), copies))
+        if path in number:
+            found.append(sum_of_copies(path, tuple(dims), parameter.axes.index("kv_heads"), number[path]))
         found += update_moves(path, tuple(dims), is_adafactor=optimizer == "adafactor")
         if optimizer == "muon" and is_matrix(parameter):
             live = layout.live if is_one_program else layout.live - {"pp"}

@@ -39,7 +39,7 @@ from meshwright.description.step.layer import (
     Stack,
     vector_dims,
 )
-from meshwright.description.step.parameter_tree import LORA_M, SINKS
+from meshwright.description.step.parameter_tree import LAYER_SCALE, LORA_M, SINKS
 from meshwright.execution.models.activation import activate
 from meshwright.execution.models.adapters import column_norms, factors, magnitude_over_norm
 from meshwright.execution.models.attention_layer import attention_layer
@@ -285,6 +285,9 @@ def _run_experts(run: _Run, _: Block, *ops: LayerOp) -> None:
 
 def _run_add(run: _Run, block: Block, op: Add) -> None:
     """Add values to the residual stream; partial sums over tp are added first and reduce-scattered once."""
+    if op.target != STREAM:
+        run.values[op.target] = _sum([run.values[name] for name in op.sources])
+        return
     layout, rng = run.context.layout, run.context.rng
     partial = [name for name in op.sources if name in run.partial]
     values = [run.values[name] for name in op.sources if name not in run.partial]
@@ -296,7 +299,10 @@ def _run_add(run: _Run, block: Block, op: Add) -> None:
         values.append(_with_bias(summed, _sum(biases) if biases else None))
     place = MLP if block.name == "mlp" else ATTENTION
     added = _sum(values) if op.scale == 1.0 else _sum(values) * jnp.asarray(op.scale, values[0].dtype)
-    run.values[op.target] = run.values[op.target] + dropout(added, rng, layout, place)
+    after = run.values[op.target] + dropout(added, rng, layout, place)
+    if op.has_layer_scale:
+        after = after * lax.stop_gradient(run.weights[LAYER_SCALE]).astype(after.dtype).reshape(1, 1, 1)
+    run.values[op.target] = after
 
 
 LOWERINGS: Mapping[type, Callable[..., None]] = {

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.description.step.layer import Dispatch, Gated, Linear
 from meshwright.description.step.model import Experts
-from meshwright.description.step.parameter_tree import CHOICE_BIAS
+from meshwright.description.step.parameter_tree import CHOICE_BIAS, EXPERT_SCALE
 from meshwright.description.step.rules import RULES
 from meshwright.description.step.strategy import MatmulDtype
 from meshwright.errors import MeshwrightError
@@ -95,6 +95,7 @@ def moe_layer(
     routed = layout.spec("batch", "residual_sequence", "router")
     # Stop the gradient outside `shard_map`, which would sum zeros over all devices.
     choice_bias = jax.lax.stop_gradient(weights[CHOICE_BIAS]) if ops.dispatch.routing.has_choice_bias else None
+    expert_scale = weights[EXPERT_SCALE] if ops.dispatch.routing.has_expert_scale else None
     stream, tokens = layout.spec(*STREAM), layout.axes("batch") + layout.axes("residual_sequence")
     mixed = on_shards(
         partial(
@@ -107,13 +108,13 @@ def moe_layer(
         ),
         layout,
         in_specs=(
-            *(stream, routed, P(), layout.spec("batch", "sequence")),
+            *(stream, routed, P(), P(), layout.spec("batch", "sequence")),
             {name: jax.typeof(bias).sharding.spec for name, bias in biases.items()},
             *(jax.typeof(weight).sharding.spec for weight in used),
         ),
         out_specs=(stream, P(tokens or None, None, None)),
     )
-    added, load = mixed(h, logits, choice_bias, segments, biases, *used)
+    added, load = mixed(h, logits, choice_bias, expert_scale, segments, biases, *used)
     return checkpoint_name(added, PRODUCT), load
 
 
@@ -145,6 +146,7 @@ def _moe_on_device(
     h: Array,
     logits: Array,
     choice_bias: Array | None,
+    expert_scale: Array | None,
     segments: Array | None,
     biases: Mapping[str, Array],
     *weights: Array,
@@ -165,7 +167,7 @@ def _moe_on_device(
     if split.width and not split.tokens:
         # Each device has all tokens and a shard of each expert: sum gradients once here, not once per matmul.
         h = jax.lax.pcast(h, split.width, to="varying")
-    choice = route(logits, experts.num_active, experts.routing, choice_bias)
+    choice = route(logits, experts.num_active, experts.routing, choice_bias, expert_scale)
     is_token = None if segments is None else _local_segments(segments, h, split) > 0
     if is_token is not None and experts.capacity_factor is not None:
         # Padding gets an expert number beyond the last, which has no slot.

@@ -24,9 +24,9 @@ def norm(x: Array, op: Norm, scale: Array | None, bias: Array | None = None) -> 
     """Normalize x [..., d] over its last dim (or dims: `op.dims`), in float32; the result has the dtype of x."""
     if scale is None:
         scale = jnp.ones(op.size, x.dtype)
-    if op.offset:
-        scale = scale.astype(jnp.float32) + op.offset
-        op = replace(op, offset=0.0)
+    if op.offset or op.factor != 1.0:
+        scale = (scale.astype(jnp.float32) + op.offset) * op.factor
+        op = replace(op, offset=0.0, factor=1.0)
     if op.dims:
         if any(jax.typeof(x).sharding.spec[1 - len(op.dims) :]):
             # These dims cannot be merged, because one after the first is sharded.

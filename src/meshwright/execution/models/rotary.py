@@ -7,6 +7,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -17,6 +18,7 @@ from meshwright.description.step.frequencies import (
     LinearRopeScaling,
     Llama3RopeScaling,
     LongRopeScaling,
+    ProportionalRopeScaling,
     YarnRopeScaling,
 )
 from meshwright.description.step.layer import Rotary
@@ -24,10 +26,14 @@ from meshwright.description.step.model import ModelConfig
 
 
 class RotaryTables(NamedTuple):
-    """Cosines and sines of each dim pair's rotation angle [b, s, size / 2]; b is 1 if rows have the same positions."""
+    """Cosines and sines of each dim pair's rotation angle [b, s, size / 2]; b is 1 if rows have the same positions.
+
+    rest: the factor of dims that are not rotated [b, s, 1], by which cosines and sines are multiplied too; None: 1.
+    """
 
     cos: Array
     sin: Array
+    rest: Array | None = None
 
 
 AllTables = Mapping[tuple[Frequencies, int], RotaryTables]
@@ -49,18 +55,19 @@ def rotary_tables(positions: Array, model: ModelConfig, length: Array | int) -> 
         known = jnp.atleast_1d(length) if frequencies.depends_on_length else jnp.zeros(1, int)
         by_position = _angles(frequencies, size, (known[:, None] if known.ndim == 1 else known)[..., None])
         angles = jnp.atleast_2d(positions)[..., None].astype(jnp.float32) * by_position
-        scale = frequencies.magnitude * _query_scale(frequencies, positions)
-        tables[frequencies, size] = RotaryTables(scale * jnp.cos(angles), scale * jnp.sin(angles))
+        rest = _query_scale(frequencies, positions)
+        scale = frequencies.magnitude * (1.0 if rest is None else rest)
+        tables[frequencies, size] = RotaryTables(scale * jnp.cos(angles), scale * jnp.sin(angles), rest)
     return tables
 
 
-def _query_scale(frequencies: Frequencies, positions: Array) -> Array | float:
-    """Return the factor of queries at each position, [b, s, 1]; 1 if the model does not scale queries by position.
+def _query_scale(frequencies: Frequencies, positions: Array) -> Array | None:
+    """Return the factor of queries at each position, [b, s, 1]; None if the model does not scale queries by position.
 
     A rotation is linear, so the caller multiplies cosines and sines by the factor.
     """
     if (scaling := frequencies.query_scaling) is None:
-        return 1.0
+        return None
     windows = (jnp.atleast_2d(positions)[..., None] + scaling.offset) // scaling.length
     return 1.0 + scaling.beta * jnp.log1p(windows.astype(jnp.float32))
 
@@ -82,7 +89,11 @@ def rotate(x: Array, op: Rotary, tables: AllTables, layer: Array | int | None) -
     cos, sin = jnp.expand_dims(by.cos, heads), jnp.expand_dims(by.sin, heads)
     first, second = jnp.split(turned, 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return jnp.concatenate([wide[..., : op.start], turned, wide[..., stop:]], axis=-1).astype(x.dtype)
+    before, after = wide[..., : op.start], wide[..., stop:]
+    if by.rest is not None and turned.shape[-1] < x.shape[-1]:
+        rest = jnp.expand_dims(by.rest, heads)
+        before, after = before * rest, after * rest
+    return jnp.concatenate([before, turned, after], axis=-1).astype(x.dtype)
 
 
 def _table_of_layer(op: Rotary, tables: AllTables, layer: Array | int | None) -> RotaryTables:
@@ -90,10 +101,16 @@ def _table_of_layer(op: Rotary, tables: AllTables, layer: Array | int | None) ->
     kinds = dict.fromkeys(op.by_layer)
     if len(kinds) == 1:
         return tables[op.by_layer[0], op.size]
-    shares = {kind: is_of_kind(kind, op.by_layer, layer).astype(jnp.float32) for kind in kinds}
-    own = [[share * array for array in tables[kind, op.size]] for kind, share in shares.items()]
-    cos, sin = (functools.reduce(jnp.add, arrays) for arrays in zip(*own, strict=True))
-    return RotaryTables(cos, sin)
+    own = [tables[kind, op.size] for kind in kinds]
+    if any(table.rest is not None for table in own):
+        ones = jnp.ones((1, 1, 1), jnp.float32)
+        own = [table._replace(rest=ones) if table.rest is None else table for table in own]
+    shares = [is_of_kind(kind, op.by_layer, layer).astype(jnp.float32) for kind in kinds]
+
+    def chosen(*arrays: Array) -> Array:
+        return functools.reduce(jnp.add, (share * array for share, array in zip(shares, arrays, strict=True)))
+
+    return jax.tree.map(chosen, *own)
 
 
 def is_of_kind(kind: Hashable, cycle: Sequence[Hashable], layer: Array | int | None) -> Array:
@@ -132,6 +149,8 @@ def _angles(frequencies: Frequencies, size: int, length: Array) -> Array:
             low, high = scaling.ramp(theta, size)
             scaled = jnp.clip((jnp.arange(size // 2, dtype=jnp.float32)[None, None] - low) / (high - low), 0.0, 1.0)
             return angles * (scaled / factor + (1 - scaled))
+        case ProportionalRopeScaling(share=share, factor=factor):
+            return jnp.where(jnp.arange(size // 2)[None, None] < int(share * size // 2), angles / factor, 0.0)
         case LongRopeScaling(original_max_seq_len=original) as scaling:
             factors = (jnp.array(own, jnp.float32)[None, None] for own in (scaling.long_factor, scaling.short_factor))
             return angles / jnp.where(length > original, *factors)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from meshwright.description.step.padding import is_of_kv_heads, kv_copies
+from meshwright.description.step.padding import kv_copies
 from meshwright.description.step.parameter_tree import leaves, map_leaves, parameters
 from meshwright.description.step.workload import Workload
 from meshwright.execution.runtime.sharding_context import ShardingContext
@@ -22,14 +22,14 @@ def sum_over_copies(gradients: Any, workload: Workload, layout: ShardingContext)
     Each device writes the gradient of its copy into an array of all heads; one all-reduce over the axes that split
     heads sums these arrays.
     """
-    axes, copies = layout.axes("kv_heads"), kv_copies(workload.model, layout.mesh, layout.rules)
+    axes = layout.axes("kv_heads")
 
-    def summed(array: Array, dim: int) -> Array:
+    def summed(array: Array, dim: int, copies: int) -> Array:
         spec = jax.typeof(array).sharding.spec
 
         def local(own: Array) -> Array:
             head = jax.lax.axis_index(axes) // copies
-            shape = tuple(workload.config.num_kv_heads if at == dim else size for at, size in enumerate(own.shape))
+            shape = tuple(array.shape[dim] // copies if at == dim else size for at, size in enumerate(own.shape))
             heads = jax.lax.dynamic_update_slice_in_dim(
                 jnp.zeros(shape, jnp.float32), own.astype(jnp.float32), head, dim
             )
@@ -42,19 +42,24 @@ def sum_over_copies(gradients: Any, workload: Workload, layout: ShardingContext)
 
 def each_once(gradients: Any, workload: Workload, layout: ShardingContext) -> Any:
     """Return gradients whose global norm counts each kv head once: those of heads with c copies, divided by sqrt(c)."""
-    share = 1 / math.sqrt(kv_copies(workload.model, layout.mesh, layout.rules))
-    return _on_copied(lambda array, dim: array * jnp.asarray(share, array.dtype), gradients, workload, layout)
+    return _on_copied(
+        lambda array, _, copies: array * jnp.asarray(1 / math.sqrt(copies), array.dtype), gradients, workload, layout
+    )
 
 
 def _on_copied(
-    change: Callable[[Array, int], Array], gradients: Any, workload: Workload, layout: ShardingContext
+    change: Callable[[Array, int, int], Array], gradients: Any, workload: Workload, layout: ShardingContext
 ) -> Any:
-    """Return gradients with `change`, (array, its dim of kv heads) -> array, applied where kv heads are copied."""
-    if kv_copies(workload.model, layout.mesh, layout.rules) == 1:
+    """Return gradients with `change` applied to those of copied kv heads.
+
+    change: a function of the array, of the dim of kv heads, and of the number of copies of each.
+    """
+    copies = dict(kv_copies(workload.model, layout.mesh, layout.rules))
+    if not copies:
         return gradients
     dims = {
         path: parameter.axes.index("kv_heads")
         for path, parameter in leaves(parameters(workload.model))
-        if is_of_kv_heads(parameter)
+        if path in copies
     }
-    return map_leaves(lambda path, array: change(array, dims[path]) if path in dims else array, gradients)
+    return map_leaves(lambda path, array: change(array, dims[path], copies[path]) if path in dims else array, gradients)

@@ -63,9 +63,11 @@ def with_whole_heads(layout: ShardingContext, model: ModelConfig) -> ShardingCon
     Returns `layout` itself if its axes divide the kv heads.
     """
     axes = layout.rules["kv_heads"]
-    if padded(model, layout.mesh, layout.rules).num_kv_heads == model.num_kv_heads:
+    stored, full = padded(model, layout.mesh, layout.rules), model.with_full_heads
+    if (stored.num_kv_heads, stored.with_full_heads.num_kv_heads) == (model.num_kv_heads, full.num_kv_heads):
         return layout
-    is_even = model.attention.latent is None and model.head_dim % layout.mesh.degree(axes) == 0
+    sizes = (model.head_dim, full.head_dim)
+    is_even = model.attention.latent is None and not any(size % layout.mesh.degree(axes) for size in sizes)
     return replace(layout, rules={**layout.rules, "kv_heads": (), "head_dim": axes if is_even else ()})
 
 

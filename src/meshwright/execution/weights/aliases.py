@@ -15,7 +15,7 @@ import numpy as np
 
 from meshwright.description.families.family import PublishedFamily
 from meshwright.errors import MeshwrightError
-from meshwright.execution.weights.directory import Tensor
+from meshwright.execution.weights.directory import DTYPES, Tensor
 
 BUFFERS = (r"rotary_emb\.inv_freq$",)
 """Regular expressions for names of tensors, in any family, that are computed from config.json and are no weights."""
@@ -34,6 +34,7 @@ def with_known_names(
     Raises:
         MeshwrightError: config.json ties the unembedding to the embedding, and both are stored and differ.
     """
+    tensors = _with_own_experts(tensors, known)
     prefixes = sorted({name.partition(".")[0] for name in known})
     ignored = re.compile("|".join((*BUFFERS, *family.buffers)))
     found: dict[str, Tensor] = {}
@@ -43,6 +44,28 @@ def with_known_names(
         if ours in known or not ignored.search(name):
             found[ours] = replace(tensor, name=ours)
     return _with_one_table(found, known, family)
+
+
+def _with_own_experts(tensors: Mapping[str, Tensor], known: frozenset[str]) -> dict[str, Tensor]:
+    """Return the tensors with those of all experts split into each expert's own, if `known` has these.
+
+    Qwen3.5 publishes `experts.gate_up_proj` [experts, 2 mlp, embed] and `experts.down_proj` [experts, embed, mlp].
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        module, _, kind = name.rpartition(".")
+        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind, ())
+        is_plain = len(tensor.shape) == 3 and tensor.dtype in DTYPES
+        if not (is_plain and parts and f"{module}.0.{parts[0]}.weight" in known):
+            found[name] = tensor
+            continue
+        count, rows, columns = tensor.shape
+        shape = (rows // len(parts), columns)
+        size = tensor.nbytes // (count * len(parts))
+        for number in range(count * len(parts)):
+            own = f"{module}.{number // len(parts)}.{parts[number % len(parts)]}.weight"
+            found[own] = replace(tensor, name=own, shape=shape, start=tensor.start + number * size)
+    return found
 
 
 def _with_one_table(found: dict[str, Tensor], known: frozenset[str], family: PublishedFamily) -> dict[str, Tensor]:

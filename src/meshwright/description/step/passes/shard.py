@@ -49,7 +49,7 @@ from meshwright.description.step.passes.nodes import (
     weight_of,
 )
 from meshwright.description.step.passes.shard_delta import delta_matmuls
-from meshwright.description.step.passes.shard_experts import combine_moves, dispatch_moves, routing_of_tokens
+from meshwright.description.step.passes.shard_experts import combine_moves, dispatch_moves, routing_of_tokens, scale_sum
 from meshwright.description.step.passes.shard_low_rank import column_norms, factor
 from meshwright.record import Kind
 
@@ -445,6 +445,7 @@ class _BlockSharder:
             name=IMBALANCE, kind="all-reduce", axes=(*layout.batch, *layout.residual), array=load,
             phases=("forward", "recompute"), is_end=True,
         ))  # fmt: skip
+        work.extend(scale_sum(op, self.stack, layout))
         yield self._node(*work, reads=(reads, op.router), writes=op.target, saved=(op.router,), tag=Tag.READ)
 
     def _combine(self, op: Combine) -> Iterator[Node]:
@@ -456,7 +457,8 @@ class _BlockSharder:
         rows = Array(op.target, (Dim("E", count, ep), Dim("R", None), after.dims[-1]))
         work: list[Work] = [PassOver(kind="combine", arrays=(rows,))]
         if ep:
-            work.extend(combine_moves(ep, tp, self._embed()))
+            is_normed = any(isinstance(each, Norm) and each.source == op.target for each in self.ops)
+            work.extend(combine_moves(ep, tp, self._embed(), is_normed=is_normed))
         else:
             before = Array(op.target, (*layout.tokens, after.dims[-1]), tp)
             work.append(Move(name="experts output", before=before, after=after))
@@ -464,6 +466,10 @@ class _BlockSharder:
 
     def _add(self, op: Add) -> Iterator[Node]:
         """Yield the nodes that add a block's output to the residual stream."""
+        if op.target != STREAM:
+            self.arrays[op.target] = total = replace(self.arrays[op.sources[0]], name=op.target)
+            yield self._node(PassOver(kind="residual", arrays=(total,)), reads=op.sources, writes=op.target)
+            return
         partial = tuple(name for name in op.sources if self.arrays[name].unreduced)
         yield from self._summed(op.sources, "added")
         stream = self._stream(STREAM)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from meshwright.description.step.ir import Array, Dim
 from meshwright.description.step.layer import Dispatch
+from meshwright.description.step.parameter_tree import EXPERT_SCALE
 from meshwright.description.step.passes.nodes import (
     Exchange,
     Layout,
@@ -60,14 +61,28 @@ def dispatch_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int, op: Dis
             yield Exchange(name="routing counts", kind="all-gather", axes=tp, array=gathered, phases=forward)
 
 
-def combine_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int) -> Iterator[Exchange]:
+def combine_moves(
+    ep: tuple[str, ...], tp: tuple[str, ...], embed: int, *, is_normed: bool = False
+) -> Iterator[Exchange]:
     """Yield the collectives that send token copies back from experts, already multiplied by their routing weights.
 
-    ep, tp, embed: as in `dispatch_moves`.
+    ep, tp, embed: as in `dispatch_moves`. is_normed: whether a norm reads the result, which backward then needs.
     """
     rows = Array("rows", (Dim("C", None), Dim("D", embed)))
-    yield from _from_experts("experts combine", ep, tp, rows, ("forward",))
+    forward: Phases = ("forward", "recompute") if is_normed else ("forward",)
+    yield from _from_experts("experts combine", ep, tp, rows, forward)
     yield from _to_experts("experts combine", ep, tp, rows, ("backward",))
+
+
+def scale_sum(op: Dispatch, stack: str, layout: Layout) -> Iterator[Exchange]:
+    """Yield the sum of the gradient of the experts' scale, if there is one and it trains.
+
+    The experts run in one `shard_map`, which sums it over all axes that split the tokens at once.
+    """
+    if op.routing.has_expert_scale and f"{stack}.{EXPERT_SCALE}" not in layout.frozen:
+        scale = Array(EXPERT_SCALE, (Dim("router", op.num_experts),), width="float32")
+        axes = (*layout.batch, *layout.residual)
+        yield Exchange(name="expert scale", kind="all-reduce", axes=axes, array=scale, phases=("backward",))
 
 
 def routing_of_tokens(tp: tuple[str, ...], layout: Layout) -> Iterator[Exchange]:

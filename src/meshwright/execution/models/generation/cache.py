@@ -44,15 +44,23 @@ def abstract_caches(model: ModelConfig, layout: ShardingContext, num_rows: int, 
     """Return a model's caches for rows of up to `length` tokens, as `jax.ShapeDtypeStruct`s with shardings."""
     latent = model.attention.latent
     split = layout.mesh.degree(split_axes(layout, latent is not None)) if layout.cache_split == "sequence" else 1
-    heads = 1 if latent else padded(model, layout.mesh, layout.rules).num_kv_heads
-    sizes = (latent.kv_rank, latent.rope_head_dim) if latent else (model.head_dim, model.head_dim)
 
     def of(window: int | None, count: int) -> Cache:
+        heads, *sizes = cached_sizes(model, layout, window)
         rows = (count, num_rows, heads, cache_slots(window, length, split))
         sharding = NamedSharding(jax.sharding.get_abstract_mesh(), cache_spec(layout, latent is not None))
         return Cache(*(jax.ShapeDtypeStruct((*rows, size), dtype, sharding=sharding) for size in sizes))  # type: ignore
 
     return tuple(of(window, count) for window, count in layers_by_window(model).items())
+
+
+def cached_sizes(model: ModelConfig, layout: ShardingContext, window: int | None) -> tuple[int, int, int]:
+    """Return the kv heads that layers with this window cache, and the sizes of their keys and values (`Cache`)."""
+    if latent := model.attention.latent:
+        return 1, latent.kv_rank, latent.rope_head_dim
+    stored = padded(model, layout.mesh, layout.rules)
+    stored = stored.with_full_heads if window is None else stored
+    return stored.num_kv_heads, stored.head_dim, stored.head_dim
 
 
 def empty_caches(abstract: Caches) -> Caches:

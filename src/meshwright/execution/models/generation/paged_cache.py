@@ -16,9 +16,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.description.step.model import ModelConfig
-from meshwright.description.step.padding import padded
 from meshwright.description.step.serve import layers_by_window
-from meshwright.execution.models.generation.cache import Cache, cache_spec
+from meshwright.execution.models.generation.cache import Cache, cache_spec, cached_sizes
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
 
@@ -60,22 +59,22 @@ def abstract_pages(
         page_size: tokens of a page; a multiple of the degree that splits slots.
         dtype: dtype of keys and values; int8 adds scales.
     """
-    latent, spec = model.attention.latent, cache_spec(layout, model.attention.latent is not None)
-    heads = 1 if latent else padded(model, layout.mesh, layout.rules).num_kv_heads
-    sizes = (latent.kv_rank, latent.rope_head_dim) if latent else (model.head_dim, model.head_dim)
+    spec = cache_spec(layout, model.attention.latent is not None)
     shards = layout.mesh.degree(page_axes(layout, model))
 
     def array(shape: tuple[int, ...], dtype: Any, dims: P) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(jax.sharding.get_abstract_mesh(), dims))
 
-    def of(layers: int, count: int) -> Pages:
+    def of(window: int | None, layers: int, count: int) -> Pages:
+        heads, *sizes = cached_sizes(model, layout, window)
         slots = (layers, count * shards, heads, page_size)
         key, value = (array((*slots, size), dtype, spec) for size in sizes)
         is_scaled = jnp.dtype(dtype) == jnp.int8
         scale = array(slots, jnp.float32, P(*spec[:4]))
         return Pages(key, value, (scale, scale) if is_scaled else None)
 
-    return tuple(of(layers, count) for layers, count in zip(layers_by_window(model).values(), counts, strict=True))
+    windows = layers_by_window(model).items()
+    return tuple(of(*window, count) for window, count in zip(windows, counts, strict=True))
 
 
 def page_axes(layout: ShardingContext, model: ModelConfig) -> tuple[str, ...]:

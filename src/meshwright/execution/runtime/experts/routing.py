@@ -19,13 +19,23 @@ class Choice(NamedTuple):
 
 
 def route(
-    logits: Array, num_active: int, routing: Routing = SOFTMAX_ROUTING, choice_bias: Array | None = None
+    logits: Array,
+    num_active: int,
+    routing: Routing = SOFTMAX_ROUTING,
+    choice_bias: Array | None = None,
+    expert_scale: Array | None = None,
 ) -> Choice:
     """Return the `num_active` experts of each token, chosen by its float32 router logits [..., experts].
 
-    choice_bias: added to the scores [experts] for the choice, but not for the weights of the experts' outputs; None if
-    `routing` has no bias.
+    Args:
+        choice_bias: added to the scores [experts] for the choice, but not for the weights of the experts' outputs; None
+            if `routing` has no bias.
+        expert_scale: multiplies the weights [experts]; None if `routing` has no such scale.
     """
+    if expert_scale is not None:
+        choice = route(logits, num_active, routing, choice_bias)
+        own = expert_scale.astype(choice.shares.dtype).at[choice.chosen].get(mode="clip")
+        return choice._replace(shares=choice.shares * own)
     if routing.scores == "softmax" and choice_bias is None and routing.num_groups == 1:
         # Top-k of logits equals top-k of the softmax; a softmax over the chosen logits is normalised (Mixtral,
         # arXiv:2401.04088).

@@ -17,7 +17,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.support.field_types import check_fields, from_data
 from meshwright.units import parse_number
 
-NO_DECAY = ("*norm*", "*bias*", "sinks", "embedding", "positions")
+NO_DECAY = ("*norm*", "*bias*", "sinks", "layer_scale", "embedding", "positions")
 """Path patterns of the parameters without weight decay by default: norms, biases, embedding tables."""
 
 LONGEST_WARMUP = 2000

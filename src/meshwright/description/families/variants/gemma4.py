@@ -1,0 +1,214 @@
+"""Gemma 4: few, wide heads in layers without a window, whose values may be their keys, and a stored factor of layers.
+
+In the model with experts they are beside the dense MLP. Read are the text models with neither embeddings for each layer
+nor keys and values of earlier layers: 12B, 26B-A4B and 31B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.description.families import gemma, gemma2, llama
+from meshwright.description.families.family import Features, Published, PublishedFamily, names_of
+from meshwright.description.families.fields import Fields, activation_name
+from meshwright.description.families.rope_fields import longest_sequence, read_rotary_by_window, rope_by_layer
+from meshwright.description.step.attention import FullHeads
+from meshwright.description.step.frequencies import Frequencies, ProportionalRopeScaling
+from meshwright.description.step.layer import Routing, of_layers
+from meshwright.description.step.model import (
+    AttentionConfig,
+    Experts,
+    Family,
+    ModelConfig,
+    Norms,
+    RotaryPositions,
+    Scales,
+)
+
+GEMMA4 = Family("gemma4")
+
+NORMS = Norms(epsilon=1e-6, place="both")
+
+_ROUTING = Routing(has_expert_scale=True)
+
+_LOCAL = Frequencies(theta=10_000.0)
+_GLOBAL = Frequencies(theta=1_000_000.0, scaling=ProportionalRopeScaling(share=0.25))
+
+
+def read(fields: Fields) -> Features:
+    """Read the text model. Scores are not scaled: queries and keys have norms."""
+    for field, what in {
+        "hidden_size_per_layer_input": "embeddings of their own for each layer",
+        "num_kv_shared_layers": "keys and values of earlier layers",
+    }.items():
+        if fields.value(field, 0):
+            raise fields.refusal(field, f"layers with {what} are not known; 0 or false are")
+    fields.unused_options("vocab_size_per_layer_input", "use_double_wide_mlp")
+    for field in ("rope_parameters", "per_layer_config"):
+        fields.check_not_null(field)
+    fields.only("rope_scaling")
+    if any(isinstance(own, Mapping) and "rope_theta" not in own for own in fields.mapping("rope_parameters").values()):
+        raise fields.refusal("rope_parameters", "each kind of layer has its rope_theta")
+    # Images are read in both directions; texts are not.
+    fields.only("use_bidirectional_attention", "vision")
+    features = llama.read(fields, norms=NORMS, has_rope=False)
+    layers = features["num_layers"]
+    windows = fields.windows(layers, every=6, full=[layers - 1])
+    if of_layers(windows, range(layers))[-1] is not None:
+        raise fields.refusal("layer_types", "the last layer is full_attention")
+    full = _full_heads(
+        fields, features, [layer for layer in range(layers) if of_layers(windows, range(layers))[layer] is None]
+    )
+    features["attention"] = AttentionConfig(windows=windows, qk_norm="head", has_value_norm=True, full_heads=full)
+    return features | {
+        "activation": fields.activation("hidden_activation", "gelu_pytorch_tanh"),
+        "tied_embeddings": fields.flag("tie_word_embeddings", True),
+        "positions": read_rotary_by_window(
+            fields, features, theta=_GLOBAL.theta, local_theta=_LOCAL.theta, full_dim=full.head_dim
+        ),
+        "scales": Scales(
+            embedding=features["embed"] ** 0.5,
+            attention=1.0,
+            has_layer=True,
+            logits_softcap=fields.positive("final_logit_softcapping", None),
+        ),
+        "experts": _read_experts(fields),
+    }
+
+
+def _read_experts(fields: Fields) -> Experts | None:
+    """Return the experts beside the MLP of every layer; None if there are none."""
+    if not fields.flag("enable_moe_block", False):
+        fields.unused_options("num_experts", "top_k_experts", "moe_intermediate_size")
+        return None
+    if fields.whole("num_experts", None) is None:
+        raise fields.refusal("enable_moe_block", "a model with experts has num_experts, and this file has none")
+    return Experts(
+        count=fields.whole("num_experts"),
+        num_active=fields.whole("top_k_experts"),
+        mlp=fields.whole("moe_intermediate_size"),
+        are_beside_mlp=True,
+        routing=_ROUTING,
+    )
+
+
+def _full_heads(fields: Fields, features: Features, full: list[int]) -> FullHeads:
+    """Return the heads of the layers `full`, from the fields of released files or from those transformers writes."""
+    are_keys = fields.flag("attention_k_eq_v", False)
+    heads, own = features["num_kv_heads"], fields.mapping("per_layer_config")
+    head_dim, kv_heads = fields.whole("global_head_dim", 512), fields.whole("num_global_key_value_heads", None)
+    kv_heads = kv_heads if kv_heads and are_keys else heads
+    if own:
+        first = dict(own.get(str(full[0])) or {})
+        if own != {str(layer): first for layer in full} or set(first) - {"head_dim", "num_key_value_heads"}:
+            where = f"layer_types has full_attention in {full} of num_hidden_layers={features['num_layers']}"
+            raise fields.refusal("per_layer_config", f"{where}, and these have one head_dim and num_key_value_heads")
+        head_dim, kv_heads = first.get("head_dim", features["head_dim"]), first.get("num_key_value_heads", heads)
+    return FullHeads(num_kv_heads=kv_heads, head_dim=head_dim, are_values_keys=are_keys)
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """Return the config.json of the text model."""
+    full = model.attention.full_heads
+    assert full is not None
+    others = ("attention_bias", "sliding_window", "layer_types")
+    fields = llama.write_shared(model, "gemma4_text", "Gemma4ForCausalLM", *others)
+    del fields["rope_theta"]
+    return fields | {
+        "hidden_activation": activation_name(fields.pop("hidden_act")),
+        "final_logit_softcapping": model.scales.logits_softcap,
+        "attention_k_eq_v": full.are_values_keys,
+        "num_global_key_value_heads": full.num_kv_heads,
+        "global_head_dim": full.head_dim,
+        "hidden_size_per_layer_input": 0,
+        **_write_experts(model),
+        **rope_by_layer(model),
+        **longest_sequence(model),
+    }
+
+
+def _write_experts(model: ModelConfig) -> dict[str, Any]:
+    """Return the config.json fields of the experts."""
+    if (experts := model.experts) is None:
+        return {"enable_moe_block": False}
+    return {
+        "enable_moe_block": True,
+        "num_experts": experts.count,
+        "top_k_experts": experts.num_active,
+        "moe_intermediate_size": experts.mlp,
+    }
+
+
+def _names() -> dict[str, Published]:
+    """Return Gemma 2's weight names and those of the experts, of which a layer's share a tensor [experts, out, in]."""
+    layer = "model.layers.{layer}"
+    norms = {"mlp_output": "post_feedforward_layernorm_1", "experts_output": "post_feedforward_layernorm_2"}
+    norms |= {"experts": "pre_feedforward_layernorm_2"}
+    found = gemma2.NAMES | names_of({f"layers.{ours}_norm": f"{layer}.{name}.weight" for ours, name in norms.items()})
+    for index, ours in enumerate(("gate", "up")):
+        name = f"{layer}.experts.gate_up_proj"
+        found[f"layers.expert_{ours}"] = Published(name, is_transposed=True, part=(index, 2))
+    return found | {
+        "layers.expert_down": Published(f"{layer}.experts.down_proj", is_transposed=True),
+        "layers.router": Published(f"{layer}.router.proj.weight", is_transposed=True),
+        "layers.router_norm": Published(f"{layer}.router.scale"),
+        "layers.expert_scale": Published(f"{layer}.router.per_expert_scale"),
+        "layers.layer_scale": Published(f"{layer}.layer_scalar"),
+    }
+
+
+def _preset(
+    name: str, sizes: tuple[int, int, int, int, int, int], full: FullHeads, window: int, **more: Any
+) -> ModelConfig:
+    """Return a preset with a window in five of six layers."""
+    attention = AttentionConfig(windows=(window,) * 5 + (None,), qk_norm="head", has_value_norm=True, full_heads=full)
+    return gemma.preset(
+        name,
+        sizes,
+        GEMMA4,
+        norms=NORMS,
+        attention=attention,
+        positions=RotaryPositions(frequencies=(_LOCAL,) * 5 + (_GLOBAL,)),
+        scales=Scales(attention=1.0, has_layer=True, logits_softcap=30.0),
+        **more,
+    )
+
+
+FAMILY = PublishedFamily(
+    family=GEMMA4,
+    readers={"gemma4_text": read, "gemma4_unified_text": read},
+    names=_names(),
+    write=write,
+    presets=(
+        _preset(
+            "tiny-gemma4",
+            (6, 128, 384, 8, 8, 256),
+            FullHeads(num_kv_heads=8, head_dim=32, are_values_keys=True),
+            32,
+            head_dim=16,
+        ),
+        _preset(
+            "tiny-gemma4-moe",
+            (6, 128, 192, 8, 8, 256),
+            FullHeads(num_kv_heads=8, head_dim=32, are_values_keys=True),
+            32,
+            head_dim=16,
+            experts=Experts(count=8, num_active=2, mlp=96, are_beside_mlp=True, routing=_ROUTING),
+        ),
+        # The text parts of google/gemma-4-26B-A4B and google/gemma-4-31B, from their config.json.
+        _preset(
+            "gemma4-26b-a4b",
+            (30, 2816, 2112, 16, 8, 262_144),
+            FullHeads(num_kv_heads=2, head_dim=512, are_values_keys=True),
+            1024,
+            experts=Experts(count=128, num_active=8, mlp=704, are_beside_mlp=True, routing=_ROUTING),
+        ),
+        _preset(
+            "gemma4-31b",
+            (60, 5376, 21504, 32, 16, 262_144),
+            FullHeads(num_kv_heads=4, head_dim=512, are_values_keys=True),
+            1024,
+        ),
+    ),
+)
