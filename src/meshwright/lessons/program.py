@@ -130,7 +130,10 @@ class Program:
         return _verdict(name, self, mesh.size, rows)
 
     def _rows(self, answer: Callable[..., Any], plain: list[Array], placed: list[Array], found: Any) -> list[Row]:
-        """Return the table's rows. If the values are wrong, only their row: the program is not inspected."""
+        """Return the rows of the verdict's table, or the row of the values alone if they are wrong.
+
+        plain, placed: the operands on one device, and sharded. found: what `answer` returned for the sharded ones.
+        """
         wanted = self.reference(*plain)
         rows = [_values_row("values", wanted, found)]
         if rows[0].reply:

@@ -16,7 +16,7 @@ _SPOKEN = {
 
 
 def write_ascii_where_needed() -> None:
-    """Make stdout and stderr write ASCII for each character that their encoding lacks.
+    """Make stdout and stderr write what `to_ascii` returns for each character that their encoding lacks.
 
     A stream that the shell closed discards its output.
     """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def read_tolerance(tolerance: float | None) -> float | None:
-    """Parse --tolerance. Raises if it is negative."""
+    """Return the value of --tolerance (None if it is not given) as it is; raise if it is negative."""
     if tolerance is not None and tolerance < 0:
         raise MeshwrightError(f"--tolerance is {tolerance:g}; it is a share from 0, as 0.1")
     return tolerance

@@ -60,14 +60,14 @@ _Shares = dict[_Place, Share]
 
 
 class Updates:
-    """Finds the arguments that the results of a module's entry computation update."""
+    """Finds the arguments of a module that its results are new versions of, as a step's new parameters are."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
         self._found: dict[tuple[str, str, int | None], _Shares] = {}
 
     def of(self, result: Instruction) -> Mapping[int, Share]:
-        """Return {argument's number: its share} for the arguments that a result updates or returns unchanged."""
+        """Return, by argument number, the `Share` of each argument that the result updates or returns unchanged."""
         found = self._shares(result, None)
         return {number: share for (number, _), share in found.items() if self._is_update(number, share)}
 

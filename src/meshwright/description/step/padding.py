@@ -68,7 +68,10 @@ def _padded(model: AnyModel, vocab_parts: int, head_parts: int, expert_parts: in
 
 
 def _divides_or_copies(kv_heads: int, heads: int, parts: int) -> bool:
-    """Whether `parts` devices can split so many kv heads, or each has a copy of one and equally many query heads."""
+    """Whether `parts` devices can each have equally many kv heads, or one copied kv head and equally many query heads.
+
+    The first needs `kv_heads` to be a multiple of `parts`; the second `parts` of `kv_heads`, and `heads` of `parts`.
+    """
     return kv_heads % parts == 0 or (parts % kv_heads == 0 and heads % parts == 0)
 
 

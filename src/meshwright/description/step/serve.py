@@ -163,7 +163,11 @@ def cache_slots(window: int | None, length: int, unit: int) -> int:
 
 
 def pages_read(windows: Iterable[int | None], page_size: int, most: int, length: int) -> tuple[int, ...]:
-    """Return, for each window, how many of a sequence's `most` pages a step of `length` consecutive tokens reads."""
+    """Return, for each window, the largest number of pages whose keys `length` consecutive tokens attend to.
+
+    Without a window these are all `most` pages of the sequence; with one, those that `window` + `length` - 1 tokens can
+    touch, wherever the first is in its page, and at most `most`.
+    """
     return tuple(most if window is None else min(most, (window + length - 2) // page_size + 2) for window in windows)
 
 

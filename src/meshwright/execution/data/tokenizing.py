@@ -140,7 +140,11 @@ def _locked(directory: Path) -> Iterator[None]:
 def _make(
     what: Tokenizing, directory: Path, signature: str, processes: int, on_bytes: Callable[[int], None]
 ) -> StoreInfo:
-    """Make the missing shards of a store, complete the store, and return its description."""
+    """Tokenize the units that have no finished shard in `directory`, complete the store, and return its description.
+
+    signature: a checksum of what is tokenized and how, stored with the store. processes: 0 for as many as there are
+    cores. on_bytes: called with the bytes of source files that were tokenized since the last call.
+    """
     units = what.units()
     done = {unit.number: shard for unit in units if (shard := _finished_shard(directory, unit.number))}
     on_bytes(sum(unit.num_bytes for unit in units if unit.number in done))

@@ -148,7 +148,10 @@ def _read_words(settings: Settings, name: str) -> None:
 
 
 def _read_model(settings: Settings, name: str, model: ModelConfig | None, model_name: str) -> Model:
-    """Return `model`; else the preset that the file names; else a model `model_name` with the file's sizes."""
+    """Return `model` if given; else the preset that the file names; else a model of the file's sizes.
+
+    name: the framework, as "maxtext". model_name: the name of a model of the file's sizes.
+    """
     table, fields = settings.table, settings.fields
     theirs = ""
     if name == "maxtext":

@@ -73,10 +73,11 @@ class ServingRanking:
 def rank_serving(serving: Serving, system: System, mesh: MeshShape | None = None) -> ServingRanking:
     """Return the plans of every legal layout (of one mesh, if given), each at its best batch. Raises if none is legal.
 
-    If neither a batch nor a latency is requested, the best batch is one sequence per group of devices: the shortest
-    step. With a latency, it is the largest batch that fits and meets the latency, because throughput grows with the
-    batch. If the cache is split by batch, the best batch may be smaller, so that devices hold equally many sequences.
-    The frontier also has every power of two of sequences per group that fits.
+    A group is the devices that together hold the cache of a sequence (`ServingLayout.num_groups`). If neither a batch
+    nor a latency is requested, the best batch is one sequence for each group: the shortest step. With a latency, it is
+    the largest batch that fits and meets it, because throughput grows with the batch, rounded down so that all groups
+    have equally many sequences. The ranking's frontier of latency and throughput has these batches, and every power of
+    two of sequences for each group that fits.
     """
     system.peak(serving.compute_dtype)  # Raise for a dtype without a peak before the search.
     legal, num_layouts = _legal(serving, [mesh] if mesh else serving_meshes(serving, system.num_devices))

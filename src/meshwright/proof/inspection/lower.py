@@ -137,9 +137,10 @@ def _lower_made(make: Any, name: str, mesh: Mesh) -> LoweredProgram:
 
 
 def _lower_placed(make: Any, name: str, mesh: Mesh) -> LoweredProgram:
-    """Lower for `mesh` the (function, args) that `make` returns for CPU devices, on which it can create arrays.
+    """Lower for `mesh`, whose devices are only described, a function that needs arrays on devices.
 
-    mesh: of described devices, which cannot hold arrays. name: of `make`, for errors.
+    `make` is called with a mesh of as many CPU devices, on which it can create arrays. It returns (function, args), and
+    the function is lowered with the shapes of its arguments, sharded on `mesh`. name: of `make`, for errors.
     """
     target = mesh.abstract_mesh
     devices = np.array(jax.devices("cpu")[: mesh.size]).reshape(mesh.devices.shape)

@@ -72,15 +72,15 @@ class Marks(ast.NodeTransformer):
         return self._inside(node, is_in_function=False)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | list[ast.AST]:
-        """Mark `name = expression`."""
+        """Return `name = expression` followed by the call that marks it (`_assigned`)."""
         return self._assigned(node, node.targets)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST | list[ast.AST]:
-        """Mark `name += expression`."""
+        """Return `name += expression` followed by the call that marks it (`_assigned`)."""
         return self._assigned(node, [node.target])
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | list[ast.AST]:
-        """Mark `name: type = expression`."""
+        """Return `name: type = expression` followed by the call that marks it (`_assigned`)."""
         return self._assigned(node, [node.target] if node.value else [])
 
     def _inside(self, node: ast.AST, *, is_in_function: bool) -> ast.AST:

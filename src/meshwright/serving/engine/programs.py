@@ -111,11 +111,12 @@ def greedy_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape
 
     It is (params, pages, last, packed, drafts) -> pages, last, made. `last` is the newest token of every row of the
     engine [rows]. `packed` is the input with the columns of `Columns`. `drafts` are draft tokens on the devices
-    [shape.rows, num_chosen - 1], or None. `made` are the accepted tokens [shape.rows, num_chosen], -1 for none. The
-    pages are donated.
+    [shape.rows, shape.num_chosen - 1], or None. `made` are the tokens made [shape.rows, shape.num_chosen]: draft tokens
+    up to the first that is not the likeliest, then the likeliest; -1 for none. The pages are donated.
 
     Args:
         split: how the cache is split over devices in addition to heads.
+        dtype: dtype of activations and matmuls.
     """
     layout = decode_layout(model, mesh, split)
 

@@ -114,7 +114,10 @@ class _Arrays(NamedTuple):
 
 @dataclass
 class _Draft:
-    """A draft model and its pages. group: index, among the served model's windows, of the page table that it uses."""
+    """A draft model and its pages.
+
+    group: index of the page table that the draft model shares; the served model has one for each attention window.
+    """
 
     config: ModelConfig
     context: ShardingContext

@@ -1,11 +1,12 @@
 """The scheduler: continuous batching with chunked prefill (arXiv:2309.06180, 2308.16369), and allocation of pages.
 
-A sequence has an owner (the client) and a group (all prompts and completions of one HTTP request). A free row goes to
-the owner with the fewest rows; among its sequences to the group with the fewest rows; then to the oldest sequence. If
-no row is free, a group without a row preempts the youngest sequence of a group of the same owner that has several rows,
-or of an owner with at least two more rows. If pages run out, pages that only the prefix cache references are evicted;
-then the youngest sequence of the owner and group with most rows is preempted: it loses its pages and is computed again
-later. So each group's oldest sequence makes progress, and no sequence starves.
+A row is a place in the batch. A sequence has an owner (the client) and a group (all prompts and completions of one HTTP
+request). A free row goes to the owner with the fewest rows; among its sequences to the group with the fewest rows; then
+to the oldest sequence. If no row is free, a group without a row preempts a sequence: the youngest of another group of
+its owner that has several rows, or of another owner that has at least two rows more than its own. If pages run out,
+pages that only the prefix cache references are evicted; then the youngest sequence of the owner and group with most
+rows is preempted: it loses its pages and is computed again later. The oldest sequence of a group is preempted last, so
+that no sequence starves.
 """
 
 from __future__ import annotations

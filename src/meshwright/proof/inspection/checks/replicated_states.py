@@ -118,7 +118,7 @@ def _is_mislaid(context: ProgramContext, state: Argument, parameter: Argument) -
 
 
 def replicated_states(context: ProgramContext) -> Iterator[Finding]:
-    """Yield, for each tree, the arrays that are not split over axes which split their parameters."""
+    """Yield a finding for each tree of optimizer state with arrays that an axis copies and splits their parameter."""
     found: defaultdict[tuple[str, tuple[str, ...]], list[tuple[Argument, Argument]]] = defaultdict(list)
     for number, state in enumerate(context.arguments):
         parameter = _parameter_of(context, state) or _trained_with(context, number, state)

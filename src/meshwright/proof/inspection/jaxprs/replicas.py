@@ -138,8 +138,8 @@ class _Reader:
     def _divide(self, op: Op, state: _State) -> _State:
         """Return the state of an op's result. If the op divides by a number, the state records it (`_State.divided`).
 
-        Sums that are divided by their number of devices are added to `self.divided`. state: the result's state before
-        this division is recorded.
+        A sum over n devices that the op divides by n is a mean: `self.divided`, the means found so far, gets it. state:
+        the result's state without this division.
         """
         if op.name not in ("div", "mul") or len(op.operands) != 2:
             return state
