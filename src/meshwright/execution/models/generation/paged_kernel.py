@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from meshwright.description.hlo.kernel_cost import KernelCost
 from meshwright.execution.models.attention import Scoring
 from meshwright.execution.models.generation.paged_cache import Pages
-from meshwright.execution.models.generation.query_sets import Partial, QuerySets
+from meshwright.execution.models.generation.query_sets import MASKED, Partial, QuerySets
 from meshwright.execution.runtime.triton_rows import LEAST_ROWS, MOST_ROWS, padded_rows
 
 
@@ -38,9 +38,6 @@ _CHUNK_TILES = _Tiles(64, 64, warps=4, stages=3, programs=264)
 _LATENT_TILES = _Tiles(32, 64, warps=4, stages=2, programs=264)
 """The fastest of those tried on an H200, which has 132 multiprocessors (JAX 0.11.2). Latents are wide: programs with
 more rows keep too little in registers, those with fewer read the same latents more often."""
-
-_MASKED = -1e30
-"""Score of a key that a query does not attend to: finite, so that the difference of two such scores is not NaN."""
 
 
 def fits_kernel(pages: Pages, slots: int) -> bool:
@@ -247,7 +244,7 @@ def _kernel(
         visible = distance >= 0
         if window is not None:
             visible &= scoring.is_within(distance, wanted[:, None], window)
-        scores = jnp.where(visible, scores, _MASKED)
+        scores = jnp.where(visible, scores, MASKED)
         total, weight, most = before
         now = jnp.maximum(most, jnp.max(scores, axis=1))
         weights, rescale = jnp.exp(scores - now[:, None]), jnp.exp(most - now)
@@ -262,7 +259,7 @@ def _kernel(
     empty = (
         jnp.zeros((rows, product.shape[1]), jnp.float32),
         jnp.zeros(rows, jnp.float32),
-        jnp.full(rows, _MASKED, jnp.float32),
+        jnp.full(rows, MASKED, jnp.float32),
     )
     # Pages past the newest token are not read.
     left = newest // page_size + 1 - first - split * blocks * entries

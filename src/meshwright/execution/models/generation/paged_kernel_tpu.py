@@ -1,9 +1,8 @@
 """Attention of new tokens over pages on TPUs, as a Pallas kernel that reads pages in place.
 
-Without the kernel, XLA:TPU gathers a sequence's pages into one array, and with two or four kv heads on a device copies
-the whole cache into another layout before and after each step (libtpu 0.0.42.1). JAX's own `ragged_paged_attention`
-needs keys and values interleaved in one array for each layer, and returns no sums of weights, without which a page
-cannot be split over devices.
+Without the kernel, XLA:TPU gathers a sequence's pages into one array and copies it into another layout (libtpu
+0.0.42.1). JAX's own `ragged_paged_attention` needs keys and values interleaved in one array for each layer, and returns
+no sums of weights, without which a page cannot be split over devices.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from jax.experimental import pallas as pl
 from meshwright.description.hlo.kernel_cost import KernelCost
 from meshwright.execution.models.attention import Scoring
 from meshwright.execution.models.generation.paged_cache import Pages
-from meshwright.execution.models.generation.query_sets import Partial, QuerySets
+from meshwright.execution.models.generation.query_sets import MASKED, Partial, QuerySets
 
 BLOCK_TOKENS = 256
 """Tokens that a step of the grid reads: a DMA for each page and array, in flight while the step before is computed."""
@@ -32,8 +31,6 @@ MOST_TABLE = 1 << 17
 """Entries of all page tables of a device, which are in its scalar memory of 1 MiB."""
 
 _LANES = 128
-_MASKED = -1e30
-"""Score of a key that a query does not attend to: finite, so that the difference of two such scores is not NaN."""
 
 
 def fits_tpu_kernel(pages: Pages, slots: int, table_size: int) -> bool:
@@ -60,25 +57,65 @@ def attend_to_pages_on_tpu(
     is_interpreted: bool = False,
 ) -> Partial:
     """Return what `paged_kernel.attend_to_pages` returns, of the same arguments."""
-    from jax.experimental.pallas import tpu as pltpu  # Imported late: 0.2 s that only TPUs need.
-
     batch, length, heads, group, width = query.shape
     slots, rank = pages.key.shape[3:]
-    queries = length * group
+    queries, tokens = length * group, table.shape[1] * slots
     sets = QuerySets(batch, heads, length, group, min(MOST_ROWS, -(-queries // 16) * 16))
-    pages_read = BLOCK_TOKENS // slots
-    blocks = math.ceil(table.shape[1] / pages_read)
     own = sets.arrays(query, rank, width - rank) if is_latent else sets.arrays(query, width)
     of_rows = sets.positions(positions)
+    pages_read = BLOCK_TOKENS // slots
+    blocks = math.ceil(table.shape[1] / pages_read)
     # Blocks past the newest token of a set are neither read nor computed; a row's first block always is.
     pages_needed = jnp.max(of_rows, axis=2) // page_size + 1 - first[None]
     needed = jnp.clip((pages_needed + pages_read - 1) // pages_read, 1, blocks)
-    padded = jnp.pad(table, ((0, 0), (0, blocks * pages_read - table.shape[1])))
-    numbers = jnp.stack([jnp.asarray(one, jnp.int32) for one in (layer, offset)])
+    kernel = partial(
+        _kernel,
+        page_size=page_size,
+        window=window,
+        scoring=scoring,
+        slots=slots,
+        pages_read=pages_read,
+        is_latent=is_latent,
+    )
+    read = sum(array.dtype.itemsize * array.shape[4] for array in pages[:2]) * batch * heads * tokens * sets.parts
+    written = 4 * batch * heads * sets.parts * sets.rows * (rank + 2 * _LANES)
+    cost = KernelCost(2 * batch * heads * queries * tokens * (width + rank), read + written)
+    call = _on_grid(kernel, sets, own, pages, blocks, cost, is_interpreted=is_interpreted)
+    with jax.named_scope(cost.scope):
+        product, sums, largest = call(
+            jnp.pad(table, ((0, 0), (0, blocks * pages_read - table.shape[1]))),
+            needed,
+            jnp.stack([jnp.asarray(one, jnp.int32) for one in (layer, offset)]),
+            first,
+            of_rows[..., None],
+            *(array.reshape(heads, sets.parts, *array.shape[1:]) for array in own),
+            *(array for array in pages[:2] for _ in range(pages_read)),
+        )
+    return Partial(*(sets.by_token(x.reshape(-1, *x.shape[2:])) for x in (product, sums[..., 0], largest[..., 0])))
 
-    def of_sets(*sizes: int) -> pl.BlockSpec:
+
+def _on_grid(
+    kernel: Any,
+    sets: QuerySets,
+    queries: list[Array],
+    pages: Pages,
+    blocks: int,
+    cost: KernelCost,
+    *,
+    is_interpreted: bool,
+) -> Any:
+    """Return `pl.pallas_call` of a kernel on a grid of (rows of the batch, sets of queries, blocks of pages).
+
+    Each page of a block is an operand, all of the same array, so that Pallas reads the next block's pages while this
+    one is computed.
+    """
+    from jax.experimental.pallas import tpu as pltpu  # Imported late: 0.2 s that only TPUs need.
+
+    pages_read, rank = BLOCK_TOKENS // pages.key.shape[3], pages.key.shape[4]
+
+    def of_set(*sizes: int) -> pl.BlockSpec:
         return pl.BlockSpec(
-            (heads, None, None, *sizes), lambda row, part, block, *_: (0, part, row, *(0 for _ in sizes))
+            (sets.heads, None, None, *sizes), lambda row, part, block, *_: (0, part, row, *(0 for _ in sizes))
         )
 
     def of_page(index: int, array: Array) -> pl.BlockSpec:
@@ -90,47 +127,25 @@ def attend_to_pages_on_tpu(
         return pl.BlockSpec((None, None, *array.shape[2:]), where)
 
     results = ((sets.rows, rank), (sets.rows, _LANES), (sets.rows, _LANES))
-    kernel = partial(
-        _kernel,
-        page_size=page_size,
-        window=window,
-        scoring=scoring,
-        slots=slots,
-        pages_read=pages_read,
-        is_latent=is_latent,
-    )
-    tokens = table.shape[1] * slots
-    cached = sum(array.dtype.itemsize * array.shape[4] for array in pages[:2]) * batch * heads * tokens * sets.parts
-    written = 4 * batch * heads * sets.parts * sets.rows * (rank + 2 * _LANES)
-    cost = KernelCost(2 * batch * heads * queries * tokens * (width + rank), cached + written)
+    whole = (sets.heads, sets.parts, sets.batch)
     options: Any = {"interpret": True} if is_interpreted else {}
-    with jax.named_scope(cost.scope):
-        product, sums, largest = pl.pallas_call(
-            kernel,
-            grid_spec=pltpu.PrefetchScalarGridSpec(
-                num_scalar_prefetch=4,
-                grid=(batch, sets.parts, blocks),
-                in_specs=[
-                    pl.BlockSpec((None, None, sets.rows, 1), lambda row, part, block, *_: (part, row, 0, 0)),
-                    *(of_sets(sets.rows, array.shape[-1]) for array in own),
-                    *(of_page(index, array) for array in pages[:2] for index in range(pages_read)),
-                ],
-                out_specs=[of_sets(*sizes) for sizes in results],
-            ),
-            out_shape=[jax.ShapeDtypeStruct((heads, sets.parts, batch, *sizes), jnp.float32) for sizes in results],
-            cost_estimate=pl.CostEstimate(flops=cost.flops, bytes_accessed=cost.num_bytes, transcendentals=0),
-            name="paged_attention",
-            **options,
-        )(
-            padded,
-            needed,
-            numbers,
-            first,
-            of_rows[..., None],
-            *(array.reshape(heads, sets.parts, *array.shape[1:]) for array in own),
-            *(array for array in pages[:2] for _ in range(pages_read)),
-        )
-    return Partial(*(sets.by_token(x.reshape(-1, *x.shape[2:])) for x in (product, sums[..., 0], largest[..., 0])))
+    return pl.pallas_call(
+        kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=4,
+            grid=(sets.batch, sets.parts, blocks),
+            in_specs=[
+                pl.BlockSpec((None, None, sets.rows, 1), lambda row, part, block, *_: (part, row, 0, 0)),
+                *(of_set(sets.rows, array.shape[-1]) for array in queries),
+                *(of_page(index, array) for array in pages[:2] for index in range(pages_read)),
+            ],
+            out_specs=[of_set(*sizes) for sizes in results],
+        ),
+        out_shape=[jax.ShapeDtypeStruct((*whole, *sizes), jnp.float32) for sizes in results],
+        cost_estimate=pl.CostEstimate(flops=cost.flops, bytes_accessed=cost.num_bytes, transcendentals=0),
+        name="paged_attention",
+        **options,
+    )
 
 
 def _kernel(
@@ -164,7 +179,7 @@ def _kernel(
     @pl.when(block == 0)
     def _() -> None:
         product[...], sums[...] = jnp.zeros(product.shape, jnp.float32), jnp.zeros(sums.shape, jnp.float32)
-        largest[...] = jnp.full(largest.shape, _MASKED, jnp.float32)
+        largest[...] = jnp.full(largest.shape, MASKED, jnp.float32)
 
     @pl.when(block < needed[part, row])
     def _() -> None:
@@ -183,7 +198,7 @@ def _kernel(
             scores /= scoring.divisor
             if scoring.softcap:
                 scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
-            scores = jnp.where(visible, scores, _MASKED)
+            scores = jnp.where(visible, scores, MASKED)
             most = largest[head]
             now = jnp.maximum(most, jnp.max(scores, axis=1, keepdims=True))
             weights, rescale = jnp.exp(scores - now[:, :1]), jnp.exp(most - now)

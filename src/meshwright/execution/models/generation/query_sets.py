@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+MASKED = -1e30
+"""Score of a key that a query does not attend to: finite, so that the difference of two such scores is not NaN."""
+
 
 class Partial(NamedTuple):
     """Attention over some of the keys, to be combined with the results for the other keys; all float32.
