@@ -38,7 +38,8 @@ class Args:
     tokenizer: Annotated[Path | None, option("DIRECTORY")] = None
     """A Hugging Face directory with the tokenizer and, for chats, its template. Default: tokens are bytes."""
     fields: Annotated[str | None, option("TEMPLATE")] = None
-    """The text of a record: + joins fields, commas separate parts, parts in [] have no loss: [question+prompt],answer.
+    """The text of a record, as [question+prompt],answer: + joins fields, commas separate parts, parts in [] have no
+    loss.
     """
     pairs: Annotated[bool, option()] = False
     """Records are preferences, with prompt, chosen and rejected (text or messages)."""

@@ -82,7 +82,8 @@ class StrategyArgs:
     scores to memory (on TPUs flash, elsewhere scores).
     """
     sp_method: Annotated[SequenceMethod | None, option("gather|ring|ulysses")] = None
-    """Attention on a sequence split over sp (gather). With ring and ulysses, --attention is flash.
+    """How keys reach the queries of a sequence split over sp: gathered, sent round a ring, or ulysses: exchanged for heads
+    (gather). With ring and ulysses, --attention is flash.
     """
     tp_stream: Annotated[TpStream | None, option("split|whole")] = None
     """Between blocks, tp splits the residual stream along the sequence, or replicates it (split).
@@ -96,11 +97,11 @@ class StrategyArgs:
     optimizer: Annotated[Optimizer | None, option("NAME")] = None
     """adamw, lion, adafactor, sgd or muon; adamw-8bit can be planned (adamw)."""
     moment_dtype: Annotated[Dtype | None, option("bf16|f32")] = None
-    """Dtype of the optimizer's moments (as parameters)."""
+    """Dtype of the optimizer's moments (the parameters')."""
     master_weights: Annotated[bool, option()] = False
     """The optimizer updates float32 copies of narrower parameters (off)."""
     gradient_dtype: Annotated[Dtype | None, option("bf16|f32")] = None
-    """Dtype in which gradients are summed over devices (as matmuls)."""
+    """Dtype in which gradients are summed over devices (the matmuls')."""
     matmul_dtype: Annotated[MatmulDtype | None, option("int8|fp8")] = None
     """Quantize the operands of layers' matmuls; needs pip install meshwright[quantized] (off)."""
     dropout: Annotated[float | None, option("SHARE")] = None

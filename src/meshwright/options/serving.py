@@ -109,7 +109,7 @@ class ServeArgs(ModelArgs):
     name: Annotated[str | None, option("NAME")] = None
     """The model's name in the API. Default: the name of its directory."""
     plan: Annotated[Path | None, option("FILE")] = None
-    """A serving plan (plan --serve decode -o FILE), for --on, --mesh, --batch, --context, --cache and dtypes."""
+    """A serving plan (plan --serve decode -o FILE); it sets --on, --mesh, --batch, --context, --cache and dtypes."""
     batch: Annotated[int | None, option("N")] = None
     """The maximum number of sequences in the batch, over all devices. Default: 64."""
     context: Annotated[int | None, option("N")] = None
@@ -119,7 +119,8 @@ class ServeArgs(ModelArgs):
     page_size: Annotated[int | None, option("N")] = None
     """The tokens of a page of the KV cache. Default: 16."""
     cache: Annotated[CacheSplit | None, option("heads|batch|sequence")] = None
-    """How fsdp and sp split the KV cache, in addition to tp over its heads. Default: batch, by sequences."""
+    """How fsdp and sp split the KV cache, in addition to tp over its heads: batch, by sequences; sequence, by tokens;
+    heads, not at all. Default: batch."""
     kv_dtype: Annotated[str | None, option("int8")] = None
     """Store keys and values in int8, with a scale per token and head. Default: the compute dtype."""
     weight_dtype: Annotated[str | None, option("int8")] = None

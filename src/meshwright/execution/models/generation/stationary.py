@@ -73,11 +73,13 @@ def _split_by_layer(params: Mapping[str, Any]) -> Any:
 
 
 def _in_tpu_layout(params: Mapping[str, Any], model: ModelConfig) -> Any:
-    """Return parameters in the memory layout in which XLA:TPU multiplies them.
+    """Return parameters in the memory layout in which XLA:TPU reads them.
 
     In this layout, each head's matrix [inputs, head_dim] of a weight [layers, inputs, ..., head_dim] is contiguous.
     With the default layout, the compiler would rearrange each layer's weights in every step (libtpu 0.0.42.1), which
-    takes 13% of a step of Llama 3 8B with 64 rows on v5e:4x4. `Layout.AUTO` chooses the same layout.
+    takes 13% of a step of Llama 3 8B with 64 rows on v5e:4x4. `Layout.AUTO` chooses the same layout. Experts and the
+    embedding table are in row-major order, which `ragged_dot` and lookups need: where their last dim is not a multiple
+    of 128, the default layout is another one, and they would be copied in every step.
     """
 
     def in_layout(leaf: Any, order: tuple[int, ...]) -> Any:
@@ -90,7 +92,9 @@ def _in_tpu_layout(params: Mapping[str, Any], model: ModelConfig) -> Any:
         first = 1 + ("expert" in parameter.axes)
         inputs = range(first, first + parameter.num_inputs)
         *heads, columns = range(first, len(parameter.axes))[parameter.num_inputs :] or (0,)
-        if not parameter.is_stacked or not inputs or not heads:
+        if parameter.axes[0] == "vocab":
+            return jax.tree.map(lambda leaf: in_layout(leaf, tuple(range(leaf.ndim))), stored)
+        if not parameter.is_stacked or not inputs or not (heads or "expert" in parameter.axes):
             return stored
         # The values and the scales of an int8 weight have the same dims.
         return jax.tree.map(lambda leaf: in_layout(leaf, (*range(first), *heads, *inputs, columns)), stored)
