@@ -83,7 +83,9 @@ class StrategyOptions(TypedDict, total=False):
     scores to memory (on TPUs flash, elsewhere scores).
     """
     sp_method: SequenceMethod | None
-    """Attention on a sequence split over sp (gather). With ring and ulysses, --attention is flash."""
+    """How keys reach the queries of a sequence split over sp: gathered, sent round a ring, or (ulysses) exchanged for
+    heads (gather). With ring and ulysses, --attention is flash.
+    """
     tp_stream: TpStream | None
     """Between blocks, tp splits the residual stream along the sequence, or replicates it (split)."""
     collective_matmul: bool | None
@@ -95,11 +97,11 @@ class StrategyOptions(TypedDict, total=False):
     optimizer: Optimizer | None
     """adamw, lion, adafactor, sgd or muon; adamw-8bit can be planned (adamw)."""
     moment_dtype: Dtype | None
-    """Dtype of the optimizer's moments (as parameters)."""
+    """Dtype of the optimizer's moments (the parameters')."""
     master_weights: bool | None
     """The optimizer updates float32 copies of narrower parameters (off)."""
     gradient_dtype: Dtype | None
-    """Dtype in which gradients are summed over devices (as matmuls)."""
+    """Dtype in which gradients are summed over devices (the matmuls')."""
     matmul_dtype: MatmulDtype | None
     """Quantize the operands of layers' matmuls; needs pip install meshwright[quantized] (off)."""
     dropout: float | None
@@ -228,7 +230,9 @@ class TrainOptions(PlanOptions, total=False):
     max_bad_steps: int | None
     """With --on-bad-step skip: stop after this many bad steps in a row. Default: 10."""
     save_every: Count | None
-    """Steps or time between checkpoints, as 500, 30m, 1h; 0: last only. Default: 30m; a resumed run keeps its own."""
+    """Steps or time between checkpoints, as 500, 30m, 1h; 0: only after the last step. Default: 30m; a resumed run
+    keeps its own.
+    """
     keep: int | None
     """Number of recent checkpoints to keep. Default: 2."""
     keep_every: int | None
@@ -279,7 +283,7 @@ class ServeOptions(TypedDict, total=False):
     name: str | None
     """The model's name in the API. Default: the name of its directory."""
     plan: str | Path | None
-    """A serving plan (plan --serve decode -o FILE), for --on, --mesh, --batch, --context, --cache and dtypes."""
+    """A serving plan (plan --serve decode -o FILE); it sets --on, --mesh, --batch, --context, --cache and dtypes."""
     batch: int | None
     """The maximum number of sequences in the batch, over all devices. Default: 64."""
     context: int | None
@@ -289,7 +293,9 @@ class ServeOptions(TypedDict, total=False):
     page_size: int | None
     """The tokens of a page of the KV cache. Default: 16."""
     cache: CacheSplit | None
-    """How fsdp and sp split the KV cache, in addition to tp over its heads. Default: batch, by sequences."""
+    """How fsdp and sp split the KV cache, in addition to tp over its heads: batch, by sequences; sequence, by tokens;
+    heads, not at all. Default: batch.
+    """
     kv_dtype: str | None
     """Store keys and values in int8, with a scale per token and head. Default: the compute dtype."""
     weight_dtype: str | None

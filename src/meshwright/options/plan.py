@@ -82,8 +82,8 @@ class StrategyArgs:
     scores to memory (on TPUs flash, elsewhere scores).
     """
     sp_method: Annotated[SequenceMethod | None, option("gather|ring|ulysses")] = None
-    """How keys reach the queries of a sequence split over sp: gathered, sent round a ring, or ulysses: exchanged for heads
-    (gather). With ring and ulysses, --attention is flash.
+    """How keys reach the queries of a sequence split over sp: gathered, sent round a ring, or (ulysses) exchanged for
+    heads (gather). With ring and ulysses, --attention is flash.
     """
     tp_stream: Annotated[TpStream | None, option("split|whole")] = None
     """Between blocks, tp splits the residual stream along the sequence, or replicates it (split).

@@ -113,7 +113,8 @@ class SavingArgs:
     save_every: Annotated[
         str | None, option("N|TIME"), Keyword("Count | None"), Setting("saving.every", resume="free")
     ] = None
-    """Steps or time between checkpoints, as 500, 30m, 1h; 0: only after the last step. Default: 30m; a resumed run keeps its own.
+    """Steps or time between checkpoints, as 500, 30m, 1h; 0: only after the last step. Default: 30m; a resumed run
+    keeps its own.
     """
     keep: Annotated[int | None, option("N"), Setting("saving.keep", resume="free")] = None
     """Number of recent checkpoints to keep. Default: 2."""
