@@ -38,17 +38,17 @@ def test_heads_first_and_padded_rows_change_no_token(tpu_programs, monkeypatch):
 
     monkeypatch.setattr(stationary, "pad_single_row", record)
     model = drawn_model(MeshShape(dp=4, tp=2), replace(PRESETS["tiny"], num_layers=1))
+    requests = greedy_requests(prompts_of(4, vocab=256, longest=30), most_tokens=8)
+    wanted = [model.generate([list(each.prompt)], max_tokens=each.max_tokens, stop_tokens=())[0] for each in requests]
     # A row on each device of dp, one token of which is decoded.
     engine = Engine(model, EngineSettings(rows=1, context=64, page_size=8, chunk_tokens=16))
-    stored = engine.runner._params["layers"]
-    assert stored["query"].format.layout.major_to_minor == (0, 2, 3, 1, 4)  # [layers, embed, kv_heads, group, head_dim]
-    assert stored["down"].format.layout.major_to_minor == (0, 1, 2)
-    requests = greedy_requests(prompts_of(4, vocab=256, longest=30), most_tokens=8)
+    (stored,) = engine.runner._params["layers"]
+    assert stored["query"].format.layout.major_to_minor == (1, 2, 0, 3)  # [embed, kv_heads, group, head_dim]
+    assert stored["down"].format.layout.major_to_minor == (0, 1)
     engine.start()
     try:
         got = answers(engine, requests)
     finally:
         engine.close()
     assert (1, stationary.LEAST_TPU_ROWS) in padded
-    wanted = [model.generate([list(each.prompt)], max_tokens=each.max_tokens, stop_tokens=())[0] for each in requests]
     assert [tokens_of(outputs) for outputs in got] == [each.tokens for each in wanted]
