@@ -54,7 +54,9 @@ def find_damage(directory: Path, *, folders: Collection[str] = (), part: int = 0
     try:
         written = {file: digest for file, digest in _read_checksums(directory).items() if _is_in(file, folders)}
         there = {file for file in _files(directory) if _is_in(file, folders)}
-        if lost := sorted(written.keys() - there) or sorted(there - written.keys()):
+        # Orbax's marker of a part was once written after the call that waits for it (0.12.8, stopped by SIGTERM).
+        unsigned = {file for file in there - written.keys() if Path(file).name != "commit_success.txt"}
+        if lost := sorted(written.keys() - there) or sorted(unsigned):
             return f"{lost[0]} {'is missing' if lost[0] in written else 'has no checksum'}"
         files = sorted(written)[part::parts]
         with ThreadPoolExecutor() as pool:

@@ -144,8 +144,9 @@ def test_a_run_goes_on_and_is_exported_as_what_it_computed(folder, run, tmp_path
             on_step=lambda row: again.append(row["loss"]),
         )
     assert again == pytest.approx(losses[4:], rel=1e-5)
+    # The largest file of each part: Orbax may keep a second copy of what it merged.
     sizes = {
-        part.name: sum(file.stat().st_size for file in part.rglob("*") if file.is_file())
+        part.name: max(file.stat().st_size for file in part.rglob("*") if file.is_file())
         for part in (directory / "checkpoints" / "6").iterdir()
         if part.is_dir()
     }
