@@ -26,11 +26,27 @@ def write_checksums(directory: Path, *, part: int = 0, parts: int = 1) -> None:
     The share is every `parts`-th file, starting with file `part`, in sorted order. These files are also flushed to
     disk, so that they survive a power failure.
     """
-    files = sorted(_files(directory))[part::parts]
+    # Another process may be writing its checksums (`write_file`): with that file, this one would divide other files.
+    files = sorted(file for file in _files(directory) if not (file.startswith(".") and file.endswith(".partial")))
+    _sign(directory, files[part::parts], _name(part, parts))
+
+
+def write_left_checksums(directory: Path) -> None:
+    """Write the checksums of the files that no process has in its share, if there are any.
+
+    To be called by one process once all have written theirs: a process that listed the files before another had written
+    its last one divided other files than they.
+    """
+    if left := sorted(set(_files(directory)) - _read_checksums(directory).keys()):
+        _sign(directory, left, f"{NAME}-left")
+
+
+def _sign(directory: Path, files: list[str], name: str) -> None:
+    """Flush files to disk, and write their checksums to the file `name` of the directory."""
     with ThreadPoolExecutor() as pool:
         digests = pool.map(partial(_digest, flush=True), _paths(directory, files))
         lines = [f"{digest}  {file}\n" for file, digest in zip(files, digests, strict=True)]
-    write_file(directory / _name(part, parts), "".join(lines))
+    write_file(directory / name, "".join(lines))
 
 
 def has_checksums(directory: Path, *, parts: int) -> bool:
@@ -54,9 +70,7 @@ def find_damage(directory: Path, *, folders: Collection[str] = (), part: int = 0
     try:
         written = {file: digest for file, digest in _read_checksums(directory).items() if _is_in(file, folders)}
         there = {file for file in _files(directory) if _is_in(file, folders)}
-        # Orbax's marker of a part was once written after the call that waits for it (0.12.8, stopped by SIGTERM).
-        unsigned = {file for file in there - written.keys() if Path(file).name != "commit_success.txt"}
-        if lost := sorted(written.keys() - there) or sorted(unsigned):
+        if lost := sorted(written.keys() - there) or sorted(there - written.keys()):
             return f"{lost[0]} {'is missing' if lost[0] in written else 'has no checksum'}"
         files = sorted(written)[part::parts]
         with ThreadPoolExecutor() as pool:

@@ -38,7 +38,7 @@ from meshwright.execution.training.settings import get_setting, with_settings
 from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.options.keywords import PlanOptions, TrainOptions
 from meshwright.options.training import SETTINGS
-from meshwright.support.checksums import find_damage, write_checksums
+from meshwright.support.checksums import find_damage, write_checksums, write_left_checksums
 
 CONFIG = replace(tiny_run.CONFIG, saving=Saving(every=2))
 
@@ -295,6 +295,22 @@ def test_two_parts_of_checksums_cover_all_files(tmp_path):
     (tmp_path / "b" / "c").write_text("x")
     assert [find_damage(tmp_path, part=part, parts=2) for part in (0, 1)] == ["", "b/c is not what was written"]
     assert find_damage(tmp_path, folders=("e",)) == ""
+
+
+def test_files_that_one_of_two_processes_did_not_see_get_checksums(tmp_path):
+    """The first lists the files before the last is written, the second while the first writes its checksums."""
+    for name in ("a", "c", "d"):
+        (tmp_path / name).write_text(name)
+    write_checksums(tmp_path, part=0, parts=2)
+    (tmp_path / "b").write_text("b")
+    (tmp_path / ".0123abcd.partial").write_text("half")
+    write_checksums(tmp_path, part=1, parts=2)
+    (tmp_path / ".0123abcd.partial").unlink()
+    assert find_damage(tmp_path) == "c has no checksum"
+    write_left_checksums(tmp_path)
+    assert find_damage(tmp_path) == ""
+    (tmp_path / "c").write_text("x")
+    assert find_damage(tmp_path) == "c is not what was written"
 
 
 @pytest.fixture

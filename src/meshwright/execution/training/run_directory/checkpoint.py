@@ -34,7 +34,7 @@ from jax.experimental.multihost_utils import process_allgather
 from meshwright.errors import MeshwrightError, TemporaryError
 from meshwright.execution.training.run_directory.saving import Saving
 from meshwright.execution.training.step import State
-from meshwright.support.checksums import find_damage, has_checksums, write_checksums
+from meshwright.support.checksums import find_damage, has_checksums, write_checksums, write_left_checksums
 from meshwright.support.files import write_error
 from meshwright.units import show_bytes
 
@@ -146,6 +146,7 @@ class Checkpoints:
                     if time.monotonic() > until:
                         raise TimeoutError("other processes did not write their checksums")
                     time.sleep(_POLL_SECONDS)
+                write_left_checksums(partial)
                 partial.rename(self._path(self._step))
                 _flush_directory(self._directory)
                 for step in {*self.steps} - self._saving.kept(self.steps):
