@@ -35,6 +35,11 @@ class Scoring(NamedTuple):
     softcap: float | None = None
     is_chunked: bool = False
 
+    def of_products(self, products: Array) -> Array:
+        """Return the scores of products of queries and keys: divided, and limited by the softcap if there is one."""
+        scores = products / self.divisor
+        return self.softcap * jnp.tanh(scores / self.softcap) if self.softcap else scores
+
     def is_within(self, distance: Array, positions: Array, window: Array | int) -> Array:
         """Whether a key `distance` positions before a query at `positions` is in the query's window or chunk."""
         return distance <= positions % window if self.is_chunked else distance < window
@@ -307,9 +312,9 @@ def _scores(
     after the query; the mask is added as an array without head dims.
     """
     query, positions, documents = jax.lax.optimization_barrier((query, positions, documents))
-    scores = jnp.einsum("bkgsh,btkh->bkgst", _by_head(query), key, preferred_element_type=jnp.float32) / scoring.divisor
-    if scoring.softcap:
-        scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
+    scores = scoring.of_products(
+        jnp.einsum("bkgsh,btkh->bkgst", _by_head(query), key, preferred_element_type=jnp.float32)
+    )
     # Each device computes the mask's rows for its own queries.
     positions = reshard(positions, P(jax.typeof(query).sharding.spec[1]))
     distance = positions[:, None] - jnp.arange(key.shape[1])[None, :]

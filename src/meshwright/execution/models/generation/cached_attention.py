@@ -200,10 +200,7 @@ def _attend_on_device(
         scores, value = scored(query[..., :rank], key) + scored(query[..., rank:], value), key
     else:
         scores = scored(query, key)
-    scores /= scoring.divisor
-    if scoring.softcap:
-        scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
-    scores += jnp.where(visible, 0.0, -jnp.inf)[:, :, None, None]
+    scores = scoring.of_products(scores) + jnp.where(visible, 0.0, -jnp.inf)[:, :, None, None]
     largest = jnp.max(scores, axis=-1, keepdims=True)
     if sinks is not None:
         sinks = sinks[None, None, :, :, None]

@@ -237,14 +237,11 @@ def _kernel(
         for index, own in enumerate(queries):  # Without latents there is one, and the second array is values alone.
             partly = jnp.dot(own, loaded[index].astype(own.dtype).T, preferred_element_type=jnp.float32)
             scores += partly * factors[index][None] if factors else partly
-        scores /= scoring.divisor
-        if scoring.softcap:
-            scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
         distance = wanted[:, None] - at[None]
         visible = distance >= 0
         if window is not None:
             visible &= scoring.is_within(distance, wanted[:, None], window)
-        scores = jnp.where(visible, scores, MASKED)
+        scores = jnp.where(visible, scoring.of_products(scores), MASKED)
         total, weight, most = before
         now = jnp.maximum(most, jnp.max(scores, axis=1))
         weights, rescale = jnp.exp(scores - now[:, None]), jnp.exp(most - now)

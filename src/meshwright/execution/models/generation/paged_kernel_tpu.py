@@ -195,10 +195,7 @@ def _kernel(
             scores = _scores(queries[0][head], own)
             if is_latent:
                 scores += _scores(queries[1][head], other)
-            scores /= scoring.divisor
-            if scoring.softcap:
-                scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
-            scores = jnp.where(visible, scores, MASKED)
+            scores = jnp.where(visible, scoring.of_products(scores), MASKED)
             most = largest[head]
             now = jnp.maximum(most, jnp.max(scores, axis=1, keepdims=True))
             weights, rescale = jnp.exp(scores - now[:, :1]), jnp.exp(most - now)

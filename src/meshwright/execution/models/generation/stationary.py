@@ -88,7 +88,7 @@ def _in_tpu_layout(params: Mapping[str, Any], model: ModelConfig) -> Any:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=form)
         return jax.device_put(leaf, form)
 
-    def heads_first(parameter: Parameter, stored: Any) -> Any:
+    def in_read_order(parameter: Parameter, stored: Any) -> Any:
         first = 1 + ("expert" in parameter.axes)
         inputs = range(first, first + parameter.num_inputs)
         *heads, columns = range(first, len(parameter.axes))[parameter.num_inputs :] or (0,)
@@ -99,7 +99,7 @@ def _in_tpu_layout(params: Mapping[str, Any], model: ModelConfig) -> Any:
         # The values and the scales of an int8 weight have the same dims.
         return jax.tree.map(lambda leaf: in_layout(leaf, (*range(first), *heads, *inputs, columns)), stored)
 
-    return jax.tree.map(heads_first, parameters(model), dict(params))
+    return jax.tree.map(in_read_order, parameters(model), dict(params))
 
 
 def pad_single_row(x: Array, layout: ShardingContext) -> Array:
