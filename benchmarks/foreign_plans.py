@@ -1,6 +1,6 @@
-"""Plans of other people's train steps on an absent v5e:2x4, beside data parallelism and tensor parallelism by hand.
+"""Plans of other people's train steps on an absent TPU slice, beside data and tensor parallelism by hand.
 
-    .venv/bin/python benchmarks/foreign_plans.py [PROGRAM …]
+    .venv/bin/python benchmarks/foreign_plans.py [PROGRAM …] [--on v5e:4x4]
 
 For each program of tests/proof/programs/zoo_flax.py: how many dims were found, the seconds of planning without
 compiling, and the simulated step of the compiled program of the plan and of the best layouts of `dp`, `fsdp`, `tp` and
@@ -8,6 +8,7 @@ compiling, and the simulated step of the compiled program of the plan and of the
 part`), each with the predicted step over the compiled one. Compiling takes about half a minute a layout.
 """
 
+import argparse
 import os
 import sys
 import time
@@ -40,9 +41,13 @@ STRATEGIES = ("dp", "fsdp", "tp", "fsdp,tp", "by part")
 
 
 def main() -> None:
-    system = parse_system("v5e:2x4")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=", ".join(PROGRAMS))
+    parser.add_argument("--on", default="v5e:2x4")
+    arguments = parser.parse_args()
+    system = parse_system(arguments.on)
     print(f"{'':<18}{'dims':>5}{'planned in':>11}  {'strategy':<22}{'step':>10}{'predicted':>10}")
-    for name in sys.argv[1:] or PROGRAMS:
+    for name in arguments.programs or PROGRAMS:
         step, args = PROGRAMS[name](**SIZES[name])
         began = time.perf_counter()
         plan = mw.plan(step, *args, on=system, num_compiled=0)

@@ -17,6 +17,9 @@ Atoms = tuple[tuple[int, ...], ...]
 APART = frozenset(("scan", "while", "cond", "remat2", "checkpoint"))
 """Primitives whose programs are not inlined: loops, branches and rematerialized parts. XLA inlines all others."""
 
+SAME = frozenset(("optimization_barrier", "reshard", "sharding_constraint", "name"))
+"""Primitives whose results are their operands: they only tell the compiler something."""
+
 
 @dataclass(frozen=True)
 class Value:
@@ -102,6 +105,11 @@ def _inline(
             own = dict(zip(called[0].jaxpr.invars, given, strict=True))
             own.update((var, _add(flat, var, called[0], dims)) for var in called[0].jaxpr.constvars)
             numbers.update(zip(equation.outvars, _inline(flat, called[0], dims, inner, own, known), strict=True))
+            continue
+        if name in SAME:
+            numbers.update(zip(equation.outvars, given, strict=True))
+            if name == "optimization_barrier":
+                known.clear()  # XLA does not eliminate common subexpressions across it.
             continue
         types = tuple(str(var.aval) for var in equation.outvars)
         # Equal sums are each reduced over devices separately. Equal loops are rare, and comparing their text takes

@@ -16,7 +16,7 @@ from meshwright.planning.cost.rates.collective_time import planned_seconds, redu
 from meshwright.planning.cost.rates.efficiency import launch_seconds, layer_shares
 from meshwright.proof.programs.classes import batch_atoms
 from meshwright.proof.programs.flat import Atoms, Value
-from meshwright.proof.programs.layout import Layout, dims_at_rest, of_any_order
+from meshwright.proof.programs.layout import Layout, Sizes, dims_at_rest, of_any_order
 from meshwright.proof.programs.products import Contraction, Moves, moves
 from meshwright.proof.programs.trace import Program
 from meshwright.proof.programs.work import Live, Moved, Work
@@ -25,6 +25,12 @@ from meshwright.record import Bound, Collective, Kind, Phase, Record, merge
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "float32", "int8": "int8", "float64": "float32"}
 """The planner's names of JAX's dtypes; ops in other dtypes are priced as bf16."""
 
+PARTS = tuple(2**power for power in range(9))
+"""The numbers of matmuls into which a GPU library may split a matmul with a long contraction and a small result.
+
+Each is over a part of the contraction; their float32 results are added. An example is the gradient of a convolution's
+weight, which is summed over all pixels.
+"""
 
 Sent = tuple[Kind, tuple[str, ...], Phase, float, bool, int]
 """A collective: kind, axes, phase, bytes per execution (as in `record.Collective`), whether it overlaps, executions."""
@@ -85,8 +91,7 @@ class Priced:
         Collectives of weights and their gradients overlap with ops, up to the ops' time; all others are exposed.
         """
         products = [_local(product, times, layout) for product, times in self.work.products.items()]
-        moved = sum(times * self._at_rest(value, layout) for value, times in self.work.passes.items())
-        passes = moved / (HBM_SHARE * self.system.hbm_bytes_per_second)
+        passes = sum(times * self._pass_seconds(value, layout) for value, times in self.work.passes.items())
         computing = {
             "matmuls": sum(each.times * self._product_seconds(each, layout) for each in products),
             "passes over memory": passes,
@@ -138,14 +143,54 @@ class Priced:
             replace(move, exposed_seconds=(share if hides else 1.0) * (move.seconds or 0.0)) for move, hides in moves
         ]
 
+    @cached_property
+    def scores(self) -> frozenset[tuple[int, ...]]:
+        """The dims, in any order, of attention scores: batched matmuls' results larger than both operands together."""
+        elements = Layout((), Sizes(self.program), self.barred).elements
+        return frozenset(
+            of_any_order(product.result.dims)
+            for product in self.work.products
+            if self.work.is_tpu and {*product.places[0]} & {*product.places[1]} - {None}
+            if elements(product.result.dims) > elements(product.left.dims) + elements(product.right.dims)
+        )
+
+    def _of_scores(self, value: Value) -> Value | None:
+        """Return attention scores as a declared model's plan counts them, with at most 2 bytes each; None for others.
+
+        The speed of attention in a layer, `layer_shares`, was measured for that count.
+        """
+        is_of_scores = of_any_order(value.dims) in self.scores
+        return Value(value.dims, min(value.width, 2.0)) if is_of_scores else None
+
+    def _pass_seconds(self, value: Value, layout: Layout) -> float:
+        """Return the seconds of reading or writing a value once."""
+        scores, rate = self._of_scores(value), HBM_SHARE * self.system.hbm_bytes_per_second
+        if scores is not None:
+            return layout.size(scores) / rate / layer_shares(self.system)["attention"]
+        return self._at_rest(value, layout) / rate
+
     def _product_seconds(self, local: _Local, layout: Layout) -> float:
-        product = local.product
-        moved = sum(layout.size(value) for value in (product.left, product.right, product.result))
-        dtype = DTYPES.get(product.dtype, "bf16")
+        values = (local.product.left, local.product.right, local.product.result)
+        scores = [self._of_scores(value) for value in values]
+        moved = sum(layout.size(own or value) for own, value in zip(scores, values, strict=True))
+        dtype = DTYPES.get(local.product.dtype, "bf16")
+        rows, inner, columns = local.sizes
         seconds = partial(product_seconds, *local.sizes, system=self.system, dtype=dtype)
+        if self.system.chip.kind == "gpu":
+            return min(
+                product_seconds(
+                    rows * count, inner / count, columns, system=self.system, dtype=dtype,
+                    moved_bytes=moved + (8 * rows * columns * count if count > 1 else 0),
+                )
+                for count in PARTS
+                if count <= inner
+            )  # fmt: skip
         # Inside a program a matmul computes more slowly than alone, as in a declared model's plan; its bytes take as
         # long.
-        return max(seconds(moved_bytes=moved), seconds(moved_bytes=1.0) / layer_shares(self.system)["rest"])
+        shares = layer_shares(self.system)
+        if any(scores):
+            return seconds(moved_bytes=moved) / shares["attention"]
+        return max(seconds(moved_bytes=moved), seconds(moved_bytes=1.0) / shares["rest"])
 
     def _at_rest(self, value: Value, layout: Layout) -> float:
         """Return the bytes of a value on a device. Values with a state leaf's dims are split like the state."""

@@ -5,7 +5,7 @@ Nothing here depends on a mesh: `price` applies a layout.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -61,10 +61,7 @@ OPAQUE = frozenset(("shard_map", "pallas_call", "custom_call", "pure_callback", 
 """Calls of programs that are not analyzed here."""
 
 _UNFUSED = MATMULS | SCATTERS | frozenset(("gather", "sort", "top_k", "dynamic_update_slice", "fft"))
-_COPIES = frozenset(
-    ("convert_element_type", "transpose", "reshape", "squeeze", "copy", "mul", "div", "dynamic_slice", "reshard",
-     "sharding_constraint", "optimization_barrier", "name")
-)  # fmt: skip
+_COPIES = frozenset(("convert_element_type", "transpose", "reshape", "squeeze", "copy", "mul", "div", "dynamic_slice"))
 
 
 @dataclass(frozen=True)
@@ -146,7 +143,7 @@ def _collect(
     sums = _sums(flat, caller)
     live, readers = Live(), dict[int, list[tuple[Contraction, int]]]()
 
-    by_reductions = _read_by_reductions(flat, reads) if work.is_tpu else {}
+    by_reductions = _read_by_reductions(flat, reads, is_tpu=work.is_tpu)
 
     def is_constant(value: int) -> bool:
         return value in constants or (value not in made and not reads[value])
@@ -199,13 +196,13 @@ def _collect(
     return live
 
 
-def _read_by_reductions(flat: Flat, reads: Mapping[int, tuple[int, ...]]) -> dict[int, list[int]]:
-    """Return {the result of a reduction: the values in memory that it reads on a TPU}, for every reduction.
+def _read_by_reductions(flat: Flat, reads: Mapping[int, tuple[int, ...]], *, is_tpu: bool) -> dict[int, list[int]]:
+    """Return {the result of a reduction: the values in memory that it reads}, for every reduction.
 
-    XLA:TPU fuses a reduction into the matmul that computes the last of its operands, which is then not read. It also
-    fuses reductions that can begin at the same time, so that each value is read once. reads: from `_reads`.
+    XLA fuses reductions that can begin at the same time, so that each value is read once. XLA:TPU also fuses a
+    reduction into the matmul that computes the last of its operands, which is then not read. reads: from `_reads`.
     """
-    matmuls = {value for op in flat.ops if op.name in MATMULS for value in op.outputs}
+    matmuls = {value for op in flat.ops if is_tpu and op.name in MATMULS for value in op.outputs}
     known, found = set[tuple[int, int]](), dict[int, list[int]]()
     for op in flat.ops:
         if op.name in REDUCTIONS:
@@ -233,8 +230,9 @@ def _is_last_use(flat: Flat, place: int) -> bool:
 def _reads(flat: Flat, constants: set[int], *, is_tpu: bool) -> tuple[dict[int, tuple[int, ...]], set[int]]:
     """Return ({value: the values in memory that it is computed from}, the values written to memory), all by number.
 
-    Elementwise ops are fused into their consumers, so only values that a matmul or a loop reads are written. constants:
-    arguments that depend on no array; they are recomputed at each use.
+    Elementwise ops are fused into their consumers, so only values that a matmul or a loop reads are written; except on
+    TPUs also those whose consumers would otherwise read more bytes. constants: arguments that depend on no array; they are
+    recomputed at each use.
     """
     made: set[int] = {value for value in flat.results if value is not None}
     for op in flat.ops:
@@ -245,6 +243,7 @@ def _reads(flat: Flat, constants: set[int], *, is_tpu: bool) -> tuple[dict[int, 
         elif op.name in REDUCTIONS or op.name in LINES:
             made.update(op.outputs)
     made -= constants
+    uses_of, consumers = Counter(value for op in flat.ops for value in op.inputs), _consumers(flat, made)
     there = set(range(len(flat.values))) - {number for op in flat.ops for number in op.outputs} - constants
     reads: dict[int, tuple[int, ...]] = dict.fromkeys(constants, ())
     for op in flat.ops:
@@ -257,7 +256,30 @@ def _reads(flat: Flat, constants: set[int], *, is_tpu: bool) -> tuple[dict[int, 
             made.difference_update(op.outputs)
         for value in op.outputs:
             reads[value] = tuple(found)
+            is_shared = not is_tpu and uses_of[value] > 1 and value not in made
+            if is_shared and _is_written(flat, value, reads[value], consumers[value]):
+                made.add(value)
     return reads, made - there
+
+
+def _consumers(flat: Flat, made: set[int]) -> Mapping[int, set[int]]:
+    """Return {value: the indexes of the ops that read it}, where an op whose result is not in `made` is its readers."""
+    found = defaultdict[int | None, set[int]](set)
+    for place, op in reversed(list(enumerate(flat.ops))):
+        is_fused = not op.called and op.name not in _UNFUSED and made.isdisjoint(op.outputs)
+        own = set[int]().union(*(found[value] for value in op.outputs)) if is_fused else {place}
+        for value in op.inputs:
+            found[value] |= own
+    return found  # type: ignore[return-value]
+
+
+def _is_written(flat: Flat, value: int, leaves: Sequence[int], consumers: set[int]) -> bool:
+    """Whether the compiler writes a value, because its consumers would otherwise read more bytes from its `leaves`."""
+    atoms = {atom for dim in flat.values[value].dims for atom in dim}
+    large = [flat.values[leaf] for leaf in leaves]
+    read = sum(leaf.width for leaf in large if atoms <= {atom for dim in leaf.dims for atom in dim})
+    count, width = len(consumers), flat.values[value].width
+    return bool(atoms) and count * read > read + (1 + count) * width
 
 
 def _last_uses(flat: Flat, reads: dict[int, tuple[int, ...]], made: set[int]) -> dict[int, list[int]]:
