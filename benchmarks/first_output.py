@@ -38,7 +38,7 @@ COMMANDS = (
     "plan llama3-8b --on v5p:4x4x4 --batch 1024 --sweep chips=64..1024",
     "plan deepseek-v3 --on h100:2048 --batch 15360",
     "plan llama3-8b --on v5e:4x4 --serve decode",
-    "plan resnet50 --on a100-80gb:8 --batch 256",
+    "plan resnet50 --on a100-80gb:8 --batch 256 --compiled 0",
     f"verify {TINY}",
     "inspect program:step --mesh fsdp=8",
     f"train {TINY} --steps 20 -o run",

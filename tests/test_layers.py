@@ -48,6 +48,7 @@ FLOORS = (
     "proof.program_plans",
     "pictures",
     "lessons",
+    "examples",
     "learn",
     "cli",
     "__main__",

@@ -100,7 +100,7 @@ MISTAKES = [
     (lambda: tiny(strategy=mw.Strategy()), "give mesh too"),
     (lambda: tiny(memory_headroom="x"), "memory_headroom is 'x'; it is a share"),
     (lambda: tiny(top=0), "top is 0"),
-    (lambda: mw.plan("resnet50", on="cpu:8", batch=8), "resnet50 is a model of images"),
+    (lambda: mw.plan("resnet50", on="cpu:8", batch=8), "resnet50 is a program of images"),
     (lambda: mw.Plan.read("none.yaml"), "no plan 'none.yaml'"),
     (lambda: tiny(mesh="tp=8").write("/none/plan.yaml"), "there is no directory /none"),
     (lambda: mw.verify("tiny", on="cpu:8", batch=16, mesh="tp=3"), "needs 3 devices"),

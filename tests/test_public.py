@@ -19,7 +19,6 @@ NAMES = DATA / "public_api.txt"
 HELP = {
     **{name: [name] for name in COMMANDS},
     "plan serve": ["plan", "--serve", "decode"],
-    "plan images": ["plan", "resnet50"],
     "plan import": ["plan", "--import", "llama3.yml"],
     "verify serve": ["verify", "--serve", "decode"],
 }

@@ -44,8 +44,7 @@ CALLS = """
 0 | plan llama3-8b --on v6e-64 --batch 64                                  | v6e:8x8
 0 | plan llama3-8b --on v5litepod-64 --batch 64                            | v5e:8x8
 0 | plan llama3-8b --on 2*v5e:8x8 --batch 128                              | 2*v5e:8x8
-0 | plan resnet50 --on a100-80gb:8 --batch 256                             | images/s
-0 | plan ResNet18 --on cpu:8 --batch 16                                    | images/s
+0 | plan ResNet18 --on a100-80gb:8 --batch 256 --compiled 0                | images:0, labels:0
 0 | plan tiny --on cpu:8 --serve decode                                    | tok/s
 0 | plan tiny --on cpu:8 --serve prefill --prompt-len 64                   | tok/s
 0 | plan tiny --on cpu:8 --serve decode --json                             | frontier
@@ -215,8 +214,7 @@ CALLS = """
 2 | plan tiny --on cpu:8 --serve decode --mesh pp=8                        | no pipeline
 2 | plan resnet50 --on a100-80gb:8                                         | --batch
 2 | plan resnet50 --on a100-80gb:8 --batch 256 --seq-len 64                | option of a training plan
-2 | plan resnet50 --on a100-80gb:8 --batch 256 --mesh tp=8                 | tp
-2 | plan resnet50 --on a100-80gb:8 --batch 256 --mesh dp=8 --top 3         | --top has no effect with --mesh
+2 | plan programs:make --on cpu:8 --batch 8                                | --batch has no effect with programs:make
 2 | fly                                                                    | no command 'fly'
 2 | PLAN tiny                                                              | no command 'PLAN'
 0 | plan tiny --on cpu:8 --batch 16,000 --seq-len 64                       | 16,000 × 64 tokens

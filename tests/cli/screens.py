@@ -46,7 +46,7 @@ SCREENS = {
     "decode": ["plan", "llama3-8b", "--on", "v5e:4x4", "--serve", "decode", "--latency", "30ms"],
     "decode too large": ["plan", "llama3-405b", "--on", "h100:8", "--serve", "decode"],
     "prefill": ["plan", "llama3-8b", "--on", "v5e:4x4", "--serve", "prefill"],
-    "plan images": ["plan", "resnet50", "--on", "a100-80gb:8", "--batch", "256"],
+    "plan images": ["plan", "resnet18", "--on", "a100-80gb:8", "--batch", "256", "--compiled", "0"],
     "verify": ["verify", *TINY],
     "verify run": ["verify", "runs/tiny"],
     "verify plan": ["verify", "my plans/tiny.yaml"],
@@ -88,7 +88,6 @@ SCREENS = {
     "help": ["--help"],
     **{f"{name} --help": [*name.split(), "--help"] for name in COMMANDS},
     "plan decode --help": ["plan", "llama3-8b", "--serve", "decode", "--help"],
-    "plan images --help": ["plan", "resnet50", "--help"],
 }  # fmt: skip
 """The words of every command, some in several modes."""
 

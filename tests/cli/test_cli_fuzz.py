@@ -66,7 +66,7 @@ GOOD = {
 }  # fmt: skip
 
 MODELS = [
-    "tiny", "tiny-moe", "tiny-gpt2", "resnet18", "good", "good/config.json", "empty", "list.json", "cut.json", "bytes",
+    "tiny", "tiny-moe", "tiny-gpt2", "good", "good/config.json", "empty", "list.json", "cut.json", "bytes",
     "dir", "plan.yaml", "cut.yaml", "none.yaml", "run", "TINY", "llama", "fuzzed.json", "",
 ]  # fmt: skip
 

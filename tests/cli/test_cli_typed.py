@@ -10,7 +10,7 @@ import pytest
 
 from meshwright.cli import main as cli
 from meshwright.cli.main import COMMANDS, command_module, main
-from meshwright.cli.plan.args import Args, ImageArgs, ServeArgs
+from meshwright.cli.plan.args import Args, ServeArgs
 from meshwright.cli.train.args import Args as TrainArgs
 from meshwright.cli.typed import check_all_read, watch
 from meshwright.cli.verify.serving import ServeArgs as VerifyServeArgs
@@ -42,8 +42,6 @@ WORK = {
         "meshwright.cli.plan.command.plan_systems",
         "meshwright.cli.plan.sweep.run_sweep",
         "meshwright.cli.plan.serving.rank_serving",
-        "meshwright.cli.plan.images.rank_images",
-        "meshwright.cli.plan.images.plan_image_mesh",
     ],
     "verify": [
         "meshwright.proof.verification.plans.verify_plan",
@@ -74,7 +72,6 @@ TRAINING = ["tiny", "--on", "cpu:8", "--batch", "16", "--seq-len", "64"]
 CALLS = {
     "plan": (Args, ["plan", *TRAINING]),
     "plan serve": (ServeArgs, ["plan", "tiny", "--on", "cpu:8", "--serve", "decode"]),
-    "plan images": (ImageArgs, ["plan", "resnet50", "--on", "cpu:8", "--batch", "16"]),
     "verify": (None, ["verify", *TRAINING, "--mesh", "fsdp=2,tp=4"]),
     "verify serve": (VerifyServeArgs, ["verify", "tiny", "--on", "cpu:8", "--serve", "decode"]),
     "tokenize": (None, ["tokenize", "runs/begun/records.jsonl", "-o", "tokens"]),
@@ -239,7 +236,7 @@ def test_every_pair_of_options_is_read_or_refused_by_name(name, stubbed, capsys)
 
 
 def test_every_command_is_tried_here_or_with_its_files():
-    assert {*CALLS} - {"plan serve", "plan images", "verify serve", "train resume"} | {"demo"} == {*COMMANDS}
+    assert {*CALLS} - {"plan serve", "verify serve", "train resume"} | {"demo"} == {*COMMANDS}
 
 
 def test_an_option_that_is_not_read_is_refused_before_any_work():

@@ -77,21 +77,6 @@ def serve(
     }
 
 
-def images(
-    model: str, hardware: str, mesh: str, batch: int, *, search: Mapping[str, Any] = ANY, **workload: Any
-) -> dict[str, Any]:
-    """A train step of a ResNet on one mesh."""
-    return {
-        "kind": "images",
-        "model": model,
-        "hardware": hardware,
-        "mesh": mesh,
-        "batch": batch,
-        "workload": workload,
-        "search": dict(search),
-    }
-
-
 SEARCH = {"search": ANY}
 RUNNABLE = {"search of what runs": {"is_runnable": True}}
 
@@ -505,14 +490,7 @@ SERVING = {
     "decode tiny on cpu": serve("tiny", "cpu:4", "dp=2,tp=2", 8, phase="decode", prompt_len=96, output_len=32),
 }
 
-IMAGES = {
-    "resnet50 on v5e": images("resnet50", "v5e:4x4", "dp=16", 2048, search=SEARCH),
-    "resnet50 fsdp on h100": images("resnet50", "h100:8", "dp=2,fsdp=4", 1024, fuses=False),
-    "resnet152 synced norms on a100": images("resnet152", "a100-80gb:16", "dp=16", 1024, syncs_norms=True),
-    "resnet18 on cpu": images("resnet18", "cpu:8", "fsdp=8", 64, compute_dtype="f32"),
-    "resnet101 on v5p": images("resnet101", "v5p:4x4x4", "dp=8,fsdp=8", 8192, search=SEARCH),
-    "resnet34 on v6e": images("resnet34", "v6e:2x4", "dp=8", 512, param_dtype="bf16"),
-}
+IMAGES = {}
 
 PUBLISHED = {"published runs": {"kind": "published", "file": "tests/data/published_runs.json"}}
 

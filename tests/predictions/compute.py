@@ -16,7 +16,6 @@ from typing import Any, get_args, get_type_hints
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.hlo.records import read_hlo
-from meshwright.description.step.images import RESNETS, ImageWorkload
 from meshwright.description.step.model import Experts, ModelConfig
 from meshwright.description.step.serving import Serving, ServingLayout
 from meshwright.description.step.strategy import DEFAULT, FrameworkProfile, Strategy
@@ -34,11 +33,9 @@ from meshwright.planning.cost.flops import (
     step_flops,
     untaken_branch_flops,
 )
-from meshwright.planning.cost.images import image_collectives, image_step_flops
 from meshwright.planning.cost.memory import argument_bytes, host_bytes, offloaded_bytes, step_memory
 from meshwright.planning.cost.rates.hbm import hbm_bytes
 from meshwright.planning.cost.serving_seconds import serving_collectives, serving_flops
-from meshwright.planning.images import plan_image_mesh, rank_images
 from meshwright.planning.plan import Plan, make_plan
 from meshwright.planning.search import rank
 from meshwright.planning.serving.plan import make_serving_plan
@@ -55,7 +52,7 @@ ROOT = Path(__file__).parents[2]
 
 def compute(case: Case) -> dict[str, Any]:
     """The record of a case."""
-    kinds = {"train": _train, "serve": _serve, "images": _images, "published": _published}
+    kinds = {"train": _train, "serve": _serve, "published": _published}
     return kinds[case["kind"]](case)
 
 
@@ -144,24 +141,6 @@ def _serve(case: Case) -> dict[str, Any]:
     return found
 
 
-def _images(case: Case) -> dict[str, Any]:
-    """A train step of a ResNet on one mesh, and all its meshes where the case asks for them."""
-    system = parse_system(case["hardware"])
-    mesh = parse_mesh(case["mesh"], num_devices=system.num_devices)
-    workload = ImageWorkload(model=RESNETS[case["model"]], batch=case["batch"], **case["workload"])
-    record = plan_image_mesh(workload, mesh, system)
-    found = {
-        **_predicted(record),
-        "flops by phase": asdict(image_step_flops(workload, mesh)),
-        "useful collectives": _unmerged(image_collectives(workload, mesh)),
-        "memory": dict(record.memory_bytes),
-    }
-    for name in case["search"]:
-        ranking = rank_images(workload, system)
-        found[name] = [{"mesh": dict(each.mesh), "seconds": each.step_seconds} for each in ranking.candidates]
-    return found
-
-
 def _published(case: Case) -> dict[str, Any]:
     """The time and the memory that are predicted for every row of the table of published runs."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -235,7 +214,7 @@ def _changed(strategy: Strategy) -> dict[str, Any]:
 
 def models() -> list[str]:
     """The names of all models."""
-    return [*PRESETS, *RESNETS]
+    return [*PRESETS]
 
 
 def remats() -> tuple[str, ...]:

@@ -141,8 +141,8 @@ def _main(words: list[str]) -> int:
 
     write_ascii_where_needed()
     if words == ["help", "models"]:
+        from meshwright.description.families.load import RESNETS
         from meshwright.description.families.registry import PRESETS
-        from meshwright.description.step.images import RESNETS
 
         print("\n".join((*PRESETS, *RESNETS)))
         return 0

@@ -89,7 +89,7 @@ def _loss(params: Params, images: Array, labels: Array, name: str) -> Array:
                 y = jax.nn.relu(y) if place < len(convolutions) - 1 else y
             x = jax.nn.relu(y + (_convolved(block["shortcut"], x, stride) if "shortcut" in block else x))
     x = x.astype(jnp.float32).mean((1, 2)).astype(x.dtype)
-    logits = x @ params["classes"]["kernel"].astype(x.dtype) + params["classes"]["bias"].astype(x.dtype)
+    logits = x @ params["classes"]["kernel"].astype(x.dtype) + params["classes"]["bias"].astype(x.dtype)[None]
     chances = jax.nn.log_softmax(logits.astype(jnp.float32))
     return -jnp.take_along_axis(chances, labels[:, None], 1).mean()
 
@@ -99,6 +99,7 @@ def _convolved(params: Params, x: Array, stride: int) -> Array:
     kernel = params["kernel"].astype(x.dtype)
     y = lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
     wide = y.astype(jnp.float32)
-    mean = wide.mean((0, 1, 2))
-    variance = (wide * wide).mean((0, 1, 2)) - mean * mean
-    return ((wide - mean) * lax.rsqrt(variance + 1e-5) * params["scale"] + params["shift"]).astype(x.dtype)
+    mean = wide.mean((0, 1, 2), keepdims=True)
+    variance = (wide * wide).mean((0, 1, 2), keepdims=True) - mean * mean
+    scale, shift = (params[name][None, None, None] for name in ("scale", "shift"))
+    return ((wide - mean) * lax.rsqrt(variance + 1e-5) * scale + shift).astype(x.dtype)

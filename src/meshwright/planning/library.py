@@ -29,7 +29,6 @@ from meshwright.planning.options import (
     WORKLOAD_OPTIONS,
     ModelLike,
     check_model,
-    is_image_model,
     read_strategy,
     read_workload,
     remats,
@@ -174,8 +173,6 @@ def plan(
                 f"beside a model there is its hardware alone, as on='v5p:4x4x4'; {beside!r} is too many"
             )
         on = beside
-    if is_image_model(model):
-        raise MeshwrightError(f"{model} is a model of images; meshwright.planning.plan_images plans it")
     check_model(model)
     if serve is not None:
         if isinstance(model, Workload):

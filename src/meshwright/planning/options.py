@@ -13,7 +13,6 @@ from typing import Any, Literal
 from meshwright.description.families.adapters import ALL_LINEAR, read_adapter_config, with_adapter_slots, with_adapters
 from meshwright.description.families.load import load_model, usual_seq_len
 from meshwright.description.hardware.system import System
-from meshwright.description.step.images import RESNETS, ImageWorkload
 from meshwright.description.step.legality import check_positions
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.serving import Serving, ServingPhase
@@ -164,7 +163,6 @@ PROMPT_LEN, OUTPUT_LEN = 1024, 256
 """Default numbers of tokens of a prompt and of an answer."""
 
 SERVING_OPTIONS = tuple(ServingOptions.__annotations__)
-IMAGE_OPTIONS = (*_OF_SYSTEM, "batch", "dtype")
 
 
 def read_serving(
@@ -206,19 +204,6 @@ def read_serving(
     return serving, system
 
 
-def read_images(model: str, options: Mapping[str, Any]) -> tuple[ImageWorkload, System]:
-    """Return the workload and the system of a ResNet with `IMAGE_OPTIONS`. Raises if the batch is missing."""
-    said = given(options, IMAGE_OPTIONS)
-    system = _hardware(model, said)
-    if "batch" not in said:
-        raise MeshwrightError(f"{model} needs --batch (batch=…), its images over all devices, as 256")
-    dtype = said.get("dtype", "f32" if system.chip.kind == "cpu" else "bf16")
-    workload = ImageWorkload(
-        model=RESNETS[model.lower()], batch=read_count("batch", said["batch"]), compute_dtype=dtype
-    )
-    return workload, system
-
-
 def _hardware(model: object, options: Mapping[str, Any]) -> System:
     """Return the system that the options describe. Raises if they have no `on`. model: shown in the error."""
     if "on" not in options:
@@ -229,11 +214,6 @@ def _hardware(model: object, options: Mapping[str, Any]) -> System:
 def remats(remat: Remat | Literal["auto"] | None) -> tuple[Remat, ...]:
     """Return the remat policies to choose from: (remat,), or () for `auto` and None, so that the planner chooses."""
     return () if remat in (None, "auto") else (remat,)
-
-
-def is_image_model(model: object) -> bool:
-    """Whether `model` is the name of a ResNet, which has its own options."""
-    return isinstance(model, str) and model in RESNETS
 
 
 def _in_sequences(batch_tokens: Count, seq_len: int, *, is_pairs: bool) -> int:

@@ -35,7 +35,11 @@ def test_a_record_says_what_is_borrowed_and_the_screen_too(capsys):
     said = "no efficiencies of b200 for products, collectives in a node and attention kernels: those of h100 are taken"
     plan = mw.plan("llama3-8b", on="b200:8", batch=64, mesh="fsdp=8")
     assert any(note.startswith(said) for note in plan.predicted.notes)
-    for words in (["llama3-8b", "--batch", "64"], ["llama3-8b", "--serve", "decode"], ["resnet50", "--batch", "64"]):
+    for words in (
+        ["llama3-8b", "--batch", "64"],
+        ["llama3-8b", "--serve", "decode"],
+        ["resnet18", "--batch", "64", "--compiled", "0"],
+    ):
         assert main(["plan", *words, "--on", "b200:8"]) == 0
         assert said in " ".join(capsys.readouterr().out.split())
 

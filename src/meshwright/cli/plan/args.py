@@ -1,4 +1,4 @@
-"""The arguments of `meshwright plan`, one dataclass for each kind: training, serving, images, any function."""
+"""The arguments of `meshwright plan`, one dataclass for each kind: training, serving, any function."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from meshwright.description.step.workload import Dtype
 from meshwright.options.declare import Json, Mesh, ShareText, option, positional
 from meshwright.options.plan import StrategyArgs, WorkloadArgs
 from meshwright.options.serving import FormatArgs, ServedArgs
@@ -101,37 +100,15 @@ class ServeArgs:
 
 
 @dataclass(frozen=True)
-class ImageArgs:
-    """Find the best mesh of dp and fsdp for an image model, and why data parallelism is enough."""
-
-    model: Model
-    """resnet18, resnet34, resnet50, resnet101 or resnet152."""
-    on: Annotated[str | None, option("CHIPS")] = None
-    """The hardware, as a100-80gb:8. Needed."""
-    batch: Annotated[str | None, option("N")] = None
-    """Images of the global batch. Needed."""
-    dtype: Annotated[Dtype | None, option("bf16|f32")] = None
-    """Dtype of matmuls. Default: bf16, on simulated CPU devices f32."""
-    mesh: Mesh = None
-    """Plan only this mesh, as dp=-1,fsdp=2. Default: all of dp and fsdp."""
-    hardware: Annotated[Path | None, option("FILE")] = None
-    """A TOML file with your own chip, whose name --on then accepts."""
-    memory_headroom: ShareText = None
-    """Fraction added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
-    top: Top = "8"
-    """How many meshes to print. Default: 8."""
-    json: Json = False
-    """Print data instead of tables: {"candidates": [record, …]}."""
-
-
-@dataclass(frozen=True)
 class ProgramArgs:
     """Find the mesh of any JAX function, and which dims its axes split: the best layouts are compiled and compared."""
 
-    model: Annotated[str, positional("MODULE:FUNCTION|SCRIPT")]
-    """A function without arguments that returns (step, its arguments), or a script, as for inspect."""
+    model: Annotated[str, positional("MODULE:FUNCTION|SCRIPT|RESNET")]
+    """A function without arguments that returns (step, its arguments), or a script, as for inspect; or resnet50, …."""
     on: Annotated[str | None, option("CHIPS")] = None
     """The hardware, as v5e:4x4. Needed."""
+    batch: Annotated[str | None, option("N")] = None
+    """Images of a step of resnet18, 34, 50, 101 or 152, which need it; other programs have none."""
     mesh: Mesh = None
     """Plan only this mesh, with axes of any names: data=4,model=4. Default: every mesh."""
     compiled: Annotated[str, option("N")] = "3"

@@ -1,8 +1,8 @@
 """`meshwright plan`: the best mesh and strategy to run a model on chips, the reasons, and alternatives.
 
 Each kind of plan has its own arguments (`args`) and modules: ranking for training (`screen`), comparison of meshes
-(`compare`), sweeps (`sweep`), ops (`ops`), existing plans in a file or a run (`kept`), image models (`images`), serving
-(`serving`), any JAX function (`programs`), settings of other frameworks (`exchange`).
+(`compare`), sweeps (`sweep`), ops (`ops`), existing plans in a file or a run (`kept`), serving (`serving`), any JAX
+function (`programs`), settings of other frameworks (`exchange`).
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.cli.kept import kept_plan
-from meshwright.cli.plan.args import Args, ImageArgs, ImportArgs, ProgramArgs, ServeArgs
+from meshwright.cli.plan.args import Args, ImportArgs, ProgramArgs, ServeArgs
 from meshwright.cli.plan.exchange import export_plan, print_imported, read_export
 from meshwright.cli.plan.kept import print_kept
 from meshwright.cli.plan.programs import NAMED
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
-from meshwright.description.families.load import trained_seq_len
+from meshwright.description.families.load import RESNETS, trained_seq_len
 from meshwright.description.frameworks.framework import framework_fields
 from meshwright.description.hardware.system import System
-from meshwright.description.step.images import RESNETS
 from meshwright.description.step.workload import Remat, Workload
 from meshwright.mesh import MeshShape
 from meshwright.options.declare import given_options
@@ -45,7 +44,7 @@ EXAMPLES = (
     "meshwright plan llama3-8b --on h100:64 --batch 512 --compare 1,64,1,1 8,8,1,1",
     "meshwright plan llama3-8b --on v5e:4x4 --serve decode --latency 30ms",
     "meshwright plan plan.yaml --ops",
-    "meshwright plan resnet50 --on a100-80gb:8 --batch 256",
+    "meshwright plan resnet50 --on a100-80gb:8 --batch 256 --compiled 0",
     "meshwright plan my_module:make_step --on v5e:4x4",
     "meshwright plan llama3-8b --on v5p:4x4x4 --batch 512 --remat block --export maxtext llama3.yml",
     "meshwright plan --import llama3.yml --on v5p:4x4x4",
@@ -55,7 +54,6 @@ EXAMPLES = (
 KINDS: dict[str, type] = {
     "a training plan": Args,
     "a serving plan (--serve decode)": ServeArgs,
-    "a plan of a model of images": ImageArgs,
     "a plan of a function": ProgramArgs,
     "the plan of another framework's settings (--import FILE)": ImportArgs,
 }
@@ -71,19 +69,19 @@ HINTS = {
 def args_of(words: list[str]) -> type:
     """Return the dataclass that the words of a `plan` command are arguments of, without parsing them.
 
-    --serve: serving. --import: settings of another framework. A ResNet's name: images. A function or script: programs.
+    --serve: serving. --import: settings of another framework. A function, a script or a ResNet's name: programs.
     Otherwise: training.
     """
     if any(word.split("=")[0] == "--import" for word in words):
         return ImportArgs
-    if any(NAMED.fullmatch(word) for word in words if not word.startswith("-")):
+    if any(NAMED.fullmatch(word) or word.lower() in RESNETS for word in words if not word.startswith("-")):
         return ProgramArgs
     if any(word.split("=")[0] == "--serve" for word in words):
         return ServeArgs
-    return ImageArgs if {word.lower() for word in words} & set(RESNETS) else Args
+    return Args
 
 
-def run(args: Args | ServeArgs | ImageArgs | ProgramArgs | ImportArgs) -> int:
+def run(args: Args | ServeArgs | ProgramArgs | ImportArgs) -> int:
     """Print the requested plan, and write it if a file is named."""
     if isinstance(args, ImportArgs):
         return print_imported(args)
@@ -91,10 +89,6 @@ def run(args: Args | ServeArgs | ImageArgs | ProgramArgs | ImportArgs) -> int:
         from meshwright.cli.plan.serving import plan_serving
 
         return plan_serving(args)
-    if isinstance(args, ImageArgs):
-        from meshwright.cli.plan.images import plan_images
-
-        return plan_images(args)
     if isinstance(args, ProgramArgs):
         from meshwright.cli.plan.programs import print_program_plan
 

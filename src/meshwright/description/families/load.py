@@ -9,7 +9,6 @@ from typing import Any
 
 from meshwright.description.families.registry import PRESETS, model_from_hugging_face
 from meshwright.description.families.wrappers import text_config
-from meshwright.description.step.images import RESNETS
 from meshwright.description.step.model import LearnedPositions, ModelConfig
 from meshwright.errors import MeshwrightError, did_you_mean, near_names
 
@@ -49,6 +48,10 @@ def trained_seq_len(name: str) -> int:
     return found if isinstance(found, int) else 0
 
 
+RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+"""The names of the programs in `examples.resnet`, which are planned as any JAX function is."""
+
+
 def load_model(name: str) -> ModelConfig:
     """Return the model for a preset's name, in any case, or for a path to a `config.json` (or its folder)."""
     if not Path(name).exists() and name.lower() in (*PRESETS, *RESNETS):
@@ -57,7 +60,8 @@ def load_model(name: str) -> ModelConfig:
         return PRESETS[name]
     if name in RESNETS:
         raise MeshwrightError(
-            f"{name} is a model of images, which `meshwright plan {name} …` plans and nothing runs yet"
+            f"{name} is a program of images: `meshwright plan {name} …` plans it, and in Python"
+            f" mw.plan(step, *arguments, on=…) with step, arguments = meshwright.examples.resnet.make({name!r}, batch)"
         )
     if (path := _config_path(name)) is not None:
         return model_from_hugging_face(_read_json(path), name=_model_name(path))

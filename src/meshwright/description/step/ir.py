@@ -160,12 +160,11 @@ class Matmul:
     right: str = ""  # Name of the second operand if that is a value; '' if it is a weight.
     stored: tuple[Dim, ...] = ()  # Dims of its weight in storage; empty if it has no weight.
     pending: tuple[str, ...] = ()  # Axes over which the weight's gradient is a partial sum.
-    image: Array | None = None  # Input of a convolution; its windows are the rows (implicit GEMM, arXiv:1410.0759).
 
     @cached_property
     def work(self) -> int:
         """An id shared by all matmuls of equal cost, in any phase (`_number`)."""
-        sizes = (self.rows, self.inner, self.columns, self.experts, self.image)
+        sizes = (self.rows, self.inner, self.columns, self.experts)
         return _number((self.role, sizes, self.is_summed, self.is_rounded, self.is_ring))
 
 

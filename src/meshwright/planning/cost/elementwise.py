@@ -34,16 +34,8 @@ FUSED = {
     "gated": Pass(6, 10),
     "activation": Pass(4, 6),
     "softmax": Pass(4, 6),
-    # Batch norm and the relu that follows: the input is read for the statistics, read again, and the result written.
-    # Backward reads the input and the gradient for the sums of the statistics' gradients, reads both again, and writes
-    # the gradient.
-    "batch_norm": Pass(6, 10, 0, 0),
-    # Reads the shortcut too; in backward, both passes also read the sum's result, for the gradient of relu.
-    "batch_norm_add": Pass(8, 14, 0, 0),
-    # A shortcut's result is normalised in the sum that reads it.
-    "batch_norm_shortcut": Pass(2, 10, 0, 0),
 }
-"""Passes by kind of op, with one kernel for each chain of elementwise ops; launches over images are not counted."""
+"""Passes by kind of op, with one kernel for each chain of elementwise ops."""
 
 ONE_BY_ONE = {
     # PyTorch's RMSNorm, in bytes: cast to float32 6, square 8, mean 4, times its root 8, cast back 6, times scale 4.
@@ -62,20 +54,8 @@ ONE_BY_ONE = {
     "activation": Pass(4, 6),
     # Scale 4, mask 5, cast to float32 6, softmax 8, cast back 6. Backward: cast 6, softmax 12, cast 6, mask 5, scale 4.
     "softmax": Pass(29, 33, 5, 5),
-    # A relu reads one array and writes one; its backward reads two and writes one, as a sum does forward.
-    "batch_norm": Pass(10, 16, 0, 0),
-    "batch_norm_add": Pass(16, 16, 0, 0),
-    "batch_norm_shortcut": Pass(6, 10, 0, 0),
 }
 """Passes by kind of op, with one kernel for each op, as PyTorch runs a model that is not compiled."""
-
-OF_IMAGES = {
-    # A block's input has two gradients, the block's and the shortcut's: both are read, and their sum is written.
-    "gradients": Pass(0, 6, 0, 0),
-    # Forward reads the input and writes the result; backward reads the result's gradient and writes the input's.
-    "pool": Pass(2, 2, 0, 0),
-}
-"""Passes over images, by kind of op: the same whether ops are fused or run one by one."""
 
 OF_EXPERTS = {
     # Forward reads the rows of tokens and writes them in the order of their experts; backward reads their gradients.
@@ -129,12 +109,6 @@ UPDATE_PASSES = 8
 The gradient is read for its norm; then gradient, parameter and two moments are read, and the last three are written.
 """
 
-SGD_PASSES = 5
-"""Float32 values that SGD with momentum reads and writes per parameter.
-
-Gradient, parameter and momentum are read, and the last two are written.
-"""
-
 UPDATE_PASSES_ONE_BY_ONE = 23
 """Float32 values that AdamW reads and writes per parameter with PyTorch's foreach ops.
 
@@ -154,7 +128,7 @@ def pass_of(kind: str, *, fuses: bool) -> Pass:
         return DROPOUT["low_rank"]
     if kind in ("norm", "layer_norm"):
         return FUSED["norm"] if fuses else ONE_BY_ONE["layer" if kind == "layer_norm" else "rms"]
-    of_some = OF_IMAGES | OF_EXPERTS | OF_DELTA
+    of_some = OF_EXPERTS | OF_DELTA
     return of_some.get(kind) or (FUSED if fuses else ONE_BY_ONE)[kind]
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.hardware.system import System
 from meshwright.description.step.blocks import program
-from meshwright.description.step.ir import Array, AttentionOp, ComputingOp, Elementwise, Extents, Matmul, Step
+from meshwright.description.step.ir import AttentionOp, ComputingOp, Elementwise, Extents, Matmul, Step
 from meshwright.description.step.layer import DotProduct, Linear
 from meshwright.description.step.passes.muon import ITERATIONS, matrices_per_device, matrix_products
 from meshwright.description.step.passes.pipeline import (
@@ -72,13 +72,6 @@ NONE = PassSeconds()
 
 WEIGHT_AXES = tuple(dict.fromkeys(axis for name in ("kv_heads", "mlp", "vocab", "expert") for axis in RULES[name]))
 """Mesh axes that split weights in matmuls; with the tokens per device they determine a device's ops."""
-
-
-SPLITS = tuple(2**power for power in range(9))
-"""The numbers of matmuls into which a GPU library may split the weight gradient of a small convolution kernel.
-
-Each matmul is over a part of the images; their results are added.
-"""
 
 
 @dataclass(frozen=True)
@@ -274,8 +267,6 @@ class OpTimer:
 
     def _matmul(self, op: Matmul) -> float:
         """Return the seconds of a matmul, of a gradient of a matmul, or of a convolution."""
-        if op.image:
-            return self._convolution(op, op.image)
         rate = TPU_GROUPED_SHARE if op.experts and self.is_grouped and self.system.chip.kind == "tpu" else 1.0
         return self._dense(op) / rate
 
@@ -304,39 +295,6 @@ class OpTimer:
         # once, from the gathered input.
         sums = steps if op.is_summed else 1
         return count * sums * product_seconds(inner, rows / sums, columns, system=self.system, dtype=dtype)
-
-    def _convolution(self, op: Matmul, image: Array) -> float:
-        """Return the seconds of a convolution as a matmul (implicit GEMM, arXiv:1410.0759).
-
-        A row of the left operand is one window of the image. A pixel is in many windows, but is read from memory once.
-        GPU libraries split the weight gradient of a small kernel into several matmuls over parts of the images; their
-        float32 results are added.
-        """
-        local, moved = self.extents.local_dims, self.convolution_bytes(op, image)
-        rows, inner, columns = local(op.rows), local(op.inner), local(op.columns)
-        seconds = partial(product_seconds, system=self.system, dtype=self.dtype)
-        if op.role == "result":
-            return seconds(rows, inner, columns, moved_bytes=moved)
-        if op.role == "input_gradient":
-            pixels, channels = local(image.dims[:-1]), local(image.dims[-1:])
-            return seconds(pixels, rows * inner * columns / (pixels * channels), channels, moved_bytes=moved)
-        parts = [count for count in SPLITS if count <= rows] if self.system.chip.kind == "gpu" else [1]
-        return min(
-            seconds(
-                inner * count,
-                rows / count,
-                columns,
-                moved_bytes=moved + (8 * inner * columns * count if count > 1 else 0),
-            )
-            for count in parts
-        )
-
-    def convolution_bytes(self, op: Matmul, image: Array) -> float:
-        """Return the bytes that a convolution reads and writes: image (without skipped pixels), kernel and result."""
-        local = self.extents.local_dims
-        rows, inner, columns = local(op.rows), local(op.inner), local(op.columns)
-        seen = min(self.extents.local(image), rows * inner)
-        return dtype_bytes(self.dtype) * (seen + rows * columns + inner * columns)
 
     def _product(self, rows: float, inner: float, columns: float, dtype: str, steps: int) -> float:
         """Return the seconds of a matmul whose rows are split into `steps` matmuls."""

@@ -230,9 +230,9 @@ def _is_last_use(flat: Flat, place: int) -> bool:
 def _reads(flat: Flat, constants: set[int], *, is_tpu: bool) -> tuple[dict[int, tuple[int, ...]], set[int]]:
     """Return ({value: the values in memory that it is computed from}, the values written to memory), all by number.
 
-    Elementwise ops are fused into their consumers, so only values that a matmul or a loop reads are written; except on
-    TPUs also those whose consumers would otherwise read more bytes. constants: arguments that depend on no array; they are
-    recomputed at each use.
+    Elementwise ops are fused into their consumers, so only values that a matmul or a loop reads are written. Compilers
+    for other chips than TPUs also write a value whose consumers would otherwise read more bytes. constants: arguments
+    that depend on no array; they are recomputed at each use.
     """
     made: set[int] = {value for value in flat.results if value is not None}
     for op in flat.ops:

@@ -194,7 +194,6 @@ def _matmul(node: Node, work: Product, phase: Phase, role: str) -> Matmul:
         right=work.right,
         stored=work.weight.stored.dims if work.weight else (),
         pending=work.weight.pending if work.weight else (),
-        image=work.image,
     )
 
 

@@ -141,7 +141,6 @@ class Product:
     source: str = "X"
     weight: Weight | None = None
     right: str = ""
-    image: Array | None = None
     passes: Literal["both", "forward", "backward"] = "both"
 
 
