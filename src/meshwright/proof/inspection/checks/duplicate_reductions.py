@@ -48,6 +48,11 @@ class ReducedTwice(Finding):
         """Whether the result is wrong: True for a sum of equal values, False for a maximum."""
         return self.is_sum
 
+    def explains(self, other: Finding) -> bool:
+        """Whether `other` is the same sum in the backward pass, the transpose of this one."""
+        is_backward = isinstance(other, ReducedTwice) and other.is_transposed and not self.is_transposed
+        return is_backward and other.equal_axes == self.equal_axes
+
     def _sentences(self) -> tuple[str, str]:
         over = joined(self.equal_axes)
         makes = f"makes {self.degree} times the value" if self.is_sum else "changes nothing"

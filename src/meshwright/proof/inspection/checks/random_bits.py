@@ -1,4 +1,4 @@
-"""Random numbers that are not generated on the devices that use them."""
+"""Random numbers that are equal on devices whose data differ, or not generated on the devices that use them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from meshwright.description.hlo.dataflow import VIEWS, origin
 from meshwright.description.hlo.module import Instruction, Module
+from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
@@ -53,6 +54,47 @@ class UnpartitionedBits(Finding):
             " partitionable",
             "make keys as jax.random.key(seed, impl='threefry2x32'), or make the numbers in shard_map from"
             " jax.random.fold_in(key, jax.lax.axis_index(…))",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameRandomBits(Finding):
+    """Random numbers inside `shard_map` that are equal on all devices along axes along which their data differ."""
+
+    kind = FindingKind.SAME_RANDOM_BITS
+    merged_by = ("axes",)
+    is_merged_across_sources = True
+
+    array: str
+    axes: tuple[str, ...]
+    degree: int
+
+    @property
+    def is_wrong(self) -> bool:
+        """Always True: what should be independent is repeated on every device."""
+        return True
+
+    def _sentences(self) -> tuple[str, str]:
+        folds = ", ".join(f"jax.lax.axis_index({axis!r})" for axis in self.axes)
+        key = f"key = jax.random.fold_in(key, {folds})" if len(self.axes) == 1 else f"fold each of {folds} into the key"
+        return (
+            f"the random numbers of {self.array} come from a key that all {self.degree} devices along"
+            f" {joined(self.axes)} have, but their data differ: every device drops, adds or chooses the same",
+            f"{key}, by jax.random.fold_in, inside of shard_map" if len(self.axes) > 1 else f"{key}, in shard_map",
+        )
+
+
+def same_random_bits(context: ProgramContext) -> Iterator[SameRandomBits]:
+    """Yield random numbers that the jaxpr draws from the same key for different data."""
+    for one in context.traced(SameRandomBits.id):
+        shape = Shape(one.dtype, one.dims)
+        yield SameRandomBits(
+            array=str(shape),
+            axes=one.axes,
+            degree=context.degree(one.axes),
+            bytes=shape.bytes,
+            cost_seconds=context.no_seconds,
+            source=one.source,
         )
 
 

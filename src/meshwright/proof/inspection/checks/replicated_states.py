@@ -156,6 +156,8 @@ def _parameter_of(context: ProgramContext, state: Argument) -> Argument | None:
     for other in context.arguments:
         if other.tree == state.tree:
             return None
+        if _is_hidden(other):
+            continue
         path = other.name.removeprefix(other.tree)
         if path and state.name.endswith(path) and context.whole_shape(other).dims == context.whole_shape(state).dims:
             return other
@@ -177,12 +179,17 @@ def _trained_with(context: ProgramContext, number: int, state: Argument) -> Argu
         if context.whole_shape(other := context.arguments[each]).dims == context.whole_shape(state).dims
     ]
     path = _parts(state.name)
-    named = [other for other in alike if (end := _parts(other.name)[2:]) and path[-len(end) :] == end]
+    is_named = not _is_hidden(state)
+    named = [other for other in alike if is_named and (end := _parts(other.name)[2:]) and path[-len(end) :] == end]
     if named:
         return named[0]
-    is_hidden = ".states[" in state.name or state.name.startswith(("dynamic_donate[", "dynamic_nodonate["))
-    has_no_path = is_hidden or all(other.name == other.tree for other in alike)
+    has_no_path = not is_named or all(other.name == other.tree for other in alike)
     return alike[0] if has_no_path and len({other.spec for other in alike}) == 1 else None
+
+
+def _is_hidden(argument: Argument) -> bool:
+    """Whether a name has the number of a leaf instead of its path, as `nnx.jit` and `eqx.filter_jit` pass leaves."""
+    return ".states[" in argument.name or argument.name.startswith(("dynamic_donate[", "dynamic_nodonate["))
 
 
 def _parts(name: str) -> list[str]:

@@ -54,11 +54,15 @@ def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:
     """
     if context.program is None:
         return
-    aliased_results, aliased_arguments = context.aliases
-    free = [result for number, result in enumerate(context.results) if number not in aliased_results]
+    # A result may be in a donated buffer of equal shape that had another value, so that its own old value is kept.
+    free = []
+    for number, result in enumerate(context.results):
+        donated = context.aliases.get(number)
+        if donated is None or not _is_update(context, donated, context.arguments[donated], result):
+            free.append(result)
     kept = []
     for number, argument in enumerate(context.arguments):
-        if number in aliased_arguments:
+        if number in context.aliases.values():
             continue
         same = [one for one in free if one.spec == argument.spec and one.shape == context.whole_shape(argument)]
         new = next((result for result in same if _is_update(context, number, argument, result)), None)

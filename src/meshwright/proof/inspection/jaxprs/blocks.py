@@ -53,7 +53,11 @@ class Value:
 
 @dataclass(eq=False)
 class Op:
-    """An equation. bodies: the blocks of a loop, a `cond`'s branches or a `shard_map`."""
+    """An equation.
+
+    bodies: the blocks of a loop, a `cond`'s branches or a `shard_map`. outside: the scope of the loop, `shard_map` or
+    call that it is in, which its equation does not repeat.
+    """
 
     name: str
     operands: list[Value]
@@ -61,6 +65,7 @@ class Op:
     params: Mapping[str, Any]
     equation: Any
     bodies: tuple[OpBlock, ...] = ()
+    outside: str = ""
 
     @property
     def iterations(self) -> int:
@@ -90,7 +95,7 @@ class Op:
     @property
     def scope(self) -> str:
         """The equation's name scopes with JAX's transformations, as `transpose(jvp(mlp))`."""
-        return str(self.equation.source_info.name_stack)
+        return _inside(self.outside, self.equation)
 
 
 @dataclass(frozen=True)
@@ -139,14 +144,17 @@ class OpBlock:
                 yield from body.everything()
 
 
-def read_block(program: ClosedJaxpr, operands: Sequence[Value] | None = None) -> OpBlock:
-    """Return a traced function as a block. operands: values to use as its inputs; by default new ones."""
+def read_block(program: ClosedJaxpr, operands: Sequence[Value] | None = None, outside: str = "") -> OpBlock:
+    """Return a traced function as a block.
+
+    operands: values to use as its inputs; by default new ones. outside: the scope of the op whose body it is.
+    """
     jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
     arrays = program.consts if isinstance(program, ClosedJaxpr) else ()
     block_inputs = list(operands) if operands is not None else [_value(var.aval) for var in jaxpr.invars]
     ops: list[Op] = []
     constants: list[Value] = []
-    outputs = _inline(jaxpr, arrays, block_inputs, ops, constants)
+    outputs = _inline(jaxpr, arrays, block_inputs, ops, constants, outside)
     return OpBlock(block_inputs, outputs, ops, constants)
 
 
@@ -188,11 +196,11 @@ def through_views(value: Value) -> Value:
 
 
 def _inline(
-    jaxpr: Any, arrays: Sequence[Any], inputs: Sequence[Value], ops: list[Op], held: list[Value]
+    jaxpr: Any, arrays: Sequence[Any], inputs: Sequence[Value], ops: list[Op], held: list[Value], outside: str
 ) -> list[Value]:
     """Append the ops of a jaxpr and of the jaxprs it calls to `ops`, their constants to `held`; return its outputs.
 
-    arrays: the values of the jaxpr's constants.
+    arrays: the values of the jaxpr's constants. outside: the scope that its equations are in (`Op.outside`).
     """
     known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
     for var, array in zip(jaxpr.constvars, arrays, strict=False):
@@ -214,10 +222,11 @@ def _inline(
         if called is not None:
             inner = called.jaxpr if isinstance(called, ClosedJaxpr) else called
             consts = called.consts if isinstance(called, ClosedJaxpr) else ()
-            results = _inline(inner, consts, operands, ops, held)
+            results = _inline(inner, consts, operands, ops, held, _inside(outside, equation))
         else:
             results = [_value(var.aval) for var in equation.outvars]
-            op = Op(name, operands, results, equation.params, equation, tuple(_bodies(equation, held)))
+            bodies = tuple(_bodies(equation, held, _inside(outside, equation)))
+            op = Op(name, operands, results, equation.params, equation, bodies, outside)
             ops.append(op)
             for result in results:
                 result.op = op
@@ -227,13 +236,19 @@ def _inline(
     return [read(var) for var in jaxpr.outvars]
 
 
-def _bodies(equation: Any, held: list[Value]) -> Iterator[OpBlock]:
+def _inside(outside: str, equation: Any) -> str:
+    """Return the scope of an equation that is in another scope."""
+    own = str(equation.source_info.name_stack)
+    return f"{outside}/{own}" if outside and own else outside or own
+
+
+def _bodies(equation: Any, held: list[Value], scope: str) -> Iterator[OpBlock]:
     """Yield the blocks of a loop, of branches or of a `shard_map`; add their constants to `held`. Kernels have none."""
     if equation.primitive.name not in ("scan", "while", "cond", "shard_map"):
         return
     for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda one: hasattr(one, "eqns")):
         if hasattr(inner, "eqns"):
-            block = read_block(inner)
+            block = read_block(inner, outside=scope)
             held += block.constants
             yield block
 

@@ -1,4 +1,4 @@
-"""Find sums over devices that run more often, or move more bytes, than necessary."""
+"""Find sums and gathers over devices that run more often, or move more bytes, than necessary."""
 
 from __future__ import annotations
 
@@ -29,8 +29,25 @@ def sum_mistakes(block: OpBlock, count: int = 1) -> Iterator[TracedMistake]:
             yield from _in_iterations(op, count)
         if op.name in GATHERS and (axes := axes_of(op)) and _is_summed(block, op):
             yield TracedMistake("gathered-to-sum", *op.results[0].text, place(op.equation), axes, count)
+        if op.iterations > 1:
+            yield from _gathered_unchanged(op, count * op.iterations)
         for body in op.bodies:
             yield from sum_mistakes(body, count * op.iterations)
+
+
+def _gathered_unchanged(op: Op, count: int) -> Iterator[TracedMistake]:
+    """Yield gathers in a loop that return the same in each iteration, where the loop has no backward pass inside.
+
+    A loop over microbatches may gather weights anew in each, to hold few of them whole at a time.
+    """
+    loop = op.loop
+    if loop is None or any("transpose(" in one.scope.removeprefix(op.scope) for one in loop.body.ops):
+        return
+    unchanged = loop.body.inputs[: loop.consts]
+    for one in loop.body.ops:
+        if one.name in GATHERS and (axes := axes_of(one)) and through_views(one.operands[0]) in unchanged:
+            figures = {"scope": one.scope, "iterations": op.iterations}
+            yield TracedMistake("gathered-twice", *one.operands[0].text, place(one.equation), axes, count, figures)
 
 
 def _in_iterations(loop: Op, count: int) -> Iterator[TracedMistake]:
