@@ -50,8 +50,9 @@ class ReducedTwice(Finding):
 
     def explains(self, other: Finding) -> bool:
         """Whether `other` is the same sum in the backward pass, the transpose of this one."""
-        is_backward = isinstance(other, ReducedTwice) and other.is_transposed and not self.is_transposed
-        return is_backward and other.equal_axes == self.equal_axes
+        if not isinstance(other, ReducedTwice) or self.is_transposed or not other.is_transposed:
+            return False
+        return other.equal_axes == self.equal_axes
 
     def _sentences(self) -> tuple[str, str]:
         over = joined(self.equal_axes)

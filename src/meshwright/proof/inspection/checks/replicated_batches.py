@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.redundant_compute import redundant_compute
-from meshwright.proof.inspection.context import Argument, ProgramContext
+from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.proof.inspection.slices import cut_axes
 from meshwright.units import show_bytes

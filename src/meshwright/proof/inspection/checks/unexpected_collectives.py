@@ -146,7 +146,7 @@ class UnexpectedCollective(Finding):
             ),
             UnexpectedBecause.REARRANGES: (
                 f"{primitive} changes the dim that is split, so the data must follow",
-                f"constrain the table to a sharding without {axes} before the lookup (FSDP gathers weights too), or look"
+                f"constrain the table to a sharding without {axes} before the lookup, as FSDP gathers weights; or look"
                 " up in shard_map"
                 if primitive in ("gather", "take", "scatter-add", "scatter_add")
                 else f"keep the split dim out of this {primitive}: split another dim before it, or do it in shard_map",
@@ -297,7 +297,7 @@ def primitive_of(instruction: Instruction) -> str:
 
 
 def _is_stored(source: Instruction, module: Module) -> bool:
-    """Whether the origin of a value is an argument of the program (FSDP's weights, say), or a layer of a stacked one."""
+    """Whether the origin of a value is an argument of the program (FSDP's weights, say), or a layer of a stack."""
     if source.opcode == "get-tuple-element":  # of the state of a loop over layers
         source = module.operand(source)
     return source.opcode == "parameter"

@@ -16,7 +16,6 @@ from typing import Any
 
 from meshwright.proof.compiler.program import TracedMistake
 from meshwright.proof.inspection.jaxprs.blocks import VIEWS, Op, OpBlock, Value, through_views
-from meshwright.proof.inspection.jaxprs.places import place
 from meshwright.proof.programs.trace import scan_counts
 
 SUMS = {"psum", "psum_invariant", "reduce_scatter", "psum_scatter"}
@@ -33,7 +32,9 @@ _NONLINEAR = frozenset(
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 
-_COMBINES = frozenset({"add", "sub", "mul", "div", "max", "min", "and", "or", "xor", "lt", "le", "gt", "ge", "select_n"})
+_COMBINES = frozenset(
+    {"add", "sub", "mul", "div", "max", "min", "and", "or", "xor", "lt", "le", "gt", "ge", "select_n"}
+)
 """Elementwise primitives of several operands."""
 
 _KEEPS_BITS = (
@@ -62,9 +63,9 @@ class _State:
     do, not only because it depends on `axis_index`. may_differ: axes along which it is not known whether it differs.
     divided: the numbers by which it, or a value that it is computed from, was divided, without those that a sum over as
     many devices has cancelled. summed: the numbers of devices over which it was summed and by which it was not divided
-    afterwards. sums: the sums of equal values (keys of `_Reader.sums`) that it is computed from. drawn: axes along which
-    random numbers that it has an element of for each of its own are equal. is_constant: whether it depends on no
-    argument.
+    afterwards. sums: the sums of equal values (keys of `_Reader.sums`) that it is computed from. drawn: random numbers
+    (keys of `_Reader.bits`) that are equal on some devices and of which it has one for each of its elements.
+    is_constant: whether it depends on no argument.
     """
 
     differs: _Axes = _NONE
@@ -73,7 +74,7 @@ class _State:
     divided: frozenset[float] = frozenset()
     summed: frozenset[int] = frozenset()
     sums: frozenset[int] = frozenset()
-    drawn: _Axes = _NONE
+    drawn: frozenset[int] = frozenset()
     is_constant: bool = True
 
 
@@ -112,6 +113,8 @@ class _Reader:
         self.divided: set[int] = set()
         """The keys in `sums` of the sums that are divided by their number of devices: means, no mistakes."""
         self.others: dict[tuple[str, int, int], TracedMistake] = {}
+        self.bits: dict[int, tuple[Op, _Axes]] = {}
+        """Random numbers by the `id` of their op, and the axes along which all devices have the same."""
         self.degrees: Mapping[str, int] = {}
         self.manual: _Axes = _NONE
         self.taken: _Axes = _NONE
@@ -154,26 +157,27 @@ class _Reader:
             return [_State(differs=frozenset(axes_of(op)))]
         return [replace(self._divide(op, _computed(op, states)), drawn=self._drawn(op, states))] * len(op.results)
 
-    def _drawn(self, op: Op, states: list[_State]) -> _Axes:
-        """Return `_State.drawn` of an op's result. Report random numbers that data of other devices share."""
+    def _drawn(self, op: Op, states: list[_State]) -> frozenset[int]:
+        """Return `_State.drawn` of an op's result. Report random numbers that the data of several devices share."""
         size = math.prod(op.results[0].dims) if op.results else 0
         if op.name == "random_bits":
             equal = self.manual - states[0].differs - states[0].may_differ
-            return frozenset(axis for axis in equal if self.degrees[axis] > 1) if size >= _LEAST_BITS else _NONE
+            self.bits[id(op)] = op, frozenset(axis for axis in equal if self.degrees[axis] > 1)
+            return frozenset({id(op)} if size >= _LEAST_BITS and self.bits[id(op)][1] else ())
         if op.name not in _KEEPS_BITS:
-            return _NONE
-        alike = [
-            (value, one) for value, one in zip(op.operands, states, strict=True) if math.prod(value.dims) == size
-        ]
-        drawn = _NONE.union(*(one.drawn for _, one in alike))
-        if not drawn or op.name not in _COMBINES:
-            return drawn
-        value, shared = next(
-            ((value, both) for value, one in alike if (both := drawn & one.own - one.drawn)), (op.operands[0], _NONE)
-        )
-        if shared and "transpose(" not in op.scope:
-            self._report("same-random-bits", op, value, shared)
-        return drawn - shared
+            return frozenset()
+        alike = [one for value, one in zip(op.operands, states, strict=True) if math.prod(value.dims) == size]
+        drawn = frozenset[int]().union(*(one.drawn for one in alike))
+        others = _NONE.union(*(one.own for one in alike if not one.drawn))
+        return drawn - self._shared(drawn, others if op.name in _COMBINES else _NONE)
+
+    def _shared(self, drawn: frozenset[int], differs: _Axes) -> set[int]:
+        """Report and return the random numbers in `drawn` that are equal along an axis along which data differ."""
+        shared = {number for number in drawn if self.bits[number][1] & differs}
+        for number in shared:
+            op, equal = self.bits[number]
+            self._report("same-random-bits", op, op.results[0], equal & differs)
+        return shared
 
     def _divide(self, op: Op, state: _State) -> _State:
         """Return the state of an op's result. If the op divides by a number, the state records it (`_State.divided`).
@@ -213,10 +217,8 @@ class _Reader:
             for one, spec in zip(states, specs, strict=True)
         ]
         made = self.run(op.bodies[0], inside)
-        for number, (state, spec) in enumerate(zip(made, op.params["out_specs"], strict=True)):
-            value = op.bodies[0].outputs[number]
-            if shared := state.drawn & _named(spec) - state.differs - state.may_differ:
-                self._report("same-random-bits", value.op or op, value, shared, number=number)
+        for state, spec in zip(made, op.params["out_specs"], strict=True):
+            self._shared(state.drawn, _named(spec) - state.differs - state.may_differ)
         if not op.params.get("check_vma", True):
             for number, (state, spec) in enumerate(zip(made, op.params["out_specs"], strict=True)):
                 axes = (state.differs & manual) - _named(spec)
@@ -230,7 +232,7 @@ class _Reader:
                 differs=one.differs - manual,
                 own=one.own - manual,
                 may_differ=one.may_differ - manual,
-                drawn=_NONE,
+                drawn=frozenset(),
             )
             for one in made
         ]
@@ -387,7 +389,7 @@ class _Reader:
         self, finding: str, op: Op, value: Value, axes: Sequence[str], figures: Mapping[str, Any]
     ) -> TracedMistake:
         known = {"op": op.name, "scope": op.scope, **figures}
-        return TracedMistake(finding, *value.text, place(op.equation), tuple(axes), self.count, known)
+        return TracedMistake(finding, *value.text, op.place, tuple(axes), self.count, known)
 
 
 def _computed(op: Op, states: Sequence[_State]) -> _State:
