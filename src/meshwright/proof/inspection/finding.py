@@ -44,7 +44,7 @@ class FindingKind(StrEnum):
     STATE_CHANGED = "state returned with another sharding or dtype"
     HOISTED_GATHER = "layers gathered before the loop"
     UNSHARDING_CONSTRAINT = "constraint that un-shards"
-    SPLIT_CONTRACTION = "weight split along its contraction"
+    SPLIT_CONTRACTION = "product split along its contracting dim"
     MOVED_STATE = "state moved in each step"
     GATHERED_RESULT = "result gathered on every device"
     RECOMPUTED_COLLECTIVE = "collective recomputed"

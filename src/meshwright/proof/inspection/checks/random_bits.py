@@ -10,6 +10,7 @@ from meshwright.description.hlo.dataflow import VIEWS, origin
 from meshwright.description.hlo.module import Instruction, Module
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
+from meshwright.proof.inspection.checks.replicated_batches import SPLITS_DATA
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.proof.inspection.slices import ELEMENTWISE
@@ -75,23 +76,28 @@ class SameRandomBits(Finding):
         return True
 
     def _sentences(self) -> tuple[str, str]:
-        folds = ", ".join(f"jax.lax.axis_index({axis!r})" for axis in self.axes)
-        key = f"key = jax.random.fold_in(key, {folds})" if len(self.axes) == 1 else f"fold each of {folds} into the key"
+        index = self.axes[0] if len(self.axes) == 1 else self.axes
         return (
-            f"the random numbers of {self.array} come from a key that all {self.degree} devices along"
-            f" {joined(self.axes)} have, but their data differ: every device drops, adds or chooses the same",
-            f"{key}, by jax.random.fold_in, inside of shard_map" if len(self.axes) > 1 else f"{key}, in shard_map",
+            f"random bits {self.array} come from a key that all {self.degree} devices along {joined(self.axes)} have,"
+            " but their data differ: what each drops, adds or starts with is the same",
+            f"make the key differ inside of shard_map: key = jax.random.fold_in(key, jax.lax.axis_index({index!r}))",
         )
 
 
 def same_random_bits(context: ProgramContext) -> Iterator[SameRandomBits]:
-    """Yield random numbers that the jaxpr draws from the same key for different data."""
+    """Yield random numbers that the jaxpr draws from the same key for different data.
+
+    If the key differs along some axes, it may be meant to be the same along others, as tensor parallel ones.
+    """
     for one in context.traced(SameRandomBits.id):
-        shape = Shape(one.dtype, one.dims)
+        shape, is_folded = Shape(one.dtype, one.dims), one.figures["is_folded"]
+        axes = tuple(axis for axis in one.axes if not is_folded or SPLITS_DATA.fullmatch(axis))
+        if not axes:
+            continue
         yield SameRandomBits(
             array=str(shape),
-            axes=one.axes,
-            degree=context.degree(one.axes),
+            axes=axes,
+            degree=context.degree(axes),
             bytes=shape.bytes,
             cost_seconds=context.no_seconds,
             source=one.source,

@@ -13,7 +13,7 @@ from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.proof.inspection.slices import cut_axes
 from meshwright.units import show_bytes
 
-_SPLITS_DATA = re.compile(r"(?:f?s?dp|data|batch|replica|zero)s?(?:_?(?:parallel|axis|\d+))?", re.IGNORECASE)
+SPLITS_DATA = re.compile(r"(?:f?s?dp|data|batch|replica|zero)s?(?:_?(?:parallel|axis|\d+))?", re.IGNORECASE)
 """Usual names of axes that split the batch. Shardings alone do not distinguish them from tensor parallel axes."""
 
 _LEAST_BYTES = 1 << 14
@@ -55,7 +55,7 @@ def replicated_batches(context: ProgramContext) -> Iterator[Finding]:
     data = [one for one, shape in unreturned if len(shape.dims) > 1]
     repeated = {getattr(finding, "axis", "") for finding in redundant_compute(context)}
     for axis, degree in context.mesh.items():
-        if degree < 2 or not _SPLITS_DATA.fullmatch(axis) or axis in repeated:
+        if degree < 2 or not SPLITS_DATA.fullmatch(axis) or axis in repeated:
             continue
         if any(one.spec and axis in one.spec.axes for one, _ in unreturned):
             continue
@@ -139,6 +139,6 @@ def whole_tables(context: ProgramContext) -> Iterator[Finding]:
 
 def _is_data(context: ProgramContext, number: int, axes: tuple[str, ...]) -> bool:
     """Whether an argument, by its number, whose first dim the axes split is an array of a batch, not a weight."""
-    is_named = all(axis in context.batch_axes or _SPLITS_DATA.fullmatch(axis) for axis in axes)
+    is_named = all(axis in context.batch_axes or SPLITS_DATA.fullmatch(axis) for axis in axes)
     is_gathered = context.arguments[number].instruction.name in context.gathered
     return is_named and not is_gathered and number not in context.updated

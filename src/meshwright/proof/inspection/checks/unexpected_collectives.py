@@ -11,6 +11,7 @@ from enum import StrEnum
 from meshwright.description.hlo.dataflow import VIEWS, origin, uses
 from meshwright.description.hlo.module import Instruction, Module
 from meshwright.description.hlo.phases import scope_of, split_op_name
+from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
 from meshwright.proof.inspection.checks.random_bits import RANDOM
 from meshwright.proof.inspection.checks.redundant_compute import RedundantCompute
 from meshwright.proof.inspection.context import STORED, CompiledCollective, ProgramContext
@@ -204,8 +205,11 @@ def _each(context: ProgramContext) -> Iterator[UnexpectedCollective]:
         one, because = found.collective, None
         if context.expected is not None:
             because = None if _is_expected(context.expected, one) else UnexpectedBecause.NOT_EXPECTED
-        elif one.bytes >= floor:
+        else:
             because = _because(context, found)
+            # What follows from a sort (its rows fetched, the same work on all devices) may cost more than its keys.
+            if one.bytes < (LEAST_BYTES if because == UnexpectedBecause.NEEDS_WHOLE else floor):
+                because = None
         if because is not None:
             yield UnexpectedCollective(
                 collective=one.kind,
@@ -236,11 +240,17 @@ def _because(context: ProgramContext, found: CompiledCollective) -> UnexpectedBe
         return None
     kind = found.collective.kind
     if primitive in _NEEDS_WHOLE:
-        return UnexpectedBecause.NEEDS_WHOLE
+        is_simulated = primitive == "top_k" and not context.has_reduce_scatter
+        dims = gathered_dims(context, found.instruction) if kind == "all-gather" else set[int]()
+        last = len(found.instruction.shape.dims) - 1
+        # TPUs split a top_k over its rows; CPUs and GPUs do not.
+        return None if is_simulated and dims and last not in dims else UnexpectedBecause.NEEDS_WHOLE
     if kind == "all-to-all":
         return UnexpectedBecause.MOVES_SPLIT
     gathers_computed = kind == "all-gather" and not _is_stored(context.source_of(found), context.module)
     if kind == "collective-permute" and primitive in ("slice", "pad") and _is_of_one_sender(context, found):
+        return None
+    if gathers_computed and _is_of_own_rows(context, found):
         return None
     if primitive in _REARRANGE and (kind == "collective-permute" or gathers_computed):
         return UnexpectedBecause.REARRANGES
@@ -255,6 +265,18 @@ def _is_of_one_sender(context: ProgramContext, found: CompiledCollective) -> boo
     """Whether one device along the axes sends its part to another: what the last stage of a pipeline returns, say."""
     pairs = found.instruction.attributes.get("source_target_pairs", "").count("},{") + 1
     return pairs * context.degree(found.collective.axes) <= math.prod(context.mesh.values())
+
+
+def _is_of_own_rows(context: ProgramContext, found: CompiledCollective) -> bool:
+    """Whether indices are gathered that take from each row of the batch an element of its own, as `x[arange(n), y]`.
+
+    TPUs do not gather them, and elsewhere they are small.
+    """
+    indices = context.source_of(found)
+    if indices.opcode != "concatenate" or indices.shape.dtype[:1] not in ("s", "u"):
+        return False
+    through = frozenset(VIEWS | ELEMENTWISE)
+    return origin(context.module, context.module.operand(indices), through).opcode == "iota"
 
 
 def _is_compared(context: ProgramContext, found: CompiledCollective) -> bool:

@@ -166,6 +166,9 @@ class _Reader:
             return frozenset({id(op)} if size >= _LEAST_BITS and self.bits[id(op)][1] else ())
         if op.name not in _KEEPS_BITS:
             return frozenset()
+        if op.name == "broadcast_in_dim" and op.params["broadcast_dimensions"][:1] == (0,):
+            # What each row has of its own; what all rows share may be the same on all devices.
+            return states[0].drawn if op.operands[0].dims[0] == op.results[0].dims[0] else frozenset()
         alike = [one for value, one in zip(op.operands, states, strict=True) if math.prod(value.dims) == size]
         drawn = frozenset[int]().union(*(one.drawn for one in alike))
         others = _NONE.union(*(one.own for one in alike if not one.drawn))
@@ -176,7 +179,8 @@ class _Reader:
         shared = {number for number in drawn if self.bits[number][1] & differs}
         for number in shared:
             op, equal = self.bits[number]
-            self._report("same-random-bits", op, op.results[0], equal & differs)
+            is_folded = bool(self.states[id(op.operands[0])].differs)
+            self._report("same-random-bits", op, op.results[0], equal & differs, is_folded=is_folded)
         return shared
 
     def _divide(self, op: Op, state: _State) -> _State:
