@@ -11,7 +11,6 @@ from enum import StrEnum
 from meshwright.description.hlo.dataflow import VIEWS, origin, uses
 from meshwright.description.hlo.module import Instruction, Module
 from meshwright.description.hlo.phases import scope_of, split_op_name
-from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
 from meshwright.proof.inspection.checks.random_bits import RANDOM
 from meshwright.proof.inspection.checks.redundant_compute import RedundantCompute
 from meshwright.proof.inspection.context import STORED, CompiledCollective, ProgramContext
@@ -62,6 +61,9 @@ _ONE_OPERAND = frozenset(
     | {"sin", "cos", "tan", "tanh", "logistic", "erf", "integer_pow", "square", "floor", "ceil", "round", "name"}
 )
 """Elementwise primitives of one operand: a collective there is due to constraints on both sides."""
+
+_LEAST_SORTED = 1 << 14
+"""In bytes. Fewer keys of a sort, as a router's, cost nothing to gather, and are not reported."""
 
 _UNARY = frozenset({"convert", "negate", "abs", "exponential", "log", "tanh", "logistic", "sqrt", "rsqrt"})
 """Opcodes of one operand that may be between a gather and what combines its rows with others."""
@@ -208,7 +210,7 @@ def _each(context: ProgramContext) -> Iterator[UnexpectedCollective]:
         else:
             because = _because(context, found)
             # What follows from a sort (its rows fetched, the same work on all devices) may cost more than its keys.
-            if one.bytes < (LEAST_BYTES if because == UnexpectedBecause.NEEDS_WHOLE else floor):
+            if one.bytes < (_LEAST_SORTED if because == UnexpectedBecause.NEEDS_WHOLE else floor):
                 because = None
         if because is not None:
             yield UnexpectedCollective(
