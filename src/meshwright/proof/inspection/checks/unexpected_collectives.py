@@ -286,12 +286,22 @@ def _is_compared(context: ProgramContext, found: CompiledCollective) -> bool:
 
     The rows of both are computed from the batch, so the result cannot be split along both of its dims.
     """
-    module, axes = context.module, set(found.collective.axes)
     if found.collective.phase != "forward":
         return False  # The backward pass gathers features too, whose products look the same.
-    whole = next(found.instruction.shape.arrays())
-    sizes = {whole.dims[dim] for dim in gathered_dims(context, found.instruction)}
-    for user, held in uses(module, found.instruction, VIEWS | _UNARY | {"broadcast"}):
+    said, before = (found.instruction.op_name, found.collective.axes), context.partitioned
+    gathers = (
+        [found]
+        if before is context
+        else [move for move in before.collectives if (move.instruction.op_name, move.collective.axes) == said]
+    )
+    return bool(gathers) and all(_meets_own_rows(before, move.instruction, set(said[1])) for move in gathers)
+
+
+def _meets_own_rows(context: ProgramContext, gather: Instruction, axes: set[str]) -> bool:
+    """Whether a gathered value is an operand together with one that differs along the axes, in other dims."""
+    module, whole = context.module, next(gather.shape.arrays())
+    sizes = {whole.dims[dim] for dim in gathered_dims(context, gather)}
+    for user, held in uses(module, gather, VIEWS | _UNARY | {"broadcast"}):
         is_larger = math.prod(held.shape.dims) > math.prod(whole.dims)
         if len(user.operands) != 2 or not (user.opcode == "dot" or (is_larger and user.opcode in ELEMENTWISE)):
             continue
