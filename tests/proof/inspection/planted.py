@@ -142,14 +142,13 @@ def rolled(mesh: Any, *, on_split_dim: bool) -> Program:
 
 
 def gathered_batch(mesh: Any, *, gathered: bool) -> Program:
-    """Features normalised over the whole batch by a product with all of them, or each on its own."""
+    """Features mixed over the whole batch by a matrix, or each on its own."""
 
-    def forward(w: Any, x: Any) -> Any:
+    def forward(w: Any, mix: Any, x: Any) -> Any:
         features = jax.nn.relu(x @ w)
-        other = features if gathered else w
-        return jnp.einsum("bd,cd->bc", features, other)
+        return mix @ features if gathered else features @ w
 
-    return forward, (array(mesh, (64, 64)), array(mesh, (128, 64), "dp"))
+    return forward, (array(mesh, (64, 64)), array(mesh, (128, 128), "dp"), array(mesh, (128, 64), "dp"))
 
 
 def gradient_norm(mesh: Any, *, whole: bool) -> Program:

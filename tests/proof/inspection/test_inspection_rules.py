@@ -79,7 +79,7 @@ REDUCED = Collective(kind="all-reduce", axes=("tp",), phase="forward", bytes=0)
 def test_what_is_expected_is_no_finding_and_what_is_not_is_one():
     assert findings(True, expected=[REDUCED]) == ()
     (found,) = findings(True, expected=[])
-    assert (found.kind, found.bytes) == ("unplanned collective", 16 * 64 * 4)
+    assert (found.kind, found.bytes) == ("unexpected collective", 16 * 64 * 4)
     assert found.cost_seconds > 0
     assert (found.collective, found.array, found.axes) == ("all-reduce", "f32[16,64]", ("tp",))
 
@@ -163,7 +163,7 @@ def test_what_one_missing_constraint_gathers_is_one_finding(is_scanned):
     function, args = unconstrained_layers(mesh, is_scanned=is_scanned)
     found, *others = meshwright.inspect(function, *args).findings
     assert [one.id for one in others] == ["gathered-to-reshard"] * (is_scanned and RESHARDS_SCANNED_STREAM)
-    assert (found.kind, found.axes) == ("unplanned collective", ("fsdp",))
+    assert (found.kind, found.axes) == ("unexpected collective", ("fsdp",))
     assert found.source.split(" ")[0].rpartition(":")[0].endswith("test_inspection_rules.py")
     # The loop's body, which then runs for the whole batch, counts as work of this finding.
     assert is_scanned or found.elsewhere

@@ -30,7 +30,7 @@ TARGETS = [
     Target("exposed communication", planted.waits, V5E, (TP8, {"for_nothing": True}), (TP8, {"for_nothing": False})),
     Target("padding", planted.small_matrices, V5E, (DP8, {"size": 17}), (DP8, {"size": 128})),
     Target("repeated work", planted.transformer, V5E, (DP_TP, {"applied": False}), (DP_TP, {"applied": True})),
-    Target("mesh against the fabric", planted.row_and_column, H100, (TP_OUTERMOST, {}), (TP_INNERMOST, {})),
+    Target("mesh axes on slow links", planted.row_and_column, H100, (TP_OUTERMOST, {}), (TP_INNERMOST, {})),
 ]  # fmt: skip
 
 PACKAGES = {"v5e": "libtpu", "h100": "jax_cuda13_plugin"}

@@ -31,7 +31,7 @@ from meshwright.record import Collective, Kind, Phase
 
 _ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}")
 _TREE = re.compile(r"args\[\d+\]|[^\[.]*")
-_STORED = frozenset(VIEWS | {"convert", "slice", "dynamic-slice", "broadcast"})
+STORED = frozenset(VIEWS | {"convert", "slice", "dynamic-slice", "broadcast"})
 """Ops whose result counts as the same stored value as their operand."""
 
 Rules = Mapping[str, Sequence[str | Sequence[str] | None]]
@@ -257,10 +257,10 @@ class ProgramContext:
         return any("transpose(" in instruction.op_name for instruction in self.module.instructions())
 
     @cached_property
-    def aliases(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Numbers of results that alias an argument's buffer, and numbers of these arguments."""
+    def aliases(self) -> Mapping[int, int]:
+        """{number of a result: number of the argument whose buffer it is written into}."""
         found = _ALIAS.findall(self.module.attributes.get("input_output_alias", ""))
-        return frozenset(int(result or 0) for result, _ in found), frozenset(int(argument) for _, argument in found)
+        return {int(result or 0): int(argument) for result, argument in found}
 
     def whole_shape(self, argument: Argument) -> Shape:
         """Return the global shape of an argument."""
@@ -271,7 +271,7 @@ class ProgramContext:
 
     def source_of(self, move: CompiledCollective) -> Instruction:
         """Return the origin of a collective's operand, looking through copies, casts and slices of stacked layers."""
-        return origin(self.module, self.module.operand(move.instruction), _STORED)
+        return origin(self.module, self.module.operand(move.instruction), STORED)
 
     def is_expected(self, kind: Kind, axes: Sequence[str], phase: Phase) -> bool:
         """Whether the collectives of a kind, axes and phase move at most the bytes of those in `expected`."""

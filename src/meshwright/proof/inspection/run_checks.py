@@ -19,7 +19,7 @@ from meshwright.proof.inspection.checks.mesh_order import AcrossSlices, across_s
 from meshwright.proof.inspection.checks.missing_sums import missing_sums
 from meshwright.proof.inspection.checks.moved_values import moved_values
 from meshwright.proof.inspection.checks.padding import padding
-from meshwright.proof.inspection.checks.random_bits import random_bits
+from meshwright.proof.inspection.checks.random_bits import random_bits, same_random_bits
 from meshwright.proof.inspection.checks.redundant_compute import redundant_compute
 from meshwright.proof.inspection.checks.replicated_batches import replicated_batches, whole_tables
 from meshwright.proof.inspection.checks.replicated_parameters import replicated_parameters
@@ -50,6 +50,7 @@ CHECKS: tuple[Check, ...] = (
     duplicate_gathers,
     duplicate_reductions,
     missing_sums,
+    same_random_bits,
     manual_collectives,
     changed_states,
     accidental_values,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.sliced_all_reduces import SlicedAllReduce
+from meshwright.proof.inspection.checks.undonated_buffers import is_split_as_data
 from meshwright.proof.inspection.checks.unexpected_collectives import UnexpectedCollective
 from meshwright.proof.inspection.context import Argument, ProgramContext, Result
 from meshwright.proof.inspection.finding import Finding, FindingKind, num_elements
@@ -42,6 +43,8 @@ class StateChanged(Finding):
     def _sentences(self) -> tuple[str, str]:
         is_sharding, is_layout = self.before.startswith("P("), self.before.startswith("layout")
         fix = f"cast the new value to what went in: new.astype(old.dtype), here {self.before}"
+        if self.before.startswith("a weak"):
+            fix = "give the first value a dtype where it is made: jnp.full(shape, x, jnp.float32)"
         if is_sharding:
             fix = (
                 "say what comes back: jax.jit(…, out_shardings=…) with the shardings of the arguments, or"
@@ -84,11 +87,13 @@ def _updated(context: ProgramContext) -> Iterator[tuple[Argument, Result, Shape]
         dims, path = context.whole_shape(argument).dims, argument.name.removeprefix(argument.tree)
         if context.state is not None and argument.tree not in context.state:
             continue
+        # Outside of training, data may be a residual stream that a layer adds to; state is what is written in place.
+        is_data = not context.is_train_step and not path and is_split_as_data(context, argument)
         for place, result in enumerate(context.results):
             if place in taken or result.shape.dims != dims or (path and not result.name.endswith(path)):
                 continue
             share = context.updates(result).get(number)
-            if share is not None and share.is_changed:
+            if share is not None and share.is_changed and (share.is_written or not is_data):
                 taken.add(place)
                 yield argument, result, compiled[place]
                 break

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from meshwright.description.hlo.dataflow import VIEWS_AND_CASTS, origin
 from meshwright.description.hlo.module import Instruction
+from meshwright.description.hlo.phases import phase_of
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.context import CompiledCollective, ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
@@ -57,12 +58,35 @@ def duplicate_gathers(context: ProgramContext) -> Iterator[Finding]:
             if one.kind == "all-gather" and one.bytes >= LEAST_BYTES:
                 source = origin(context.module, operand, VIEWS_AND_CASTS)
                 groups[source.computation, source.name, one.axes, one.phase].append(move)
+    found = []
     for (computation, name, axes, phase), gathers in groups.items():
         if context.is_expected("all-gather", axes, phase):
             continue
         source = context.module.computations[computation].instructions[name]
         if sum(gather.collective.count for gather in gathers) > max(1, context.execution_counts.times[computation]):
-            yield _finding(context, source, gathers)
+            found.append(_finding(context, source, gathers))
+    yield from found
+    if not found:  # The compiler for CPUs moves a gather out of a loop, those for accelerators do not.
+        yield from _traced(context)
+
+
+def _traced(context: ProgramContext) -> Iterator[GatheredTwice]:
+    """Yield gathers that the jaxpr has in a loop and that return the same in each iteration."""
+    for one in context.traced(GatheredTwice.id):
+        shape, times = Shape(one.dtype, one.dims), one.count - one.count // one.figures["iterations"]
+        size = shape.bytes * context.degree(one.axes)
+        if size >= LEAST_BYTES:
+            yield GatheredTwice(
+                tensor="an array",
+                shape=shape,
+                axes=one.axes,
+                phase=phase_of(one.figures["scope"]),
+                num_gathers=1,
+                iterations=one.figures["iterations"],
+                bytes=size * times,
+                cost_seconds=context.collective_seconds("all-gather", size, one.axes, count=times),
+                source=one.source,
+            )
 
 
 def _finding(context: ProgramContext, source: Instruction, gathers: list[CompiledCollective]) -> Finding:

@@ -48,6 +48,12 @@ class ReducedTwice(Finding):
         """Whether the result is wrong: True for a sum of equal values, False for a maximum."""
         return self.is_sum
 
+    def explains(self, other: Finding) -> bool:
+        """Whether `other` is the same sum in the backward pass, the transpose of this one."""
+        if not isinstance(other, ReducedTwice) or self.is_transposed or not other.is_transposed:
+            return False
+        return other.equal_axes == self.equal_axes
+
     def _sentences(self) -> tuple[str, str]:
         over = joined(self.equal_axes)
         makes = f"makes {self.degree} times the value" if self.is_sum else "changes nothing"

@@ -110,7 +110,7 @@ def _moved_states(context: ProgramContext) -> Iterator[Finding]:
         if argument is None or number not in context.updated or move.collective.kind not in _MOVES:
             continue
         one = move.collective
-        is_by_hand = primitive_of(move.instruction) in ASKED_FOR - CONSTRAINS and number not in context.aliases[1]
+        is_by_hand = primitive_of(move.instruction) in ASKED_FOR - CONSTRAINS and number not in context.aliases.values()
         if is_by_hand or 2 * one.bytes < argument.instruction.shape.bytes:
             continue
         yield MovedState(

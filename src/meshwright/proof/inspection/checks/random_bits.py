@@ -1,4 +1,4 @@
-"""Random numbers that are not generated on the devices that use them."""
+"""Random numbers that are equal on devices whose data differ, or not generated on the devices that use them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from meshwright.description.hlo.dataflow import VIEWS, origin
 from meshwright.description.hlo.module import Instruction, Module
+from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
+from meshwright.proof.inspection.checks.replicated_batches import SPLITS_DATA
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.proof.inspection.slices import ELEMENTWISE
@@ -53,6 +55,52 @@ class UnpartitionedBits(Finding):
             " partitionable",
             "make keys as jax.random.key(seed, impl='threefry2x32'), or make the numbers in shard_map from"
             " jax.random.fold_in(key, jax.lax.axis_index(…))",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameRandomBits(Finding):
+    """Random numbers inside `shard_map` that are equal on all devices along axes along which their data differ."""
+
+    kind = FindingKind.SAME_RANDOM_BITS
+    merged_by = ("axes",)
+    is_merged_across_sources = True
+
+    array: str
+    axes: tuple[str, ...]
+    degree: int
+
+    @property
+    def is_wrong(self) -> bool:
+        """Always True: what should be independent is repeated on every device."""
+        return True
+
+    def _sentences(self) -> tuple[str, str]:
+        index = self.axes[0] if len(self.axes) == 1 else self.axes
+        return (
+            f"random bits {self.array} come from a key that all {self.degree} devices along {joined(self.axes)} have,"
+            " but their data differ: what each drops, adds or starts with is the same",
+            f"make the key differ inside of shard_map: key = jax.random.fold_in(key, jax.lax.axis_index({index!r}))",
+        )
+
+
+def same_random_bits(context: ProgramContext) -> Iterator[SameRandomBits]:
+    """Yield random numbers that the jaxpr draws from the same key for different data.
+
+    If the key differs along some axes, it may be meant to be the same along others, as tensor parallel ones.
+    """
+    for one in context.traced(SameRandomBits.id):
+        shape, is_folded = Shape(one.dtype, one.dims), one.figures["is_folded"]
+        axes = tuple(axis for axis in one.axes if not is_folded or SPLITS_DATA.fullmatch(axis))
+        if not axes:
+            continue
+        yield SameRandomBits(
+            array=str(shape),
+            axes=axes,
+            degree=context.degree(axes),
+            bytes=shape.bytes,
+            cost_seconds=context.no_seconds,
+            source=one.source,
         )
 
 

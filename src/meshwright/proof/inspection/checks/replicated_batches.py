@@ -13,7 +13,7 @@ from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.proof.inspection.slices import cut_axes
 from meshwright.units import show_bytes
 
-_SPLITS_DATA = re.compile(r"(?:f?s?dp|data|batch|replica|zero)s?(?:_?(?:parallel|axis|\d+))?", re.IGNORECASE)
+SPLITS_DATA = re.compile(r"(?:f?s?dp|data|batch|replica|zero)s?(?:_?(?:parallel|axis|\d+))?", re.IGNORECASE)
 """Usual names of axes that split the batch. Shardings alone do not distinguish them from tensor parallel axes."""
 
 _LEAST_BYTES = 1 << 14
@@ -55,7 +55,7 @@ def replicated_batches(context: ProgramContext) -> Iterator[Finding]:
     data = [one for one, shape in unreturned if len(shape.dims) > 1]
     repeated = {getattr(finding, "axis", "") for finding in redundant_compute(context)}
     for axis, degree in context.mesh.items():
-        if degree < 2 or not _SPLITS_DATA.fullmatch(axis) or axis in repeated:
+        if degree < 2 or not SPLITS_DATA.fullmatch(axis) or axis in repeated:
             continue
         if any(one.spec and axis in one.spec.axes for one, _ in unreturned):
             continue
@@ -100,13 +100,13 @@ class WholeBesideBatch(Finding):
 
 def whole_tables(context: ProgramContext) -> Iterator[Finding]:
     """Yield replicated arguments that every device slices to match its shard of the data."""
-    split = {
-        (one.tree, place, size * context.degree(axes), axes): one.name
-        for one in context.arguments
+    split = [
+        (number, one, place, size * context.degree(axes), axes)
+        for number, one in enumerate(context.arguments)
         if one.spec is not None
         for place, (size, axes) in enumerate(zip(one.instruction.shape.dims, one.spec.dims, strict=True))
         if axes
-    }
+    ]
     for number, argument in enumerate(context.arguments):
         shape = argument.instruction.shape
         if argument.spec is None or shape.bytes < _LEAST_BYTES:
@@ -117,9 +117,10 @@ def whole_tables(context: ProgramContext) -> Iterator[Finding]:
         is_table = shape.dtype[:1] in ("p", "s", "u") or shape.dims[-1:] == shape.dims[-2:-1]
         like = next(
             (
-                name
-                for (tree, place, size, by), name in split.items()
-                if tree != argument.tree and set(by) <= set(axes)
+                one.name
+                for other, one, place, size, by in split
+                if one.tree != argument.tree or (not place and _is_data(context, other, by))
+                if set(by) <= set(axes)
                 if shape.dims[place : place + 1] == (size,) or (is_table and size in shape.dims)
             ),
             None,
@@ -134,3 +135,10 @@ def whole_tables(context: ProgramContext) -> Iterator[Finding]:
                 cost_seconds=context.no_seconds,
                 source=context.first_use(argument.instruction),
             )
+
+
+def _is_data(context: ProgramContext, number: int, axes: tuple[str, ...]) -> bool:
+    """Whether an argument, by its number, whose first dim the axes split is an array of a batch, not a weight."""
+    is_named = all(axis in context.batch_axes or SPLITS_DATA.fullmatch(axis) for axis in axes)
+    is_gathered = context.arguments[number].instruction.name in context.gathered
+    return is_named and not is_gathered and number not in context.updated

@@ -156,6 +156,8 @@ def _parameter_of(context: ProgramContext, state: Argument) -> Argument | None:
     for other in context.arguments:
         if other.tree == state.tree:
             return None
+        if _is_hidden(other):
+            continue
         path = other.name.removeprefix(other.tree)
         if path and state.name.endswith(path) and context.whole_shape(other).dims == context.whole_shape(state).dims:
             return other
@@ -167,7 +169,8 @@ def _trained_with(context: ProgramContext, number: int, state: Argument) -> Argu
 
     A state is an argument that the step updates and does not differentiate with respect to. Its parameter has the same
     global shape, and a path that ends alike. Where there are no paths (parameters that are arguments themselves;
-    `nnx.jit` and `eqx.filter_jit` hide paths), all parameters of that shape must be split alike.
+    `nnx.jit` and `eqx.filter_jit` hide paths), all parameters of that shape must be split alike, or for a state that is
+    not split at all over the same axes.
     """
     if number in context.differentiated or number not in context.updated:
         return None
@@ -177,12 +180,21 @@ def _trained_with(context: ProgramContext, number: int, state: Argument) -> Argu
         if context.whole_shape(other := context.arguments[each]).dims == context.whole_shape(state).dims
     ]
     path = _parts(state.name)
-    named = [other for other in alike if (end := _parts(other.name)[2:]) and path[-len(end) :] == end]
+    is_named = not _is_hidden(state)
+    named = [other for other in alike if is_named and (end := _parts(other.name)[2:]) and path[-len(end) :] == end]
     if named:
         return named[0]
-    is_hidden = ".states[" in state.name or state.name.startswith(("dynamic_donate[", "dynamic_nodonate["))
-    has_no_path = is_hidden or all(other.name == other.tree for other in alike)
-    return alike[0] if has_no_path and len({other.spec for other in alike}) == 1 else None
+    if is_named and not all(other.name == other.tree for other in alike):
+        return None
+    specs = {other.spec for other in alike}
+    is_copied = state.spec is not None and not state.spec.axes
+    is_clear = len({frozenset(spec.axes) if spec else None for spec in specs} if is_copied else specs) == 1
+    return alike[0] if is_clear else None
+
+
+def _is_hidden(argument: Argument) -> bool:
+    """Whether a name has the number of a leaf instead of its path, as `nnx.jit` and `eqx.filter_jit` pass leaves."""
+    return ".states[" in argument.name or argument.name.startswith(("dynamic_donate[", "dynamic_nodonate["))
 
 
 def _parts(name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Weights that are split along the contracting dim of a matmul, while the other operand is replicated."""
+"""Matmuls whose contracting dim is split, although their results are much larger than what goes in."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _GROWTH = 4
 class SplitContraction(Finding):
     """A weight split on its contracting dim, so that the matmul's result is all-reduced.
 
-    name, shape: those of the weight. array: the matmul's result. is_gathered: the weight is all-gathered instead.
+    name, shape: those of the weight, or '' and that of an operand if both are computed. array: the matmul's result.
+    is_gathered: the weight is all-gathered instead.
     """
 
     kind = FindingKind.SPLIT_CONTRACTION
@@ -41,6 +42,14 @@ class SplitContraction(Finding):
 
     def _sentences(self) -> tuple[str, str]:
         over = joined(self.axes)
+        if not self.name:
+            return (
+                f"both operands of a product, as {self.shape}, are split over {over} along the dim that it sums over:"
+                f" every device makes a partial {self.array}, which is much larger, and an all-reduce adds them up,"
+                f" {show_bytes(self.bytes)} a device and step",
+                f"split another dim over {over}, that both operands and the product have (heads, not the features of a"
+                " head), in the weights that make them too",
+            )
         fix = (
             f"split {self.name} over {over} along the dim that stays (the vocabulary of an output layer): the product"
             " is then split too, and nothing is summed"
@@ -87,15 +96,22 @@ def _summed(
         return
     sides = (product.attributes.get(f"{side}_contracting_dims", "") for side in ("lhs", "rhs"))
     is_over_examples = all(numbers(dims.strip("{}")) == (0,) for dims in sides)  # as x.T @ y, of data and data
-    for weight, other in (context.module.operands(product), context.module.operands(product)[::-1]):
-        argument = arguments.get(origin(context.module, weight, VIEWS_AND_CASTS | {"all-gather"}).name)
+    operands = context.module.operands(product)
+    sources = [origin(context.module, operand, VIEWS_AND_CASTS | {"all-gather"}).name for operand in operands]
+    largest = max((operand.shape for operand in operands), key=lambda shape: shape.size)
+    is_computed = not arguments.keys() & set(sources) and not context.batch_axes.intersection(one.axes)
+    if is_computed and not is_over_examples and product.shape.size >= _GROWTH * largest.size * context.degree(one.axes):
+        yield _finding("", largest, move, one.array, is_gathered=False)
+        return
+    for name, other in zip(sources, operands[::-1], strict=True):
+        argument = arguments.get(name)
         if argument is None or argument.spec is None or not set(one.axes) <= set(argument.spec.axes):
             continue
         whole = sliced_value(context, other)
         is_cut = whole is not None and not whole.opcode.startswith("all-gather")
         is_large = not is_over_examples and product.shape.size >= _GROWTH * other.shape.size * context.degree(one.axes)
         if is_large or (is_cut and 2 * one.bytes > context.whole_shape(argument).bytes):
-            yield _finding(argument, move, one.array, is_gathered=False)
+            yield _finding(argument.name, argument.instruction.shape, move, one.array, is_gathered=False)
             return
 
 
@@ -111,14 +127,14 @@ def _gathered(
         summed = numbers(user.attributes.get(f"{side}_contracting_dims", "").strip("{}"))
         is_alike = set(move.collective.axes) <= set(context.variance.copies(user))
         if is_alike and gathered_dims(context, move.instruction) <= set(summed):
-            yield _finding(argument, move, str(user.shape), is_gathered=True)
+            yield _finding(argument.name, argument.instruction.shape, move, str(user.shape), is_gathered=True)
             return
 
 
-def _finding(argument: Argument, move: CompiledCollective, array: str, *, is_gathered: bool) -> SplitContraction:
+def _finding(name: str, shape: Shape, move: CompiledCollective, array: str, *, is_gathered: bool) -> SplitContraction:
     return SplitContraction(
-        name=argument.name,
-        shape=argument.instruction.shape,
+        name=name,
+        shape=shape,
         array=array,
         axes=move.collective.axes,
         is_gathered=is_gathered,

@@ -54,11 +54,15 @@ def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:
     """
     if context.program is None:
         return
-    aliased_results, aliased_arguments = context.aliases
-    free = [result for number, result in enumerate(context.results) if number not in aliased_results]
+    # A result may be in a donated buffer of equal shape that had another value, so that its own old value is kept.
+    free = []
+    for number, result in enumerate(context.results):
+        donated = context.aliases.get(number)
+        if donated is None or not _is_update(context, donated, context.arguments[donated], result):
+            free.append(result)
     kept = []
     for number, argument in enumerate(context.arguments):
-        if number in aliased_arguments:
+        if number in context.aliases.values():
             continue
         same = [one for one in free if one.spec == argument.spec and one.shape == context.whole_shape(argument)]
         new = next((result for result in same if _is_update(context, number, argument, result)), None)
@@ -92,7 +96,7 @@ def _is_update(context: ProgramContext, number: int, argument: Argument, result:
         # Parameters in low precision are rounded from those that the optimizer keeps.
         of_others = any(one.is_changed and one.factor == 1.0 for one in shares.values())
         return of_others and _has_path_of(argument, result)
-    if argument.name == argument.tree and number in context.differentiated and _is_split_as_data(context, argument):
+    if argument.name == argument.tree and number in context.differentiated and is_split_as_data(context, argument):
         return False  # an adversarial example, say, whose batch the caller still has a use for
     return share.is_changed or argument.tree in context.trained_trees
 
@@ -103,7 +107,7 @@ def _has_path_of(argument: Argument, result: Result) -> bool:
     return bool(path) and result.name.endswith(path)
 
 
-def _is_split_as_data(context: ProgramContext, argument: Argument) -> bool:
+def is_split_as_data(context: ProgramContext, argument: Argument) -> bool:
     """Whether the first dim of an argument is split as batches are, and no all-gather gathers it like a parameter."""
     split = argument.spec.dims[0] if argument.spec and argument.spec.dims else ()
     return bool(context.batch_axes.intersection(split or ())) and argument.instruction.name not in context.gathered

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from meshwright.description.hlo.dataflow import VIEWS, uses
-from meshwright.description.hlo.module import Instruction
+from meshwright.description.hlo.dataflow import VIEWS, origin, uses
+from meshwright.description.hlo.module import Instruction, Module
 from meshwright.description.hlo.phases import scope_of, split_op_name
 from meshwright.proof.inspection.checks.random_bits import RANDOM
 from meshwright.proof.inspection.checks.redundant_compute import RedundantCompute
-from meshwright.proof.inspection.context import CompiledCollective, ProgramContext
+from meshwright.proof.inspection.context import STORED, CompiledCollective, ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
-from meshwright.proof.inspection.slices import ELEMENTWISE
+from meshwright.proof.inspection.slices import ELEMENTWISE, gathered_dims
 from meshwright.record import Collective, Kind, Phase
 from meshwright.units import show_bytes
 
@@ -59,6 +61,12 @@ _ONE_OPERAND = frozenset(
     | {"sin", "cos", "tan", "tanh", "logistic", "erf", "integer_pow", "square", "floor", "ceil", "round", "name"}
 )
 """Elementwise primitives of one operand: a collective there is due to constraints on both sides."""
+
+_LEAST_SORTED = 1 << 14
+"""In bytes. Fewer keys of a sort, as a router's, cost nothing to gather, and are not reported."""
+
+_UNARY = frozenset({"convert", "negate", "abs", "exponential", "log", "tanh", "logistic", "sqrt", "rsqrt"})
+"""Opcodes of one operand that may be between a gather and what combines its rows with others."""
 
 _SHARE = 0.01
 """If the expected collectives are unknown: the smallest one reported, as a fraction of all communicated bytes."""
@@ -141,7 +149,10 @@ class UnexpectedCollective(Finding):
             ),
             UnexpectedBecause.REARRANGES: (
                 f"{primitive} changes the dim that is split, so the data must follow",
-                f"keep the split dim out of this {primitive}: split another dim before it, or do it in shard_map",
+                f"constrain the table to a sharding without {axes} before the lookup, as FSDP gathers weights; or look"
+                " up in shard_map"
+                if primitive in ("gather", "take", "scatter-add", "scatter_add")
+                else f"keep the split dim out of this {primitive}: split another dim before it, or do it in shard_map",
             ),
             UnexpectedBecause.GATHERS_BATCH: (
                 "it gathers a computed value over an axis that splits the batch, so every device along it does the rest"
@@ -196,8 +207,11 @@ def _each(context: ProgramContext) -> Iterator[UnexpectedCollective]:
         one, because = found.collective, None
         if context.expected is not None:
             because = None if _is_expected(context.expected, one) else UnexpectedBecause.NOT_EXPECTED
-        elif one.bytes >= floor:
+        else:
             because = _because(context, found)
+            # What follows from a sort (its rows fetched, the same work on all devices) may cost more than its keys.
+            if one.bytes < (_LEAST_SORTED if because == UnexpectedBecause.NEEDS_WHOLE else floor):
+                because = None
         if because is not None:
             yield UnexpectedCollective(
                 collective=one.kind,
@@ -228,16 +242,77 @@ def _because(context: ProgramContext, found: CompiledCollective) -> UnexpectedBe
         return None
     kind = found.collective.kind
     if primitive in _NEEDS_WHOLE:
-        return UnexpectedBecause.NEEDS_WHOLE
+        is_simulated = primitive == "top_k" and not context.has_reduce_scatter
+        dims = gathered_dims(context, found.instruction) if kind == "all-gather" else set[int]()
+        last = len(found.instruction.shape.dims) - 1
+        # TPUs split a top_k over its rows; CPUs and GPUs do not.
+        return None if is_simulated and dims and last not in dims else UnexpectedBecause.NEEDS_WHOLE
     if kind == "all-to-all":
         return UnexpectedBecause.MOVES_SPLIT
-    gathers_computed = kind == "all-gather" and not _is_stored(context, found)
+    gathers_computed = kind == "all-gather" and not _is_stored(context.source_of(found), context.module)
+    if kind == "collective-permute" and primitive in ("slice", "pad") and _is_of_one_sender(context, found):
+        return None
+    if gathers_computed and _is_of_own_rows(context, found):
+        return None
     if primitive in _REARRANGE and (kind == "collective-permute" or gathers_computed):
         return UnexpectedBecause.REARRANGES
     over_batch = bool(context.batch_axes.intersection(found.collective.axes))
-    if gathers_computed and over_batch and not _is_added_to_state(context, found.instruction):
-        return UnexpectedBecause.GATHERS_BATCH
-    return None
+    if not gathers_computed or not over_batch:
+        return None
+    is_meant = _is_added_to_state(context, found.instruction) or _is_compared(context, found)
+    return None if is_meant else UnexpectedBecause.GATHERS_BATCH
+
+
+def _is_of_one_sender(context: ProgramContext, found: CompiledCollective) -> bool:
+    """Whether one device along the axes sends its part to another: what the last stage of a pipeline returns, say."""
+    pairs = found.instruction.attributes.get("source_target_pairs", "").count("},{") + 1
+    return pairs * context.degree(found.collective.axes) <= math.prod(context.mesh.values())
+
+
+def _is_of_own_rows(context: ProgramContext, found: CompiledCollective) -> bool:
+    """Whether indices are gathered that take from each row of the batch an element of its own, as `x[arange(n), y]`.
+
+    TPUs do not gather them, and elsewhere they are small.
+    """
+    indices = context.source_of(found)
+    if indices.opcode != "concatenate" or indices.shape.dtype[:1] not in ("s", "u"):
+        return False
+    through = frozenset(VIEWS | ELEMENTWISE)
+    return origin(context.module, context.module.operand(indices), through).opcode == "iota"
+
+
+def _is_compared(context: ProgramContext, found: CompiledCollective) -> bool:
+    """Whether each device combines rows of its own with all gathered ones, as in a contrastive loss.
+
+    The rows of both are computed from the batch, so the result cannot be split along both of its dims.
+    """
+    if found.collective.phase != "forward":
+        return False  # The backward pass gathers features too, whose products look the same.
+    said, before = (found.instruction.op_name, found.collective.axes), context.partitioned
+    gathers = (
+        [found]
+        if before is context
+        else [move for move in before.collectives if (move.instruction.op_name, move.collective.axes) == said]
+    )
+    return bool(gathers) and all(_meets_own_rows(before, move.instruction, set(said[1])) for move in gathers)
+
+
+def _meets_own_rows(context: ProgramContext, gather: Instruction, axes: set[str]) -> bool:
+    """Whether a gathered value is an operand together with one that differs along the axes, in other dims."""
+    module, whole = context.module, next(gather.shape.arrays())
+    sizes = {whole.dims[dim] for dim in gathered_dims(context, gather)}
+    for user, held in uses(module, gather, VIEWS | _UNARY | {"broadcast"}):
+        is_larger = math.prod(held.shape.dims) > math.prod(whole.dims)
+        if len(user.operands) != 2 or not (user.opcode == "dot" or (is_larger and user.opcode in ELEMENTWISE)):
+            continue
+        place = user.operands.index(held.name)
+        other = module.operand(user, 1 - place)
+        summed = re.findall(r"\d+", user.attributes.get(f"{'rl'[place == 0]}hs_contracting_dims", ""))
+        is_stored = _is_stored(origin(module, other, STORED), module)
+        is_contracted = bool(sizes & {held.shape.dims[int(dim)] for dim in summed})
+        if axes <= context.variance.axes(other) and not is_stored and not is_contracted:
+            return True
+    return False
 
 
 def _is_added_to_state(context: ProgramContext, gather: Instruction) -> bool:
@@ -255,9 +330,8 @@ def primitive_of(instruction: Instruction) -> str:
     return scope_of(split_op_name(instruction.op_name)[0]).rpartition("/")[2]
 
 
-def _is_stored(context: ProgramContext, found: CompiledCollective) -> bool:
-    """Whether a collective moves an argument of the program (FSDP's weights, say), or one layer of a stacked one."""
-    source = context.source_of(found)
+def _is_stored(source: Instruction, module: Module) -> bool:
+    """Whether the origin of a value is an argument of the program (FSDP's weights, say), or a layer of a stack."""
     if source.opcode == "get-tuple-element":  # of the state of a loop over layers
-        source = context.module.operand(source)
+        source = module.operand(source)
     return source.opcode == "parameter"

@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
+from meshwright.proof.inspection.jaxprs.places import JAX, place
 from meshwright.proof.programs.trace import CALLS, scan_counts
 
 VIEWS = frozenset(
@@ -51,9 +52,38 @@ class Value:
         return hlo_dtype(self.dtype), self.dims
 
 
+class Outside(NamedTuple):
+    """What equations inside a loop, `shard_map` or call do not repeat of it.
+
+    scope: its name scopes. call: the equation that calls a function of JAX that is jitted, as `jax.random.normal`. JAX
+    traces those once, so equations inside have the line of their first call.
+    """
+
+    scope: str = ""
+    call: Any = None
+
+    def scope_of(self, equation: Any) -> str:
+        """Return the scope of an equation inside."""
+        own = str(equation.source_info.name_stack)
+        return f"{self.scope}/{own}" if self.scope and own else self.scope or own
+
+    def inside(self, equation: Any, called: Any = None) -> Outside:
+        """Return this for the body of an equation, or for a jaxpr that it calls."""
+        file = str(getattr(getattr(called, "debug_info", None), "func_filename", None) or "")
+        call = self.call or (equation if file.startswith(JAX) else None)
+        return Outside(self.scope_of(equation), call)
+
+
+NOWHERE = Outside()
+"""Where the equations of the whole function are."""
+
+
 @dataclass(eq=False)
 class Op:
-    """An equation. bodies: the blocks of a loop, a `cond`'s branches or a `shard_map`."""
+    """An equation.
+
+    bodies: the blocks of a loop, a `cond`'s branches or a `shard_map`. outside: where its block is.
+    """
 
     name: str
     operands: list[Value]
@@ -61,6 +91,7 @@ class Op:
     params: Mapping[str, Any]
     equation: Any
     bodies: tuple[OpBlock, ...] = ()
+    outside: Outside = NOWHERE
 
     @property
     def iterations(self) -> int:
@@ -90,7 +121,12 @@ class Op:
     @property
     def scope(self) -> str:
         """The equation's name scopes with JAX's transformations, as `transpose(jvp(mlp))`."""
-        return str(self.equation.source_info.name_stack)
+        return self.outside.scope_of(self.equation)
+
+    @property
+    def place(self) -> str:
+        """The user's line, file:line."""
+        return place(self.outside.call or self.equation)
 
 
 @dataclass(frozen=True)
@@ -139,14 +175,17 @@ class OpBlock:
                 yield from body.everything()
 
 
-def read_block(program: ClosedJaxpr, operands: Sequence[Value] | None = None) -> OpBlock:
-    """Return a traced function as a block. operands: values to use as its inputs; by default new ones."""
+def read_block(program: ClosedJaxpr, operands: Sequence[Value] | None = None, outside: Outside = NOWHERE) -> OpBlock:
+    """Return a traced function as a block.
+
+    operands: values to use as its inputs; by default new ones. outside: where the op is whose body it is.
+    """
     jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
     arrays = program.consts if isinstance(program, ClosedJaxpr) else ()
     block_inputs = list(operands) if operands is not None else [_value(var.aval) for var in jaxpr.invars]
     ops: list[Op] = []
     constants: list[Value] = []
-    outputs = _inline(jaxpr, arrays, block_inputs, ops, constants)
+    outputs = _inline(jaxpr, arrays, block_inputs, ops, constants, outside)
     return OpBlock(block_inputs, outputs, ops, constants)
 
 
@@ -188,11 +227,11 @@ def through_views(value: Value) -> Value:
 
 
 def _inline(
-    jaxpr: Any, arrays: Sequence[Any], inputs: Sequence[Value], ops: list[Op], held: list[Value]
+    jaxpr: Any, arrays: Sequence[Any], inputs: Sequence[Value], ops: list[Op], held: list[Value], outside: Outside
 ) -> list[Value]:
     """Append the ops of a jaxpr and of the jaxprs it calls to `ops`, their constants to `held`; return its outputs.
 
-    arrays: the values of the jaxpr's constants.
+    arrays: the values of the jaxpr's constants. outside: where its equations are.
     """
     known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
     for var, array in zip(jaxpr.constvars, arrays, strict=False):
@@ -214,10 +253,11 @@ def _inline(
         if called is not None:
             inner = called.jaxpr if isinstance(called, ClosedJaxpr) else called
             consts = called.consts if isinstance(called, ClosedJaxpr) else ()
-            results = _inline(inner, consts, operands, ops, held)
+            results = _inline(inner, consts, operands, ops, held, outside.inside(equation, inner))
         else:
             results = [_value(var.aval) for var in equation.outvars]
-            op = Op(name, operands, results, equation.params, equation, tuple(_bodies(equation, held)))
+            bodies = tuple(_bodies(equation, held, outside.inside(equation)))
+            op = Op(name, operands, results, equation.params, equation, bodies, outside)
             ops.append(op)
             for result in results:
                 result.op = op
@@ -227,13 +267,13 @@ def _inline(
     return [read(var) for var in jaxpr.outvars]
 
 
-def _bodies(equation: Any, held: list[Value]) -> Iterator[OpBlock]:
+def _bodies(equation: Any, held: list[Value], outside: Outside) -> Iterator[OpBlock]:
     """Yield the blocks of a loop, of branches or of a `shard_map`; add their constants to `held`. Kernels have none."""
     if equation.primitive.name not in ("scan", "while", "cond", "shard_map"):
         return
     for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda one: hasattr(one, "eqns")):
         if hasattr(inner, "eqns"):
-            block = read_block(inner)
+            block = read_block(inner, outside=outside)
             held += block.constants
             yield block
 

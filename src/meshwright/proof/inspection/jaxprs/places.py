@@ -9,14 +9,14 @@ import jax
 
 from meshwright.description.hlo.parser import LIBRARIES, OUTSIDE
 
-_JAX = str(Path(jax.__file__).parent)
+JAX = str(Path(jax.__file__).parent)
 
 
 def place(equation: Any) -> str:
-    """Return file:line of the user's code for an equation; a package's innermost line if no frame is the user's."""
+    """Return file:line of the user's code for an equation; if none is the user's, a package's innermost line, or ''."""
     first = ""
     for frame in _frames(equation):
-        if frame.file_name.startswith(_JAX):
+        if frame.file_name.startswith(JAX):
             continue
         if OUTSIDE.search(frame.file_name):
             break
@@ -24,7 +24,7 @@ def place(equation: Any) -> str:
         if not LIBRARIES.search(frame.file_name):
             return found
         first = first or found
-    return first or "an unknown line"
+    return first
 
 
 def is_explicit_cast(equation: Any) -> bool:

@@ -1,5 +1,7 @@
 """Find values in `shard_map` that are equal on all devices along a mesh axis, and needless or wrong collectives.
 
+Random numbers that are equal where the data differ are found too.
+
 For each value, the axes along which it differs between devices are tracked. After point-to-point sends a value may be
 equal (a ring that sums or gathers) or not, so nothing is reported about such values.
 """
@@ -13,8 +15,7 @@ from functools import reduce
 from typing import Any
 
 from meshwright.proof.compiler.program import TracedMistake
-from meshwright.proof.inspection.jaxprs.blocks import Op, OpBlock, Value, through_views
-from meshwright.proof.inspection.jaxprs.places import place
+from meshwright.proof.inspection.jaxprs.blocks import VIEWS, Op, OpBlock, Value, through_views
 from meshwright.proof.programs.trace import scan_counts
 
 SUMS = {"psum", "psum_invariant", "reduce_scatter", "psum_scatter"}
@@ -31,6 +32,22 @@ _NONLINEAR = frozenset(
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 
+_COMBINES = frozenset(
+    {"add", "sub", "mul", "div", "max", "min", "and", "or", "xor", "lt", "le", "gt", "ge", "select_n"}
+)
+"""Elementwise primitives of several operands."""
+
+_KEEPS_BITS = (
+    _NONLINEAR
+    | _COMBINES
+    | (VIEWS - {"transpose"})
+    | {"broadcast_in_dim", "shift_right_logical", "bitcast_convert_type", "erf_inv", "not", "neg", "clamp", "eq", "ne"}
+)
+"""Primitives that may be between random bits and the values that they are combined with."""
+
+_LEAST_BITS = 16
+"""The fewest random numbers that are reported if all devices have the same: fewer may be an offset or a choice."""
+
 _LEAST_DIVISOR = 1.5
 """Divisors below the fewest devices of a mean, 2, are not tracked: their products in a loop would not end."""
 
@@ -46,8 +63,9 @@ class _State:
     do, not only because it depends on `axis_index`. may_differ: axes along which it is not known whether it differs.
     divided: the numbers by which it, or a value that it is computed from, was divided, without those that a sum over as
     many devices has cancelled. summed: the numbers of devices over which it was summed and by which it was not divided
-    afterwards. sums: the sums of equal values (keys of `_Reader.sums`) that it is computed from. is_constant: whether
-    it depends on no argument.
+    afterwards. sums: the sums of equal values (keys of `_Reader.sums`) that it is computed from. drawn: random numbers
+    (keys of `_Reader.bits`) that are equal on some devices and of which it has one for each of its elements.
+    is_constant: whether it depends on no argument.
     """
 
     differs: _Axes = _NONE
@@ -56,6 +74,7 @@ class _State:
     divided: frozenset[float] = frozenset()
     summed: frozenset[int] = frozenset()
     sums: frozenset[int] = frozenset()
+    drawn: frozenset[int] = frozenset()
     is_constant: bool = True
 
 
@@ -94,7 +113,10 @@ class _Reader:
         self.divided: set[int] = set()
         """The keys in `sums` of the sums that are divided by their number of devices: means, no mistakes."""
         self.others: dict[tuple[str, int, int], TracedMistake] = {}
+        self.bits: dict[int, tuple[Op, _Axes]] = {}
+        """Random numbers by the `id` of their op, and the axes along which all devices have the same."""
         self.degrees: Mapping[str, int] = {}
+        self.manual: _Axes = _NONE
         self.taken: _Axes = _NONE
         """Axes along which devices may take different branches or numbers of iterations around the op being read.
 
@@ -133,13 +155,40 @@ class _Reader:
             return self._collective(op, axes, states)
         if op.name == "axis_index":
             return [_State(differs=frozenset(axes_of(op)))]
-        return [self._divide(op, _computed(op, states))] * len(op.results)
+        return [replace(self._divide(op, _computed(op, states)), drawn=self._drawn(op, states))] * len(op.results)
+
+    def _drawn(self, op: Op, states: list[_State]) -> frozenset[int]:
+        """Return `_State.drawn` of an op's result. Report random numbers that the data of several devices share."""
+        size = math.prod(op.results[0].dims) if op.results else 0
+        if op.name == "random_bits":
+            equal = self.manual - states[0].differs - states[0].may_differ
+            self.bits[id(op)] = op, frozenset(axis for axis in equal if self.degrees[axis] > 1)
+            return frozenset({id(op)} if size >= _LEAST_BITS and self.bits[id(op)][1] else ())
+        if op.name not in _KEEPS_BITS:
+            return frozenset()
+        if op.name == "broadcast_in_dim" and op.params["broadcast_dimensions"][:1] == (0,):
+            # What each row has of its own; what all rows share may be the same on all devices.
+            return states[0].drawn if op.operands[0].dims[0] == op.results[0].dims[0] else frozenset()
+        alike = [one for value, one in zip(op.operands, states, strict=True) if math.prod(value.dims) == size]
+        drawn = frozenset[int]().union(*(one.drawn for one in alike))
+        others = _NONE.union(*(one.own for one in alike if not one.drawn))
+        return drawn - self._shared(drawn, others if op.name in _COMBINES else _NONE)
+
+    def _shared(self, drawn: frozenset[int], differs: _Axes) -> set[int]:
+        """Report and return the random numbers in `drawn` that are equal along an axis along which data differ."""
+        shared = {number for number in drawn if self.bits[number][1] & differs}
+        for number in shared:
+            op, equal = self.bits[number]
+            is_folded = bool(self.states[id(op.operands[0])].differs)
+            self._report("same-random-bits", op, op.results[0], equal & differs, is_folded=is_folded)
+        return shared
 
     def _divide(self, op: Op, state: _State) -> _State:
         """Return the state of an op's result. If the op divides by a number, the state records it (`_State.divided`).
 
-        A sum over n devices that the op divides by n is a mean: `self.divided`, the means found so far, gets it. state:
-        the result's state without this division.
+        A sum over n devices that the op divides by n is a mean: `self.divided`, the means found so far, gets it. What
+        the backward pass divides is a gradient (the transpose of `shard_map` divides those of copies), not a sum of the
+        forward pass. state: the result's state without this division.
         """
         if op.name not in ("div", "mul") or len(op.operands) != 2:
             return state
@@ -148,10 +197,14 @@ class _Reader:
         if not number:
             return state
         by = number if op.name == "div" else 1 / number
+        is_transposed = "transpose(" in op.scope
         for one in state.sums:
-            if _is_near(by, self.sums[one].figures["degree"], self.sums[one].figures["all_devices"]):
+            figures = self.sums[one].figures
+            is_before = is_transposed and "transpose(" not in figures["scope"]
+            if not is_before and _is_near(by, figures["degree"], figures["all_devices"]):
                 self.divided.add(one)
-        if means := {one for one in state.summed if _is_near(by, one)}:
+        means = {one for one in state.summed if _is_near(by, one)}
+        if means and not is_transposed:
             return replace(state, summed=state.summed - means)
         if by < _LEAST_DIVISOR:
             return state
@@ -159,24 +212,32 @@ class _Reader:
         return replace(state, divided=state.divided | both | {by})
 
     def _mapped(self, op: Op, states: list[_State]) -> list[_State]:
-        outer = self.degrees
-        self.degrees = {**outer, **dict(op.params["mesh"].shape)}
+        outer, outer_manual = self.degrees, self.manual
+        manual = frozenset(op.params.get("newly_manual_axes", op.params.get("manual_axes", ())))
+        self.degrees, self.manual = {**outer, **dict(op.params["mesh"].shape)}, outer_manual | manual
         specs = op.params["in_specs"]
         inside = [
             replace(one, differs=one.differs | _named(spec), own=one.own | _named(spec))
             for one, spec in zip(states, specs, strict=True)
         ]
         made = self.run(op.bodies[0], inside)
-        manual = frozenset(op.params.get("newly_manual_axes", op.params.get("manual_axes", ())))
+        for state, spec in zip(made, op.params["out_specs"], strict=True):
+            self._shared(state.drawn, _named(spec) - state.differs - state.may_differ)
         if not op.params.get("check_vma", True):
             for number, (state, spec) in enumerate(zip(made, op.params["out_specs"], strict=True)):
                 axes = (state.differs & manual) - _named(spec)
                 if axes and not op.results[number].dtype.startswith("key"):
                     value = op.bodies[0].outputs[number]
                     self._report("missing-sum", value.op or op, value, axes, number=number)
-        self.degrees = outer
+        self.degrees, self.manual = outer, outer_manual
         return [
-            replace(one, differs=one.differs - manual, own=one.own - manual, may_differ=one.may_differ - manual)
+            replace(
+                one,
+                differs=one.differs - manual,
+                own=one.own - manual,
+                may_differ=one.may_differ - manual,
+                drawn=frozenset(),
+            )
             for one in made
         ]
 
@@ -332,7 +393,7 @@ class _Reader:
         self, finding: str, op: Op, value: Value, axes: Sequence[str], figures: Mapping[str, Any]
     ) -> TracedMistake:
         known = {"op": op.name, "scope": op.scope, **figures}
-        return TracedMistake(finding, *value.text, place(op.equation), tuple(axes), self.count, known)
+        return TracedMistake(finding, *value.text, op.place, tuple(axes), self.count, known)
 
 
 def _computed(op: Op, states: Sequence[_State]) -> _State:
@@ -362,6 +423,7 @@ def _join(left: _State, right: _State) -> _State:
         divided=left.divided | right.divided,
         summed=left.summed | right.summed,
         sums=left.sums | right.sums,
+        drawn=left.drawn | right.drawn,
         is_constant=left.is_constant and right.is_constant,
     )
 

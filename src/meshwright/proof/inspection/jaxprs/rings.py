@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from meshwright.proof.compiler.program import TracedMistake
 from meshwright.proof.inspection.jaxprs.blocks import VIEWS, Loop, Op, OpBlock, Value, through_views
-from meshwright.proof.inspection.jaxprs.places import place
 from meshwright.proof.inspection.jaxprs.replicas import axes_of
 
 
@@ -107,4 +106,4 @@ def _is_made_of(value: Value, part: Value) -> bool:
 def _mistake(op: Op, count: int, degree: int, hops: int, *, is_wrong: bool) -> TracedMistake:
     figures = {"degree": degree, "sends": hops, "is_wrong": is_wrong}
     value = op.operands[0]
-    return TracedMistake("ring-too-long", *value.text, place(op.equation), axes_of(op), count, figures)
+    return TracedMistake("ring-too-long", *value.text, op.place, axes_of(op), count, figures)

@@ -1,4 +1,4 @@
-"""Find sums over devices that run more often, or move more bytes, than necessary."""
+"""Find sums and gathers over devices that run more often, or move more bytes, than necessary."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from meshwright.proof.compiler.program import TracedMistake
 from meshwright.proof.inspection.jaxprs.blocks import VIEWS, Op, OpBlock, Value, through_views
-from meshwright.proof.inspection.jaxprs.places import place
 from meshwright.proof.inspection.jaxprs.replicas import GATHERS, axes_of
 from meshwright.proof.programs.trace import scan_counts
 
@@ -28,9 +27,26 @@ def sum_mistakes(block: OpBlock, count: int = 1) -> Iterator[TracedMistake]:
         if op.name == "scan" and op.params["length"] > 1:
             yield from _in_iterations(op, count)
         if op.name in GATHERS and (axes := axes_of(op)) and _is_summed(block, op):
-            yield TracedMistake("gathered-to-sum", *op.results[0].text, place(op.equation), axes, count)
+            yield TracedMistake("gathered-to-sum", *op.results[0].text, op.place, axes, count)
+        if op.iterations > 1:
+            yield from _gathered_unchanged(op, count * op.iterations)
         for body in op.bodies:
             yield from sum_mistakes(body, count * op.iterations)
+
+
+def _gathered_unchanged(op: Op, count: int) -> Iterator[TracedMistake]:
+    """Yield gathers in a loop that return the same in each iteration, where the loop has no backward pass inside.
+
+    A loop over microbatches may gather weights anew in each, to hold few of them whole at a time.
+    """
+    loop = op.loop
+    if loop is None or any("transpose(" in one.scope.removeprefix(op.scope) for one in loop.body.ops):
+        return
+    unchanged = loop.body.inputs[: loop.consts]
+    for one in loop.body.ops:
+        if one.name in GATHERS and (axes := axes_of(one)) and through_views(one.operands[0]) in unchanged:
+            figures = {"scope": one.scope, "iterations": op.iterations}
+            yield TracedMistake("gathered-twice", *one.operands[0].text, one.place, axes, count, figures)
 
 
 def _in_iterations(loop: Op, count: int) -> Iterator[TracedMistake]:
@@ -47,7 +63,7 @@ def _in_iterations(loop: Op, count: int) -> Iterator[TracedMistake]:
             op = summed.op
             if op is not None and op.name in _SUMS and (axes := axes_of(op)):
                 figures = {"iterations": length}
-                yield TracedMistake("sum-in-loop", *summed.text, place(op.equation), axes, count * length, figures)
+                yield TracedMistake("sum-in-loop", *summed.text, op.place, axes, count * length, figures)
 
 
 def _added(block: OpBlock, count: int) -> Iterator[TracedMistake]:
@@ -63,7 +79,7 @@ def _added(block: OpBlock, count: int) -> Iterator[TracedMistake]:
                 by_axes.setdefault(axes_of(one.op), []).append(one)
         for axes, alike in by_axes.items():
             if axes and len(alike) > 1 and alike[0].op is not None:
-                place_ = place(alike[0].op.equation)
+                place_ = alike[0].op.place
                 figures = {"iterations": len(alike)}
                 yield TracedMistake("sum-in-loop", *alike[0].text, place_, axes, count * len(alike), figures)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from meshwright.proof.compiler.program import TracedMistake
 from meshwright.proof.inspection.jaxprs.blocks import Op, OpBlock, Value, hlo_dtype
-from meshwright.proof.inspection.jaxprs.places import is_explicit_cast, is_promoted, place
+from meshwright.proof.inspection.jaxprs.places import is_explicit_cast, is_promoted
 
 _LEAST_CONSTANT = 1 << 16
 """In bytes. Smaller constants, e.g. tables of positions, cost nothing, and are not reported."""
@@ -28,7 +28,7 @@ def constant_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
     """Yield large arrays that a function closes over."""
     for value in {id(one.array): one for one in block.constants if one.num_bytes >= _LEAST_CONSTANT}.values():
         user = next((op for _, op in block.everything() if any(one is value for one in op.operands)), None)
-        source = place(user.equation) if user else ""
+        source = user.place if user else ""
         yield TracedMistake("captured-constant", *value.text, source)
 
 
@@ -38,7 +38,7 @@ def callback_mistakes(block: OpBlock, count: int = 1, is_in_loop: bool = False) 
         if is_in_loop and op.name in _CALLBACKS:
             value = max(op.operands, key=lambda one: one.num_bytes, default=None)
             text = value.text if value else ("f32", ())
-            yield TracedMistake("host-call-in-loop", *text, place(op.equation), (), count, {"op": op.name})
+            yield TracedMistake("host-call-in-loop", *text, op.place, (), count, {"op": op.name})
         for body in op.bodies:
             yield from callback_mistakes(body, count * op.iterations, is_in_loop or op.name in ("scan", "while"))
 
@@ -60,7 +60,7 @@ def wide_product_mistakes(block: OpBlock) -> Iterator[TracedMistake]:
             if narrow and other.dtype == "float32":
                 figures = {"flops": flops, "share": flops / total, "narrow": hlo_dtype(narrow)}
                 figures["widened_at"] = _widened_at(other)
-                yield TracedMistake("wide-product", *value.text, place(op.equation), (), count, figures)
+                yield TracedMistake("wide-product", *value.text, op.place, (), count, figures)
                 break
 
 
@@ -89,7 +89,7 @@ def _widened_at(value: Value) -> str:
             continue
         seen.add(id(held))
         if op.name == "convert_element_type" and op.operands[0].dtype in _NARROW:
-            return place(op.equation)
+            return op.place
         if op.name in _KEEPS_DTYPE:
             waiting += op.operands
     return ""
