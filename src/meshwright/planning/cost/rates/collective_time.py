@@ -9,6 +9,7 @@ from functools import lru_cache
 from meshwright.description.hardware.fabric import MeshPlacement, Placement
 from meshwright.description.hardware.slices import has_form
 from meshwright.description.hardware.system import System
+from meshwright.description.step.ir import Communicate
 from meshwright.planning.cost.rates.collective import collective_seconds
 from meshwright.planning.cost.rates.links import collective_efficiency
 from meshwright.record import Collective, Kind
@@ -49,7 +50,7 @@ def planned_seconds(move: Collective, layout: MeshPlacement) -> float:
     return move.count * seconds
 
 
-def runs_as_all_reduce(move: Collective, layout: MeshPlacement) -> bool:
+def runs_as_all_reduce(move: Collective | Communicate, layout: MeshPlacement) -> bool:
     """Whether the compiler replaces a reduce-scatter or an all-gather by an all-reduce of the whole array.
 
     It then sends twice the bytes. The TPU compiler does so if the collective is over every chip of one or several
