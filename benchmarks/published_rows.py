@@ -57,6 +57,7 @@ def read_setting(row: Row) -> Setting:
         batch=_batch(row),
         seq_len=row["seq_len"],
         remat="block",
+        param_dtype=load_framework(framework_of(row, system)).param_dtype,
     )
     check_mesh(workload, replace(mesh, pp=1))
     return _first_that_fits(list(_settings(row, workload, mesh, system)))

@@ -34,6 +34,7 @@ from published_rows import (
 from published_serving import Timed, time_layer, time_serving
 
 from meshwright.errors import MeshwrightError
+from meshwright.planning.cost.memory import step_memory
 from meshwright.planning.prediction import predict
 
 GIB = 2**30
@@ -106,7 +107,7 @@ def score(
             if row["kind"] == "train":
                 setting = change(read_setting(row))
                 record = predict(setting.workload, setting.mesh, setting.system, setting.strategy)
-                peak, fits = record.memory_bytes["peak"], bool(record.fits)
+                peak, fits = _peak(row, setting), bool(record.fits)
                 timed = Timed(measured_seconds(row) or 0.0, record.step_seconds or 0.0, peak, fits)
             else:
                 timed = time_layer(row) if row["kind"] == "layer_microbench" else time_serving(row)
@@ -254,6 +255,13 @@ def show(report: dict[str, Any]) -> str:
     lines.append(f"refused: {len(report['refused'])}")
     lines += [f"  {item['id']}: {item['reason']}" for item in report["refused"]]
     return "\n".join(lines)
+
+
+def _peak(row: Row, setting: Setting) -> int:
+    """The predicted peak memory of the stage whose peak a row has."""
+    is_first = row["measured"].get("peak_of") == "first stage"
+    kind = setting.system.chip.kind
+    return step_memory(setting.workload, setting.mesh, setting.strategy, kind=kind, is_first_stage=is_first)["peak"]
 
 
 def _measured_peak(row: Row) -> float:

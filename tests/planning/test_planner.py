@@ -78,7 +78,7 @@ def test_a_batch_that_cannot_hide_its_gathers_is_communication_bound():
 
 
 def test_a_large_batch_hides_them():
-    record = predict(LLAMA, MeshShape(fsdp=64), V5P)
+    record = predict(LLAMA, MeshShape(dp=4, fsdp=16), V5P)
     gathers = [move for move in record.collectives if move.kind == "all-gather"]
     assert gathers
     assert all(move.exposed_seconds == 0 for move in gathers)
@@ -307,6 +307,17 @@ def test_a_plan_says_what_gpus_multiply_more_than_it_prices():
         (bounded, MeshShape(fsdp=8), "h100:8", False),
     ):
         assert any("grouped matmuls" in note for note in predict(workload, mesh, parse_system(on)).notes) is says
+
+
+def test_a_plan_says_what_room_for_any_routing_takes_of_memory():
+    """DeepSeek-V3 over ep=64: at even routing a device has 1/32 of the rows that it has room for."""
+    workload = Workload(model=PRESETS["deepseek-v3"], batch=512, seq_len=4096, remat="block")
+    wide, narrow = (
+        predict(workload, mesh, parse_system("v5p:8x8x8"), Strategy(attention="flash"))
+        for mesh in (MeshShape(ep=64, fsdp=8), MeshShape(ep=4, fsdp=128))
+    )
+    assert any("a layer works with 52.0 GB" in note and "32x" in note for note in wide.notes)
+    assert not any("a layer works with" in note for note in narrow.notes)
 
 
 def test_a_plan_says_that_simulated_devices_exchange_rows_for_any_routing():

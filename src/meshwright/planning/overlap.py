@@ -22,7 +22,7 @@ from meshwright.planning.cost.comm_volume import (
     weight_moves,
 )
 from meshwright.planning.cost.rates.collective import collective_seconds
-from meshwright.planning.cost.rates.collective_time import planned_seconds, reduce_scatter_runs_as_all_reduce
+from meshwright.planning.cost.rates.collective_time import planned_seconds, stops_ops
 from meshwright.planning.cost.rates.ring import is_round_ring, ring_work
 from meshwright.planning.cost.seconds import WEIGHT_AXES
 from meshwright.record import Collective, Phase
@@ -288,11 +288,12 @@ def _without(strategy: Strategy, fields: tuple[str, ...]) -> Strategy:
 def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy, *, is_once: bool) -> bool:
     """Whether ops can overlap with a collective.
 
-    No op overlaps with an all-reduce that the TPU compiler emits for a reduce-scatter (`benchmarks/planned_steps.py`).
+    No op overlaps with an all-reduce that the TPU compiler emits for a reduce-scatter or an all-gather
+    (`benchmarks/planned_steps.py`).
 
     is_once: whether the collective runs once per step and not once per microbatch.
     """
-    if reduce_scatter_runs_as_all_reduce(move, layout):
+    if stops_ops(move, layout):
         return False
     if is_once and strategy.profile.once_collectives == "exposed":
         return False

@@ -36,6 +36,9 @@ from meshwright.planning.reference import reference_seconds, timed_reference_col
 from meshwright.record import Bound, Collective, Record, merge
 from meshwright.units import show_bytes
 
+ROUTING_SHARE = 0.1
+"""Fraction of a device's memory from which a note says that experts' rows take it."""
+
 SIMULATED = "simulated devices share one machine's cores, so times on cpu are an indication"
 
 
@@ -69,7 +72,10 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
         tokens_per_second=workload.tokens / step,
         breakdown_seconds=breakdown,
         collectives=merge((*beside, *_in_every_tick(exposed, in_ticks, layout))),
-        notes=layout.notes + _notes(workload, mesh, system, strategy) + pool_notes(system, memory["peak"]),
+        notes=layout.notes
+        + _notes(workload, mesh, system, strategy)
+        + _routing_notes(workload, mesh, system, strategy, memory.get("working", 0))
+        + pool_notes(system, memory["peak"]),
     )
 
 
@@ -104,6 +110,21 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
     if waiting := host_bytes(workload, mesh, strategy):
         notes += (f"{show_bytes(waiting)} of each device's activations are kept in its host's memory",)
     return notes
+
+
+def _routing_notes(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, working: int
+) -> tuple[str, ...]:
+    """Return a note if experts' rows for any routing take much of a device's memory; working: bytes in a layer."""
+    experts = workload.model.experts
+    if experts is None or strategy.profile.balanced_routing or working < ROUTING_SHARE * system.usable_bytes:
+        return ()
+    if (room := dropless_padding(workload, mesh)) == 1:
+        return ()
+    return (
+        f"a layer works with {show_bytes(working)}, most of it experts' rows: {room:.3g}x those of even routing, as no"
+        " token may be dropped; a smaller ep or more microbatches needs less",
+    )
 
 
 def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:

@@ -28,6 +28,13 @@ MISTAKES = [
     (V5E, "slices = [[1, 1], ", "slices = [[1], ", r"\[torus\] slices = \[1\]; it takes 2 numbers"),
     (V5E, "wrap_size = 16", "", r"\[torus\] wrap_size or cube must be there, one of the two"),
     (V5E, "splits_axes = true", 'splits_axes = "yes"', r"\[torus\] splits_axes = 'yes'; it takes true or false"),
+    (V5E, '= "square"', '= "round"', r"\[compiler\] summed_scatters = 'round'; it takes one of square, solid, wrapped"),
+    (
+        H100,
+        "[host]",
+        "[compiler]\nsource = 'us'\nsummed_gathers = 'wrapped'\n[host]",
+        r"\[compiler\] summed_gathers is not a field",
+    ),
     (V5E, "runtime_bytes = 268435456", "runtime_bytes = 18e9", r"\[hbm\] runtime_bytes = 1.8e\+10; it must leave"),
     (V5E, "bytes = 16e9", "bytes = 16", r"\[hbm\] bytes = 16; that is a figure in GB or TB"),
     (V5E, "bytes_per_second = 8.2e11", "bytes_per_second = 820", r"\[hbm\] bytes_per_second = 820; that is a figure"),

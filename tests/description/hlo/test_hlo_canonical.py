@@ -124,6 +124,43 @@ def test_an_all_reduce_is_an_all_gather_only_where_every_device_writes_its_own_t
     ]
 
 
+ON_SPARSE_CORES = """HloModule m, num_partitions=8
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+%called (operand: f32[16,8], ready: token[]) -> f32[16,8] {
+  %ready = token[] parameter(1)
+  %operand = f32[16,8] parameter(0)
+  ROOT %all-reduce = f32[16,8] all-reduce(%operand), channel_id=1, replica_groups=[2,4]<=[8], to_apply=%add
+}, execution_thread="sparsecore"
+
+ENTRY %main (shard: f32[4,8]) -> f32[16,8] {
+  %shard = f32[4,8] parameter(0)
+  %zero = f32[] constant(0)
+  %zeros = f32[16,8] broadcast(%zero), dimensions={}
+  %id = u32[] partition-id()
+  %four = u32[] constant(4)
+  %place = u32[] remainder(%id, %four)
+  %row = u32[] multiply(%place, %four)
+  %none = u32[] constant(0)
+  %padded = f32[16,8] dynamic-update-slice(%zeros, %shard, %row, %none)
+  %ready = token[] after-all()
+  %start = ((f32[16,8], token[]), f32[16,8]) call-start(%padded, %ready), to_apply=%called
+  ROOT %done = f32[16,8] call-done(%start)
+}
+"""
+
+
+def test_a_gather_as_an_all_reduce_is_found_in_a_call_of_its_own():
+    """On TPU7x an all-reduce runs on SparseCores, in a computation that a `call-start` calls."""
+    (found,) = read_collectives(parse_hlo(ON_SPARSE_CORES), DEGREES).collectives
+    assert (found.kind, found.axes, forms(found)) == ("all-reduce", ("tp",), [LoweredAs.PADDED_ALL_REDUCE])
+
+
 TABLE = """HloModule m, num_partitions=8
 
 %add (x: f32[], y: f32[]) -> f32[] {{

@@ -107,6 +107,34 @@ def test_a_loss_run_op_by_op_holds_the_logits_three_times():
     assert thrice - once == 2 * 4 * 8192 * 128_256
 
 
+def test_pytorch_without_a_compiler_saves_what_each_matmul_reads():
+    """The arithmetic of nanotron's code for 2 of 32 layers: x, norms, q, k, v, output, and four arrays of the MLP."""
+    profile = FrameworkProfile(spmd_pipeline=False, saves_results=True, saves_shards=True)
+    strategy, mesh = Strategy(attention="flash", profile=profile), MeshShape(tp=2, fsdp=2)
+    kept = Activations(replace(LLAMA, batch=2, remat="none"), mesh, strategy).kept
+    stream, heads, mlp = 8192 * 4096, 8192 * 8 * 128, 8192 * 14_336
+    assert kept == 2 * (4 * stream + 2 * stream + 2 * heads + 4 * mlp) / 2 + 4 * 8192 * 32 / 2
+
+
+def test_gradients_in_buffers_of_a_framework_are_there_from_the_first_moment_on():
+    profile = FrameworkProfile(spmd_pipeline=False, gradient_bytes=6.0)
+    strategy = Strategy(zero_stage=1, attention="flash", profile=profile)
+    memory = step_memory(LLAMA, FSDP, strategy, kind="gpu")
+    assert memory["gradients"] == pytest.approx(6 * num_parameters(LLAMA.model), rel=1e-3)
+
+
+def test_the_first_stage_has_no_logits():
+    profile = FrameworkProfile(spmd_pipeline=False, fused_loss=False, loss_arrays=2.5)
+    strategy = Strategy(num_microbatches=2, zero_stage=1, attention="flash", profile=profile)
+    mesh = MeshShape(fsdp=4, pp=2)
+    fullest, first = (
+        step_memory(LLAMA, mesh, strategy, kind="gpu", is_first_stage=is_first) for is_first in (False, True)
+    )
+    assert fullest["logits"] == 2.5 * 4 * 2 * 8192 * 128_256 + 2 * 2 * 2 * 8192 * 4096
+    assert "logits" not in first
+    assert first["peak"] < fullest["peak"]
+
+
 @pytest.mark.parametrize(
     ("shape", "filled"),
     [

@@ -289,7 +289,7 @@ def run(words):
 
 def test_the_command_writes_reads_and_compares(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = "plan llama3-8b --on v5p:4x4x4 --batch 128 --seq-len 4096 --mesh fsdp=64 --remat block"
+    words = "plan llama3-8b --on v5p:4x4x4 --batch 128 --seq-len 4096 --mesh fsdp=64 --remat block --zero-stage 3"
     assert main([*words.split(), "-o", "plan.yaml", "--export", "maxtext", "llama.yml"]) == 0
     assert "wrote llama.yml" in capsys.readouterr().out
     assert run("plan --import llama.yml --on v5p:4x4x4 -o again.yaml") == 0

@@ -15,7 +15,7 @@ SUMS: dict[str, Any] = {"gradient_dtype": "f32"}
 
 # Three or more plans for each framework: model, mesh, hardware, options.
 PLANS = [
-    ("maxtext", "llama3-8b", "fsdp=64", "v5p:4x4x4", {"remat": "block"}),
+    ("maxtext", "llama3-8b", "fsdp=64", "v5p:4x4x4", {"remat": "block", "zero_stage": 3}),
     ("maxtext", "llama3-70b", "dp=2,fsdp=16,tp=4", "2*v5p:4x4x4", {"remat": "matmuls", "num_microbatches": 2}),
     ("maxtext", "mixtral-8x7b", "fsdp=8,ep=8", "v5p:4x4x4", {"remat": "offload", "z_loss": 1e-4}),
     ("maxtext", "llama3-8b", "fsdp=64", "v5p:4x4x4", {"remat": "block", "zero_stage": 1, "num_layers": 8}),
@@ -41,7 +41,7 @@ PLANS = [
     ),
     ("megatron", "mixtral-8x7b", "fsdp=8,ep=8", "h100:64", NARROW | {"remat": "block", "zero_stage": 2}),
     ("megatron", "llama2-13b", "dp=2,fsdp=8,sp=4", "h100:64", NARROW | {"remat": "block", "sp_method": "ulysses"}),
-    ("levanter", "llama3-8b", "fsdp=64", "v5p:4x4x4", {"remat": "none"}),
+    ("levanter", "llama3-8b", "fsdp=64", "v5p:4x4x4", {"remat": "none", "zero_stage": 3}),
     (
         "levanter",
         "llama2-7b",

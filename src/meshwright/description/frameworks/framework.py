@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from meshwright.description.hardware.table import read_toml
 from meshwright.description.step.strategy import XLA, Attention, FrameworkProfile, strategy_from_data
-from meshwright.description.step.workload import Remat
+from meshwright.description.step.workload import Dtype, Remat
 from meshwright.errors import MeshwrightError, did_you_mean, near_names
 from meshwright.support.field_types import from_data
 
@@ -33,6 +33,7 @@ class Framework:
     remat: Mapping[str, Remat] = field(default_factory=dict[str, Remat])
     # The framework's name of values that a policy can save to our names of them, such as `query key value`.
     saved: Mapping[str, str] = field(default_factory=dict[str, str])
+    param_dtype: Dtype = "f32"  # Dtype of its parameters in published runs.
     always_fuses_attention: bool = False  # Whether it fuses attention even on chips older than fused kernels.
     most_zero_stage: Literal[0, 1, 2, 3] = 3  # Highest ZeRO stage that it supports.
     most_zero_stage_with_pp: Literal[0, 1, 2, 3] = 3  # Highest ZeRO stage that it supports with pipeline stages.

@@ -9,6 +9,9 @@ from typing import Literal
 from meshwright.description.hardware.dtypes import canonical_dtype
 from meshwright.errors import MeshwrightError
 
+SliceForm = Literal["square", "solid", "wrapped"]
+"""Forms of a slice: square, of at least 4 x 4 chips; longer than 1 along all three axes; closed along every axis."""
+
 MEMORY_HEADROOM = {"tpu": 0.0798, "gpu": 0.0324, "cpu": 0.0}
 """By kind of chip, the 95th percentile of (compiled - predicted) / predicted peak memory of train steps.
 
@@ -31,6 +34,9 @@ class Torus:
             slice does. None: an axis wraps iff it has `wrap_size` chips.
         splits_axes: whether `jax.make_mesh` lets two mesh axes share a physical one.
         core_bytes_per_second: bandwidth between the two devices of a chip; None: that of a link.
+        summed_scatters: the slices over whose chips, all together, the compiler runs a reduce-scatter as an all-reduce.
+        summed_gathers: the same for all-gathers, which become all-reduces of shards in zeros.
+        sums_beside_ops: whether ops run beside these all-reduces.
     """
 
     link_bytes_per_second: float
@@ -42,6 +48,9 @@ class Torus:
     wrap_size: int | None = None
     splits_axes: bool = False
     core_bytes_per_second: float | None = None
+    summed_scatters: SliceForm | None = None
+    summed_gathers: SliceForm | None = None
+    sums_beside_ops: bool = False
 
     @property
     def rank(self) -> int:

@@ -6,8 +6,9 @@ import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
-from meshwright.description.hardware.chip import Chip, Dcn, Level, Torus
+from meshwright.description.hardware.chip import Chip, Dcn, Level, SliceForm, Torus
 from meshwright.description.hardware.dtypes import canonical_dtype
 from meshwright.description.hardware.table import Table, read_toml
 from meshwright.errors import MeshwrightError, did_you_mean, near_names
@@ -89,13 +90,13 @@ def _chip_named(name: str) -> Chip:
 def _chip(table: Table) -> Chip:
     peaks, hbm, host = table.table("peak_flops"), table.table("hbm"), table.table("host")
     torus, dcn, levels = table.table("torus"), table.table("dcn"), table.tables("levels")
-    power = table.table("power")
+    power, compiler = table.table("power"), table.table("compiler")
     if bool(torus.data) == bool(levels):
         raise table.error("fabric", "must be one of [torus] and [[levels]]")
     chip = Chip(
         name=normal_name(table.text("name")),
         title=table.text("title"),
-        kind=table.text("kind", ("tpu", "gpu", "cpu")),  # pyright: ignore[reportArgumentType]  checked by choices
+        kind=table.text("kind", ("tpu", "gpu", "cpu")),
         devices_per_chip=table.whole("devices_per_chip"),
         chips_per_host=table.whole("chips_per_host"),
         is_shared=table.flag("is_shared"),
@@ -106,7 +107,7 @@ def _chip(table: Table) -> Chip:
         runtime_bytes=hbm.number("runtime_bytes"),
         hbm_bytes_per_second=hbm.amount("bytes_per_second"),
         host_bytes_per_second=host.amount("bytes_per_second"),
-        torus=_torus(torus) if torus.data else None,
+        torus=_torus(torus, compiler) if torus.data else None,
         levels=tuple(
             Level(
                 name=level.text("name"),
@@ -121,7 +122,9 @@ def _chip(table: Table) -> Chip:
         else None,
         power_share=_power_share(power) if power.data else 1.0,
         sources={
-            part.name: part.text("source") for part in (peaks, hbm, power, torus, dcn, host, *levels) if part.data
+            part.name: part.text("source")
+            for part in (peaks, hbm, power, torus, compiler, dcn, host, *levels)
+            if part.data
         },
     )
     if (chip.kind == "tpu") != (chip.torus is not None):
@@ -131,7 +134,7 @@ def _chip(table: Table) -> Chip:
         raise hbm.error("physical_bytes", f"= {chip.physical_bytes:g}; it is about bytes = {chip.hbm_bytes:g}")
     if chip.runtime_bytes >= chip.physical_bytes:
         raise hbm.error("runtime_bytes", f"= {chip.runtime_bytes:g}; it must leave some of physical_bytes")
-    for part in (table, peaks, hbm, power, host, torus, dcn, *levels):
+    for part in (table, peaks, hbm, power, host, torus, compiler, dcn, *levels):
         part.close()
     return chip
 
@@ -161,7 +164,7 @@ def _power_share(table: Table) -> float:
     return limit / full
 
 
-def _torus(table: Table) -> Torus:
+def _torus(table: Table, compiler: Table) -> Torus:
     max_slice = table.sizes("max_slice")
     rank = len(max_slice)
     torus = Torus(
@@ -174,6 +177,9 @@ def _torus(table: Table) -> Torus:
         wrap_size=table.whole("wrap_size", None),
         splits_axes=table.flag("splits_axes"),
         core_bytes_per_second=table.amount("core_bytes_per_second", None),
+        summed_scatters=compiler.text("summed_scatters", get_args(SliceForm), None),
+        summed_gathers=compiler.text("summed_gathers", get_args(SliceForm), None),
+        sums_beside_ops=compiler.flag("sums_beside_ops"),
     )
     if (torus.cube is None) == (torus.wrap_size is None):
         raise table.error("wrap_size", "or cube must be there, one of the two: it says which axes wrap")

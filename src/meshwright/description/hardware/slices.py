@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from meshwright.description.hardware.chip import Chip, Torus
+from meshwright.description.hardware.chip import Chip, SliceForm, Torus
 from meshwright.errors import MeshwrightError
 from meshwright.units import show_degrees
 
@@ -19,6 +19,19 @@ def wraps(torus: Torus, shape: tuple[int, ...]) -> tuple[bool, ...]:
     if torus.cube is not None:
         return (all(size % torus.cube == 0 for size in shape),) * len(shape)
     return tuple(size == torus.wrap_size for size in shape)
+
+
+def has_form(torus: Torus, shape: tuple[int, ...], form: SliceForm | None) -> bool:
+    """Whether a slice has a form (`chip.SliceForm`); False for None."""
+    match form:
+        case "square":
+            return min(shape) == max(shape) >= 4
+        case "solid":
+            return min(shape) > 1
+        case "wrapped":
+            return all(wraps(torus, shape))
+        case None:
+            return False
 
 
 def check_slice(chip: Chip, torus: Torus, shape: tuple[int, ...]) -> None:

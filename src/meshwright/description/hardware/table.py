@@ -69,9 +69,11 @@ class Table:
             raise self.error(field, f"= {value!r}; it takes a whole number from 1")
         return value
 
-    def text(self, field: str, choices: tuple[str, ...] = ()) -> str:
-        """Return a non-empty text, one of `choices` if there are any."""
-        value = self.get(field)
+    def text(self, field: str, choices: tuple[str, ...] = (), default: Any = ...) -> Any:
+        """Return a non-empty text, one of `choices` if there are any, or the default."""
+        value = self.get(field, default)
+        if value is default and default is not ...:
+            return value
         if not isinstance(value, str) or not value or (choices and value not in choices):
             right = f"one of {', '.join(choices)}" if choices else "a text"
             raise self.error(field, f"= {value!r}; it takes {right}")

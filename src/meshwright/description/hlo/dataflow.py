@@ -15,6 +15,9 @@ VIEWS_AND_CASTS = frozenset(VIEWS | {"convert"})
 INLINE = ("fusion", "call")
 """Opcodes that only call a computation: their operands are its parameters, their result is its root."""
 
+_STARTS_CALL = "call-start"
+"""Opcode of a call whose result its `call-done` has. On TPU7x, collectives on SparseCores run in such calls."""
+
 _LONGEST_CHAIN = 400
 """Maximum number of instructions through which a value is followed; real programs need far fewer."""
 
@@ -93,7 +96,8 @@ def forwarded_from(module: Module, instruction: Instruction, through: frozenset[
         return module.root(_inside(instruction))
     if instruction.opcode == "parameter":
         caller = only_caller(module, instruction)
-        if caller is not None and caller.opcode in INLINE and instruction.index < len(caller.operands):
+        calls = (*INLINE, _STARTS_CALL)
+        if caller is not None and caller.opcode in calls and instruction.index < len(caller.operands):
             return module.operand(caller, instruction.index)
     # The TPU compiler copies an array in slices, and joins them again here.
     if instruction.custom_call_target != "ConcatBitcast":

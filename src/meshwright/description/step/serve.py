@@ -34,7 +34,7 @@ class ServeStep(Step):
     """The step of a server.
 
     Attributes:
-        live: by region, the activations that a device holds at the same time.
+        live: by moment (in a layer, the lookup, the logits), the activations that a device holds at the same time.
         paged_tokens: tokens that fit in the pages of one sequence on a device, as a mean over layers.
     """
 

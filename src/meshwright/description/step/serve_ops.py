@@ -58,7 +58,7 @@ LOGITS, EMBEDDING = Region("logits"), Region("embedding")
 def serving_ops(
     model: ModelConfig, is_paged: bool, split: CacheSplit, live: frozenset[str]
 ) -> tuple[Ops, Mapping[str, tuple[Array, ...]]]:
-    """Return the ops of a step, and by region the arrays that a device holds at the same time.
+    """Return the ops of a step, and the arrays that a device holds at the same time, by moment.
 
     Args:
         model: the model.
@@ -86,9 +86,11 @@ def serving_ops(
         walks = [_BlockWalk(block, region, layout, stored, split) for block in stack.blocks]
         for walk in walks:
             ops += walk.ops()
-        stream = Array(STREAM, (*layout.tokens, walks[0].width))
-        # The stream, and the gathered input of a block.
-        arrays[stack.name] = (stream, stream, *(array for walk in walks for array in walk.live))
+        stream, residual = (Array(STREAM, (*rows, walks[0].width)) for rows in (layout.tokens, layout.residual_tokens))
+        # A lookup's rows before and after those of others are masked; a block's input, its stream, and what it makes.
+        arrays[EMBEDDING.name] = (stream, stream)
+        moments = enumerate(held for walk in walks for held in walk.live)
+        arrays |= {f"{stack.name} {number}": (stream, residual, *held) for number, held in moments}
     ops += _logits(found.logits, layout, stored)
     arrays[LOGITS.name] = tuple(
         Array("logits", (stored.tokens[0], *stored.stored(op.outputs)), width="float32")
@@ -110,14 +112,12 @@ class _BlockWalk:
         self.width = Dim("D", first.size if isinstance(first, Norm) else first.fan_in, self.fsdp)
         self.linears = {op.target: op for op in block.ops if isinstance(op, Linear)}
         self.arrays: dict[str, Array] = {}
-        self.live: list[Array] = []
+        self.live: list[tuple[Array, ...]] = []  # Of each op between matmuls: attention, the MLP's activation.
 
     def ops(self) -> Iterator[Op]:
         """Yield the ops in order. Norms of heads and of the block's output are counted in adjacent elementwise ops."""
-        residual = Array(STREAM, (*self.layout.residual_tokens, self.width))
-        stream = Array(STREAM, (*self.layout.tokens, self.width))
-        # One norm, read by several ops. If the block has a norm only after it, this stands for that one.
-        yield self._pass("norm", residual)
+        residual, stream = (Array(STREAM, (*t, self.width)) for t in (self.layout.residual_tokens, self.layout.tokens))
+        yield self._pass("norm", residual)  # One, read by several ops; it stands for a norm only after the block too.
         for op in self.block.ops:
             if isinstance(op, Norm) and op.source == STREAM:
                 yield from self._norm_sums(op)
@@ -227,8 +227,8 @@ class _BlockWalk:
         if is_of_experts:
             # The dim K, before the last one, is for the experts of a token.
             sources = [replace(array, dims=(*array.dims[:-1], Dim("K", copies), array.dims[-1])) for array in sources]
+        self.live.append(tuple(sources))
         self.arrays[op.target] = hidden = _reduced(sources[0])
-        self.live += sources
         scattered = [_split(array, -1, self.fsdp) for array in sources]
         yield from self._move("mlp hidden", *zip(sources, scattered, strict=True))
         yield from self._move("mlp hidden", (scattered[0], hidden))
@@ -259,10 +259,12 @@ class _BlockWalk:
         """Yield attention, and the collectives that bring queries, keys and values to the cache and the output back."""
         query = self.arrays[op.query]
         output = Array(op.target, (*query.dims[:-1], Dim("H", op.value_dim)))
-        self.live += [query, output]
+        rotates = any(isinstance(each, Rotary) for each in self.block.ops)
+        # In prefill the TPU compiler writes float32 queries and their rotated halves, padded to 128 lanes.
+        self.live.append((replace(query, width="float32"),) * 3 if rotates and self.is_prefill else (query, output))
         latents = self._latents(op)
         cached = latents or (self.arrays[op.key], self.arrays[op.value])
-        if any(isinstance(each, Rotary) for each in self.block.ops):
+        if rotates:
             # Approximate: counted as if sp split the rotation of keys; in fact each device of sp rotates all keys.
             keys = Array(op.key, (*self.layout.tokens, Dim("N", op.num_kv_heads, self.tensor), Dim("H", op.qk_dim)))
             yield self._pass("rotary", query, keys)
@@ -316,9 +318,8 @@ class _BlockWalk:
     def _gated_delta(self, op: GatedDelta) -> Iterator[Op]:
         """Yield the ops of linear attention. Each device has the states of its heads for all sequences of its group."""
         yield from self._reduced_inputs("linear attention", op.query, op.key, op.value, op.rate, op.decay)
-        values = _reduced(self.arrays[op.value])
-        batch, _, heads, group, _ = values.dims
-        self.live += [self.arrays[name] for name in (op.query, op.key, op.value)]
+        batch, _, heads, group, _ = (values := _reduced(self.arrays[op.value])).dims
+        self.live.append(tuple(self.arrays[name] for name in (op.query, op.key, op.value)))
         memory = (batch, heads, group, Dim("H", op.key_dim), Dim("V", op.value_dim))
         tails = (
             Array(name, (batch, Dim("T", op.taps - 1), *self.arrays[value].dims[2:])) for name, value, _ in op.convolved

@@ -39,6 +39,14 @@ class FrameworkProfile:
     shard_lists: bool = False  # Weights and gradients are copied into and out of lists of shards (DeepSpeed in 2021).
     fused_elementwise: bool = True  # Elementwise ops are fused into few memory passes; if False, each is a kernel.
     fused_loss: bool = True  # The loss has one array of float32 logits; if False, one for each op.
+    # Float32 arrays of the logits' size that such a loss holds at once; 0: 3, or 4 if tp splits the vocabulary.
+    loss_arrays: float = 0.0
+    # Results of elementwise ops that matmuls read are saved for backward (PyTorch without a compiler); compilers
+    # recompute them.
+    saves_results: bool = False
+    saves_shards: bool = False  # Inputs gathered over tp are saved as shards, and gathered again in backward.
+    # Bytes of gradients per parameter that a device of a data-parallel group holds in the whole step; 0: as XLA.
+    gradient_bytes: float = 0.0
     # Whether blocks are recomputed to their end, as PyTorch's checkpoints do by default. Compilers drop the last ops of
     # a recomputed block, which no gradient needs.
     recomputes_whole_blocks: bool = False
@@ -60,7 +68,7 @@ class FrameworkProfile:
     def __post_init__(self) -> None:
         if not 0 < self.attention_rate < math.inf:
             raise MeshwrightError(f"attention_rate is {self.attention_rate}; it is a number above 0")
-        for field in ("memory_bytes", "host_seconds", "tp_start_seconds"):
+        for field in ("loss_arrays", "gradient_bytes", "memory_bytes", "host_seconds", "tp_start_seconds"):
             if not 0 <= (value := getattr(self, field)) < math.inf:
                 raise MeshwrightError(f"{field} is {value}; it is a number from 0")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.description.hardware.chip import Chip
+from meshwright.description.hardware.chip import Chip, SliceForm, Torus
 from meshwright.description.hardware.load import chips as known_chips
 from meshwright.description.hardware.load import load_chip, load_hardware
 from meshwright.errors import MeshwrightError
@@ -118,6 +118,8 @@ def _parts(chip: Chip) -> Iterator[tuple[str, str, dict[str, str]]]:
         yield "power", "power", {"limit": f"{show_percent(chip.power_share)} of what the die is otherwise sold with"}
     if chip.torus:
         yield "torus", "torus", _torus_figures(chip)
+        if "compiler" in chip.sources:
+            yield "compiler", "compiler, over all chips of a slice", _compiler_figures(chip.torus)
     for index, level in enumerate(chip.levels):
         figures = {
             "units joined": str(level.degree),
@@ -129,6 +131,19 @@ def _parts(chip: Chip) -> Iterator[tuple[str, str, dict[str, str]]]:
         egress, hop = show_rate(chip.dcn.bytes_per_second, "B/s"), show_seconds(chip.dcn.hop_seconds)
         yield "dcn", "data-centre network", {"out of each chip": egress, "hop": hop}
     yield "host", "host", {"to and from it": show_rate(chip.host_bytes_per_second, "B/s")}
+
+
+_FORMS: Mapping[SliceForm, str] = {
+    "square": "4x4, 8x8, …",
+    "solid": "longer than 1 along each axis",
+    "wrapped": "rings",
+}
+
+
+def _compiler_figures(torus: Torus) -> dict[str, str]:
+    """Return on which slices collectives over all chips run as all-reduces, as text by kind of collective."""
+    forms: dict[str, SliceForm | None] = {"reduce-scatter": torus.summed_scatters, "all-gather": torus.summed_gathers}
+    return {kind: f"an all-reduce on slices: {_FORMS[form]}" for kind, form in forms.items() if form}
 
 
 def _torus_figures(chip: Chip) -> dict[str, str]:

@@ -60,7 +60,7 @@ class Activations:
         input; queries, keys and values as attention reads them; attention's output; the MLP's gate and up outputs. The
         policy `matmuls` saves queries, keys and values before the rotary embedding, and no gathered inputs.
         """
-        stream, heads = 2 * self.stream, self.queries + self.own_keys_values
+        stream, heads, profile = 2 * self.stream, self.queries + self.own_keys_values, self.strategy.profile
         match self.workload.remat:
             case "block":
                 elements = self.stream
@@ -82,10 +82,12 @@ class Activations:
                     "mlp": self.first_products,
                     "down": self.stream,
                 }
-                elements = self.stream + sum(sizes[name] for name in self.strategy.profile.saved_values)
+                elements = self.stream + sum(sizes[name] for name in profile.saved_values)
             case _:
-                elements = stream + 2 * self.inputs + self.queries + self.attention_output + self.saved_keys_values
-                elements += self.gates + self.first_products
+                inputs = self.stream if profile.saves_shards else self.inputs
+                elements = stream + 2 * inputs + self.queries + self.attention_output + self.saved_keys_values
+                # Of silu(gate) * up, PyTorch saves silu(gate) and the product, of another activation its result.
+                elements += self.gates + self.first_products * (2 if profile.saves_results else 1)
         return self.compute_bytes * elements + self._kept_scores
 
     @property
@@ -160,7 +162,8 @@ class Activations:
         the log-softmax, its gradient, and the gradient of the logits; if tp splits the vocabulary also a fourth, the
         exponential (torch/distributed/tensor/parallel/loss.py).
         """
-        arrays = 1 if self.strategy.profile.fused_loss else 3 if self.mesh.tp == 1 else 4
+        profile = self.strategy.profile
+        arrays = 1 if profile.fused_loss else profile.loss_arrays or (3 if self.mesh.tp == 1 else 4)
         return 4 * arrays * self.logit_elements + 2 * self.compute_bytes * self.inputs
 
     @cached_property

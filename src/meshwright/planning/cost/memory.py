@@ -49,7 +49,12 @@ ALWAYS = ("parameters", "optimizer", "activations", "gradients")
 
 
 def step_memory(
-    workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, kind: Kind = "cpu"
+    workload: Workload,
+    mesh: MeshShape,
+    strategy: Strategy = DEFAULT,
+    *,
+    kind: Kind = "cpu",
+    is_first_stage: bool = False,
 ) -> dict[str, int]:
     """Return the bytes per device at the moment of peak memory, by term, and their sum, `peak`.
 
@@ -57,9 +62,9 @@ def step_memory(
     MLP, the gradient of the embedding table, the update. The terms of `ALWAYS` are always included, others (such as
     `logits`) if they are live at the peak. For a pipeline it is the peak of the fullest stage: the first, which has
     most layers, or the last. The runtime's own memory is not counted, because `System.usable_bytes` excludes it. kind:
-    the kind of chip; TPUs pad arrays to tiles.
+    the kind of chip; TPUs pad arrays to tiles. is_first_stage: count the first stage even if the last is fuller.
     """
-    return _Step(workload, mesh, strategy, kind).memory()
+    return _Step(workload, mesh, strategy, kind).memory(is_first_stage=is_first_stage)
 
 
 def peak_within(
@@ -203,6 +208,11 @@ class _Step:
         """Whether pipeline stages run in lockstep, as one SPMD program; False without a pipeline."""
         return is_spmd_pipeline(self.mesh, self.strategy)
 
+    @property
+    def _is_xla(self) -> bool:
+        """Whether XLA compiles the step; frameworks whose pipeline stages are not one SPMD program use PyTorch."""
+        return self.strategy.profile.spmd_pipeline
+
     def peak_within(self, num_bytes: float) -> int | None:
         """Return the peak in bytes; None as soon as a moment exceeds `num_bytes`."""
         most = num_bytes - sum(self._always.values()) + _ROUNDING
@@ -225,13 +235,15 @@ class _Step:
         always["batch"] = _batch_bytes(self.workload, self.mesh, self.strategy)
         return always
 
-    def memory(self) -> dict[str, int]:
-        """Return the bytes at the moment with most memory, by term, and their sum, `peak`."""
+    def memory(self, *, is_first_stage: bool = False) -> dict[str, int]:
+        """Return the bytes at the moment with most memory, by term, and their sum, `peak`; is_first_stage: no loss."""
         always = self._always
         moments = (
-            self._reference(), self._loss(), self._attention(), self._mlp(), self._before(), self._table(),
-            self._update(),
+            self._reference(), {} if is_first_stage and self.mesh.pp > 1 else self._loss(), self._attention(),
+            self._mlp(), self._before(), self._table(), self._update(),
         )  # fmt: skip
+        if held := self.states.held_gradients:
+            moments = tuple(terms | {"gradients": held} for terms in moments)
         fullest = max(moments, key=lambda terms: sum(terms.values()))
         terms = {name: int(size) for name, size in (always | fullest).items() if size or name in ALWAYS}
         return terms | {"peak": sum(terms.values())}
@@ -253,7 +265,7 @@ class _Step:
 
         The head and its gradient are live together, except with tied embeddings and in PyTorch on GPUs.
         """
-        is_apart = self.kind == "gpu" and self.strategy.profile.flat_buffers
+        is_apart = self.kind == "gpu" and not self._is_xla
         both = 1 if self.workload.model.tied_embeddings or is_apart or not self._trains_logits else 2
         weight, narrow = self._gathered(self._logits_weight), self._narrow_logits()
         if self.kind == "tpu":
@@ -261,10 +273,8 @@ class _Step:
             # are freed.
             narrow = max(0.0, narrow - (both - 1) * weight)
         gradients = self._summed()
-        # Frameworks whose pipeline stages are not one SPMD program use PyTorch.
-        is_xla = self.kind == "gpu" and not is_apart and self.strategy.profile.spmd_pipeline
         is_scattered = self.strategy.zero_stage >= 2 and self.mesh.degree(RULES["embed"]) > 1 and self.mesh.pp == 1
-        if is_xla and is_scattered and self.strategy.attention != "scores":
+        if self.kind == "gpu" and self._is_xla and is_scattered and self.strategy.attention != "scores":
             # XLA:GPU zeroes the stacked gradients of the layers before the loss (with scores in memory, after it); with
             # ZeRO-2 and several microbatches, there are two such arrays.
             is_twice = self.strategy.zero_stage == 2 and self.strategy.num_microbatches > 1
@@ -284,7 +294,7 @@ class _Step:
         on the logits.
         """
         size = dtype_bytes(self.workload.compute_dtype)
-        if self.kind == "cpu" or self.strategy.profile.flat_buffers or size == 4:
+        if self.kind == "cpu" or not self._is_xla or size == 4:
             return 0.0
         if self.kind == "tpu":
             op, local = self.activations.step.ops.forward[LOGITS].matmuls[0], self.activations.step.extents.local_dims
@@ -347,7 +357,7 @@ class _Step:
         XLA:GPU copies weights that are gathered along their last dim; the TPU compiler, in pipelines, the weights of
         queries, keys and values.
         """
-        if self.kind == "gpu" and not self.strategy.profile.flat_buffers and self.mesh.fsdp * self.mesh.sp > 1:
+        if self.kind == "gpu" and self._is_xla and self.mesh.fsdp * self.mesh.sp > 1:
             regions = self.activations.step.ops.forward
             mixed = {name for name, ops in regions.items() if any(op.experts for op in ops.matmuls)}
             return self._weights(
@@ -363,7 +373,7 @@ class _Step:
         """
         if not self._trains_logits:
             return 0.0
-        if self.kind == "gpu" and self.mesh.tp > 1 and not self.strategy.profile.flat_buffers:
+        if self.kind == "gpu" and self.mesh.tp > 1 and self._is_xla:
             return self.activations.logits - self.activations.compute_bytes * self.activations.inputs
         return self._in_compute_dtype(self._logits_weight)
 

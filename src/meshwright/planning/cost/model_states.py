@@ -267,6 +267,11 @@ class States:
         return each * elements * (1 if self.strategy.zero_stage >= 2 else self._shards)
 
     @property
+    def held_gradients(self) -> float:
+        """Bytes of gradients that a framework holds in the whole step, of unsharded parameters; 0 for XLA."""
+        return self.strategy.profile.gradient_bytes * self.elements * self._shards
+
+    @property
     def _model(self) -> Model:
         """The model with vocabulary and kv heads padded, so that the mesh divides them."""
         return padded(self.workload.model, self.mesh, rules_of(self.strategy))

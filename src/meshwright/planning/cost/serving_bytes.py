@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.hardware.fabric import MeshPlacement
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import is_adapter, leaves, parameters
@@ -17,16 +18,20 @@ from meshwright.description.step.serve_ops import EMBEDDING, LOGITS
 from meshwright.description.step.serving import SERVING_RULES, Serving, ServingLayout
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.kv_cache import paged_cache_bytes
+from meshwright.planning.cost.rates.collective_time import runs_as_all_reduce
 
 
-def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[str, int]:
+def serving_memory(
+    serving: Serving, layout: ServingLayout, batch: int, laid: MeshPlacement | None = None
+) -> dict[str, int]:
     """Return the bytes on the fullest device if all sequences have full length, by term, and their sum, `peak`.
 
-    batch: sequences over all devices. The terms are `weights`, `cache`, `activations`, for LoRA `adapters`, and for
+    batch: sequences over all devices. laid: the layout's mesh on its system, for gathers that run as all-reduces. The
+    terms are `weights`, `cache`, `activations`, for LoRA `adapters`, and for
     weights that a step gathers `gathered`.
     """
     step = serve_step(serving, layout, batch)
-    # The largest layer's activations, and the logits of the last tokens.
+    # The largest activations of a block or the lookup, and the logits of the last tokens.
     widths = {"compute": dtype_bytes(serving.activation_dtype), "float32": 4}
     sizes = {
         name: sum(widths[array.width] * step.extents.local(array) for array in arrays)
@@ -37,7 +42,7 @@ def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[
     terms = {
         "weights": weight_bytes(serving, layout),
         **({"adapters": adapter_bytes(serving, layout)} if serving.model.lora else {}),
-        **({"gathered": _gathered_bytes(step, serving, activations)} if layout.gathers_weights(serving) else {}),
+        **({"gathered": _gathered_bytes(step, serving, activations, laid)} if layout.gathers_weights(serving) else {}),
         "cache": paged_cache_bytes(step, serving),
         "activations": activations,
     }
@@ -74,11 +79,13 @@ def adapter_bytes(serving: Serving, layout: ServingLayout) -> float:
     return _elements(serving.model, layout.mesh)["adapter"] * dtype_bytes(serving.activation_dtype)
 
 
-def most_sequences(serving: Serving, layout: ServingLayout, usable_bytes: float, at_most: int) -> int:
+def most_sequences(
+    serving: Serving, layout: ServingLayout, usable_bytes: float, at_most: int, laid: MeshPlacement | None = None
+) -> int:
     """Return how many sequences per group of devices fit in memory, up to `at_most`; 0 if none fits."""
 
     def fits(sequences: int) -> bool:
-        return serving_memory(serving, layout, sequences * layout.num_groups)["peak"] <= usable_bytes
+        return serving_memory(serving, layout, sequences * layout.num_groups, laid)["peak"] <= usable_bytes
 
     return last_true(fits, at_most)
 
@@ -106,16 +113,17 @@ def _elements(model: ModelConfig, mesh: MeshShape) -> Counter[str]:
     return sizes
 
 
-def _gathered_bytes(step: ServeStep, serving: Serving, activations: float) -> float:
+def _gathered_bytes(step: ServeStep, serving: Serving, activations: float, laid: MeshPlacement | None) -> float:
     """Return the bytes of gathered weights on one device, in the activations' dtype: one in use, and the next.
 
     If the embedding table, which is gathered before there are activations, needs more than both: what it needs more
-    than activations.
+    than activations. A gather that runs as an all-reduce has its shard in an array of zeros, beside the sum.
     """
     sizes = {True: 0.0, False: 0.0}
     for move in step.communication:
         if move.of_weight:
             is_table = move.region == EMBEDDING
-            sizes[is_table] = max(sizes[is_table], step.extents.local(move.array))
+            copies = 2 if is_table and laid is not None and runs_as_all_reduce(move, laid) else 1
+            sizes[is_table] = max(sizes[is_table], copies * step.extents.local(move.array))
     width = dtype_bytes(serving.activation_dtype)
     return max(2 * width * sizes[False], width * sizes[True] - activations)

@@ -20,7 +20,7 @@ from meshwright.planning.cost.flops import matmul_flops
 from meshwright.planning.cost.kv_cache import cache_bytes, mean_cache_bytes
 from meshwright.planning.cost.rates.achieved import HBM_SHARE
 from meshwright.planning.cost.rates.attention import attention_share
-from meshwright.planning.cost.rates.collective_time import planned_seconds
+from meshwright.planning.cost.rates.collective_time import planned_seconds, stops_ops
 from meshwright.planning.cost.rates.efficiency import launch_seconds, layer_shares, product_efficiency
 from meshwright.planning.cost.roofline import OpTime, critical_batch, matmul_bytes
 from meshwright.planning.cost.serving_bytes import weight_bytes
@@ -128,14 +128,17 @@ def _moves(
     attention: each runs beside the layer before.
     """
     moves = tuple(_collectives(step, serving))
-    timed = [(move, planned_seconds(move, laid), op) for move, op in zip(moves, step.communication, strict=True)]
-    behind = sum(seconds for _, seconds, op in timed if _is_hidden(op))
+    timed = [
+        (move, planned_seconds(move, laid), _is_of_layer(op) and not stops_ops(move, laid))
+        for move, op in zip(moves, step.communication, strict=True)
+    ]
+    behind = sum(seconds for _, seconds, hides in timed if hides)
     share = max(0.0, 1 - compute / behind) if behind else 0.0
-    for move, seconds, op in timed:
-        yield move, seconds, seconds * (share if _is_hidden(op) else 1.0)
+    for move, seconds, hides in timed:
+        yield move, seconds, seconds * (share if hides else 1.0)
 
 
-def _is_hidden(op: Communicate) -> bool:
+def _is_of_layer(op: Communicate) -> bool:
     """Whether an op gathers a weight of a layer, beside which the layer before can run."""
     return op.of_weight and op.region != EMBEDDING
 

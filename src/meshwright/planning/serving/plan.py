@@ -106,7 +106,7 @@ def make_serving_plan(serving: Serving, layout: ServingLayout, system: System) -
     laid = lay_mesh(system, layout.mesh.layout)
     step = serving_step(serving, layout, serving.batch, laid)
     assert serving.batch is not None
-    memory = serving_memory(serving, layout, serving.batch)
+    memory = serving_memory(serving, layout, serving.batch, laid)
     rate = serving_flops(serving, serving.batch) / step.seconds
     return ServingPlan(
         serving=serving,

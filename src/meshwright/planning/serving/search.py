@@ -210,7 +210,7 @@ class _Batches:
     @functools.cached_property
     def most(self) -> int:
         """The largest number of sequences per group that fits in memory."""
-        return most_sequences(self.serving, self.layout, self.system.plannable_bytes, MOST_SEQUENCES)
+        return most_sequences(self.serving, self.layout, self.system.plannable_bytes, MOST_SEQUENCES, self.laid)
 
     @functools.cached_property
     def _known(self) -> dict[int, float]:

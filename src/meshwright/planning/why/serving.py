@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
+from meshwright.description.hardware.fabric import lay_mesh
 from meshwright.description.hardware.system import System
 from meshwright.description.step.serve import kept_tokens, paged_tokens
 from meshwright.planning.cost.kv_cache import sequence_cache_bytes, wasted_share
@@ -277,13 +278,13 @@ def _missed(plan: ServingPlan, system: System) -> Shortage | Late | None:
 def _limit(plan: ServingPlan, system: System) -> BatchLimit:
     groups = plan.layout.num_groups
     batch, usable = plan.batch + groups, system.plannable_bytes
-    larger = replace(plan.serving, batch=batch)
-    peak = serving_memory(larger, plan.layout, batch)["peak"]
+    larger, laid = replace(plan.serving, batch=batch), lay_mesh(system, plan.mesh.layout)
+    peak = serving_memory(larger, plan.layout, batch, laid)["peak"]
     if peak > usable:
         return BatchLimit("memory", batch, peak, usable)
     step = make_serving_plan(larger, plan.layout, system)
     asked = plan.serving.latency_seconds
-    most = groups * most_sequences(plan.serving, plan.layout, usable, MOST_SEQUENCES)
+    most = groups * most_sequences(plan.serving, plan.layout, usable, MOST_SEQUENCES, laid)
     limit = "latency" if asked is not None and step.seconds > asked else "none"
     return BatchLimit(limit, batch, peak, usable, step.seconds, step.tokens_per_second, most)
 

@@ -9,6 +9,7 @@ from meshwright.description.hardware.fabric import lay_mesh
 from meshwright.description.step.rules import token_axes
 from meshwright.planning.cost.flops import model_flops
 from meshwright.planning.cost.rates.collective import gather_bytes_per_second
+from meshwright.planning.cost.rates.collective_time import stops_ops
 from meshwright.planning.cost.roofline import network_intensity
 from meshwright.planning.plan import Plan
 from meshwright.planning.why.fact import Fact
@@ -23,6 +24,9 @@ CAUSAL_SHARE = 0.2
 
 WAITING_SHARE = 0.05
 """The fraction of a step from which `answer` includes exposed communication or a pipeline bubble."""
+
+SUMMED_SHARE = 0.01
+"""The same for exposed collectives that the compiler runs as all-reduces, which another mesh may avoid."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,13 @@ class ExposedCommunication(Fact):
     """Mesh axes with the longest exposed communication; empty if no communication is exposed."""
     placement: str
     """The links of collectives over these axes."""
+    summed: tuple[str, ...] = ()
+    """Kinds of collectives over these axes that the compiler runs as all-reduces (`collective_time.stops_ops`)."""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the time is long enough for the answer."""
+        return self.share >= (SUMMED_SHARE if self.summed else WAITING_SHARE)
 
     def __str__(self) -> str:
         if not self.axes:
@@ -92,7 +103,11 @@ class ExposedCommunication(Fact):
         if self.share < 0.001:
             return f"{show_seconds(self.seconds)} of communication is exposed, under 0.1% of the step"
         amount = f"{show_seconds(self.seconds)} of communication is exposed, {show_percent(self.share)}"
-        return f"{amount}, most over {'*'.join(self.axes)}: {self.placement}"
+        text = f"{amount}, most over {'*'.join(self.axes)}: {self.placement}"
+        if not self.summed:
+            return text
+        kinds = " and ".join(f"{kind}s" for kind in self.summed)
+        return f"{text}; its {kinds} are over all chips of a slice, and run as all-reduces that nothing overlaps"
 
 
 @dataclass(frozen=True)
@@ -104,6 +119,11 @@ class PipelineBubble(Fact):
     stages: int
     virtual_stages: int
     num_microbatches: int
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the time is long enough for the answer."""
+        return self.share >= WAITING_SHARE
 
     def __str__(self) -> str:
         virtual = f" / {self.virtual_stages}" if self.virtual_stages > 1 else ""
@@ -180,7 +200,7 @@ def answer(plan: Plan) -> tuple[WhyFact, ...]:
         fact
         for fact in why(plan)
         if isinstance(fact, TokensPerDevice | MemoryUse)
-        or (isinstance(fact, ExposedCommunication | PipelineBubble) and fact.share >= WAITING_SHARE)
+        or (isinstance(fact, ExposedCommunication | PipelineBubble) and fact.is_long)
     )
 
 
@@ -253,8 +273,10 @@ def _exposed(plan: Plan) -> ExposedCommunication:
     if not seconds:
         return ExposedCommunication(0.0, 0.0, (), "")
     axes = dearest_axes(record)
-    placement = lay_mesh(plan.system, plan.mesh.layout).placement(axes)
-    return ExposedCommunication(seconds, seconds / (record.step_seconds or math.inf), axes, str(placement))
+    layout = lay_mesh(plan.system, plan.mesh.layout)
+    summed = {move.kind for move in record.own_collectives if move.axes == axes and stops_ops(move, layout)}
+    share, placement = seconds / (record.step_seconds or math.inf), str(layout.placement(axes))
+    return ExposedCommunication(seconds, share, axes, placement, tuple(sorted(summed)))
 
 
 def _bubble(plan: Plan) -> PipelineBubble | None:

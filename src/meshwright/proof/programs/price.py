@@ -13,7 +13,7 @@ from meshwright.description.hardware.fabric import lay_mesh
 from meshwright.description.hardware.system import System
 from meshwright.planning.cost.rates.achieved import HBM_SHARE, product_seconds
 from meshwright.planning.cost.rates.borrowed import borrowed_notes
-from meshwright.planning.cost.rates.collective_time import planned_seconds, reduce_scatter_runs_as_all_reduce
+from meshwright.planning.cost.rates.collective_time import planned_seconds, stops_ops
 from meshwright.planning.cost.rates.efficiency import launch_seconds, layer_shares
 from meshwright.proof.programs.classes import batch_atoms
 from meshwright.proof.programs.flat import Atoms, Value
@@ -136,7 +136,7 @@ class Priced:
         for (kind, axes, phase, size, hides), times in counts.items():
             if size:
                 move = Collective(kind=kind, axes=axes, phase=phase, bytes=round(size * times), count=times)
-                hides = hides and not reduce_scatter_runs_as_all_reduce(move, placed)
+                hides = hides and not stops_ops(move, placed)
                 moves.append((replace(move, seconds=planned_seconds(move, placed)), hides))
         wanted = sum(move.seconds or 0.0 for move, hides in moves if hides)
         share = max(0.0, 1 - computing / wanted) if wanted else 0.0

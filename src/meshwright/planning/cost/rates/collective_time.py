@@ -7,16 +7,12 @@ from dataclasses import replace
 from functools import lru_cache
 
 from meshwright.description.hardware.fabric import MeshPlacement, Placement
+from meshwright.description.hardware.slices import has_form
 from meshwright.description.hardware.system import System
+from meshwright.description.step.ir import Communicate
 from meshwright.planning.cost.rates.collective import collective_seconds
 from meshwright.planning.cost.rates.links import collective_efficiency
 from meshwright.record import Collective, Kind
-
-_LEAST_CHIPS = 16
-"""The chips of the smallest slice whose reduce-scatters run as all-reduces.
-
-On v5e and v6e the slice must be square; on v5p it may have any shape.
-"""
 
 
 @lru_cache(maxsize=1 << 16)
@@ -48,28 +44,30 @@ def planned_seconds(move: Collective, layout: MeshPlacement) -> float:
     if kind == "collective-permute" and move.axes == ("tp",):
         nbytes /= 2 if any(ring.is_wrapped for ring in placement.rings) else 1
     seconds = achieved_seconds(kind, nbytes, layout, move.axes)
-    if reduce_scatter_runs_as_all_reduce(move, layout):
+    if runs_as_all_reduce(move, layout):
         inside = replace(placement, degree=_degree_inside(placement), crossings=())
         seconds = max(seconds, _achieved("all-reduce", nbytes, layout.system, inside))
     return move.count * seconds
 
 
-def reduce_scatter_runs_as_all_reduce(move: Collective, layout: MeshPlacement) -> bool:
-    """Whether a collective is a reduce-scatter that the compiler replaces by an all-reduce and a local slice.
+def runs_as_all_reduce(move: Collective | Communicate, layout: MeshPlacement) -> bool:
+    """Whether the compiler replaces a reduce-scatter or an all-gather by an all-reduce of the whole array.
 
-    It then sends twice the bytes. The TPU compiler (libtpu 0.0.42.1) does so if a reduction is over every chip of one
-    or several TPU slices: on v5e and v6e for square slices from 4x4 on, on v5p from 2x2x4 on
-    (`benchmarks/whole_slice_sums.py`). Other chips were not tried.
+    It then sends twice the bytes. The TPU compiler does so if the collective is over every chip of one or several
+    slices whose form the chip's file names (`Torus.summed_scatters`, `Torus.summed_gathers`).
     """
-    if move.kind != "reduce-scatter":
+    system, torus = layout.system, layout.system.chip.torus
+    if torus is None or move.kind not in ("reduce-scatter", "all-gather"):
         return False
-    system = layout.system
-    chips = system.num_chips // system.num_slices
-    if chips < _LEAST_CHIPS or _degree_inside(layout.placement(move.axes)) != chips * system.devices_per_chip:
-        return False
-    if system.chip.name in ("v5e", "v6e"):
-        return system.shape[0] == system.shape[1]
-    return system.chip.name == "v5p"
+    form = torus.summed_gathers if move.kind == "all-gather" else torus.summed_scatters
+    devices = math.prod(system.shape) * system.devices_per_chip
+    return has_form(torus, system.shape, form) and _degree_inside(layout.placement(move.axes)) == devices
+
+
+def stops_ops(move: Collective, layout: MeshPlacement) -> bool:
+    """Whether no op runs beside a collective, because the compiler replaces it by an all-reduce among the ops."""
+    torus = layout.system.chip.torus
+    return torus is not None and not torus.sums_beside_ops and runs_as_all_reduce(move, layout)
 
 
 def _degree_inside(placement: Placement) -> int:
