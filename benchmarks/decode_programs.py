@@ -1,12 +1,14 @@
-"""Decode steps of a server, predicted and compiled for hardware that is not here: with the kernels and with gathers.
+"""Decode steps of a server, predicted and compiled for hardware that is not here.
 
     .venv/bin/python benchmarks/decode_programs.py [--models llama3-8b …] [--on v5e:4x4 …] [--batch 64]
+        [--kv-dtype int8] [--gather]
 
 Each row is the mesh that `meshwright plan MODEL --serve decode` chooses for 64 sequences of 2,048 tokens: the predicted
 step; the compiled step, by the compiler's own estimates, where attention reads pages with a kernel (whose time is that
-of the bytes that it reads and writes), and where it gathers them first; the compiled step over the predicted one; and
-how many quantities (flops, memory, collectives, step) are equal, and how many differ without a name. Needs libtpu and
-jax-cuda13-plugin. A quarter of an hour on two cores.
+of the bytes that it reads and writes), and with --gather where it gathers them first; the compiled step over the
+predicted one; and how many quantities (flops, memory, collectives, step) are equal, and how many differ without a name.
+Under a step of more than 1.3 times the prediction is its largest cause. Needs libtpu and jax-cuda13-plugin. Half an
+hour on two cores, twice that with --gather.
 """
 
 import argparse
@@ -37,31 +39,36 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--on", nargs="+", default=HARDWARE)
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--kv-dtype")
+    parser.add_argument("--gather", action="store_true", help="compile the step without kernels too")
     args = parser.parse_args()
-    print(
-        f"{'':14}{'':13}{'mesh':24}{'predicted':>10}{'kernel':>10}{'gather':>10}{'c/p':>6}{'equal':>10}{'unnamed':>9}"
-    )
+    gather = f"{'gather':>10}" if args.gather else ""
+    print(f"{'':14}{'':13}{'mesh':24}{'predicted':>10}{'kernel':>10}{gather}{'c/p':>6}{'equal':>10}{'unnamed':>9}")
     for model in args.models:
         for on in args.on:
-            print(f"{model:14}{on:13}{line(model, on, args.batch)}", flush=True)
+            print(f"{model:14}{on:13}{line(model, on, args)}", flush=True)
 
 
-def line(model: str, on: str, batch: int) -> str:
+def line(model: str, on: str, args: argparse.Namespace) -> str:
     """A row of the table after its model and hardware."""
     try:
-        plan = mw.plan(model, on, serve="decode", batch=batch, prompt_len=1024, output_len=1024)
-        kernel = serving.verify_serving(plan, effort="default")
+        plan = mw.plan(
+            model, on, serve="decode", batch=args.batch, prompt_len=1024, output_len=1024, kv_dtype=args.kv_dtype
+        )
+        compiled = [serving.verify_serving(plan, effort="default")]
         with mock.patch.object(serving, "ENGINE_STEP", f"{__file__}:lower_gathered"):
-            gathered = serving.verify_serving(plan, effort="default")
+            compiled += [serving.verify_serving(plan, effort="default")] if args.gather else []
     except MeshwrightError as error:
         return str(error).partition("\n")[0][:100]
-    rows = kernel.rows
+    rows = compiled[0].rows
     equal = sum(row.is_equal for row in rows)
     unnamed = sum(any(cause.difference in UNNAMED for cause in row.causes) for row in rows if not row.is_equal)
-    steps = [plan.seconds, kernel.compiled.step_seconds, gathered.compiled.step_seconds]
+    steps = [plan.seconds, *(found.compiled.step_seconds for found in compiled)]
     times = "".join(f"{1000 * seconds:7.2f} ms" if seconds else f"{'-':>10}" for seconds in steps)
     ratio = steps[1] / steps[0] if steps[1] else float("nan")
-    return f"{plan.layout.mesh!s:24}{times}{ratio:6.2f}{f'{equal} of {len(rows)}':>10}{unnamed:9}"
+    causes = next(row.causes for row in rows if row.quantity == "step") if ratio > 1.3 else ()
+    largest = f"\n{'':29}{causes[0]}" if causes else ""
+    return f"{plan.layout.mesh!s:24}{times}{ratio:6.2f}{f'{equal} of {len(rows)}':>10}{unnamed:9}{largest}"
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def kernel_error(
     import numpy as np
 
     from meshwright.execution.models.attention import Scoring
-    from meshwright.execution.models.generation.paged_cache import Pages, read_pages
+    from meshwright.execution.models.generation.paged_cache import Pages, TokenSizes, read_pages
     from meshwright.execution.models.generation.paged_kernel import attend_to_pages
 
     random, scoring, is_latent = (
@@ -88,26 +88,30 @@ def kernel_error(
     first = jnp.asarray([0, 2, 0], jnp.int32)
     positions = jnp.asarray([[400], [500], [3]]) + jnp.arange(length)[None]
     query = jnp.asarray(random.normal(size=(batch, length, heads, group, sum(dims))), dtype)
-    sizes = [(layers, batch * entries, heads, slots, size) for size in (dims if is_latent else dims * 2)]
+    sizes = TokenSizes(heads, dims[0], dims[-1])
+    pages, width = (layers, batch * entries, slots), heads * sizes.of_head
     if stored == "int8":
-        values = [jnp.asarray(random.integers(-127, 128, size), jnp.int8) for size in sizes]
-        scales = [jnp.asarray(random.uniform(0.005, 0.02, size[:4]), jnp.float32) for size in sizes]
-        pages = wide = Pages(values[0], values[1], (scales[0], scales[1]))
+        scales = random.uniform(0.005, 0.02, (layers, batch * entries, 1, 2 * heads * slots))
+        pages = wide = Pages(
+            jnp.asarray(random.integers(-127, 128, (*pages, width)), jnp.int8), jnp.asarray(scales, jnp.float32)
+        )
     else:
-        pages = Pages(*(jnp.asarray(random.normal(size=size), dtype) for size in sizes))
-        wide = Pages(*(x.astype(jnp.float32) for x in pages[:2]))
+        pages = Pages(jnp.asarray(random.normal(size=(*pages, width)), dtype))
+        wide = Pages(pages.rows.astype(jnp.float32))
 
     @jax.jit
     def by_kernel(query: Any, pages: Any) -> Any:
         found = attend_to_pages(
-            query, positions, pages, jnp.asarray(1), table, first, offset=0, page_size=slots, window=window,
-            scoring=scoring, is_latent=is_latent, is_interpreted=jax.default_backend() == "cpu",
+            query, positions, pages, jnp.asarray(1), table, first, sizes=sizes, offset=0, page_size=slots,
+            window=window, scoring=scoring, is_latent=is_latent, is_interpreted=jax.default_backend() == "cpu",
         )  # fmt: skip
         return found.product / found.sums[..., None]
 
     @jax.jit
     def by_gather(query: Any, wide: Any) -> Any:
-        key, value, distance = read_pages(wide, jnp.asarray(1), table, first, positions, (), jnp.float32)
+        key, value, distance = read_pages(
+            wide, jnp.asarray(1), table, first, positions, sizes=sizes, slots=(), dtype=jnp.float32
+        )
         key, value = (jnp.concatenate([key, value], axis=-1), key) if is_latent else (key, value)
         wanted = jnp.einsum("bskgh,bkth->bskgt", query.astype(jnp.float32), key, precision="highest")
         scores = wanted / scoring.divisor

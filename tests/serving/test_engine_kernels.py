@@ -6,7 +6,7 @@ import pytest
 from serving_cases import answers, drawn_model, greedy_requests, prompts_of, tokens_of
 
 from meshwright.description.families.registry import PRESETS
-from meshwright.execution.models.generation import cached_attention, stationary
+from meshwright.execution.models.generation import cached_attention, paged_cache, stationary
 from meshwright.execution.models.generation.paged_kernel import attend_to_pages
 from meshwright.execution.models.generation.paged_kernel_tpu import attend_to_pages_on_tpu
 from meshwright.mesh import MeshShape
@@ -43,19 +43,48 @@ SETTINGS = {"rows": 2, "context": 64, "page_size": 8, "chunk_tokens": 16}
 
 
 @pytest.mark.matrix
-def test_the_kernel_of_tpus_changes_no_token(called, monkeypatch):
-    monkeypatch.setattr(cached_attention, "mesh_platform", lambda: "tpu")
-    loaded = drawn_model(MeshShape(dp=2, tp=2), replace(PRESETS["tiny-gemma3"], num_layers=2))
+@pytest.mark.parametrize(
+    ("model", "shape", "settings"),
+    [
+        ("tiny-gemma3", MeshShape(dp=2, tp=2), {}),
+        ("tiny-gpt-oss", MeshShape(fsdp=2, sp=2, tp=2), {}),
+        ("tiny-gpt-oss", MeshShape(fsdp=2, tp=2), {"cache_split": "sequence", "page_size": 16}),
+        ("tiny", MeshShape(), {}),
+        ("tiny-deepseek", MeshShape(tp=2), {}),
+        ("tiny-deepseek", MeshShape(tp=2), {"cache_split": "sequence", "page_size": 16}),
+        ("tiny", MeshShape(fsdp=2, tp=2), {"kv_dtype": "int8"}),
+        ("tiny-deepseek", MeshShape(tp=2), {"kv_dtype": "int8"}),
+    ],
+)
+def test_the_kernel_and_padded_pages_of_tpus_change_no_token(model, shape, settings, called, monkeypatch):
+    """Pages of int8 are compared with those that are gathered, all others with one device's contiguous cache."""
+    loaded = drawn_model(shape, replace(PRESETS[model], num_layers=2))
     requests = greedy_requests(prompts_of(4, vocab=256, longest=30), most_tokens=8)
-    wanted = [loaded.generate([list(each.prompt)], max_tokens=each.max_tokens, stop_tokens=())[0] for each in requests]
-    engine = Engine(loaded, EngineSettings(**SETTINGS))
+    if "kv_dtype" in settings:
+        wanted = tokens_of_engine(loaded, settings, requests)
+        assert not called
+        for program in (greedy_program, sampling_program, scoring_program):
+            program.cache_clear()
+    else:
+        alone = drawn_model(MeshShape(), replace(PRESETS[model], num_layers=2))
+        wanted = [
+            alone.generate([list(each.prompt)], max_tokens=each.max_tokens, stop_tokens=())[0].tokens
+            for each in requests
+        ]
+    for module in (cached_attention, paged_cache):
+        monkeypatch.setattr(module, "mesh_platform", lambda: "tpu")
+    assert tokens_of_engine(loaded, settings, requests) == wanted
+    lengths = {length for _, length, *_ in called}
+    assert min(lengths) == 1 < max(lengths)
+
+
+def tokens_of_engine(loaded, settings, requests):
+    engine = Engine(loaded, EngineSettings(**SETTINGS | settings))
     engine.start()
     try:
-        got = answers(engine, requests)
+        return [tokens_of(outputs) for outputs in answers(engine, requests)]
     finally:
         engine.close()
-    assert [tokens_of(outputs) for outputs in got] == [each.tokens for each in wanted]
-    assert {1, 8} <= {length for _, length, *_ in called}
 
 
 @pytest.mark.matrix

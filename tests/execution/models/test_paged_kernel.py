@@ -6,23 +6,30 @@ import numpy as np
 import pytest
 
 from meshwright.execution.models.attention import Scoring
-from meshwright.execution.models.generation.paged_cache import Pages, read_pages
+from meshwright.execution.models.generation.paged_cache import Pages, TokenSizes, read_pages
 from meshwright.execution.models.generation.paged_kernel import attend_to_pages, fits_kernel
 from meshwright.execution.models.generation.paged_kernel_tpu import attend_to_pages_on_tpu, fits_tpu_kernel
 
 BATCH, HEADS, LAYERS, ENTRIES, SLOTS = 3, 2, 2, 21, 16
 
 
-def drawn_pages(random, head_dim, *, is_int8, heads=HEADS):
-    size = (LAYERS, BATCH * ENTRIES, heads, SLOTS, head_dim)
+def drawn_pages(random, sizes, *, is_int8, lanes):
+    """Rows end in padding that attention must not read."""
+    pages, width = (LAYERS, BATCH * ENTRIES, SLOTS), sizes.heads * sizes.of_head
+
+    def padded(array):
+        return np.pad(array, [(0, 0)] * 3 + [(0, -array.shape[3] % lanes)])
+
     if not is_int8:
-        return Pages(*(random.standard_normal(size, np.float32) for _ in range(2)))
-    values = [random.integers(-127, 128, size, np.int8) for _ in range(2)]
-    return Pages(*values, tuple(random.uniform(0.005, 0.02, size[:4]).astype(np.float32) for _ in range(2)))
+        return Pages(padded(random.standard_normal((*pages, width), np.float32)))
+    scales = random.uniform(0.005, 0.02, (*pages[:2], 1, 2 * sizes.heads * SLOTS)).astype(np.float32)
+    return Pages(padded(random.integers(-127, 128, (*pages, width), np.int8)), padded(scales))
 
 
-def by_gather(query, positions, pages, table, first, window, scoring, *, is_latent=False):
-    keys, values, distance = read_pages(pages, jnp.asarray(1), table, first, positions, (), jnp.float32)
+def by_gather(query, positions, pages, sizes, table, first, window, scoring, *, is_latent=False):
+    keys, values, distance = read_pages(
+        pages, jnp.asarray(1), table, first, positions, sizes=sizes, slots=(), dtype=jnp.float32
+    )
     keys, values = (jnp.concatenate([keys, values], axis=-1), keys) if is_latent else (keys, values)
     scores = jnp.einsum("bskgh,bkth->bskgt", query, keys) / scoring.divisor
     if scoring.softcap:
@@ -44,20 +51,18 @@ CASES = (
 )
 """Tokens, query heads of a kv head, dims of a head, window, softcap, whether pages are int8 and windows chunks."""
 
-KERNELS = [
-    *((attend_to_pages, *case) for case in CASES),
-    *((attend_to_pages_on_tpu, *case) for case in CASES if not case[5]),  # It reads no int8 pages.
-]
+LANES = {attend_to_pages: 1, attend_to_pages_on_tpu: 128}
+"""The kernels, and what rows of pages are padded to."""
 
 
-@pytest.mark.parametrize(
-    ("kernel", "length", "group", "head_dim", "window", "softcap", "is_int8", "is_chunked"), KERNELS
-)
+@pytest.mark.parametrize("kernel", LANES)
+@pytest.mark.parametrize(("length", "group", "head_dim", "window", "softcap", "is_int8", "is_chunked"), CASES)
 def test_the_kernel_gives_what_a_gather_gives(kernel, length, group, head_dim, window, softcap, is_int8, is_chunked):
     """Tables begin at the third page of one row; another row has a single page of tokens."""
     random, scoring = np.random.default_rng(0), Scoring(head_dim**0.5, softcap, is_chunked)
     query = random.standard_normal((BATCH, length, HEADS, group, head_dim), np.float32)
-    pages = drawn_pages(random, head_dim, is_int8=is_int8)
+    sizes = TokenSizes(HEADS, head_dim, head_dim)
+    pages = drawn_pages(random, sizes, is_int8=is_int8, lanes=LANES[kernel])
     table = random.permutation(BATCH * ENTRIES).reshape(BATCH, ENTRIES).astype(np.int32)
     first = np.array([0, 2, 0], np.int32)
     positions = np.array([[200], [330], [3]], np.int32) + np.arange(length, dtype=np.int32)
@@ -65,10 +70,10 @@ def test_the_kernel_gives_what_a_gather_gives(kernel, length, group, head_dim, w
     @jax.jit
     def both(query, positions, pages, table, first):
         found = kernel(
-            query, positions, pages, jnp.asarray(1), table, first, offset=0, page_size=SLOTS, window=window,
-            scoring=scoring, is_interpreted=True,
+            query, positions, pages, jnp.asarray(1), table, first, sizes=sizes, offset=0, page_size=SLOTS,
+            window=window, scoring=scoring, is_interpreted=True,
         )  # fmt: skip
-        wanted = by_gather(query, positions, pages, table, first, window, scoring)
+        wanted = by_gather(query, positions, pages, sizes, table, first, window, scoring)
         return found.product / found.sums[..., None], wanted
 
     np.testing.assert_allclose(*both(query, positions, pages, table, first), atol=2e-6)
@@ -80,14 +85,14 @@ def test_the_kernel_gives_what_a_gather_gives(kernel, length, group, head_dim, w
         (attend_to_pages, 1, 40, False),
         (attend_to_pages, 3, 5, True),
         (attend_to_pages_on_tpu, 7, 40, False),
+        (attend_to_pages_on_tpu, 3, 5, True),
     ],
 )
 def test_latents_are_read_as_keys_and_values(kernel, length, heads, is_int8):
     """40 heads, or 7 times 40, are two sets of queries, of which the last is padded."""
     random, scoring, rank, rotary = np.random.default_rng(0), Scoring(6.0), 32, 16
-    latents, keys = (drawn_pages(random, size, is_int8=is_int8, heads=1) for size in (rank, rotary))
-    scales = (latents.scales[0], keys.scales[1]) if is_int8 else None
-    pages = Pages(latents.key, keys.value, scales)
+    sizes = TokenSizes(1, rank, rotary)
+    pages = drawn_pages(random, sizes, is_int8=is_int8, lanes=LANES[kernel])
     query = random.standard_normal((BATCH, length, 1, heads, rank + rotary), np.float32)
     table = random.permutation(BATCH * ENTRIES).reshape(BATCH, ENTRIES).astype(np.int32)
     first = np.array([0, 2, 0], np.int32)
@@ -96,27 +101,27 @@ def test_latents_are_read_as_keys_and_values(kernel, length, heads, is_int8):
     @jax.jit
     def both(query, positions, pages, table, first):
         found = kernel(
-            query, positions, pages, jnp.asarray(1), table, first, offset=0, page_size=SLOTS, window=None,
-            scoring=scoring, is_latent=True, is_interpreted=True,
+            query, positions, pages, jnp.asarray(1), table, first, sizes=sizes, offset=0, page_size=SLOTS,
+            window=None, scoring=scoring, is_latent=True, is_interpreted=True,
         )  # fmt: skip
-        wanted = by_gather(query, positions, pages, table, first, None, scoring, is_latent=True)
+        wanted = by_gather(query, positions, pages, sizes, table, first, None, scoring, is_latent=True)
         return found.product / found.sums[..., None], wanted
 
     np.testing.assert_allclose(*both(query, positions, pages, table, first), atol=2e-6)
 
 
 def test_the_kernel_is_left_out_where_triton_or_32_bits_do_not_do():
-    def pages(dtype, count, head_dim=128):
-        return Pages(*(jax.ShapeDtypeStruct((1, count, 8, 16, head_dim), dtype) for _ in range(2)))
+    def fits(dtype, count, slots=16, head_dim=128):
+        pages = Pages(jax.ShapeDtypeStruct((1, count, 16, 16 * head_dim), dtype))
+        return fits_kernel(pages, slots, TokenSizes(8, head_dim, head_dim))
 
-    assert fits_kernel(pages("bfloat16", 1 << 10), 16)
-    assert fits_kernel(pages("int8", 1 << 16), 16)
-    assert not fits_kernel(pages("bfloat16", 1 << 10), 12)
-    assert not fits_kernel(pages("bfloat16", 1 << 10), 128)
-    assert not fits_kernel(pages("bfloat16", 1 << 10, head_dim=96), 16)
-    assert not fits_kernel(pages("bfloat16", 1 << 10, head_dim=8), 16)
-    assert not fits_kernel(pages("int8", 1 << 17), 16)
-    assert fits_tpu_kernel(pages("bfloat16", 1 << 10), 16, 1 << 17)
-    assert not fits_tpu_kernel(pages("bfloat16", 1 << 10), 16, 1 << 18)
-    assert not fits_tpu_kernel(pages("bfloat16", 1 << 10), 12, 1 << 10)
-    assert not fits_tpu_kernel(drawn_pages(np.random.default_rng(0), 16, is_int8=True), 16, 1 << 10)
+    assert fits("bfloat16", 1 << 10)
+    assert fits("int8", 1 << 15)
+    assert not fits("bfloat16", 1 << 10, 12)
+    assert not fits("bfloat16", 1 << 10, 128)
+    assert not fits("bfloat16", 1 << 10, head_dim=96)
+    assert not fits("bfloat16", 1 << 10, head_dim=8)
+    assert not fits("int8", 1 << 16)
+    assert fits_tpu_kernel(16, 1 << 17)
+    assert not fits_tpu_kernel(16, 1 << 18)
+    assert not fits_tpu_kernel(12, 1 << 10)

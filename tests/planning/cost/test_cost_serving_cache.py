@@ -9,7 +9,7 @@ from meshwright.description.hardware.fabric import lay_mesh
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.step.parameter_tree import num_parameters
 from meshwright.description.step.serve import kept_tokens, paged_tokens, serve_step
-from meshwright.description.step.serving import Serving, ServingLayout
+from meshwright.description.step.serving import Serving, ServingLayout, cache_lanes
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.kv_cache import (
     cache_bytes,
@@ -81,6 +81,25 @@ def test_a_device_holds_its_share_of_the_cache(mesh, cache, batch, shares):
     assert read_cache_bytes(LLAMA, layout, batch) == device_cache_bytes(LLAMA, layout, batch)
     own = batch // layout.num_groups
     assert own * mean_cache_bytes(LLAMA, layout) == read_cache_bytes(LLAMA, layout, batch)
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "width", "padded"),
+    [
+        ("gpt-oss-20b", MeshShape(tp=8), 128, 128),
+        ("phi3-mini", MeshShape(tp=32), 192, 256),
+        ("phi3-mini", MeshShape(tp=8), 768, 768),
+        ("deepseek-v2", MeshShape(tp=8), 576, 640),
+    ],
+)
+def test_on_tpus_the_keys_and_values_of_a_token_fill_whole_tiles(model, mesh, width, padded):
+    plain = replace(LLAMA, model=PRESETS[model], kv_dtype="bf16")
+    lanes = replace(plain, cache_lanes=cache_lanes("tpu"))
+    layout = ServingLayout(mesh)
+    held, wide = (device_cache_bytes(each, layout, 8) for each in (plain, lanes))
+    assert wide * width == held * padded
+    assert read_cache_bytes(lanes, layout, 8) * width == read_cache_bytes(plain, layout, 8) * padded
+    assert token_cache_bytes(lanes) == token_cache_bytes(plain)
 
 
 def test_a_batch_that_does_not_divide_fills_one_device_more():

@@ -63,6 +63,7 @@ class Serving:
     kv_dtype: str = "bf16"  # Dtype of cached keys and values.
     compute_dtype: str = "bf16"  # Dtype of matmuls' operands.
     page_size: int = 16  # Tokens per page of the cache (16 in vLLM, arXiv:2309.06180).
+    cache_lanes: int = 1  # In pages, a device's keys and values of a token are padded to a multiple (`cache_lanes`).
     # Prefill only: tokens of each prompt in a step, read into pages between steps of decoding, as a server does
     # (chunked prefill, arXiv:2403.02310). None: whole prompts, as generation reads them.
     chunk: int | None = None
@@ -72,7 +73,7 @@ class Serving:
     def __post_init__(self) -> None:
         if self.phase not in get_args(ServingPhase):
             raise MeshwrightError(f"phase is {self.phase!r}; it is one of {', '.join(get_args(ServingPhase))}")
-        for field in ("prompt_len", "output_len", "page_size", "batch", "chunk"):
+        for field in ("prompt_len", "output_len", "page_size", "cache_lanes", "batch", "chunk"):
             value = getattr(self, field)
             if (value is not None or field not in ("batch", "chunk")) and (not isinstance(value, int) or value < 1):
                 raise MeshwrightError(f"{field} is {value!r}; it takes a whole number from 1")
@@ -127,6 +128,14 @@ class ServingLayout:
     def __str__(self) -> str:
         """Return the mesh and the split of the cache, if any: `sp=4,tp=8 cache by batch`."""
         return f"{self.mesh}" + (f" cache by {self.cache}" if self.cache != "heads" else "")
+
+
+def cache_lanes(kind: str) -> int:
+    """Return the number of elements to a multiple of which a kind of chip pads each token's keys and values in pages.
+
+    TPUs store arrays in tiles of 128 columns.
+    """
+    return 128 if kind == "tpu" else 1
 
 
 def cache_axes(model: ModelConfig) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ keys and values inside it (Mistral 7B, arXiv:2310.06825). Space is allocated in 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from meshwright.description.hardware.dtypes import dtype_bytes
@@ -20,8 +21,8 @@ def wasted_share(serving: Serving) -> float:
 
 
 def token_cache_bytes(serving: Serving) -> float:
-    """Return the cache bytes of one token: all layers, over all devices, copies on other devices not counted."""
-    return _cache_bytes(model_step(serving, 1), serving, sequences=1, tokens=1)
+    """Return the cache bytes of one token: all layers, over all devices; copies and padding are not counted."""
+    return _cache_bytes(model_step(serving, 1), replace(serving, cache_lanes=1), sequences=1, tokens=1)
 
 
 def sequence_cache_bytes(serving: Serving) -> float:
@@ -59,8 +60,13 @@ def mean_cache_bytes(serving: Serving, layout: ServingLayout) -> float:
 
 
 def cache_bytes(op: AttentionOp, extents: Extents, serving: Serving) -> float:
-    """Return the bytes of one layer's cache on a device, for the sequences and tokens in `extents`."""
-    return sum(extents.local(array) for array in op.cache) * dtype_bytes(serving.kv_dtype)
+    """Return the bytes of one layer's cache on a device, for the sequences and tokens in `extents`.
+
+    In pages, the keys and values of a token are padded together.
+    """
+    tokens, lanes = extents.sizes["Q"] * extents.sizes["T"], serving.cache_lanes if serving.is_paged else 1
+    width = sum(extents.local(array) for array in op.cache) / tokens
+    return tokens * math.ceil(round(width) / lanes) * lanes * dtype_bytes(serving.kv_dtype)
 
 
 def _cache_bytes(step: Step, serving: Serving, *, sequences: float, tokens: float) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshwright.description.step.serve import page_parts
-from meshwright.description.step.serving import Serving, ServingLayout
+from meshwright.description.step.serving import Serving, ServingLayout, cache_lanes
 from meshwright.execution.models.inference.loaded import LoadedModel
 from meshwright.planning.cost.kv_cache import sequence_cache_bytes, token_cache_bytes
 from meshwright.planning.serving.plan import planned_speed
@@ -80,6 +80,7 @@ def measured_and_planned(
         model=settings.with_slots(model.config),
         prompt_len=prompt_len, output_len=output_len, batch=math.ceil(batch),
         page_size=engine.page_size // page_parts(model.config, layout), compute_dtype=model.dtype,
+        cache_lanes=cache_lanes(model.system.chip.kind),
         weight_dtype=settings.weight_dtype or model.dtype, kv_dtype=settings.kv_dtype or model.dtype,
     )  # fmt: skip
     speed = planned_speed(planned_for, layout, model.system, prompts=1, chunk=engine.chunks[0][1])

@@ -25,7 +25,14 @@ from meshwright.execution.models.generation.generate import decode_layout
 from meshwright.execution.models.generation.paged_cache import Pages
 from meshwright.execution.models.generation.sampling import Written, choose, likeliest_of
 from meshwright.mesh import MeshShape
-from meshwright.serving.engine.programs import Columns, Shape, samplers_at, through_pages, with_newest_tokens
+from meshwright.serving.engine.programs import (
+    Columns,
+    Shape,
+    compiler_options,
+    samplers_at,
+    through_pages,
+    with_newest_tokens,
+)
 
 
 @lru_cache(maxsize=64)
@@ -44,7 +51,7 @@ def draft_prefill_program(
         own, tables = jax.reshard(packed, layout.spec("batch", "sequence")), (columns.tables[group],) * len(pages)
         return through_pages(params, pages, own[:, columns.tokens], own, tables, model, layout, dtype)[2]
 
-    return jax.jit(step, donate_argnums=1)
+    return jax.jit(step, donate_argnums=1, compiler_options=compiler_options())
 
 
 @lru_cache(maxsize=64)
@@ -77,7 +84,7 @@ def draft_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape:
                 token = jax.reshard(drafts[-1], layout.spec("batch"))[:, None]
         return pages, jnp.stack(drafts, axis=1)
 
-    return jax.jit(step, donate_argnums=1)
+    return jax.jit(step, donate_argnums=1, compiler_options=compiler_options())
 
 
 def why_not_draft(draft: ModelConfig, served: ModelConfig, num_drafts: int) -> str:

@@ -27,6 +27,7 @@ from meshwright.execution.models.generation.generate import decode_layout, throu
 from meshwright.execution.models.generation.paged_cache import PagedCache, Pages
 from meshwright.execution.models.generation.sampling import Samplers, Written, choose, likeliest_of, with_chosen
 from meshwright.execution.models.norm import norm
+from meshwright.execution.runtime.mesh import mesh_platform
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape
 from meshwright.serving.engine.request import MOST_LOGPROBS
@@ -105,6 +106,16 @@ class Logprobs(NamedTuple):
     tokens: Array  # [rows, n, MOST_LOGPROBS]: ids of the likeliest tokens.
 
 
+def compiler_options() -> dict[str, str]:
+    """Return the XLA options of an engine's steps, {name: value}, for the devices of the mesh set by `jax.set_mesh`.
+
+    By default XLA:TPU has one weight in fast memory before a step begins, if it fits there. That is the embedding
+    table, which leaves no room to read the layers' weights ahead: a step of Gemma 2 9B takes 24% longer on v5e:4x4
+    (libtpu 0.0.42.1, by the compiler's estimates).
+    """
+    return {"xla_max_cross_program_prefetches": "0"} if mesh_platform() == "tpu" else {}
+
+
 @lru_cache(maxsize=256)
 def greedy_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, dtype: Any) -> Any:
     """Return the jitted step in which every row takes the likeliest token.
@@ -133,7 +144,7 @@ def greedy_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape
         made, last = _accepted(read, jnp.stack(chosen, axis=1), last)
         return pages, last, made
 
-    return jax.jit(step, donate_argnums=1)
+    return jax.jit(step, donate_argnums=1, compiler_options=compiler_options())
 
 
 @lru_cache(maxsize=256)
@@ -166,7 +177,7 @@ def sampling_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, sha
         made, last = _accepted(read, chosen, last)
         return pages, last, made, written, _logprobs(whole, chosen, read.num_logprobs)
 
-    return jax.jit(step, donate_argnums=(1, 5))
+    return jax.jit(step, donate_argnums=(1, 5), compiler_options=compiler_options())
 
 
 @lru_cache(maxsize=64)
@@ -191,7 +202,7 @@ def scoring_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shap
         sums = jnp.sum(jnp.where(kept[..., None], hidden.astype(jnp.float32), 0), axis=1)
         return pages, _logprobs(scores, targets, read.num_logprobs), jax.reshard(sums, P())
 
-    return jax.jit(step, donate_argnums=1)
+    return jax.jit(step, donate_argnums=1, compiler_options=compiler_options())
 
 
 @lru_cache(maxsize=8)

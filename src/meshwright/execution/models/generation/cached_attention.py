@@ -13,7 +13,13 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.execution.models.attention import Scoring
 from meshwright.execution.models.generation.cache import Cache, split_axes, with_tokens
-from meshwright.execution.models.generation.paged_cache import PagedCache, Pages, read_pages, with_tokens_in_pages
+from meshwright.execution.models.generation.paged_cache import (
+    PagedCache,
+    Pages,
+    TokenSizes,
+    read_pages,
+    with_tokens_in_pages,
+)
 from meshwright.execution.models.generation.paged_kernel import attend_to_pages, fits_kernel
 from meshwright.execution.models.generation.paged_kernel_tpu import attend_to_pages_on_tpu, fits_tpu_kernel
 from meshwright.execution.models.generation.query_sets import Partial
@@ -53,16 +59,19 @@ def write_and_attend(
           averaged latents [b, s, 1, heads, rank].
     """
     parts = split_axes(layout, is_latent) if layout.cache_split == "sequence" else ()
+    kernel = None
     if isinstance(cache, PagedCache):
         cache = with_tokens_in_pages(cache, new, layer, positions)
-        whole: Any = jax.typeof(cache.pages.key).sharding.spec
+        whole: Any = jax.typeof(cache.pages.rows).sharding.spec
         stored, rows = whole[1:], whole[1]
+        sizes = TokenSizes(new.key.shape[2] // layout.mesh.degree(whole[3] or ()), new.key.shape[3], new.value.shape[3])
+        kernel = _kernel_of(cache, sizes)
         arrays: Any = (cache.pages, jnp.asarray(layer), *(jax.reshard(x, P(rows)) for x in cache[1:3]))
         specs: Any = (
             jax.tree.map(lambda array: jax.typeof(array).sharding.spec, cache.pages),
             *(P(), P(rows, None), P(rows)),
         )
-        read = partial(_read_pages, slots=parts, window=window, scoring=scoring, dtype=query.dtype)
+        read = partial(_read_pages, sizes=sizes, slots=parts, window=window, scoring=scoring, dtype=query.dtype)
     else:
         cache = with_tokens(cache, new, layer, positions)
         arrays = tuple(lax.dynamic_index_in_dim(array, layer, 0, keepdims=False) for array in cache)
@@ -78,7 +87,6 @@ def write_and_attend(
     else:
         there = P(stored[0], None, heads, None, None)
     result = P(*there[:3], across or there[3], None)
-    kernel = _kernel_of(cache) if isinstance(cache, PagedCache) else None
     if kernel is not None:
         attended = partial(kernel, window=window, scoring=scoring, is_latent=is_latent)
         local = partial(_attend_to_pages, kernel=attended, parts=parts, across=across)
@@ -130,13 +138,14 @@ def _read_pages(
     table: Array,
     first: Array,
     *,
+    sizes: TokenSizes,
     slots: tuple[str, ...],
     window: int | None,
     scoring: Scoring,
     dtype: Any,
 ) -> tuple[Array, Array, Array]:
     """Like `_read_slots`, for pages; `slots` and the arguments that `_read_slots` lacks are those of `read_pages`."""
-    key, value, distance = read_pages(pages, layer, table, first, positions, slots, dtype)
+    key, value, distance = read_pages(pages, layer, table, first, positions, sizes=sizes, slots=slots, dtype=dtype)
     visible = distance >= 0
     if window is not None:
         visible &= scoring.is_within(distance, positions[:, :, None], window)
@@ -157,7 +166,7 @@ def _attend_to_pages(
     across: tuple[str, ...] | None,
 ) -> Array:
     """Like `_attend_on_device`, with a kernel (`_kernel_of`). table, first: as in `PagedCache`."""
-    slots = pages.key.shape[3]
+    slots = pages.rows.shape[2]
     own = kernel(
         query,
         positions,
@@ -168,6 +177,8 @@ def _attend_to_pages(
         offset=lax.axis_index(parts) * slots if parts else 0,
         page_size=slots * (lax.axis_size(parts) if parts else 1),
     )
+    if sinks is None and not parts:
+        return (own.product / own.sums[..., None]).astype(query.dtype)
     largest = own.largest if sinks is None else jnp.maximum(own.largest, sinks[None, None])
     largest = lax.pmax(largest, parts) if parts else largest
     rescale = jnp.exp(own.largest - largest)
@@ -249,13 +260,13 @@ def _combined(
     return (product / sums).astype(dtype)
 
 
-def _kernel_of(cache: PagedCache) -> Callable[..., Partial] | None:
+def _kernel_of(cache: PagedCache, sizes: TokenSizes) -> Callable[..., Partial] | None:
     """Return the kernel for attention over pages on the devices of the current mesh; None where pages are gathered."""
-    sharding: Any = jax.typeof(cache.pages.key).sharding
-    _, num_pages, _, slots, _ = sharding.shard_shape(cache.pages.key.shape)
-    if mesh_platform() == "gpu" and fits_kernel(cache.pages, slots):
-        return attend_to_pages
-    table_size = cache.table.size * num_pages // cache.pages.key.shape[1]
-    if mesh_platform() == "tpu" and fits_tpu_kernel(cache.pages, slots, table_size):
-        return attend_to_pages_on_tpu
+    rows: Any = cache.pages.rows
+    _, num_pages, slots, _ = jax.typeof(rows).sharding.shard_shape(rows.shape)
+    if mesh_platform() == "gpu" and fits_kernel(cache.pages, slots, sizes):
+        return partial(attend_to_pages, sizes=sizes)
+    table_size = cache.table.size * num_pages // rows.shape[1]
+    if mesh_platform() == "tpu" and fits_tpu_kernel(slots, table_size):
+        return partial(attend_to_pages_on_tpu, sizes=sizes)
     return None

@@ -7,6 +7,7 @@ each of them.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -17,20 +18,44 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.serve import layers_by_window
+from meshwright.description.step.serving import cache_lanes
 from meshwright.execution.models.generation.cache import Cache, cache_spec, cached_sizes
+from meshwright.execution.runtime.mesh import mesh_platform
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
 
-class Pages(NamedTuple):
-    """Keys and values [layers, pages, kv_heads, page_size, head_dim]; for latent attention, see `Cache`.
+class TokenSizes(NamedTuple):
+    """What a device stores of a token in one layer: for each of `heads` kv heads a key, then a value, of these sizes.
 
-    scales: if keys and values are int8, the scales of keys and of values, each [layers, pages, kv_heads, page_size];
-    else None. The scale of a token and head is its largest absolute value / 127.
+    With latent attention `key` is the size of the latent and `value` that of the rotary part of keys, as in `Cache`.
     """
 
-    key: Array
-    value: Array
-    scales: tuple[Array, Array] | None = None
+    heads: int
+    key: int
+    value: int
+
+    @property
+    def of_head(self) -> int:
+        """The elements of a head: its key and value."""
+        return self.key + self.value
+
+
+class Pages(NamedTuple):
+    """Keys and values of the layers with one attention window.
+
+    All that a device stores of a token is one row, so that a token is written at once, and a page is read by one DMA of
+    a TPU. On TPUs rows are padded to a multiple of 128 elements (`cache_lanes`). For another last dim XLA:TPU would
+    choose a layout in which columns are not next to each other, and copy all pages in every step (libtpu 0.0.42.1).
+
+    Args:
+        rows: [layers, pages, page_size, width]. A device's part of `width` is the row of `TokenSizes`, then padding.
+        scales: if keys and values are int8, their scales [layers, pages, 1, size]: the largest absolute value of a
+          token and head, / 127. A device's part of `size` is [kv_heads, 2, page_size], for keys and values, then
+          padding. None for other dtypes.
+    """
+
+    rows: Array
+    scales: Array | None = None
 
 
 class PagedCache(NamedTuple):
@@ -59,22 +84,32 @@ def abstract_pages(
         page_size: tokens of a page; a multiple of the degree that splits slots.
         dtype: dtype of keys and values; int8 adds scales.
     """
-    spec = cache_spec(layout, model.attention.latent is not None)
-    shards = layout.mesh.degree(page_axes(layout, model))
+    _, rows, tensor, slots, _ = cache_spec(layout, model.attention.latent is not None)
+    shards, lanes = layout.mesh.degree(page_axes(layout, model)), cache_lanes(mesh_platform())
+    heads_split, slots_split = layout.mesh.degree(tensor or ()), layout.mesh.degree(slots or ())
 
     def array(shape: tuple[int, ...], dtype: Any, dims: P) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(jax.sharding.get_abstract_mesh(), dims))
 
     def of(window: int | None, layers: int, count: int) -> Pages:
-        heads, *sizes = cached_sizes(model, layout, window)
-        slots = (layers, count * shards, heads, page_size)
-        key, value = (array((*slots, size), dtype, spec) for size in sizes)
-        is_scaled = jnp.dtype(dtype) == jnp.int8
-        scale = array(slots, jnp.float32, P(*spec[:4]))
-        return Pages(key, value, (scale, scale) if is_scaled else None)
+        heads, *each = cached_sizes(model, layout, window)
+        sizes, pages = TokenSizes(heads // heads_split, *each), (layers, count * shards)
+        width = heads_split * _padded(sizes.heads * sizes.of_head, lanes)
+        stored = array((*pages, page_size, width), dtype, P(None, rows, slots, tensor))
+        if jnp.dtype(dtype) != jnp.int8:
+            return Pages(stored)
+        size = _padded(2 * sizes.heads * (page_size // slots_split), lanes)
+        both = tuple(axis for axes in (tensor, slots) for axis in ((axes,) if isinstance(axes, str) else axes or ()))
+        scales = (*pages, 1, heads_split * slots_split * size)
+        return Pages(stored, array(scales, jnp.float32, P(None, rows, None, both or None)))
 
     windows = layers_by_window(model).items()
     return tuple(of(*window, count) for window, count in zip(windows, counts, strict=True))
+
+
+def _padded(size: int, unit: int) -> int:
+    """Round a size up to a multiple of `unit`."""
+    return -(-size // unit) * unit
 
 
 def page_axes(layout: ShardingContext, model: ModelConfig) -> tuple[str, ...]:
@@ -88,50 +123,57 @@ def with_tokens_in_pages(cache: PagedCache, new: Cache, layer: Array | int, posi
     positions: positions of the tokens [b, s]. Each device writes its own rows and slots.
     """
     pages = cache.pages
-    spec: Any = jax.typeof(pages.key).sharding.spec
-    rows, heads, slots = spec[1], spec[2], spec[3]
-    arrays, scales = list[Array](), list[Array]()
-    for array in new:
-        placed = jax.reshard(array, P(rows, None, heads, None))
-        if pages.scales is not None:
-            wide = placed.astype(jnp.float32)
-            scale = jnp.max(jnp.abs(wide), axis=-1) / 127
-            scales.append(scale)
-            placed = jnp.round(wide / jnp.maximum(scale, 1e-30)[..., None]).astype(jnp.int8)
-        arrays.append(placed.astype(pages.key.dtype))
+    spec: Any = jax.typeof(pages.rows).sharding.spec
+    rows, slots, heads = spec[1:]
+    placed = [jax.reshard(array, P(rows, None, heads, None)) for array in new]
 
     def local(
-        stored: list[Array], new: list[Array], layer: Array, positions: Array, table: Array, first: Array, kept: Array
-    ) -> list[Array]:
-        num_pages, num_slots = stored[0].shape[1], stored[0].shape[3]
+        pages: Pages, new: list[Array], layer: Array, positions: Array, table: Array, first: Array, kept: Array
+    ) -> Pages:
+        _, num_pages, num_slots, width = pages.rows.shape
         page_size = num_slots * (lax.axis_size(slots) if slots else 1)
         slot = positions % page_size - (lax.axis_index(slots) * num_slots if slots else 0)
         page = jnp.take_along_axis(table, positions // page_size - first[:, None], axis=1, mode="clip")
         is_here = kept & (slot >= 0) & (slot < num_slots)
         page = jnp.where(is_here, page, num_pages)  # Index `num_pages` is out of range and dropped.
-        # With a slice in the place of the heads, XLA:TPU copies the whole cache into a layout with heads next to the
-        # head dim, and back, in every step (libtpu 0.0.42.1).
-        at = (layer, page[..., None], jnp.arange(stored[0].shape[2]), slot[..., None])
-        return [whole.at[at].set(own, mode="drop") for whole, own in zip(stored, new, strict=True)]
+        scales = pages.scales
+        if scales is not None:
+            wide = [array.astype(jnp.float32) for array in new]
+            own = jnp.stack([jnp.max(jnp.abs(array), axis=-1) / 127 for array in wide], axis=-1)  # [b, s, k, 2]
+            new = [
+                jnp.round(array / jnp.maximum(own[..., which, None], 1e-30)).astype(jnp.int8)
+                for which, array in enumerate(wide)
+            ]
+            columns = jnp.arange(own[0, 0].size)[None, None] * num_slots + slot[..., None]
+            scales = scales.at[layer, page[..., None], 0, columns].set(own.reshape(columns.shape), mode="drop")
+        row = jnp.concatenate(new, axis=-1).reshape(*positions.shape, -1).astype(pages.rows.dtype)
+        row = jnp.pad(row, ((0, 0), (0, 0), (0, width - row.shape[-1])))
+        return Pages(pages.rows.at[layer, page, slot].set(row, mode="drop"), scales)
 
-    stored = [pages.key, pages.value, *(pages.scales or ())]
-    added = [*arrays, *scales]
+    specs = jax.tree.map(lambda array: jax.typeof(array).sharding.spec, pages)
     by_row = [jax.reshard(array, P(rows, None)) for array in (positions, cache.table, cache.is_token)]
     written = jax.shard_map(
         local,
         in_specs=(
-            [jax.typeof(array).sharding.spec for array in stored],
-            [jax.typeof(array).sharding.spec for array in added],
+            specs,
+            [jax.typeof(array).sharding.spec for array in placed],
             *(P(), P(rows, None), P(rows, None), P(rows), P(rows, None)),
         ),
-        out_specs=[jax.typeof(array).sharding.spec for array in stored],
-    )(stored, added, jnp.asarray(layer), by_row[0], by_row[1], jax.reshard(cache.first, P(rows)), by_row[2])
-    key, value, *scales = written
-    return cache._replace(pages=Pages(key, value, (scales[0], scales[1]) if scales else None))
+        out_specs=specs,
+    )(pages, placed, jnp.asarray(layer), by_row[0], by_row[1], jax.reshard(cache.first, P(rows)), by_row[2])
+    return cache._replace(pages=written)
 
 
 def read_pages(
-    pages: Pages, layer: Array, table: Array, first: Array, positions: Array, slots: tuple[str, ...], dtype: Any
+    pages: Pages,
+    layer: Array,
+    table: Array,
+    first: Array,
+    positions: Array,
+    *,
+    sizes: TokenSizes,
+    slots: tuple[str, ...],
+    dtype: Any,
 ) -> tuple[Array, Array, Array]:
     """Return keys and values [b, k, t, h] of each row's pages on one device, and their distances [b, s, t].
 
@@ -140,22 +182,28 @@ def read_pages(
     Args:
         table, first: as in `PagedCache`.
         positions: positions of the queries [b, s].
+        sizes: what the device stores of a token.
         slots: mesh axes that split the slots of a page.
         dtype: dtype to which int8 keys and values are converted.
     """
+    batch, num_slots = table.shape[0], pages.rows.shape[2]
 
-    def gathered(stored: Array, scale: Array | None) -> Array:
-        found = stored.at[layer, table].get(mode="clip")  # [b, entries, k, slots, h]
-        if scale is not None:
-            own = scale.at[layer, table].get(mode="clip")[..., None]
-            found = (found.astype(jnp.float32) * own).astype(dtype)
-        return jnp.moveaxis(found, 2, 1).reshape(table.shape[0], stored.shape[2], -1, stored.shape[4])
+    def of_heads(found: Array, *dims: int) -> Array:
+        """Return what pages hold of each head, [b, entries, ..., k, *dims], without padding."""
+        size = sizes.heads * math.prod(dims)
+        return found[..., :size].reshape(*found.shape[:-1], sizes.heads, *dims)
 
-    num_slots = pages.key.shape[3]
+    found = of_heads(pages.rows.at[layer, table].get(mode="clip"), sizes.of_head)  # [b, entries, slots, k, h]
+    both = jnp.moveaxis(found, 3, 1).reshape(batch, sizes.heads, -1, sizes.of_head)
+    keys, values = both[..., : sizes.key], both[..., sizes.key :]
+    if pages.scales is not None:
+        scales = of_heads(pages.scales.at[layer, table, 0].get(mode="clip"), 2, num_slots)  # [b, entries, k, 2, slots]
+        by_token = jnp.moveaxis(scales, 1, 3).reshape(batch, sizes.heads, 2, -1, 1)
+        keys, values = (
+            (own.astype(jnp.float32) * by_token[:, :, which]).astype(dtype) for which, own in enumerate((keys, values))
+        )
     own = jnp.arange(num_slots) + (lax.axis_index(slots) * num_slots if slots else 0)
     page_size = num_slots * (lax.axis_size(slots) if slots else 1)
     numbers = first[:, None] + jnp.arange(table.shape[1])[None]
-    of_slots = (numbers[..., None] * page_size + own[None, None]).reshape(table.shape[0], -1)
-    key_scale, value_scale = pages.scales or (None, None)
-    keys, values = gathered(pages.key, key_scale), gathered(pages.value, value_scale)
+    of_slots = (numbers[..., None] * page_size + own[None, None]).reshape(batch, -1)
     return keys, values, positions[:, :, None] - of_slots[:, None]

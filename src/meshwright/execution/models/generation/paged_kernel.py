@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 
 from meshwright.description.hlo.kernel_cost import KernelCost
 from meshwright.execution.models.attention import Scoring
-from meshwright.execution.models.generation.paged_cache import Pages
+from meshwright.execution.models.generation.paged_cache import Pages, TokenSizes
 from meshwright.execution.models.generation.query_sets import MASKED, Partial, QuerySets
 from meshwright.execution.runtime.triton_rows import LEAST_ROWS, MOST_ROWS, padded_rows
 
@@ -40,17 +40,19 @@ _LATENT_TILES = _Tiles(32, 64, warps=4, stages=2, programs=264)
 more rows keep too little in registers, those with fewer read the same latents more often."""
 
 
-def fits_kernel(pages: Pages, slots: int) -> bool:
+def fits_kernel(pages: Pages, slots: int, sizes: TokenSizes) -> bool:
     """Whether the kernel can attend over `pages` on one device.
 
     False for more slots than a program reads at once, for slots or head dims that are not powers of 2 and head dims
     under 16 (Triton's matmuls), and for arrays of 2^31 to 2^32 one-byte elements: Pallas indexes arrays of up to 4 GiB
     with signed 32-bit integers, which overflow there (JAX 0.10.2 to 0.12).
 
-    slots: tokens of each page on the device.
+    Args:
+        slots: tokens of each page on the device.
+        sizes: what the device stores of a token.
     """
-    small = pages.key.dtype.itemsize > 1 or pages.key.size < 1 << 31 or pages.key.size > 1 << 32
-    dims = (pages.key.shape[4], pages.value.shape[4])
+    small = pages.rows.dtype.itemsize > 1 or pages.rows.size < 1 << 31 or pages.rows.size > 1 << 32
+    dims = (sizes.key, sizes.value)
     is_matmul = min(dims) >= LEAST_ROWS and all(map(_is_power, (slots, *dims)))
     return slots <= _DECODE_TILES.tokens and is_matmul and small
 
@@ -63,6 +65,7 @@ def attend_to_pages(
     table: Array,
     first: Array,
     *,
+    sizes: TokenSizes,
     offset: Array | int,
     page_size: int,
     window: int | None,
@@ -76,16 +79,17 @@ def attend_to_pages(
 
     Args:
         query: with latents [b, s, 1, heads, rank + rotary].
-        pages: keys and values [layers, pages, k, slots, h], with the slots of each page that this device has.
+        pages: the device's part of each page.
         layer: index of the layer in the pages.
         table, first: as in `PagedCache`, [b, entries] and [b].
+        sizes: what the device stores of a token.
         offset: the index, among all slots of a page, of this device's first slot.
         page_size: tokens of a page over all devices that share it.
         is_latent: pages hold latents, which are keys and values at once, and rotary keys.
         is_interpreted: run in Pallas's interpreter, slowly, on a CPU.
     """
     batch, length, heads, group, width = query.shape
-    slots, rank = pages.key.shape[3:]
+    slots, rank = pages.rows.shape[2], sizes.key if is_latent else sizes.value
     tokens, queries = table.shape[1] * slots, length * group
     tiles = _LATENT_TILES if is_latent else _DECODE_TILES if queries <= MOST_ROWS else _CHUNK_TILES
     sets = QuerySets(batch, heads, length, group, min(tiles.rows, padded_rows(queries)))
@@ -93,18 +97,21 @@ def attend_to_pages(
     work = _divided(table.shape[1], tiles.tokens // slots, max(1, tiles.programs // (batch * heads * parts)))
     own = sets.arrays(query, rank, width - rank) if is_latent else sets.arrays(query, width)
     numbers = [jnp.broadcast_to(jnp.asarray(one, jnp.int32), batch) for one in (first, layer, offset, 0)]
-    # Merge layers, pages, heads and slots into one dim, without a copy.
-    arrays = [array.reshape(-1, array.shape[-1]) for array in pages[:2]]
-    arrays += [scale.reshape(-1) for scale in pages.scales or ()]
-    read = sum(array.dtype.itemsize * math.prod(array.shape[1:]) for array in arrays) * batch * heads * tokens
+    # Merge layers, pages and slots into one dim, without a copy.
+    arrays = [pages.rows.reshape(-1, pages.rows.shape[3])]
+    of_head = pages.rows.dtype.itemsize * sizes.of_head
+    if pages.scales is not None:
+        arrays.append(pages.scales.reshape(-1))
+        of_head += 2 * pages.scales.dtype.itemsize
+    read = of_head * batch * heads * tokens
     written = 4 * batch * heads * parts * work.splits * rows * (rank + 2)
     kernel = partial(
         _kernel,
         page_size=page_size,
         window=window,
         scoring=scoring,
-        num_pages=pages.key.shape[1],
-        num_heads=heads,
+        num_pages=pages.rows.shape[1],
+        sizes=sizes,
         parts=parts,
         slots=slots,
         blocks=work.blocks,
@@ -202,7 +209,7 @@ def _kernel(
     window: int | None,
     scoring: Scoring,
     num_pages: int,
-    num_heads: int,
+    sizes: TokenSizes,
     parts: int,
     slots: int,
     blocks: int,
@@ -214,12 +221,12 @@ def _kernel(
     Args:
         starts: [4]: the row's `PagedCache.first`, the layer, `offset` of `attend_to_pages`, an unused entry.
         positions: positions of the queries; -1 for padding.
-        rest: with latents, the queries' rotary dims; keys and values; the scales of int8 keys and values, if any; the
-            three results (see `Partial`).
+        rest: with latents, the queries' rotary dims; the rows of all tokens; the scales of int8 keys and values, if
+            any; the three results (see `Partial`).
         parts: how many sets of queries a kv head has.
     """
-    *rotary, key, value = rest[: 3 if is_latent else 2]
-    *scales, product, sums, largest = rest[len(rotary) + 2 :]
+    *rotary, rows = rest[: 2 if is_latent else 1]
+    *scales, product, sums, largest = rest[len(rotary) + 1 :]
     head, split = pl.program_id(0) // parts, pl.program_id(2)
     first, layer, offset = starts[0], starts[1], starts[2]
     tokens = entries * slots
@@ -231,8 +238,11 @@ def _kernel(
         places = jnp.arange(tokens)
         at = (first + begin + places // slots) * page_size + offset + places % slots
         pages = table[begin + places // slots]
-        stored = ((layer * num_pages + pages) * num_heads + head) * slots + places % slots
-        loaded, factors = [array[stored] for array in (key, value)], [scale[stored] for scale in scales]
+        page, slot, column = layer * num_pages + pages, places % slots, head * sizes.of_head
+        parts_of_head = (column, sizes.key), (column + sizes.key, sizes.value)
+        loaded = [rows[page * slots + slot, pl.ds(at, size)] for at, size in parts_of_head]
+        of_scales = [((page * sizes.heads + head) * 2 + which) * slots + slot for which in range(2)]
+        factors = [scale[at] for scale in scales for at in of_scales]
         scores = jnp.zeros((len(wanted), tokens), jnp.float32)
         for index, own in enumerate(queries):  # Without latents there is one, and the second array is values alone.
             partly = jnp.dot(own, loaded[index].astype(own.dtype).T, preferred_element_type=jnp.float32)
@@ -252,11 +262,11 @@ def _kernel(
         )
         return total * rescale[:, None] + added, weight * rescale + jnp.sum(weights, axis=1), now
 
-    rows = wanted.shape[0]
+    count = wanted.shape[0]
     empty = (
-        jnp.zeros((rows, product.shape[1]), jnp.float32),
-        jnp.zeros(rows, jnp.float32),
-        jnp.full(rows, MASKED, jnp.float32),
+        jnp.zeros((count, product.shape[1]), jnp.float32),
+        jnp.zeros(count, jnp.float32),
+        jnp.full(count, MASKED, jnp.float32),
     )
     # Pages past the newest token are not read.
     left = newest // page_size + 1 - first - split * blocks * entries

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 
 from meshwright.description.hlo.kernel_cost import KernelCost
 from meshwright.execution.models.attention import Scoring
-from meshwright.execution.models.generation.paged_cache import Pages
+from meshwright.execution.models.generation.paged_cache import Pages, TokenSizes
 from meshwright.execution.models.generation.query_sets import MASKED, Partial, QuerySets
 
 BLOCK_TOKENS = 256
@@ -33,12 +33,12 @@ MOST_TABLE = 1 << 17
 _LANES = 128
 
 
-def fits_tpu_kernel(pages: Pages, slots: int, table_size: int) -> bool:
-    """Whether the kernel can attend over `pages` on one device: not over int8, nor with pages that fill no tile.
+def fits_tpu_kernel(slots: int, table_size: int) -> bool:
+    """Whether the kernel can attend over pages on one device: not where pages fill no tile.
 
     slots: tokens of each page on the device. table_size: entries of the page tables of all rows on the device.
     """
-    return pages.scales is None and slots % 8 == 0 and BLOCK_TOKENS % slots == 0 and table_size <= MOST_TABLE
+    return slots % 8 == 0 and BLOCK_TOKENS % slots == 0 and table_size <= MOST_TABLE
 
 
 def attend_to_pages_on_tpu(
@@ -49,6 +49,7 @@ def attend_to_pages_on_tpu(
     table: Array,
     first: Array,
     *,
+    sizes: TokenSizes,
     offset: Array | int,
     page_size: int,
     window: int | None,
@@ -58,7 +59,7 @@ def attend_to_pages_on_tpu(
 ) -> Partial:
     """Return what `paged_kernel.attend_to_pages` returns, of the same arguments."""
     batch, length, heads, group, width = query.shape
-    slots, rank = pages.key.shape[3:]
+    slots, rank = pages.rows.shape[2], sizes.key if is_latent else sizes.value
     queries, tokens = length * group, table.shape[1] * slots
     sets = QuerySets(batch, heads, length, group, min(MOST_ROWS, -(-queries // 16) * 16))
     own = sets.arrays(query, rank, width - rank) if is_latent else sets.arrays(query, width)
@@ -73,14 +74,17 @@ def attend_to_pages_on_tpu(
         page_size=page_size,
         window=window,
         scoring=scoring,
+        sizes=sizes,
         slots=slots,
         pages_read=pages_read,
         is_latent=is_latent,
     )
-    read = sum(array.dtype.itemsize * array.shape[4] for array in pages[:2]) * batch * heads * tokens * sets.parts
+    arrays = [array for array in pages if array is not None]
+    of_page = sum(array.dtype.itemsize * math.prod(array.shape[2:]) for array in arrays)
+    read = of_page * batch * table.shape[1] * sets.parts
     written = 4 * batch * heads * sets.parts * sets.rows * (rank + 2 * _LANES)
     cost = KernelCost(2 * batch * heads * queries * tokens * (width + rank), read + written)
-    call = _on_grid(kernel, sets, own, pages, blocks, cost, is_interpreted=is_interpreted)
+    call = _on_grid(kernel, sets, own, rank, arrays, pages_read, blocks, cost, is_interpreted=is_interpreted)
     with jax.named_scope(cost.scope):
         product, sums, largest = call(
             jnp.pad(table, ((0, 0), (0, blocks * pages_read - table.shape[1]))),
@@ -89,7 +93,7 @@ def attend_to_pages_on_tpu(
             first,
             of_rows[..., None],
             *(array.reshape(heads, sets.parts, *array.shape[1:]) for array in own),
-            *(array for array in pages[:2] for _ in range(pages_read)),
+            *(array for array in arrays for _ in range(pages_read)),
         )
     return Partial(*(sets.by_token(x.reshape(-1, *x.shape[2:])) for x in (product, sums[..., 0], largest[..., 0])))
 
@@ -98,7 +102,9 @@ def _on_grid(
     kernel: Any,
     sets: QuerySets,
     queries: list[Array],
-    pages: Pages,
+    width: int,
+    arrays: list[Array],
+    pages_read: int,
     blocks: int,
     cost: KernelCost,
     *,
@@ -108,10 +114,10 @@ def _on_grid(
 
     Each page of a block is an operand, all of the same array, so that Pallas reads the next block's pages while this
     one is computed.
+
+    width: size of a result. arrays: those of the pages.
     """
     from jax.experimental.pallas import tpu as pltpu  # Imported late: 0.2 s that only TPUs need.
-
-    pages_read, rank = BLOCK_TOKENS // pages.key.shape[3], pages.key.shape[4]
 
     def of_set(*sizes: int) -> pl.BlockSpec:
         return pl.BlockSpec(
@@ -122,11 +128,11 @@ def _on_grid(
         def where(row: Any, part: Any, block: Any, table: Any, needed: Any, numbers: Any, _: Any) -> tuple[Any, ...]:
             # The same page again is not read again.
             read = jnp.minimum(block, needed[part, row] - 1)
-            return numbers[0], table[row, read * pages_read + index], 0, 0, 0
+            return numbers[0], table[row, read * pages_read + index], 0, 0
 
         return pl.BlockSpec((None, None, *array.shape[2:]), where)
 
-    results = ((sets.rows, rank), (sets.rows, _LANES), (sets.rows, _LANES))
+    results = ((sets.rows, width), (sets.rows, _LANES), (sets.rows, _LANES))
     whole = (sets.heads, sets.parts, sets.batch)
     options: Any = {"interpret": True} if is_interpreted else {}
     return pl.pallas_call(
@@ -137,7 +143,7 @@ def _on_grid(
             in_specs=[
                 pl.BlockSpec((None, None, sets.rows, 1), lambda row, part, block, *_: (part, row, 0, 0)),
                 *(of_set(sets.rows, array.shape[-1]) for array in queries),
-                *(of_page(index, array) for array in pages[:2] for index in range(pages_read)),
+                *(of_page(index, array) for array in arrays for index in range(pages_read)),
             ],
             out_specs=[of_set(*sizes) for sizes in results],
         ),
@@ -158,6 +164,7 @@ def _kernel(
     page_size: int,
     window: int | None,
     scoring: Scoring,
+    sizes: TokenSizes,
     slots: int,
     pages_read: int,
     is_latent: bool,
@@ -168,12 +175,12 @@ def _kernel(
         needed: blocks that each set and row reads [parts, b].
         numbers: [2]: the layer, which only the blocks' indices need, and `offset` of `attend_to_pages`.
         positions: positions of the queries [rows, 1]; -1 for padding.
-        rest: queries [k, rows, h], with latents in two arrays; keys, then values, of each page [k, slots, h]; the
-            results (see `Partial`), of which sums and largest scores fill all lanes.
+        rest: queries [k, rows, h], with latents in two arrays; the rows of each page [slots, width]; with int8, the
+            scales of each page [1, size]; the results (see `Partial`), of which sums and largest scores fill all lanes.
     """
     num_queries = 2 if is_latent else 1
     queries, product, sums, largest = rest[:num_queries], *rest[-3:]
-    keys, values = (rest[num_queries + at * pages_read : num_queries + (at + 1) * pages_read] for at in (0, 1))
+    rows, scales = rest[num_queries:][:pages_read], rest[num_queries + pages_read : -3]
     row, part, block = (pl.program_id(axis) for axis in range(3))
 
     @pl.when(block == 0)
@@ -190,24 +197,33 @@ def _kernel(
         visible = distance >= 0
         if window is not None:
             visible &= scoring.is_within(distance, wanted, window)
-        for head in range(product.shape[0]):
-            own, other = (jnp.concatenate([page[head] for page in read], axis=0) for read in (keys, values))
-            scores = _scores(queries[0][head], own)
+        for head in range(sizes.heads):
+            at = head * sizes.of_head
+            columns = slice(at, at + sizes.key), slice(at + sizes.key, at + sizes.of_head)
+            key, value = (_joined(rows, own, axis=0).astype(queries[0].dtype) for own in columns)
+            begins = [(2 * head + which) * slots for which in range(2)] if scales else []
+            factors = [_joined(scales, slice(begin, begin + slots), axis=1) for begin in begins]
+            scores = _scores(queries[0][head], key, *factors[:1])
             if is_latent:
-                scores += _scores(queries[1][head], other)
+                scores += _scores(queries[1][head], value, *factors[1:])
             scores = jnp.where(visible, scoring.of_products(scores), MASKED)
             most = largest[head]
             now = jnp.maximum(most, jnp.max(scores, axis=1, keepdims=True))
             weights, rescale = jnp.exp(scores - now[:, :1]), jnp.exp(most - now)
-            valued = own if is_latent else other
-            added = jnp.dot(weights.astype(valued.dtype), valued, preferred_element_type=jnp.float32)
-            product[head] = product[head] * rescale[:, :1] + added
             sums[head] = sums[head] * rescale + jnp.sum(weights, axis=1, keepdims=True)
             largest[head] = now
+            valued = 0 if is_latent else 1
+            weights = weights * factors[valued] if factors else weights
+            added = jnp.dot(weights.astype(key.dtype), (key, value)[valued], preferred_element_type=jnp.float32)
+            product[head] = product[head] * rescale[:, :1] + added
 
 
-def _scores(query: Array, keys: Array) -> Array:
-    """Return the products [rows, tokens] in float32 of queries [rows, h] and keys [tokens, h]."""
-    return lax.dot_general(
-        query, keys.astype(query.dtype), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-    )
+def _joined(pages: Any, columns: slice, axis: int) -> Array:
+    """Return some columns of all pages of a block, joined along an axis."""
+    return jnp.concatenate([page[:, columns] for page in pages], axis=axis)
+
+
+def _scores(query: Array, keys: Array, factors: Array | None = None) -> Array:
+    """Return the products [rows, tokens] in float32 of queries [rows, h] and keys [tokens, h], times `factors`."""
+    products = lax.dot_general(query, keys, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return products if factors is None else products * factors
