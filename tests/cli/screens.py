@@ -46,7 +46,6 @@ SCREENS = {
     "decode": ["plan", "llama3-8b", "--on", "v5e:4x4", "--serve", "decode", "--latency", "30ms"],
     "decode too large": ["plan", "llama3-405b", "--on", "h100:8", "--serve", "decode"],
     "prefill": ["plan", "llama3-8b", "--on", "v5e:4x4", "--serve", "prefill"],
-    "plan images": ["plan", "resnet18", "--on", "a100-80gb:8", "--batch", "256", "--compiled", "0"],
     "verify": ["verify", *TINY],
     "verify run": ["verify", "runs/tiny"],
     "verify plan": ["verify", "my plans/tiny.yaml"],

@@ -1,4 +1,4 @@
-"""`meshwright plan MODULE:FUNCTION`, `SCRIPT.py` and `resnet50`: the plan of any JAX function."""
+"""`meshwright plan MODULE:FUNCTION`, `meshwright plan SCRIPT.py` and `meshwright plan resnet50`: any JAX function."""
 
 from __future__ import annotations
 

@@ -27,8 +27,7 @@ def serving_memory(
     """Return the bytes on the fullest device if all sequences have full length, by term, and their sum, `peak`.
 
     batch: sequences over all devices. laid: the layout's mesh on its system, for gathers that run as all-reduces. The
-    terms are `weights`, `cache`, `activations`, for LoRA `adapters`, and for
-    weights that a step gathers `gathered`.
+    terms are `weights`, `cache`, `activations`, for LoRA `adapters`, and for weights that a step gathers `gathered`.
     """
     step = serve_step(serving, layout, batch)
     # The largest activations of a block or the lookup, and the logits of the last tokens.

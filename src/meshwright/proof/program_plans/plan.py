@@ -15,6 +15,7 @@ from meshwright.description.hardware.system import System
 from meshwright.errors import DoesNotFitError, MeshwrightError
 from meshwright.mesh import MeshShape, parse_axes
 from meshwright.options.values import MeshLike, SystemLike, read_system
+from meshwright.planning.cost.rates.borrowed import borrowed_notes
 from meshwright.proof.compiler.targets import device_kind, platform_of
 from meshwright.proof.inspection.functions import inspect
 from meshwright.proof.inspection.inspection import Inspection
@@ -324,7 +325,7 @@ def _whole_notes(program: Program, layout: Layout | None) -> Iterator[str]:
 
 def _notes(priced: Priced, best: Candidate) -> tuple[str, ...]:
     """Return notes on a plan: that nothing fits, and the parts of the program that are not priced exactly."""
-    work, notes = priced.work, []
+    work, notes = priced.work, [*borrowed_notes(priced.system)]
     if not best.fits:
         notes.append("no layout fits; the first takes the least memory")
     notes.extend(

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from meshwright.description.hardware.fabric import lay_mesh
 from meshwright.description.hardware.system import System
 from meshwright.planning.cost.rates.achieved import HBM_SHARE, product_seconds
-from meshwright.planning.cost.rates.borrowed import borrowed_notes
 from meshwright.planning.cost.rates.collective_time import planned_seconds, stops_ops
 from meshwright.planning.cost.rates.efficiency import launch_seconds, layer_shares
 from meshwright.proof.programs.classes import batch_atoms
@@ -120,7 +119,7 @@ class Priced:
             bound=max(bound, key=bound.__getitem__),
             breakdown_seconds=breakdown,
             collectives=merge(collectives),
-            notes=(*lay_mesh(self.system, layout.degrees).notes, *borrowed_notes(self.system)),
+            notes=lay_mesh(self.system, layout.degrees).notes,
         )
 
     def _timed(self, layout: Layout, computing: float, products: Sequence[_Local]) -> list[Collective]:
