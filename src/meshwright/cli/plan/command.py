@@ -46,7 +46,7 @@ EXAMPLES = (
     "meshwright plan plan.yaml --ops",
     "meshwright plan resnet50 --on a100-80gb:8 --batch 256 --compiled 0",
     "meshwright plan my_module:make_step --on v5e:4x4",
-    "meshwright plan llama3-8b --on v5p:4x4x4 --batch 512 --remat block --export maxtext llama3.yml",
+    "meshwright plan llama3-8b --on v5p:4x4x4 --batch 512 --remat block --zero-stage 3 --export maxtext llama3.yml",
     "meshwright plan --import llama3.yml --on v5p:4x4x4",
     "meshwright plan llama3-8b --serve decode --help",
 )
