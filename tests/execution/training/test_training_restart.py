@@ -3,16 +3,18 @@
 import signal
 from dataclasses import replace
 
+import jax
 import pytest
 
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.execution.training.interrupt import interruptions
+from meshwright.execution.training.interrupt import Interruption, interruptions
 from meshwright.execution.training.library import run_to_resume
 from meshwright.execution.training.loop import run_steps
+from meshwright.execution.training.run_directory.restart import stopped_run_errors
 from meshwright.execution.training.run_directory.resume import resumed_run
-from meshwright.execution.training.run_directory.run import RunConfig, begin_run
+from meshwright.execution.training.run_directory.run import RunConfig, RunStoppedError, begin_run
 from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
 from meshwright.planning.plan import make_plan, write_plan
@@ -150,3 +152,11 @@ def test_a_terminal_that_closes_stops_a_run_however_often_it_is_said():
             assert state.signal is None
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_processes_that_do_not_meet_are_one_error(tmp_path):
+    """XLA:CPU gives up its first collective after 30 s, as when a machine is overloaded."""
+    failed = jax.errors.JaxRuntimeError("UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: …")
+    stopped = pytest.raises(RunStoppedError, match=r"did not reach each other within 30 s.*; the last is 3")
+    with stopped, stopped_run_errors(tmp_path, 0, Interruption(), lambda _: "the last is 3"):
+        raise failed

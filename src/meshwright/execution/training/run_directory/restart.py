@@ -223,6 +223,12 @@ def stopped_run_errors(
         end_failed_start(directory, start)
         raise RunStoppedError(f"{error}; training stops; {left(False)}") from None
     except jax.errors.JaxRuntimeError as error:
+        if "Gloo context initialization failed" in str(error):
+            # XLA:CPU waits 30 s for the other processes at the first collective among them.
+            raise RunStoppedError(
+                f"the processes did not reach each other within 30 s: one is gone, or its machine is overloaded;"
+                f" training stops; {left(False)}"
+            ) from None
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise
         raise RunStoppedError(f"the devices are out of memory: {str(error).splitlines()[0][:200]}") from None
