@@ -55,10 +55,13 @@ def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:
     if context.program is None:
         return
     # A result may be in a donated buffer of equal shape that had another value, so that its own old value is kept.
+    # State in another dtype leaves its buffers to others, and is a finding of its own.
+    is_changed = any(_comes_back_in_another_dtype(context, argument) for argument in context.arguments)
     free = []
     for number, result in enumerate(context.results):
         donated = context.aliases.get(number)
-        if donated is None or not _is_update(context, donated, context.arguments[donated], result):
+        is_borrowed = donated is not None and not _is_update(context, donated, context.arguments[donated], result)
+        if donated is None or (is_borrowed and not is_changed):
             free.append(result)
     kept = []
     for number, argument in enumerate(context.arguments):
@@ -105,6 +108,15 @@ def _has_path_of(argument: Argument, result: Result) -> bool:
     """Whether a result has the path of an argument within its tree."""
     path = argument.name.removeprefix(argument.tree)
     return bool(path) and result.name.endswith(path)
+
+
+def _comes_back_in_another_dtype(context: ProgramContext, argument: Argument) -> bool:
+    """Whether a result has the path and dims of an argument, and another dtype."""
+    whole = context.whole_shape(argument)
+    return any(
+        _has_path_of(argument, result) and result.shape.dims == whole.dims and result.shape.dtype != whole.dtype
+        for result in context.results
+    )
 
 
 def is_split_as_data(context: ProgramContext, argument: Argument) -> bool:
