@@ -12,6 +12,9 @@ from meshwright.description.families.wrappers import text_config
 from meshwright.description.step.model import LearnedPositions, ModelConfig
 from meshwright.errors import MeshwrightError, did_you_mean, near_names
 
+RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+"""The names of the programs in `examples.resnet`, which are planned as any JAX function is."""
+
 SEQ_LENS: Mapping[str, int] = {
     "llama2-7b": 4096,
     "llama2-13b": 4096,
@@ -46,10 +49,6 @@ def trained_seq_len(name: str) -> int:
         return SEQ_LENS.get(name.lower(), 0)
     found = text_config(_read_json(path), name=_model_name(path)).get("max_position_embeddings")
     return found if isinstance(found, int) else 0
-
-
-RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-"""The names of the programs in `examples.resnet`, which are planned as any JAX function is."""
 
 
 def load_model(name: str) -> ModelConfig:

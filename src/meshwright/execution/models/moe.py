@@ -25,6 +25,7 @@ from meshwright.execution.models.activation import activate
 from meshwright.execution.models.quantised.experts import expert_product
 from meshwright.execution.models.remat import INTERMEDIATE, PRODUCT
 from meshwright.execution.runtime.experts.dispatch import ExpertAxes, dispatch_combine
+from meshwright.execution.runtime.experts.products import expert_of_rows
 from meshwright.execution.runtime.experts.routing import ExpertLoad, probabilities, route
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.runtime.shards import match_varying, on_shards
@@ -222,10 +223,7 @@ def _bias_of_rows(rows: Array, biases: Array, sizes: Array | None) -> Array:
     rows, biases = match_varying(rows, biases.astype(rows.dtype))
     if sizes is None:
         return jnp.broadcast_to(biases[:, None], rows.shape)
-    # One reduction; the default search is a chain of twenty small ops, of which each takes a TPU a microsecond.
-    ends, places = jnp.cumsum(sizes), jnp.arange(rows.shape[0])
-    expert = jnp.searchsorted(ends, places, side="right", method="compare_all")
-    return biases.at[expert].get(mode="fill", fill_value=0)
+    return biases.at[expert_of_rows(rows.shape[0], sizes)].get(mode="fill", fill_value=0)
 
 
 def _with_zero_padding(rows: Array, sizes: Array | None) -> Array:

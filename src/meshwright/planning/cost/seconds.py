@@ -266,7 +266,7 @@ class OpTimer:
                 return self._elementwise(op)
 
     def _matmul(self, op: Matmul) -> float:
-        """Return the seconds of a matmul, of a gradient of a matmul, or of a convolution."""
+        """Return the seconds of a matmul or of a gradient of a matmul."""
         rate = TPU_GROUPED_SHARE if op.experts and self.is_grouped and self.system.chip.kind == "tpu" else 1.0
         return self._dense(op) / rate
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from meshwright.description.hardware.fabric import lay_mesh
@@ -31,6 +31,7 @@ PARTS = tuple(2**power for power in range(9))
 Each is over a part of the contraction; their float32 results are added. An example is the gradient of a convolution's
 weight, which is summed over all pixels.
 """
+
 
 Sent = tuple[Kind, tuple[str, ...], Phase, float, bool, int]
 """A collective: kind, axes, phase, bytes per execution (as in `record.Collective`), whether it overlaps, executions."""
@@ -175,22 +176,21 @@ class Priced:
         moved = sum(layout.size(own or value) for own, value in zip(scores, values, strict=True))
         dtype = DTYPES.get(local.product.dtype, "bf16")
         rows, inner, columns = local.sizes
-        seconds = partial(product_seconds, *local.sizes, system=self.system, dtype=dtype)
+
+        def seconds(moved_bytes: float, parts: int = 1) -> float:
+            summed = 8 * rows * columns * parts if parts > 1 else 0
+            return product_seconds(
+                rows * parts, inner / parts, columns, system=self.system, dtype=dtype, moved_bytes=moved_bytes + summed
+            )
+
         if self.system.chip.kind == "gpu":
-            return min(
-                product_seconds(
-                    rows * count, inner / count, columns, system=self.system, dtype=dtype,
-                    moved_bytes=moved + (8 * rows * columns * count if count > 1 else 0),
-                )
-                for count in PARTS
-                if count <= inner
-            )  # fmt: skip
-        # Inside a program a matmul computes more slowly than alone, as in a declared model's plan; its bytes take as
-        # long.
+            return min(seconds(moved, parts) for parts in PARTS if parts <= inner)
         shares = layer_shares(self.system)
         if any(scores):
-            return seconds(moved_bytes=moved) / shares["attention"]
-        return max(seconds(moved_bytes=moved), seconds(moved_bytes=1.0) / shares["rest"])
+            return seconds(moved) / shares["attention"]
+        # Inside a program a matmul computes more slowly than alone, as in a declared model's plan; its bytes take as
+        # long.
+        return max(seconds(moved), seconds(1.0) / shares["rest"])
 
     def _at_rest(self, value: Value, layout: Layout) -> float:
         """Return the bytes of a value on a device. Values with a state leaf's dims are split like the state."""

@@ -243,7 +243,8 @@ def _reads(flat: Flat, constants: set[int], *, is_tpu: bool) -> tuple[dict[int, 
         elif op.name in REDUCTIONS or op.name in LINES:
             made.update(op.outputs)
     made -= constants
-    uses_of, consumers = Counter(value for op in flat.ops for value in op.inputs), _consumers(flat, made)
+    uses_of = Counter[int | None]() if is_tpu else Counter(value for op in flat.ops for value in op.inputs)
+    consumers = {} if is_tpu else _consumers(flat, made)
     there = set(range(len(flat.values))) - {number for op in flat.ops for number in op.outputs} - constants
     reads: dict[int, tuple[int, ...]] = dict.fromkeys(constants, ())
     for op in flat.ops:
@@ -256,7 +257,7 @@ def _reads(flat: Flat, constants: set[int], *, is_tpu: bool) -> tuple[dict[int, 
             made.difference_update(op.outputs)
         for value in op.outputs:
             reads[value] = tuple(found)
-            is_shared = not is_tpu and uses_of[value] > 1 and value not in made
+            is_shared = uses_of[value] > 1 and value not in made
             if is_shared and _is_written(flat, value, reads[value], consumers[value]):
                 made.add(value)
     return reads, made - there

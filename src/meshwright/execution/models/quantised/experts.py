@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from meshwright.description.step.strategy import MatmulDtype
 from meshwright.execution.models.quantised.products import FORMATS, UNROUNDED, Formats, Pair, quantisation
-from meshwright.execution.runtime.experts.products import grouped_matmul, grouped_matmul_transposed
+from meshwright.execution.runtime.experts.products import expert_of_rows, grouped_matmul, grouped_matmul_transposed
 from meshwright.execution.runtime.shards import match_varying
 
 
@@ -55,10 +55,7 @@ def _product(rows: Array, weights: Array, sizes: Array | None, formats: Pair | N
     left, right = _rounded(rows, formats[0], rows.ndim - 1), _rounded(weights, formats[1], 1)
     product, scale = grouped_matmul(left.qvalue, right.qvalue, sizes, _sum_dtype(left)), right.scale
     if sizes is not None:
-        # One reduction; the default search is a chain of twenty small ops, of which each takes a TPU a microsecond.
-        ends, places = jnp.cumsum(sizes), jnp.arange(rows.shape[0])
-        expert = jnp.searchsorted(ends, places, side="right", method="compare_all")
-        scale = scale[:, 0].at[expert].get(mode="clip")
+        scale = scale[:, 0].at[expert_of_rows(rows.shape[0], sizes)].get(mode="clip")
     return (product.astype(jnp.float32) * left.scale * scale).astype(rows.dtype)
 
 

@@ -25,6 +25,15 @@ from meshwright.execution.runtime.experts.gpu_kernel import fits_kernel, multipl
 from meshwright.execution.runtime.mesh import mesh_platform
 
 
+def expert_of_rows(count: int, sizes: Array) -> Array:
+    """Return the number of the expert of each of `count` sorted rows, of which expert i has `sizes[i]`.
+
+    Rows after the first sum(sizes) get the number of experts.
+    """
+    # One reduction; the default search is a chain of twenty small ops, of which each takes a TPU a microsecond.
+    return jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(count), side="right", method="compare_all")
+
+
 def grouped_matmul(rows: Array, weights: Array, sizes: Array | None, dtype: Any) -> Array:
     """Return each row multiplied by the weights [experts, d, f] of its expert, in `dtype`.
 

@@ -55,17 +55,19 @@ def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:
     if context.program is None:
         return
     # A result may be in a donated buffer of equal shape that had another value, so that its own old value is kept.
-    # State in another dtype leaves its buffers to others, and is a finding of its own.
-    is_changed = any(_comes_back_in_another_dtype(context, argument) for argument in context.arguments)
-    free = []
-    for number, result in enumerate(context.results):
-        donated = context.aliases.get(number)
-        is_borrowed = donated is not None and not _is_update(context, donated, context.arguments[donated], result)
-        if donated is None or (is_borrowed and not is_changed):
-            free.append(result)
-    kept = []
+    borrowed = {
+        result
+        for result, donated in context.aliases.items()
+        if not _is_update(context, donated, context.arguments[donated], context.results[result])
+    }
+    if borrowed and any(_comes_back_in_another_dtype(context, argument) for argument in context.arguments):
+        borrowed = set[int]()  # Such state leaves its buffers to others, and is a finding of its own.
+    free = [
+        result for number, result in enumerate(context.results) if number in borrowed or number not in context.aliases
+    ]
+    kept, donated = [], {*context.aliases.values()}
     for number, argument in enumerate(context.arguments):
-        if number in context.aliases.values():
+        if number in donated:
             continue
         same = [one for one in free if one.spec == argument.spec and one.shape == context.whole_shape(argument)]
         new = next((result for result in same if _is_update(context, number, argument, result)), None)
