@@ -56,9 +56,10 @@ def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:
         return
     # A result may be in a donated buffer of equal shape that had another value, so that its own old value is kept.
     borrowed = {
-        result
-        for result, donated in context.aliases.items()
-        if not _is_update(context, donated, context.arguments[donated], context.results[result])
+        number
+        for number, result in enumerate(context.results)
+        if (donated := context.aliases.get(number)) is not None
+        if not _is_update(context, donated, context.arguments[donated], result)
     }
     if borrowed and any(_comes_back_in_another_dtype(context, argument) for argument in context.arguments):
         borrowed = set[int]()  # Such state leaves its buffers to others, and is a finding of its own.
