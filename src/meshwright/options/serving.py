@@ -121,8 +121,9 @@ class ServeArgs(ModelArgs):
     cache: Annotated[CacheSplit | None, option("heads|batch|sequence")] = None
     """How fsdp and sp split the KV cache, in addition to tp over its heads: batch, by sequences; sequence, by tokens;
     heads, not at all. Default: batch."""
-    kv_dtype: Annotated[str | None, option("int8")] = None
-    """Store keys and values in int8, with a scale per token and head. Default: the compute dtype."""
+    kv_dtype: Annotated[str | None, option("int8|fp8")] = None
+    """Store keys and values in int8, with a scale per token and head, or in fp8 (e4m3), without scales. Default: the
+    compute dtype."""
     weight_dtype: Annotated[str | None, option("int8")] = None
     """Store the weights of layers in int8, with a scale per column. Default: the compute dtype."""
     chunk: Annotated[int, option("N")] = 1024

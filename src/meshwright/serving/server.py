@@ -17,6 +17,7 @@ import jax
 from meshwright.description.families.adapters import read_adapter_config
 from meshwright.description.step.lora import EMBEDDING, MAX_RANK, MAX_SLOTS, UNEMBEDDING
 from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.serving import NARROW
 from meshwright.errors import MeshwrightError
 from meshwright.execution.loading.advice import advised_mesh
 from meshwright.execution.loading.library import Found, find_model
@@ -97,9 +98,12 @@ def run_server(args: ServeArgs, processes: Processes, progress: ServerProgress) 
         raise MeshwrightError(f"--replicas is {args.replicas!r}; it must be a whole number from 1")
     if type(args.port) is not int or not 0 <= args.port < 1 << 16:
         raise MeshwrightError(f"--port is {args.port!r}; it must be 0 to 65535, where 0 picks a free port")
-    for name in ("kv_dtype", "weight_dtype"):
-        if getattr(args, name) not in (None, "int8"):
-            raise MeshwrightError(f"--{name.replace('_', '-')} is {getattr(args, name)!r}; it must be int8 or left out")
+    for name, narrow in NARROW.items():
+        value = getattr(args, name)
+        if value is not None and value not in narrow:
+            raise MeshwrightError(
+                f"--{name.replace('_', '-')} is {value!r}; it must be {' or '.join(narrow)}, or left out"
+            )
     for name in ("timeout", "grace"):
         value = getattr(args, name)
         if value is not None and not (isinstance(value, int | float) and 0 < value < float("inf")):
