@@ -36,8 +36,8 @@ def kill(run: Run) -> None:
         rows = run.rows()
         command.signal(signal.SIGKILL)
         command.wait()
-        # The checkpoint of the last multiple may still be in the background; its predecessor is complete by then.
-        promised = max(0, rows // EVERY * EVERY - EVERY)
+        # A save waits for the one before it, and begins after its step's row: with a later row, that one is complete.
+        promised = max(0, (rows - 1) // EVERY * EVERY - EVERY)
         run.trial.hold(LOSES, max(run.checkpoints(), default=0) >= promised, (rows, run.checkpoints()))
     run.finish()
     compare(run)

@@ -23,13 +23,17 @@ from meshwright.execution.loading.adapter import save_adapter
 from meshwright.execution.models.quantised.weights import NF4, Nf4Weight, dequantised, is_quantised, plain, quantised
 from meshwright.execution.runtime.mesh import build_mesh
 from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.slots import layer_of_slots
 from meshwright.execution.training.step import initial_state, train_step
 from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
 
 ONE = with_adapters(replace(PRESETS["tiny"], num_layers=1, num_kv_heads=4), rank=4)
 DENSE = with_adapters(replace(PRESETS["tiny"], num_layers=2, num_kv_heads=4), rank=4)
+DORA = with_adapters(replace(PRESETS["tiny"], num_layers=2, num_kv_heads=4), rank=4, dora=True)
+UNEVEN = with_adapters(replace(PRESETS["tiny"], num_layers=3, num_kv_heads=4), rank=4)
 EXPERTS = with_adapters(replace(PRESETS["tiny-moe"], num_layers=1, num_kv_heads=4), rank=4)
+STAGES = {"num_microbatches": 4, "schedule": "1f1b"}
 LORA = {"lora_rank": 4, "lora_alpha": 8.0, "learning_rate": 0.02}
 
 
@@ -67,6 +71,10 @@ def started(work, shape, strategy=DEFAULT):
         pytest.param(DENSE, "int8", MeshShape(fsdp=4), {"remat": "matmuls"}, marks=pytest.mark.matrix),
         pytest.param(DENSE, "nf4", MeshShape(fsdp=2, sp=2, tp=2), {"num_microbatches": 2}, marks=pytest.mark.matrix),
         pytest.param(DENSE, "nf4", MeshShape(fsdp=8), {"zero_stage": 0}, marks=pytest.mark.matrix),
+        pytest.param(DENSE, "nf4", MeshShape(pp=2, fsdp=2, tp=2), {"num_microbatches": 2}, marks=pytest.mark.matrix),
+        pytest.param(UNEVEN, "int8", MeshShape(pp=2, fsdp=2), STAGES, marks=pytest.mark.matrix),
+        pytest.param(UNEVEN, "nf4", MeshShape(pp=2, dp=2, tp=2), STAGES, marks=pytest.mark.exhaustive),
+        pytest.param(DORA, "nf4", MeshShape(), {}, marks=pytest.mark.matrix),
         pytest.param(EXPERTS, "nf4", MeshShape(ep=2, fsdp=4), {}, marks=pytest.mark.exhaustive),
         pytest.param(EXPERTS, "int8", MeshShape(ep=2, fsdp=2, tp=2), {}, marks=pytest.mark.matrix),
     ],
@@ -87,12 +95,16 @@ def test_steps_are_those_of_adapters_on_the_dequantised_weights(model, base, sha
         found, state = losses_of(state, work, shape, strategy, mesh)
     np.testing.assert_allclose(found, wanted, rtol=2e-6)
     assert len(set(np.round(wanted, 3))) == 3
+    slots = layer_of_slots(work.config, ShardingContext(shape), strategy)
     for (path, own), (_, ours), (_, was) in zip(*map(leaves, (after["params"], state["params"], before)), strict=True):
         if is_quantised(ours):
             # Held as they were, to the bit, and the same on every mesh.
             assert all(np.array_equal(*pair) for pair in zip(ours, was, strict=True)), path
         else:
-            np.testing.assert_allclose(np.asarray(ours), np.asarray(own), rtol=2e-3, atol=2e-5, err_msg=path)
+            ours = np.asarray(ours)
+            if path.startswith("layers."):
+                ours = ours[[slots.index(layer) for layer in range(model.num_layers)]]
+            np.testing.assert_allclose(ours, np.asarray(own), rtol=2e-3, atol=2e-5, err_msg=path)
 
 
 def test_nf4_is_that_of_the_paper():
@@ -174,7 +186,6 @@ def test_a_run_goes_on_and_is_exported_as_what_it_computed(folder, run, tmp_path
             "quantize_base is nf4, of weights under adapters, and llama has none; give lora_rank",
         ),
         ({"quantize_base": "nf8", **LORA}, "quantize_base"),
-        ({"quantize_base": "nf4", "mesh": "pp=2,fsdp=4", **LORA}, "weights in nf4 have no pipeline yet"),
         ({"quantize_base": "int8", "zero_stage": 1, **LORA}, "zero_stage=1 gathers all weights once a step"),
         ({"quantize_base": "nf4", **LORA}, "layers.query is [4, 32, 4, 2, 12]: nf4 would have blocks of 4; use int8"),
     ],
@@ -189,15 +200,17 @@ def test_what_no_quantised_run_can_have_is_one_line(folder, tmp_path, options, s
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("base", ["nf4", "int8"])
-def test_memory_of_a_step_is_as_planned(base):
+@pytest.mark.parametrize(
+    ("base", "mesh"), [("nf4", "fsdp=4,tp=2"), ("int8", "fsdp=4,tp=2"), ("nf4", "pp=2,fsdp=2,tp=2")]
+)
+def test_memory_of_a_step_is_as_planned(base, mesh):
     """Arguments to the byte; temporaries as far off as those of adapters on plain weights."""
-    options = {"on": "cpu:8", "batch": 16, "seq_len": 64, "mesh": "fsdp=4,tp=2", "lora_rank": 8}
+    options = {"on": "cpu:8", "batch": 16, "seq_len": 64, "mesh": mesh, "num_microbatches": 2, "lora_rank": 8}
     found, plainly = (
         {row.quantity: row for row in mw.verify("tiny", quantize_base=own, **options).rows} for own in (base, None)
     )
     assert found["memory arguments"].is_equal
-    assert found["flops"].is_equal
+    assert found["flops"].compiled == plainly["flops"].compiled
     held, usually = (rows["memory arguments"].compiled or 0 for rows in (found, plainly))
     assert held < 0.8 * usually
     of, usual = (rows["memory temporaries"] for rows in (found, plainly))

@@ -64,16 +64,11 @@ def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> Non
 def _check_quantised(workload: Workload, stored: Tree[Parameter], mesh: MeshShape, rules: Rules) -> None:
     """Raise if the values and scales of quantised weights cannot be split over a mesh.
 
-    Quantised weights cannot be split over pp or have padded or copied heads; nf4 needs blocks of at least `LEAST_BLOCK`
-    elements.
+    Quantised weights cannot have padded or copied heads; nf4 needs blocks of at least `LEAST_BLOCK` elements.
 
     stored: the declarations of the padded model's parameters.
     """
     base = workload.quantize_base
-    if mesh.pp > 1:
-        raise MeshwrightError(
-            f"mesh {mesh} has pp={mesh.pp}; weights in {base} have no pipeline yet: use pp=1 and more fsdp or tp"
-        )
     declared = dict(leaves(parameters(workload.model)))
     for path, parameter in leaves(stored):
         if (own := workload.base_format(path, parameter)) is None:
@@ -104,7 +99,7 @@ def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tup
             # Quantised heads are not padded.
             found.update((size, rules[name]) for name, size in dims if base or not is_padded(workload.model, name))
     found.update((1, (axis,)) for axis in AXES if axis not in _used_axes(workload.model, rules))
-    if workload.objective == "dpo" or workload.quantize_base is not None or has_alternating_layers(workload.model):
+    if workload.objective == "dpo" or has_alternating_layers(workload.model):
         found.add((1, ("pp",)))
     if has_linear_attention(workload.model):
         found.add((1, ("sp",)))

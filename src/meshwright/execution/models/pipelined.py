@@ -24,6 +24,7 @@ from meshwright.execution.models.decoder import STACKS
 from meshwright.execution.models.dropout import DropoutRng
 from meshwright.execution.models.ends import LossParts, embed, logits, mean_losses, table_in_use
 from meshwright.execution.models.layer import run_layer
+from meshwright.execution.models.quantised.weights import plain
 from meshwright.execution.models.remat import rematerialized
 from meshwright.execution.runtime.experts.routing import ExpertLoad
 from meshwright.execution.runtime.pipeline.gpipe import pipelined_loss, wait_for_input
@@ -60,7 +61,7 @@ def staged_loss_and_load(
     before = layout_before_stages(layout, batch["tokens"].shape[0], strategy) if "dense_layers" in params else layout
     pipeline = _pipeline(specs, model, layout, before, strategy, dtype, remat, z_loss)
     ends = jax.tree.map(lambda weights: stack_replicas(weights, 0), _without(params, "layers"))
-    stacked = {name: stack_replicas(weights, 1) for name, weights in params["layers"].items()}
+    stacked = jax.tree.map(lambda weights: stack_replicas(weights, 1), params["layers"])
     count = strategy.num_microbatches
     parts: dict[str, Any] = {name: microbatches(array, count, layout) for name, array in batch.items()}
     if rng is not None:
@@ -111,9 +112,9 @@ def _pipeline(
         return _dense_layers(ends["dense_layers"], x, part, model, before, strategy) if has_dense else x
 
     def layer(weights: Weights, x: Array, part: Weights, number: Array) -> LayerOutput:
-        weights = {
-            name: unstack_replicas(rows, _of_layer(specs["layers"][name]), stage) for name, rows in weights.items()
-        }
+        stored = jax.tree.map(
+            lambda rows, spec: unstack_replicas(rows, _of_layer(spec), stage), weights, specs["layers"]
+        )
         context = LayerContext(
             positions=positions_of(part, model),
             layout=stage,
@@ -121,7 +122,7 @@ def _pipeline(
             rng=_rng(part, STACKS.index("layers"), number),
             layer=number,
         )
-        result = run_layer(stack, x, weights, context)
+        result = run_layer(stack, x, plain(stored, x.dtype), context)
         if result.load is None:
             return LayerOutput(result.stream)
         return LayerOutput(result.stream, *_balance(result.load, model))
@@ -159,7 +160,7 @@ def _dense_layers(
         weights, number = own
         rng = _rng(part, STACKS.index("dense_layers"), number)
         context = LayerContext(positions=positions, layout=layout, strategy=strategy, rng=rng, layer=number)
-        return run_layer(stack, x, weights, context).stream, None
+        return run_layer(stack, x, plain(weights, x.dtype), context).stream, None
 
     return lax.scan(layer, x, (weights, jnp.arange(stack.num_layers)))[0]
 

@@ -19,7 +19,7 @@ from meshwright.description.step.passes.muon import matrices, matrices_per_devic
 from meshwright.description.step.passes.optimizer import factored_dims
 from meshwright.description.step.passes.pipeline import is_spmd_pipeline
 from meshwright.description.step.rules import RULES, local_parameter_shape, rules_of
-from meshwright.description.step.stages import chunk_slots
+from meshwright.description.step.stages import chunk_slots, staged_parameters
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.trained import stored_weight
 from meshwright.description.step.workload import Workload
@@ -185,10 +185,12 @@ class States:
                 or workload.base_format(path, parameter)
             )  # fmt: skip
             total += dtype_bytes(dtype) * sum(self._stored_on(mesh, frozenset(others)))
-        for path, parameter in leaves(parameters(self._model)) if workload.quantize_base else ():
+        rules = {**RULES, "layers": ("pp",)}
+        staged = staged_parameters(self._model, stages=mesh.pp, virtual_stages=self.strategy.virtual_stages)
+        for path, parameter in leaves(staged) if workload.quantize_base else ():
             if (base := workload.base_format(path, parameter)) is not None:
                 for array in stored_weight(parameter, base):
-                    shape = local_parameter_shape(array.parameter, mesh=mesh, what=path)
+                    shape = local_parameter_shape(array.parameter, mesh=mesh, rules=rules, what=path)
                     size = tiled_elements(shape) if self.is_tiled else math.prod(shape)
                     total += dtype_bytes(array.dtype) * size
         return total

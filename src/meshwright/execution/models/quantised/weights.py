@@ -68,8 +68,15 @@ def quantised(weight: Array, parameter: Parameter, base: BaseFormat) -> Quantise
         scale = jnp.max(jnp.abs(wide), axis=summed, keepdims=True) / 127
         return Int8Weight(jnp.round(wide / jnp.maximum(scale, 1e-30)).astype(jnp.int8), scale)
     dim, block = blocked_dim(parameter)
-    # One layer at a time, because it is computed in float32.
-    return Nf4Weight(*jax.lax.map(lambda own: _in_nf4(own, dim - 1, block), weight))
+    spec: Any = jax.typeof(weight).sharding.spec
+    stored = P(*spec[: dim + 1], None, *spec[dim + 1 :])
+
+    def local(weight: Array) -> tuple[Array, Array]:
+        # One layer at a time, because it is computed in float32.
+        return jax.lax.map(lambda own: _in_nf4(own, dim - 1, block), weight)
+
+    # No device has a part of a block.
+    return Nf4Weight(*jax.shard_map(local, in_specs=spec, out_specs=(stored, stored))(weight))
 
 
 def abstract_quantised(
@@ -86,10 +93,8 @@ def abstract_quantised(
 
 def _in_nf4(weight: Array, dim: int, block: int) -> tuple[Array, Array]:
     """Return the bytes (uint8) and scales (bf16) of one layer's weight, in blocks of `block` elements along `dim`."""
-    spec: Any = jax.typeof(weight).sharding.spec
     shape = (*weight.shape[:dim], weight.shape[dim] // block, block, *weight.shape[dim + 1 :])
-    out = P(*spec[: dim + 1], None, *spec[dim + 1 :])
-    wide = jax.lax.reshape(weight.astype(jnp.float32), shape, out_sharding=out)
+    wide = weight.astype(jnp.float32).reshape(shape)
     scale = jnp.max(jnp.abs(wide), axis=dim + 1, keepdims=True).astype(jnp.bfloat16)
     shares = wide / jnp.maximum(scale.astype(jnp.float32), 1e-30)
     middles = [(low + high) / 2 for low, high in itertools.pairwise(NF4)]

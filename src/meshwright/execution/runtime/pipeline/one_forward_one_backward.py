@@ -9,10 +9,11 @@ forward and backward (arXiv:2104.04473, section 2.2).
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from meshwright.description.step.passes.schedule import Unit
@@ -112,7 +113,9 @@ def _forward(
 def _backward(pipeline: Pipeline, gradients: tuple[Tree, Tree], scale: tuple[Array, Tree]) -> tuple[Tree, Tree, None]:
     loss_scale, _ = scale
 
-    def scaled(g: Array) -> Array:
+    def scaled(g: Array) -> Any:
+        if not jnp.issubdtype(g.dtype, jnp.floating):
+            return np.zeros(g.shape, jax.dtypes.float0)
         return (g.astype(widest(g.dtype, loss_scale.dtype)) * loss_scale).astype(g.dtype)
 
     of_ends, of_layers = jax.tree.map(scaled, gradients)
@@ -215,6 +218,10 @@ def _layers_backward(
         (_, loss), pull = jax.vjp(partial(made, number), weights, x)
         of_loss = None if loss is None else jnp.where(is_there, share, jnp.zeros_like(loss))
         of_weights, of_x = pull((where_active(is_layer, gradient, jnp.zeros_like(gradient)), of_loss))
+        # The integers of quantised weights have no gradients; sums over microbatches have zeros for them.
+        of_weights = jax.tree.map(
+            lambda own, g: jnp.zeros_like(own) if g.dtype == jax.dtypes.float0 else g, weights, of_weights
+        )
         return where_active(is_layer, of_x, gradient), of_weights
 
     there, numbers = active_layers(pipeline, work.unit), layer_numbers(pipeline, work.unit)
