@@ -128,9 +128,9 @@ class Run:
         return code
 
     def rows(self) -> int:
-        """The lines of metrics; 0 while there are none."""
+        """The steps in metrics, in lines of their own; 0 while there are none."""
         try:
-            return (self.directory / "metrics.jsonl").read_bytes().count(b"\n")
+            return (self.directory / "metrics.jsonl").read_bytes().count(b'"loss": ')
         except OSError:
             return 0
 
