@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.description.families.registry import serving_from_data
+from meshwright.description.hardware.dtypes import canonical_dtype
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import is_adapter, map_leaves, parameters
 from meshwright.description.step.serve import page_parts, table_entries
@@ -21,7 +22,7 @@ from meshwright.execution.models.generation.generate import decode_layout
 from meshwright.execution.models.generation.paged_cache import abstract_pages, page_axes
 from meshwright.execution.models.generation.serving_step import check_served, dtype_of
 from meshwright.execution.models.generation.stationary import for_server_products
-from meshwright.execution.models.quantised.weights import in_int8
+from meshwright.execution.models.quantised.scaled import in_format
 from meshwright.execution.runtime.arrays import DTYPES, abstract
 from meshwright.mesh import MeshShape
 from meshwright.serving.engine.programs import Shape, greedy_program
@@ -47,7 +48,7 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
     program = Shape(read.batch, read.step_length, entries)
     counts = tuple(read.batch // shape.degree(page_axes(context, model)) * count for count in entries)
     dtype = DTYPES[dtype_of("compute_dtype", read.compute_dtype)]
-    weight_dtype = read.compute_dtype if read.weight_dtype == "int8" else read.weight_dtype
+    weight_dtype = read.weight_dtype if read.weight_format is None else read.compute_dtype
     with jax.set_mesh(mesh):
         stored = jnp.int8 if read.kv_dtype == "int8" else dtype
         pages: Any = abstract_pages(model, context, counts, read.page_size * parts, stored)
@@ -58,8 +59,8 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
             lambda path, leaf: leaf.update(dtype=dtype) if is_adapter(path) else leaf,
             abstract(declared, mesh, context, stored_in),
         )
-        if read.weight_dtype == "int8":
-            params = jax.eval_shape(lambda own: in_int8(own, model), params)
+        if read.weight_format is not None:
+            params = in_format(params, model, context, canonical_dtype(read.weight_dtype))  # type: ignore[arg-type]
         params, pages = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, leaf.sharding.spec)),
             (params, pages),
@@ -75,8 +76,10 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
 def check_engine_step(serving: Serving, layout: ServingLayout) -> None:
     """Raise a `MeshwrightError` if an engine cannot run the step of a serving plan."""
     check_serving(serving, layout)
-    # int8 values have scales, and are multiplied in the compute dtype.
-    plain = {name: serving.compute_dtype for name in ("weight_dtype", "kv_dtype") if getattr(serving, name) == "int8"}
+    # Values with scales are multiplied in the compute dtype.
+    plain = {name: serving.compute_dtype for name in ("kv_dtype",) if getattr(serving, name) == "int8"}
+    if serving.weight_format is not None:
+        plain["weight_dtype"] = serving.compute_dtype
     check_served(replace(serving, **plain), layout.mesh)
     context = decode_layout(serving.model, layout.mesh, layout.cache)
     shards = layout.mesh.degree(page_axes(context, serving.model))

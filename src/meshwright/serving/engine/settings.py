@@ -9,6 +9,7 @@ from meshwright.description.families.adapters import with_adapter_slots
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.serve import pages_read
 from meshwright.description.step.serving import CacheSplit
+from meshwright.description.step.weight_formats import WeightDtype
 from meshwright.errors import MeshwrightError
 from meshwright.support.field_types import check_fields
 
@@ -44,7 +45,7 @@ class EngineSettings:
     cache_tokens: int | None = None
     cache_split: CacheSplit | None = None
     kv_dtype: Int8 | None = None
-    weight_dtype: Int8 | None = None
+    weight_dtype: WeightDtype | None = None
     chunk_tokens: int = 1024
     prefix_cache: bool = True
     adapter_slots: int = 0

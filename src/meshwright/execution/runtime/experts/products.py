@@ -46,7 +46,7 @@ def grouped_matmul(rows: Array, weights: Array, sizes: Array | None, dtype: Any)
         return _multiply_by_kernel(rows, weights, sizes, dtype)
     in_groups = partial(lax.ragged_dot, preferred_element_type=dtype)
     return lax.platform_dependent(
-        rows, weights, sizes, tpu=in_groups, default=partial(_multiply_in_blocks, dtype=dtype)
+        rows, weights, sizes, tpu=in_groups, default=partial(multiply_in_blocks, dtype=dtype, multiply=_dot)
     )
 
 
@@ -98,21 +98,30 @@ def _blocks(sizes: Array, count: int, size: int) -> RowBlock:
     return RowBlock(expert, start, ends[expert], number == 0, index < ends_at[-1])
 
 
-def _multiply_in_blocks(rows: Array, weights: Array, sizes: Array, *, dtype: Any) -> Array:
+def multiply_in_blocks(rows: Array, weights: Any, sizes: Array, *, dtype: Any, multiply: Any) -> Array:
     """Return `grouped_matmul` computed in blocks.
 
     A block that would reach beyond the array starts earlier instead, and does not change rows of other blocks.
+
+    Args:
+        weights: an array of the weights of all experts, or a pytree of such arrays.
+        multiply: called with a block's rows, its expert's weight and `dtype`; returns their product.
     """
     count, size = expert_blocks(rows.shape[0], sizes.shape[0])
 
     def fill(result: Array, block: RowBlock) -> Array:
         ours = _block_rows(block, rows, size)
-        product = jnp.dot(ours.cut(rows), weights[block.expert], preferred_element_type=dtype)
+        product = multiply(ours.cut(rows), jax.tree.map(lambda array: array[block.expert], weights), dtype)
         kept = jnp.where(ours.is_own, product, ours.cut(result))
         return lax.dynamic_update_slice_in_dim(result, kept, ours.start, axis=0)
 
-    zeros = jnp.zeros_like(rows, dtype=dtype, shape=(rows.shape[0], weights.shape[2]))
+    columns = jax.tree.leaves(weights)[0].shape[-1]
+    zeros = jnp.zeros_like(rows, dtype=dtype, shape=(rows.shape[0], columns))
     return _over_blocks(fill, zeros, _blocks(sizes, count, size))
+
+
+def _dot(rows: Array, weight: Array, dtype: Any) -> Array:
+    return jnp.dot(rows, weight, preferred_element_type=dtype)
 
 
 def _multiply_by_kernel(rows: Array, weights: Array, sizes: Array, dtype: Any, **options: Any) -> Array:
