@@ -179,16 +179,18 @@ def dequantised(weight: ScaledWeight, dtype: Any) -> Array:
 
 
 def as_declared(weight: Any, layout: ShardingContext, dtype: Any) -> Any:
-    """Return one layer's weight [*inputs, *outputs] in `dtype`; one that is not a `ScaledWeight` is unchanged."""
-    if not is_scaled(weight):
+    """Return a weight [..., *inputs, *outputs] in `dtype`; one that is not a `ScaledWeight` is unchanged."""
+    if not isinstance(weight, ScaledWeight):
         return weight
     names = tuple(name for name, _ in (*weight.inputs, *weight.outputs))
-    shape = _local_sizes(weight.inputs, layout) + _local_sizes(weight.outputs, layout)
-    own = on_shards(
-        lambda weight: dequantised(weight, dtype).reshape(shape),
-        layout, in_specs=(specs(weight),), out_specs=layout.spec(*names),
-    )  # fmt: skip
-    return own(weight)
+    sizes = _local_sizes(weight.inputs, layout) + _local_sizes(weight.outputs, layout)
+    first = jax.typeof(weight.values).sharding.spec.partitions[:-3]
+
+    def local(weight: ScaledWeight) -> Array:
+        return dequantised(weight, dtype).reshape(*weight.values.shape[:-3], *sizes)
+
+    out = P(*first, *layout.spec(*names).partitions)
+    return on_shards(local, layout, in_specs=(specs(weight),), out_specs=out)(weight)
 
 
 def specs(weight: ScaledWeight) -> ScaledWeight:
