@@ -27,8 +27,7 @@ class EngineSettings:
         cache_tokens: number of tokens for which layers without an attention window have pages, over all devices.
         cache_split: how the cache is split over devices in addition to heads.
         kv_dtype: dtype of keys and values: int8 with a scale for each token and head, or None for the compute dtype.
-        weight_dtype: dtype of the layers' matmul weights: int8 with a scale for each column, or None for the loaded
-            dtype.
+        weight_dtype: format of the layers' matmul weights (`step.weight_formats`), or None for the loaded dtype.
         chunk_tokens: maximum number of prompt tokens processed between two decode steps.
         prefix_cache: whether pages of sequences that ended are kept for prompts with the same prefix.
         adapter_slots: maximum number of low-rank adapters that are loaded at once.

@@ -14,6 +14,7 @@ from meshwright.description.step.legality import check_runnable
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import parameters
 from meshwright.description.step.serving import SERVING_RULES, CacheSplit, Serving, ServingLayout, check_serving
+from meshwright.description.step.weight_formats import WEIGHT_DTYPES
 from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.generate import decode_layout, programs, prompt_layout, prompt_parts
@@ -43,7 +44,8 @@ def dtype_of(name: str, value: str) -> Dtype:
     for known in DTYPES:
         if value == known:
             return known
-    more = "" if name == "compute_dtype" else ", or int8 of a step through pages (decode, or prefill with a chunk)"
+    formats = {"weight_dtype": ", ".join(WEIGHT_DTYPES), "kv_dtype": "int8"}
+    more = f", or {formats[name]} of a step through pages (decode, or prefill with a chunk)" if name in formats else ""
     raise MeshwrightError(f"{name} is {value}, in which no step is compiled; verify {' or '.join(DTYPES)}{more}")
 
 

@@ -22,7 +22,8 @@ from jax.sharding import PartitionSpec as P
 from meshwright.description.step.layer import Linear
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.parameter_tree import RANK, SLOT, Parameter, parameters
-from meshwright.execution.models.quantised.scaled import ScaledWeight, in_int4, scaled_product
+from meshwright.execution.models.quantised.scaled import ScaledWeight, in_int4
+from meshwright.execution.models.quantised.scaled_products import scaled_product
 from meshwright.execution.runtime.mesh import mesh_platform
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.runtime.shards import on_shards
@@ -93,9 +94,11 @@ def _in_tpu_layout(params: Mapping[str, Any], model: ModelConfig) -> Any:
         first = 1 + ("expert" in parameter.axes)
         inputs = range(first, first + parameter.num_inputs)
         *heads, columns = range(first, len(parameter.axes))[parameter.num_inputs :] or (0,)
-        stored = in_int4(stored) if isinstance(stored, ScaledWeight) else stored
-        if parameter.axes[0] == "vocab" or isinstance(stored, ScaledWeight):
-            return jax.tree.map(lambda leaf: in_layout(leaf, tuple(range(leaf.ndim))), stored)
+        if isinstance(stored, ScaledWeight):
+            stored = in_int4(stored)
+            return replace(stored, values=in_layout(stored.values, tuple(range(stored.values.ndim))))
+        if parameter.axes[0] == "vocab":
+            return in_layout(stored, tuple(range(stored.ndim)))
         if not parameter.is_stacked or not inputs or not (heads or "expert" in parameter.axes):
             return stored
         return in_layout(stored, (*range(first), *heads, *inputs, columns))

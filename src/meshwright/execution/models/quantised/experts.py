@@ -16,7 +16,7 @@ from jax import Array, lax
 from meshwright.description.step.strategy import MatmulDtype
 from meshwright.execution.models.quantised.products import FORMATS, UNROUNDED, Formats, Pair, quantisation
 from meshwright.execution.models.quantised.scaled import ScaledWeight
-from meshwright.execution.models.quantised.scaled_experts import scaled_expert_product
+from meshwright.execution.models.quantised.scaled_products import scaled_expert_product
 from meshwright.execution.runtime.experts.products import expert_of_rows, grouped_matmul, grouped_matmul_transposed
 from meshwright.execution.runtime.shards import match_varying
 

@@ -1,9 +1,6 @@
-"""Weights of a server in int8, int4 or fp8 with scales (`step.weight_formats`), and matmuls that read them so.
+"""Weights of a server in int8, int4 or fp8 with scales (`step.weight_formats`): how they are stored and converted.
 
-Each device has its part of a weight as matrices, whose inputs are cut into groups. Scales are applied to the products
-of groups, not to weights: a group's values are exact in the dtype of matmuls, and XLA:TPU reads them from HBM in their
-own bits and multiplies, scales and sums in one fusion. XLA:GPU does so for a single group; for several there is a kernel
-(`scaled_kernel`), because it would write the products of all groups, or a dequantized copy, to memory (JAX 0.10.2).
+Each device has its part of a weight as matrices, whose inputs are cut into groups. `scaled_products` multiplies them.
 """
 
 from __future__ import annotations
@@ -166,10 +163,15 @@ def in_int4(weight: ScaledWeight) -> ScaledWeight:
     """
     if weight.values.dtype != jnp.uint8:
         return weight
-    spec = jax.typeof(weight.values).sharding.spec
-    convert = jax.jit(jax.shard_map(lambda bytes_: unpacked(bytes_).astype(jnp.int4), in_specs=spec, out_specs=spec))
-    is_abstract = isinstance(weight.values, jax.ShapeDtypeStruct)
-    values = jax.eval_shape(convert, weight.values) if is_abstract else convert(weight.values)
+    stored = weight.values
+    if isinstance(stored, jax.ShapeDtypeStruct):
+        *first, half, columns = stored.shape
+        values = jax.ShapeDtypeStruct((*first, 2 * half, columns), jnp.int4, sharding=stored.sharding)
+        return replace(weight, values=values)
+    spec = stored.sharding.spec
+    convert = jax.jit(jax.shard_map(lambda own: unpacked(own).astype(jnp.int4), in_specs=spec, out_specs=spec))
+    values = jax.block_until_ready(convert(stored))
+    stored.delete()
     return replace(weight, values=values)
 
 
@@ -183,7 +185,7 @@ def as_declared(weight: Any, layout: ShardingContext, dtype: Any) -> Any:
     if not isinstance(weight, ScaledWeight):
         return weight
     names = tuple(name for name, _ in (*weight.inputs, *weight.outputs))
-    sizes = _local_sizes(weight.inputs, layout) + _local_sizes(weight.outputs, layout)
+    sizes = local_sizes(weight.inputs, layout) + local_sizes(weight.outputs, layout)
     first = jax.typeof(weight.values).sharding.spec.partitions[:-3]
 
     def local(weight: ScaledWeight) -> Array:
@@ -198,35 +200,6 @@ def specs(weight: ScaledWeight) -> ScaledWeight:
     return jax.tree.map(lambda array: jax.typeof(array).sharding.spec, weight)
 
 
-def _local_sizes(dims: Dims, layout: ShardingContext) -> tuple[int, ...]:
+def local_sizes(dims: Dims, layout: ShardingContext) -> tuple[int, ...]:
+    """Return the sizes of dims on one device."""
     return tuple(size // layout.mesh.degree(layout.axes(name)) for name, size in dims)
-
-
-def rows_product(rows: Array, weight: ScaledWeight, dtype: Any) -> Array:
-    """Multiply rows [m, inputs] by one matrix of a device, which gives [m, columns] in `dtype`; sums are in float32."""
-    num_groups = weight.scale.shape[0]
-    cut = rows.reshape(rows.shape[0], num_groups, -1)
-    values = unpacked(weight.values).astype(rows.dtype)
-    parts = jnp.einsum("mgi,gin->gmn", cut, values, preferred_element_type=jnp.float32)
-    scale = weight.scale.astype(jnp.float32)
-    made = jnp.sum(parts * scale, axis=0)
-    if weight.zero is not None:
-        sums = jnp.sum(cut, axis=-1, dtype=jnp.float32)
-        made -= jnp.einsum("mg,gn->mn", sums, (scale * weight.zero.astype(jnp.float32))[:, 0])
-    return made.astype(dtype)
-
-
-def scaled_product(x: Array, weight: ScaledWeight, layout: ShardingContext, *, dtype: Any, out: P) -> Array:
-    """Multiply x [b, s, *inputs] by one layer's weight, in `dtype` and with the spec `out`.
-
-    `out` is unreduced over the mesh axes that split the inputs.
-    """
-    sums, sizes = tuple(out.unreduced), _local_sizes(weight.outputs, layout)
-
-    def local(x: Array, weight: ScaledWeight) -> Array:
-        made = rows_product(x.reshape(x.shape[0] * x.shape[1], -1), weight, dtype)
-        made = made.reshape(*x.shape[:2], *sizes)
-        return jax.lax.pcast(made, sums, to="unreduced") if sums else made
-
-    read = layout.spec("batch", "sequence", *(name for name, _ in weight.inputs))
-    return on_shards(local, layout, in_specs=(read, specs(weight)), out_specs=out)(jax.reshard(x, read), weight)
