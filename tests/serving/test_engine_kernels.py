@@ -54,10 +54,12 @@ SETTINGS = {"rows": 2, "context": 64, "page_size": 8, "chunk_tokens": 16}
         ("tiny-deepseek", MeshShape(tp=2), {"cache_split": "sequence", "page_size": 16}),
         ("tiny", MeshShape(fsdp=2, tp=2), {"kv_dtype": "int8"}),
         ("tiny-deepseek", MeshShape(tp=2), {"kv_dtype": "int8"}),
+        ("tiny", MeshShape(fsdp=2, tp=2), {"kv_dtype": "fp8"}),
+        ("tiny-deepseek", MeshShape(tp=2), {"kv_dtype": "fp8"}),
     ],
 )
 def test_the_kernel_and_padded_pages_of_tpus_change_no_token(model, shape, settings, called, monkeypatch):
-    """Pages of int8 are compared with those that are gathered, all others with one device's contiguous cache."""
+    """Narrow pages are compared with those that are gathered, all others with one device's contiguous cache."""
     loaded = drawn_model(shape, replace(PRESETS[model], num_layers=2))
     requests = greedy_requests(prompts_of(4, vocab=256, longest=30), most_tokens=8)
     if "kv_dtype" in settings:

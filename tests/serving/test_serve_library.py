@@ -72,7 +72,7 @@ def test_what_on_ready_raises_ends_the_server(directory):
     [
         ({"port": "8000"}, "--port is '8000'; it must be 0 to 65535"),
         ({"grace": "soon"}, "grace is 'soon'; it is a number"),
-        ({"kv_dtype": "fp4"}, "--kv-dtype is 'fp4'; it must be int8 or left out"),
+        ({"kv_dtype": "fp4"}, "--kv-dtype is 'fp4'; it must be int8 or fp8, or left out"),
         ({"cors": 3}, "cors is 3; it is text or a list, of which each is text"),
         ({"limit": "tokens=3"}, "--limit has 'tokens=3'; write NAME=VALUE with one of"),
         ({"batches": 3}, "there is no option 'batches'; did you mean batch?"),

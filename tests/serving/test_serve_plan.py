@@ -65,7 +65,7 @@ def test_options_go_over_a_plan(served):
         ({"model": "tiny"}, "is a plan of tiny, with num_layers 2; "),
         ({"phase": "prefill", "cache": None}, "plans prefill, and a server decodes too"),
         ({"weight_dtype": "bf16"}, "plans weights in bf16; a server stores them in the compute dtype, f32, or"),
-        ({"kv_dtype": "fp8"}, "plans keys and values in fp8"),
+        ({"kv_dtype": "int4"}, "int4; a server stores them in the compute dtype, f32, or in int8 or fp8"),
     ],
 )  # fmt: skip
 def test_a_plan_that_is_not_of_this_server_is_refused(served, capfd, options, said):

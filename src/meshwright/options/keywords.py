@@ -297,7 +297,9 @@ class ServeOptions(TypedDict, total=False):
     heads, not at all. Default: batch.
     """
     kv_dtype: str | None
-    """Store keys and values in int8, with a scale per token and head. Default: the compute dtype."""
+    """Store keys and values in int8, with a scale per token and head, or in fp8 (e4m3), without scales. Default: the
+    compute dtype.
+    """
     weight_dtype: str | None
     """Store the weights of layers in int8, with a scale per column. Default: the compute dtype."""
     chunk: int

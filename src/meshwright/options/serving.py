@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from meshwright.description.step.serving import CacheSplit
-from meshwright.description.step.weight_formats import WeightDtype
 from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError
 from meshwright.options.declare import CompileCache, CountText, Keyword, Mesh, ShareText, option, positional
@@ -122,11 +121,12 @@ class ServeArgs(ModelArgs):
     cache: Annotated[CacheSplit | None, option("heads|batch|sequence")] = None
     """How fsdp and sp split the KV cache, in addition to tp over its heads: batch, by sequences; sequence, by tokens;
     heads, not at all. Default: batch."""
-    kv_dtype: Annotated[str | None, option("int8")] = None
-    """Store keys and values in int8, with a scale per token and head. Default: the compute dtype."""
-    weight_dtype: Annotated[WeightDtype | None, option("int8|int4|fp8")] = None
+    kv_dtype: Annotated[str | None, option("int8|fp8")] = None
+    """Store keys and values in int8, with a scale per token and head, or in fp8 (e4m3), without scales. Default: the
+    compute dtype."""
+    weight_dtype: Annotated[str | None, option("int8|int4|fp8")] = None
     """Store the weights of layers in int8 or fp8, with a scale per column, or in int4, with a scale per 128 inputs.
-    Weights that a checkpoint has in int4 (GPTQ, AWQ) or fp8 stay as they are. Default: the compute dtype.
+    Those that a checkpoint has in int4 (GPTQ, AWQ) or fp8 stay as they are. Default: the compute dtype.
     """
     chunk: Annotated[int, option("N")] = 1024
     """The maximum prompt tokens between two decode steps (chunked prefill). Default: 1024."""

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from meshwright.description.families.comparison import differences
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.serve import page_parts
-from meshwright.description.step.weight_formats import WEIGHT_DTYPES
+from meshwright.description.step.serving import NARROW
 from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError
 from meshwright.planning.serving.plan import ServingPlan, read_serving_plan
@@ -54,14 +54,14 @@ def options_of_plan(plan: ServingPlan, path: Path, typed: Collection[str]) -> di
             f"{path} plans computation in {serving.compute_dtype}; a server computes in {' or '.join(get_args(Dtype))}:"
             f" add --dtype, or plan with it"
         )
-    for name, what, known in (("weight_dtype", "weights", WEIGHT_DTYPES), ("kv_dtype", "keys and values", ("int8",))):
-        value = getattr(serving, name)
-        if value in known:
+    for name, what in (("weight_dtype", "weights"), ("kv_dtype", "keys and values")):
+        value, narrow = getattr(serving, name), NARROW[name]
+        if value in narrow:
             options[name] = value
         elif value != serving.compute_dtype and name not in typed:
             raise MeshwrightError(
                 f"{path} plans {what} in {value}; a server stores them in the compute dtype,"
-                f" {serving.compute_dtype}, or in {' or '.join(known)}: add --{name.replace('_', '-')} {known[0]}, or"
+                f" {serving.compute_dtype}, or in {' or '.join(narrow)}: add --{name.replace('_', '-')} {narrow[0]}, or"
                 f" plan with one of these"
             )
     if serving.model.lora is not None:

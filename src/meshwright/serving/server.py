@@ -17,7 +17,7 @@ import jax
 from meshwright.description.families.adapters import read_adapter_config
 from meshwright.description.step.lora import EMBEDDING, MAX_RANK, MAX_SLOTS, UNEMBEDDING
 from meshwright.description.step.model import ModelConfig
-from meshwright.description.step.weight_formats import WEIGHT_DTYPES
+from meshwright.description.step.serving import NARROW
 from meshwright.errors import MeshwrightError
 from meshwright.execution.loading.advice import advised_mesh
 from meshwright.execution.loading.library import Found, find_model
@@ -98,10 +98,11 @@ def run_server(args: ServeArgs, processes: Processes, progress: ServerProgress) 
         raise MeshwrightError(f"--replicas is {args.replicas!r}; it must be a whole number from 1")
     if type(args.port) is not int or not 0 <= args.port < 1 << 16:
         raise MeshwrightError(f"--port is {args.port!r}; it must be 0 to 65535, where 0 picks a free port")
-    for name, known in (("kv_dtype", ("int8",)), ("weight_dtype", WEIGHT_DTYPES)):
-        if getattr(args, name) not in (None, *known):
+    for name, narrow in NARROW.items():
+        value = getattr(args, name)
+        if value is not None and value not in narrow:
             raise MeshwrightError(
-                f"--{name.replace('_', '-')} is {getattr(args, name)!r}; it must be {' or '.join(known)}, or left out"
+                f"--{name.replace('_', '-')} is {value!r}; it must be {' or '.join(narrow)}, or left out"
             )
     for name in ("timeout", "grace"):
         value = getattr(args, name)

@@ -5,20 +5,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from meshwright.description.hardware.chip import Chip
 from meshwright.description.hardware.dtypes import canonical_dtype, dtype_bytes
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.rules import RULES, Rules, local_parameter_shape
-from meshwright.description.step.weight_formats import WEIGHT_FORMATS, WeightFormat, has_format, matrix_shape
+from meshwright.description.step.weight_formats import (
+    WEIGHT_FORMATS,
+    WeightDtype,
+    WeightFormat,
+    has_format,
+    matrix_shape,
+)
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 
 ServingPhase = Literal["prefill", "decode"]
 CacheSplit = Literal["heads", "batch", "sequence"]
+CacheDtype = Literal["int8", "fp8"]
 
 CACHE_SPLITS: tuple[CacheSplit, ...] = get_args(CacheSplit)
 """How the KV cache is split beyond kv heads over tp: not at all, by sequences of the batch, or by tokens of a sequence.
+"""
+
+NARROW: dict[str, tuple[str, ...]] = {"weight_dtype": get_args(WeightDtype), "kv_dtype": get_args(CacheDtype)}
+"""Dtypes besides the compute dtype in which a server stores weights, and keys and values in pages.
+
+Weights and int8 keys and values have scales; fp8 keys and values have none. All are multiplied in the compute dtype.
 """
 
 SERVING_RULES: Rules = {
@@ -107,7 +121,7 @@ class Serving:
     @property
     def weight_format(self) -> WeightFormat | None:
         """The format of the weights of layers; None if all weights are plain arrays of `weight_dtype`."""
-        return WEIGHT_FORMATS.get(canonical_dtype(self.weight_dtype))
+        return WEIGHT_FORMATS.get(self.weight_dtype)
 
     @property
     def activation_dtype(self) -> str:
@@ -134,6 +148,15 @@ class ServingLayout:
     def __str__(self) -> str:
         """Return the mesh and the split of the cache, if any: `sp=4,tp=8 cache by batch`."""
         return f"{self.mesh}" + (f" cache by {self.cache}" if self.cache != "heads" else "")
+
+
+def check_cache_dtype(kv_dtype: str | None, chip: Chip) -> None:
+    """Raise a `MeshwrightError` if kernels cannot read keys and values in a dtype on a chip; None: the compute dtype.
+
+    GPUs before compute capability 8.9 have no conversion from fp8; TPUs convert it everywhere.
+    """
+    if kv_dtype and chip.kind == "gpu" and canonical_dtype(kv_dtype) == "fp8" and "fp8" not in chip.peak_flops:
+        raise MeshwrightError(f"kv_dtype is {kv_dtype}, and {chip.name} has no fp8; use int8")
 
 
 def cache_lanes(kind: str) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from meshwright.description.step.parameter_tree import Parameter
 from meshwright.description.step.rules import Rules, local_parameter_shape
@@ -19,8 +19,6 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 
 WeightDtype = Literal["int8", "int4", "fp8"]
-
-WEIGHT_DTYPES: tuple[WeightDtype, ...] = get_args(WeightDtype)
 
 
 class WeightFormat(NamedTuple):

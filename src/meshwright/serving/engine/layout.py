@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -14,12 +13,12 @@ from meshwright.description.step.frequencies import DynamicRopeScaling
 from meshwright.description.step.legality import check_runnable, learned_positions
 from meshwright.description.step.rules import local_parameter_shape
 from meshwright.description.step.serve import layers_by_window, pages_read
-from meshwright.description.step.serving import CacheSplit, check_linear_serving, generation_rules
+from meshwright.description.step.serving import CacheSplit, check_cache_dtype, check_linear_serving, generation_rules
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.cache import split_axes
 from meshwright.execution.models.generation.delta_state import abstract_states
 from meshwright.execution.models.generation.generate import decode_layout, switching_length
-from meshwright.execution.models.generation.paged_cache import abstract_pages, page_axes
+from meshwright.execution.models.generation.paged_cache import PAGE_DTYPES, abstract_pages, page_axes
 from meshwright.execution.models.inference.loaded import LoadedModel
 from meshwright.execution.runtime.arrays import DTYPES
 from meshwright.execution.runtime.sharding_context import ShardingContext
@@ -61,6 +60,7 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
     config, mesh = model.config, model.mesh_shape
     check_runnable(config, mesh)
     check_linear_serving(config, mesh)
+    check_cache_dtype(settings.kv_dtype, model.system.chip)
     if settings.num_drafts and config.attention.linear is not None:
         raise MeshwrightError(
             f"num_drafts is {settings.num_drafts}; the state of {config.name}'s linear attention cannot go back before"
@@ -170,7 +170,7 @@ def _chunks(tokens: int, context: int, shards: int) -> tuple[tuple[int, int], ..
 
 def stored_dtype(model: LoadedModel, settings: EngineSettings) -> Any:
     """Return the dtype in which pages store keys and values."""
-    return jnp.int8 if settings.kv_dtype == "int8" else DTYPES[model.dtype]
+    return PAGE_DTYPES[settings.kv_dtype] if settings.kv_dtype else DTYPES[model.dtype]
 
 
 def adapter_bytes(model: LoadedModel, settings: EngineSettings) -> int:
@@ -235,6 +235,6 @@ def _affordable_pages(
     if fits < one:
         raise MeshwrightError(
             f"a text of {one * settings.page_size} tokens keeps {show_bytes(one * page_bytes)} on a device, of which"
-            f" {show_bytes(free)} are free; use a smaller context, kv_dtype int8, or a mesh that splits more"
+            f" {show_bytes(free)} are free; use a smaller context, kv_dtype int8 or fp8, or a mesh that splits more"
         )
     return fits

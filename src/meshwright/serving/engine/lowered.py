@@ -11,15 +11,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.description.families.registry import serving_from_data
-from meshwright.description.hardware.dtypes import canonical_dtype
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import is_adapter, map_leaves, parameters
 from meshwright.description.step.serve import page_parts, table_entries
-from meshwright.description.step.serving import SERVING_RULES, CacheSplit, Serving, ServingLayout, check_serving
+from meshwright.description.step.serving import NARROW, SERVING_RULES, CacheSplit, Serving, ServingLayout, check_serving
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.delta_state import abstract_states
 from meshwright.execution.models.generation.generate import decode_layout
-from meshwright.execution.models.generation.paged_cache import abstract_pages, page_axes
+from meshwright.execution.models.generation.paged_cache import PAGE_DTYPES, abstract_pages, page_axes
 from meshwright.execution.models.generation.serving_step import check_served, dtype_of
 from meshwright.execution.models.generation.stationary import for_server_products
 from meshwright.execution.models.quantised.scaled import in_format
@@ -50,7 +49,7 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
     dtype = DTYPES[dtype_of("compute_dtype", read.compute_dtype)]
     weight_dtype = read.weight_dtype if read.weight_format is None else read.compute_dtype
     with jax.set_mesh(mesh):
-        stored = jnp.int8 if read.kv_dtype == "int8" else dtype
+        stored = PAGE_DTYPES.get(read.kv_dtype, dtype)
         pages: Any = abstract_pages(model, context, counts, read.page_size * parts, stored)
         pages = (*pages, *abstract_states(model, context, read.batch, dtype))
         stored_in = dtype_of("weight_dtype", weight_dtype)
@@ -60,7 +59,7 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
             abstract(declared, mesh, context, stored_in),
         )
         if read.weight_format is not None:
-            params = in_format(params, model, context, canonical_dtype(read.weight_dtype))  # type: ignore[arg-type]
+            params = in_format(params, model, context, read.weight_dtype)
         params, pages = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, leaf.sharding.spec)),
             (params, pages),
@@ -76,10 +75,7 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
 def check_engine_step(serving: Serving, layout: ServingLayout) -> None:
     """Raise a `MeshwrightError` if an engine cannot run the step of a serving plan."""
     check_serving(serving, layout)
-    # Values with scales are multiplied in the compute dtype.
-    plain = {name: serving.compute_dtype for name in ("kv_dtype",) if getattr(serving, name) == "int8"}
-    if serving.weight_format is not None:
-        plain["weight_dtype"] = serving.compute_dtype
+    plain = {name: serving.compute_dtype for name, narrow in NARROW.items() if getattr(serving, name) in narrow}
     check_served(replace(serving, **plain), layout.mesh)
     context = decode_layout(serving.model, layout.mesh, layout.cache)
     shards = layout.mesh.degree(page_axes(context, serving.model))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from meshwright.description.families.adapters import with_adapter_slots
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.serve import pages_read
-from meshwright.description.step.serving import CacheSplit
+from meshwright.description.step.serving import CacheDtype, CacheSplit
 from meshwright.description.step.weight_formats import WeightDtype
 from meshwright.errors import MeshwrightError
 from meshwright.support.field_types import check_fields
-
-Int8 = Literal["int8"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +23,8 @@ class EngineSettings:
         page_size: tokens of a page.
         cache_tokens: number of tokens for which layers without an attention window have pages, over all devices.
         cache_split: how the cache is split over devices in addition to heads.
-        kv_dtype: dtype of keys and values: int8 with a scale for each token and head, or None for the compute dtype.
+        kv_dtype: dtype of keys and values: int8 with a scale for each token and head, fp8 (e4m3) without scales, or
+            None for the compute dtype.
         weight_dtype: format of the layers' matmul weights (`step.weight_formats`), or None for the loaded dtype.
         chunk_tokens: maximum number of prompt tokens processed between two decode steps.
         prefix_cache: whether pages of sequences that ended are kept for prompts with the same prefix.
@@ -43,7 +41,7 @@ class EngineSettings:
     page_size: int = 16
     cache_tokens: int | None = None
     cache_split: CacheSplit | None = None
-    kv_dtype: Int8 | None = None
+    kv_dtype: CacheDtype | None = None
     weight_dtype: WeightDtype | None = None
     chunk_tokens: int = 1024
     prefix_cache: bool = True

@@ -23,6 +23,9 @@ from meshwright.execution.models.generation.cache import Cache, cache_spec, cach
 from meshwright.execution.runtime.mesh import mesh_platform
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
+PAGE_DTYPES: dict[str, Any] = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
+"""The dtypes that `NARROW` names for keys and values."""
+
 
 class TokenSizes(NamedTuple):
     """What a device stores of a token in one layer: for each of `heads` kv heads a key, then a value, of these sizes.
@@ -51,7 +54,7 @@ class Pages(NamedTuple):
         rows: [layers, pages, page_size, width]. A device's part of `width` is the row of `TokenSizes`, then padding.
         scales: if keys and values are int8, their scales [layers, pages, 1, size]: the largest absolute value of a
           token and head, / 127. A device's part of `size` is [kv_heads, 2, page_size], for keys and values, then
-          padding. None for other dtypes.
+          padding. None for other dtypes. In fp8 larger absolute values than 448 are stored as 448.
     """
 
     rows: Array
@@ -146,6 +149,9 @@ def with_tokens_in_pages(cache: PagedCache, new: Cache, layer: Array | int, posi
             ]
             columns = jnp.arange(own[0, 0].size)[None, None] * num_slots + slot[..., None]
             scales = scales.at[layer, page[..., None], 0, columns].set(own.reshape(columns.shape), mode="drop")
+        elif pages.rows.dtype == PAGE_DTYPES["fp8"]:  # A conversion to it makes NaN of values over the largest one.
+            most = float(jnp.finfo(pages.rows.dtype).max)
+            new = [jnp.clip(array, -most, most) for array in new]
         row = jnp.concatenate(new, axis=-1).reshape(*positions.shape, -1).astype(pages.rows.dtype)
         row = jnp.pad(row, ((0, 0), (0, 0), (0, width - row.shape[-1])))
         return Pages(pages.rows.at[layer, page, slot].set(row, mode="drop"), scales)
@@ -184,7 +190,7 @@ def read_pages(
         positions: positions of the queries [b, s].
         sizes: what the device stores of a token.
         slots: mesh axes that split the slots of a page.
-        dtype: dtype to which int8 keys and values are converted.
+        dtype: dtype to which keys and values in int8 or fp8 are converted.
     """
     batch, num_slots = table.shape[0], pages.rows.shape[2]
 
@@ -202,6 +208,8 @@ def read_pages(
         keys, values = (
             (own.astype(jnp.float32) * by_token[:, :, which]).astype(dtype) for which, own in enumerate((keys, values))
         )
+    elif pages.rows.dtype == PAGE_DTYPES["fp8"]:
+        keys, values = keys.astype(dtype), values.astype(dtype)
     own = jnp.arange(num_slots) + (lax.axis_index(slots) * num_slots if slots else 0)
     page_size = num_slots * (lax.axis_size(slots) if slots else 1)
     numbers = first[:, None] + jnp.arange(table.shape[1])[None]

@@ -13,8 +13,7 @@ from meshwright.description.families.registry import serving_from_data
 from meshwright.description.step.legality import check_runnable
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import parameters
-from meshwright.description.step.serving import SERVING_RULES, CacheSplit, Serving, ServingLayout, check_serving
-from meshwright.description.step.weight_formats import WEIGHT_DTYPES
+from meshwright.description.step.serving import NARROW, SERVING_RULES, CacheSplit, Serving, ServingLayout, check_serving
 from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.generate import decode_layout, programs, prompt_layout, prompt_parts
@@ -30,7 +29,7 @@ def check_served(serving: Serving, mesh: MeshShape) -> None:
     if serving.kv_dtype != serving.compute_dtype:
         raise MeshwrightError(
             f"kv_dtype is {serving.kv_dtype}; verify keys and values in the dtype of products, {serving.compute_dtype},"
-            f" or in int8 of a step through pages (decode, or prefill with a chunk)"
+            f" or {' or '.join(NARROW['kv_dtype'])} of a step through pages (decode, or prefill with a chunk)"
         )
     if serving.model.lora is not None and not serving.is_paged:
         raise MeshwrightError(
@@ -44,8 +43,8 @@ def dtype_of(name: str, value: str) -> Dtype:
     for known in DTYPES:
         if value == known:
             return known
-    formats = {"weight_dtype": ", ".join(WEIGHT_DTYPES), "kv_dtype": "int8"}
-    more = f", or {formats[name]} of a step through pages (decode, or prefill with a chunk)" if name in formats else ""
+    narrow = NARROW.get(name)
+    more = f", or {' or '.join(narrow)} of a step through pages (decode, or prefill with a chunk)" if narrow else ""
     raise MeshwrightError(f"{name} is {value}, in which no step is compiled; verify {' or '.join(DTYPES)}{more}")
 
 

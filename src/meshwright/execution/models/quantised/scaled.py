@@ -26,17 +26,16 @@ from meshwright.description.step.trained import summed_dims
 from meshwright.description.step.weight_formats import (
     WEIGHT_FORMATS,
     MatrixShape,
-    WeightDtype,
     has_format,
     matrix_shape,
 )
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.runtime.shards import on_shards
 
-VALUES: Mapping[WeightDtype, Any] = {"int8": np.int8, "int4": np.int8, "fp8": ml_dtypes.float8_e4m3fn}
+VALUES: Mapping[str, Any] = {"int8": np.int8, "int4": np.int8, "fp8": ml_dtypes.float8_e4m3fn}
 """The dtype of a format's values; those of int4 are packed afterwards."""
 
-SCALES: Mapping[WeightDtype, Any] = {"int8": np.float32, "int4": ml_dtypes.bfloat16, "fp8": np.float32}
+SCALES: Mapping[str, Any] = {"int8": np.float32, "int4": ml_dtypes.bfloat16, "fp8": np.float32}
 """The dtype of the scales of weights that are quantised here; those of a checkpoint keep theirs."""
 
 
@@ -68,7 +67,7 @@ def is_scaled(leaf: Any) -> bool:
     return isinstance(leaf, ScaledWeight)
 
 
-def in_format(params: Mapping[str, Any], model: ModelConfig, layout: ShardingContext, dtype: WeightDtype) -> Any:
+def in_format(params: Mapping[str, Any], model: ModelConfig, layout: ShardingContext, dtype: str) -> Any:
     """Return a server's parameters, concrete or abstract, with the weights of layers in a format.
 
     Each device quantises its own part. Weights that already are in the format are not changed.
@@ -123,7 +122,7 @@ def _matrices(local: tuple[int, ...], parameter: Parameter, shape: MatrixShape) 
     return *local[: summed_dims(parameter)[0]], shape.num_groups, shape.group, shape.columns
 
 
-def quantise(matrix: Any, dtype: WeightDtype) -> tuple[Any, Any]:
+def quantise(matrix: Any, dtype: str) -> tuple[Any, Any]:
     """Return the values and the scales of float32 matrices [..., groups, group, columns], in NumPy or in JAX."""
     xp: Any = np if isinstance(matrix, np.ndarray) else jnp
     largest = WEIGHT_FORMATS[dtype].largest
