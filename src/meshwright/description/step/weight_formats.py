@@ -80,7 +80,7 @@ def matrix_shape(
         what: the weight's name in error messages.
 
     Raises:
-        MeshwrightError: groups of 4-bit values would be so small that scales take as much memory as in int8.
+        MeshwrightError: groups would be so small that scales take as much memory as values.
     """
     local = local_parameter_shape(parameter, mesh=mesh, rules=rules, what=what)
     dims = summed_dims(parameter)
@@ -92,7 +92,7 @@ def matrix_shape(
     if wanted is not None and size < LEAST_BLOCK:
         raise MeshwrightError(
             f"{what} is {list(parameter.shape)}, of which mesh {mesh} gives a device {run} successive inputs; groups of"
-            f" {wanted} would be cut to {size}, whose scales take as much memory as int8 has: split the inputs less, or"
+            f" {wanted} would be cut to {size}, whose scales take as much memory as values: split the inputs less, or"
             f" use int8"
         )
     columns = math.prod(local[dims[-1] + 1 :])
