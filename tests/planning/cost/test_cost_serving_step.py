@@ -232,7 +232,7 @@ def test_products_of_a_batch_wait_for_arithmetic_from_about_the_critical_batch_o
 
 
 def test_as_much_cache_as_weights_is_read_from_some_batch_on():
-    """72.74e9 bytes of weights, with each device's norms and scales, against 8,192 x 163,840 a sequence: 54.2 of them."""
+    """72.74e9 bytes of weights, norms and scales on each device, against 8,192 x 163,840 a sequence: 54.2."""
     assert batch_of_equal_reads(LLAMA, TP8) == pytest.approx(54.19, abs=0.01)
     # Each replica has weights of its own to read; what splits a cache further leaves its sum.
     assert batch_of_equal_reads(LLAMA, ServingLayout(MeshShape(dp=2, tp=4))) == pytest.approx(2 * 54.17, abs=0.01)
