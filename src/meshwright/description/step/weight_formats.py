@@ -48,7 +48,7 @@ class MatrixShape(NamedTuple):
     group: inputs of a group.
     """
 
-    count: int
+    num_matrices: int
     num_groups: int
     group: int
     columns: int
@@ -56,7 +56,7 @@ class MatrixShape(NamedTuple):
     def nbytes(self, form: WeightFormat) -> float:
         """Return the bytes of values and scales."""
         of_values = self.num_groups * self.group * form.bits / 8
-        return self.count * self.columns * (of_values + self.num_groups * form.scale_bytes)
+        return self.num_matrices * self.columns * (of_values + self.num_groups * form.scale_bytes)
 
 
 def has_format(parameter: Parameter) -> bool:

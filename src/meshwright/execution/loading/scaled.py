@@ -89,7 +89,8 @@ def _read_weight(
     shape = matrix_shape(parameter, WEIGHT_FORMATS[dtype], mesh=layout.mesh, rules=layout.rules, group=group, what=path)
     holders: dict[Bounds, list[Any]] = {}
     whole = NamedSharding(mesh, layout.spec(*parameter.axes))
-    for device, index in whole.addressable_devices_indices_map(parameter.shape).items():
+    indices: Any = whole.addressable_devices_indices_map(parameter.shape)
+    for device, index in indices.items():
         bounds = tuple(part.indices(size)[:2] for part, size in zip(index, parameter.shape, strict=True))
         holders.setdefault(bounds, []).append(device)
     parts: list[tuple[Any, ...]] = []
@@ -109,7 +110,8 @@ def _read_weight(
         sizes = (size * degree for size, degree in zip(arrays[0].shape, degrees, strict=True))
         return jax.make_array_from_single_device_arrays(tuple(sizes), sharding, list(arrays))
 
-    return scaled_weight(*map(joined, zip(*parts, strict=True)), parameter)
+    values, scale, zero = map(joined, zip(*parts, strict=True))
+    return scaled_weight(values, scale, zero, parameter)
 
 
 def _group(tensor: Tensor) -> int:

@@ -91,7 +91,7 @@ def in_format(params: Mapping[str, Any], model: ModelConfig, layout: ShardingCon
         values, scale = jax.eval_shape(own, stored) if is_abstract else jax.block_until_ready(own(stored))
         return scaled_weight(values, scale, None, parameter)
 
-    declared = parameters(padded(model, layout.mesh, SERVING_RULES))
+    declared: Any = parameters(padded(model, layout.mesh, SERVING_RULES))
     return {
         name: {key: convert(f"{name}.{key}", declared[name][key], leaf) for key, leaf in stored.items()}
         if isinstance(stored, Mapping)

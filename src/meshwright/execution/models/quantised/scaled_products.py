@@ -103,7 +103,8 @@ def scaled_expert_product(rows: Array, weights: ScaledWeight, sizes: Array | Non
         return masked_product(rows, weights, sizes)
     if platform == "tpu":
         whole = dequantised(weights, rows.dtype).reshape(num_experts, -1, columns)
-        return lax.ragged_dot(*match_varying(rows, whole), sizes, preferred_element_type=rows.dtype)
+        rows, whole = match_varying(rows, whole)
+        return lax.ragged_dot(rows, whole, sizes, preferred_element_type=rows.dtype)
     _, size = expert_blocks(rows.shape[0], num_experts)
     if platform == "gpu" and fits_scaled_kernel(size, weights):
         read = _nbytes(weights) * min(1, rows.shape[0] / num_experts)
