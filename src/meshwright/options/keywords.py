@@ -140,7 +140,7 @@ class ServingOptions(TypedDict, total=False):
     dtype: str | None
     """Dtype of matmuls: also int8 or fp8 on chips that support it."""
     weight_dtype: str | None
-    """Dtype of weights: int8, fp8, int4, …"""
+    """Dtype of weights: bf16, f32; int8, int4 or fp8 for those of layers, with scales."""
     kv_dtype: str | None
     """Dtype of cached keys and values."""
 
@@ -301,7 +301,9 @@ class ServeOptions(TypedDict, total=False):
     compute dtype.
     """
     weight_dtype: str | None
-    """Store the weights of layers in int8, with a scale per column. Default: the compute dtype."""
+    """Store the weights of layers in int8 or fp8, with a scale per column, or in int4, with a scale per 128 inputs.
+    Those that a checkpoint has in int4 (GPTQ, AWQ) or fp8 stay as they are. Default: the compute dtype.
+    """
     chunk: int
     """The maximum prompt tokens between two decode steps (chunked prefill). Default: 1024."""
     no_prefix_cache: bool | None

@@ -53,7 +53,7 @@ class FormatArgs:
     dtype: Annotated[str | None, option("DTYPE")] = None
     """Dtype of matmuls: also int8 or fp8 on chips that support it."""
     weight_dtype: Annotated[str | None, option("DTYPE")] = None
-    """Dtype of weights: int8, fp8, int4, …"""
+    """Dtype of weights: bf16, f32; int8, int4 or fp8 for those of layers, with scales."""
     kv_dtype: Annotated[str | None, option("DTYPE")] = None
     """Dtype of cached keys and values."""
 
@@ -124,8 +124,10 @@ class ServeArgs(ModelArgs):
     kv_dtype: Annotated[str | None, option("int8|fp8")] = None
     """Store keys and values in int8, with a scale per token and head, or in fp8 (e4m3), without scales. Default: the
     compute dtype."""
-    weight_dtype: Annotated[str | None, option("int8")] = None
-    """Store the weights of layers in int8, with a scale per column. Default: the compute dtype."""
+    weight_dtype: Annotated[str | None, option("int8|int4|fp8")] = None
+    """Store the weights of layers in int8 or fp8, with a scale per column, or in int4, with a scale per 128 inputs.
+    Those that a checkpoint has in int4 (GPTQ, AWQ) or fp8 stay as they are. Default: the compute dtype.
+    """
     chunk: Annotated[int, option("N")] = 1024
     """The maximum prompt tokens between two decode steps (chunked prefill). Default: 1024."""
     no_prefix_cache: Annotated[bool, option()] = False

@@ -162,6 +162,7 @@ def _find_models(args: ServeArgs) -> tuple[Found, Found | None, EngineSettings]:
     if plan is not None and args.plan is not None:
         check_model(plan, args.plan, found.model, args.model)
     settings = replace(settings, **_slots(args, options, named, found.model))
+    found = replace(found, weight_dtype=settings.weight_dtype)
     if args.draft_model is None:
         return found, None, settings
     return found, find_model(args.draft_model, on=found.system, mesh=found.mesh, dtype=target["dtype"]), settings

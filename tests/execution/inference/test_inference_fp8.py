@@ -2,13 +2,18 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from scaled_numbers import plain_numbers
 
 import meshwright as mw
+from meshwright.description.step.parameter_tree import leaves
+from meshwright.execution.loading.library import find_model
+from meshwright.execution.models.quantised.scaled import ScaledWeight
 from meshwright.execution.weights.load import read_tensors
 
 GOLDEN = Path(__file__).parents[2] / "references" / "quantised" / "deepseek_v3_fp8"
@@ -29,6 +34,26 @@ def test_logits_are_those_of_weights_that_transformers_dequantised(mesh):
     found, wanted = np.asarray(model.logits(golden["tokens"])), golden["logits"]
     for row, length in enumerate(golden["lengths"]):
         assert np.abs(found[row, :length] - wanted[row, :length]).max() <= 2e-5 * (wanted.max() - wanted.min())
+
+
+@pytest.mark.parametrize("mesh", ["fsdp=2", pytest.param("ep=2,fsdp=2", marks=pytest.mark.matrix)])
+def test_a_server_keeps_the_values_and_scales_of_a_checkpoint(mesh):
+    """Each group of a column has its block's scale; what they stand for are the dequantised weights, to the bit."""
+    found = find_model(GOLDEN, on=f"cpu:{4 if 'ep' in mesh else 2}", mesh=mesh, dtype="f32")
+    model = replace(found, weight_dtype="fp8").load()
+    scaled = {path: leaf for path, leaf in leaves(model.params) if isinstance(leaf, ScaledWeight)}
+    assert scaled.keys() > {"layers.expert_up", "layers.shared_down", "dense_layers.down", "layers.latent_query"}
+    assert not scaled.keys() & {"embedding", "unembedding", "layers.router"}
+    assert {leaf.values.dtype for leaf in scaled.values()} == {np.dtype(ml_dtypes.float8_e4m3fn)}
+    ours = plain_numbers(model)
+    for path, wanted in leaves(mw.load(GOLDEN, on="cpu:1", dtype="f32").params):
+        np.testing.assert_array_equal(ours[path], np.asarray(wanted), err_msg=path)
+
+
+def test_a_mesh_that_cuts_groups_too_small_is_refused():
+    found = find_model(GOLDEN, on="cpu:2", mesh="tp=2", dtype="f32")
+    with pytest.raises(mw.MeshwrightError, match="groups of 8 would be cut to 4, whose scales take as much memory"):
+        replace(found, weight_dtype="fp8").load()
 
 
 def test_they_are_written_whole(tmp_path):

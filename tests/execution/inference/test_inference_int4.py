@@ -2,15 +2,19 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from scaled_numbers import plain_numbers
 
 import meshwright as mw
 from meshwright.description.step.parameter_tree import leaves
 from meshwright.errors import MeshwrightError
+from meshwright.execution.loading.library import find_model
+from meshwright.execution.models.quantised.scaled import ScaledWeight
 from meshwright.execution.weights.load import read_tensors
 
 GOLDEN = Path(__file__).parents[2] / "references" / "llama"
@@ -86,6 +90,59 @@ def test_parameters_are_those_of_the_dequantised_weights(name, on, mesh, tmp_pat
     model.save(tmp_path / "saved")
     assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_text())
     assert not [name for name in read_tensors(tmp_path / "saved") if name.endswith("qweight")]
+
+
+def served(folder, dtype, *, on, mesh):
+    """A model as a server reads it, and its weights as numbers in float32."""
+    model = replace(find_model(folder, on=on, mesh=mesh, dtype="f32"), weight_dtype=dtype).load()
+    return model, plain_numbers(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "on", "mesh"),
+    [
+        ("gptq", "cpu:4", "fsdp=2,tp=2"),
+        ("awq", "cpu:2", "tp=2"),
+        pytest.param("gptq_v2", "cpu:1", None, marks=pytest.mark.matrix),
+        pytest.param("awq", "cpu:8", "dp=2,fsdp=2,tp=2", marks=pytest.mark.matrix),
+    ],
+)
+def test_a_server_keeps_the_integers_scales_and_zero_points_of_a_checkpoint(name, on, mesh, tmp_path):
+    """What they stand for is what the dequantised weights are, to the bit; a device has half a byte for each."""
+    stored, plain = quantised(tmp_path, name)
+    model, found = served(stored, "int4", on=on, mesh=mesh)
+    for path, wanted in leaves(mw.load(plain, on="cpu:1", dtype="f32").params):
+        np.testing.assert_array_equal(found[path], np.asarray(wanted), err_msg=path)
+    for path, leaf in leaves(model.params):
+        assert isinstance(leaf, ScaledWeight) == (path.startswith("layers.") and "norm" not in path), path
+        if isinstance(leaf, ScaledWeight):
+            assert 2 * leaf.values.nbytes == found[path].size
+            assert leaf.scale.dtype == np.float16
+            assert leaf.zero.shape == leaf.scale.shape
+
+
+def test_groups_that_do_not_follow_each_other_are_not_served_in_int4(tmp_path):
+    stored, _ = quantised(tmp_path, "act-order")
+    with pytest.raises(MeshwrightError, match=r"do not follow each other \(g_idx, of desc_act\).*use int8"):
+        served(stored, "int4", on="cpu:1", mesh=None)
+
+
+def test_a_checkpoint_in_int4_is_quantised_again_in_int8_and_another_one_in_int4(tmp_path):
+    stored, plain = quantised(tmp_path, "gptq")
+    for folder, dtype, steps in ((stored, "int8", 127), (plain, "int4", 7)):
+        _, found = served(folder, dtype, on="cpu:2", mesh="tp=2")
+        for path, wanted in leaves(mw.load(plain, on="cpu:1", dtype="f32").params):
+            moved = np.abs(found[path] - np.asarray(wanted)).max()
+            assert moved <= 0.52 * np.abs(wanted).max() / steps, path
+            assert (moved > 0) == (path.startswith("layers.") and "norm" not in path), path
+
+
+def test_a_mesh_that_copies_heads_does_not_keep_a_checkpoints_integers(tmp_path):
+    stored, plain = quantised(tmp_path, "gptq")
+    with pytest.raises(MeshwrightError, match="cannot stay as they are, because mesh tp=8 pads or copies its heads"):
+        served(stored, "int4", on="cpu:8", mesh="tp=8")
+    model, _ = served(plain, "int4", on="cpu:8", mesh="tp=8")
+    assert not any(isinstance(leaf, ScaledWeight) for _, leaf in leaves(model.params))
 
 
 MODULE = "model.layers.1.mlp.down_proj"

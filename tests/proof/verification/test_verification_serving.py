@@ -84,11 +84,37 @@ def test_slots_of_the_embedding_and_the_head_are_as_planned(options, monkeypatch
     assert all(row.is_equal for row in found.rows if row.quantity in ("flops", "memory arguments"))
 
 
+@pytest.mark.parametrize("dtype", ["int4", *(pytest.param(one, marks=pytest.mark.matrix) for one in ("int8", "fp8"))])
+def test_weights_with_scales_take_the_memory_that_is_planned(dtype):
+    found = mw.verify("tiny", serve="decode", on="cpu:8", batch=8, mesh="dp=2,tp=4", weight_dtype=dtype)
+    assert all(row.is_equal for row in collectives(found))
+    assert all(row.is_equal for row in found.rows if row.quantity in ("flops", "memory arguments"))
+
+
+@pytest.mark.matrix
 @pytest.mark.parametrize(
-    "options", [{"kv_dtype": "int8"}, pytest.param({"weight_dtype": "int8"}, marks=pytest.mark.matrix)]
+    ("on", "mesh", "dtype"),
+    [
+        ("v5e:4x4", "dp=2,tp=8", "int4"),
+        ("v5e:4x4", "dp=2,fsdp=2,tp=4", "fp8"),
+        ("h100:8", "tp=8", "int4"),
+        ("h100:8", "fsdp=2,tp=4", "int4"),
+        ("h100:8", "tp=8", "int8"),
+    ],
 )
-def test_int8_moves_what_is_planned_and_names_its_scales(options):
-    found = mw.verify("tiny", serve="decode", on="cpu:8", batch=8, mesh="dp=2,tp=4", **options)
+def test_a_decode_step_makes_no_dequantised_copy_of_a_weight(on, mesh, dtype):
+    """All temporaries together are smaller than one weight of an MLP is in bf16 on a device."""
+    pytest.importorskip("libtpu" if on.startswith("v5e") else "jax_cuda13_plugin")
+    found = mw.verify("llama3-8b", serve="decode", on=on, mesh=mesh, batch=64, num_layers=2, weight_dtype=dtype)
+    assert all(row.is_explained for row in found.rows)
+    rows = {row.quantity: row for row in found.rows}
+    arguments = rows["memory arguments"]
+    assert arguments.predicted <= arguments.compiled < 1.001 * arguments.predicted
+    assert rows["memory temporaries"].compiled < 2 * 4096 * 14_336 / 8
+
+
+def test_int8_moves_what_is_planned_and_names_its_scales():
+    found = mw.verify("tiny", serve="decode", on="cpu:8", batch=8, mesh="dp=2,tp=4", kv_dtype="int8")
     assert all(row.is_equal for row in collectives(found))
     arguments = next(row for row in found.rows if row.quantity == "memory arguments")
     assert arguments.compiled > arguments.predicted

@@ -11,12 +11,18 @@ from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.rules import RULES, Rules, local_parameter_shape
+from meshwright.description.step.weight_formats import (
+    WEIGHT_FORMATS,
+    WeightDtype,
+    WeightFormat,
+    has_format,
+    matrix_shape,
+)
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 
 ServingPhase = Literal["prefill", "decode"]
 CacheSplit = Literal["heads", "batch", "sequence"]
-WeightDtype = Literal["int8"]
 CacheDtype = Literal["int8", "fp8"]
 
 CACHE_SPLITS: tuple[CacheSplit, ...] = get_args(CacheSplit)
@@ -113,6 +119,11 @@ class Serving:
         return 1 if self.phase == "decode" else self.chunk or self.prompt_len
 
     @property
+    def weight_format(self) -> WeightFormat | None:
+        """The format of the weights of layers; None if all weights are plain arrays of `weight_dtype`."""
+        return WEIGHT_FORMATS.get(self.weight_dtype)
+
+    @property
     def activation_dtype(self) -> str:
         """Dtype of activations: the compute dtype, or bf16 if that has fewer than two bytes."""
         return self.compute_dtype if dtype_bytes(self.compute_dtype) >= 2 else "bf16"
@@ -201,8 +212,11 @@ def check_serving(serving: Serving, layout: ServingLayout) -> None:
     check_linear_serving(model, mesh)
     if mesh.ep > 1 and model.experts is None:
         raise MeshwrightError(f"mesh {mesh} has ep={mesh.ep}, but {model.name} has no experts; use ep=1")
+    form = serving.weight_format
     for path, parameter in leaves(parameters(padded(model, mesh, SERVING_RULES))):
         local_parameter_shape(parameter, mesh=mesh, rules=SERVING_RULES, what=path)
+        if form is not None and has_format(parameter):
+            matrix_shape(parameter, form, mesh=mesh, rules=SERVING_RULES, what=path)
     if serving.batch is not None and serving.batch % layout.num_groups:
         raise MeshwrightError(
             f"batch {serving.batch} is not a multiple of dp*ep = {mesh.dp}*{mesh.ep} = {layout.num_groups}"

@@ -20,10 +20,14 @@ from meshwright.description.step.lora import UNEMBEDDING
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import leaves, map_leaves, merge_trees, parameters
+from meshwright.description.step.serving import SERVING_RULES
 from meshwright.description.step.strategy import DEFAULT
+from meshwright.description.step.weight_formats import WeightDtype
 from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError
+from meshwright.execution.loading.scaled import is_stored_in, keeps_heads, scaled_readers
 from meshwright.execution.models.adapters import merge_adapters, merged_model
+from meshwright.execution.models.generation.generate import decode_layout
 from meshwright.execution.models.inference.loaded import LoadedModel
 from meshwright.execution.models.inference.save import StoredDtype
 from meshwright.execution.runtime.arrays import DTYPES, abstract_for_inference, fit, shardings
@@ -91,6 +95,9 @@ class Found:
         tensors: the tensors of a Hugging Face directory by name; empty for a run.
         adapter: the directory of PEFT's adapters to merge, and the model with these adapters; None without them.
         notes: notes for the user, shown when the model is loaded.
+        weight_dtype: format in which a server stores the weights of layers. They are read in it where no other array
+          has to be made first: from a directory without adapters to merge, onto a mesh that neither pads nor copies
+          heads.
     """
 
     path: Path
@@ -104,6 +111,7 @@ class Found:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     adapter: tuple[Path, ModelConfig] | None = None
     notes: tuple[str, ...] = ()
+    weight_dtype: WeightDtype | None = None
 
     def load(self, *, on_bytes: Callable[[int], None] = lambda n: None, on_note: Note = warnings.warn) -> LoadedModel:
         """Load the model onto its devices; arguments and errors are those of `load`."""
@@ -118,8 +126,7 @@ class Found:
             tokenizer = run_tokenizer(self.run, self.path)
         with jax.set_mesh(mesh):
             if self.run is None:
-                layout = ShardingContext(self.mesh)
-                params = self._read(mesh, layout, on_bytes)
+                params = self._read_in_format(mesh, on_bytes) or self._read(mesh, ShardingContext(self.mesh), on_bytes)
             else:
                 params = restore_params(self.path, self.run, self.mesh, mesh, on_note, dtype=self.params_dtype)
         return LoadedModel(
@@ -135,6 +142,31 @@ class Found:
             seq_len=self.run.workload.seq_len if self.run else _most_positions(self.path),
             sp_method=self.run.strategy.sp_method if self.run else "gather",
         )
+
+    def _read_in_format(self, mesh: Mesh, on_bytes: Callable[[int], None]) -> Any:
+        """Return the parameters as a server stores them; None if `weight_dtype` is None or not for reading.
+
+        Raises:
+            MeshwrightError: weights that a checkpoint has in the format cannot be read in it.
+        """
+        dtype, layout = self.weight_dtype, decode_layout(self.model, self.mesh)
+        if dtype is None:
+            return None
+        has_heads = keeps_heads(self.model, layout)
+        if self.adapter is None and has_heads:
+            declared = parameters(padded(self.model, self.mesh, SERVING_RULES))
+            wanted = abstract_for_inference(declared, mesh, layout, self.params_dtype)
+            own = scaled_readers(self.model, mesh, layout, dtype, on_bytes)
+            return load_weights(self.tensors, self.model, wanted, on_bytes, own)
+        if any(is_stored_in(tensor, dtype) for tensor in self.tensors.values()):
+            why, instead = f"mesh {self.mesh} pads or copies its heads", "a smaller tp"
+            if self.adapter is not None:
+                why, instead = "an adapter is merged", "NAME=DIRECTORY for the adapter"
+            raise MeshwrightError(
+                f"{self.path} has weights in {dtype}, which cannot stay as they are, because {why}; use {instead},"
+                f" another weight_dtype, or none"
+            )
+        return None
 
     def _read(self, mesh: Mesh, layout: ShardingContext, on_bytes: Callable[[int], None]) -> Any:
         """Return the parameters on the mesh, read from `tensors`, with adapters merged and heads copied or padded."""

@@ -69,6 +69,7 @@ from meshwright.execution.models.linear import (
 from meshwright.execution.models.linear_attention import linear_attention
 from meshwright.execution.models.moe import MoeOps, moe_layer
 from meshwright.execution.models.norm import norm
+from meshwright.execution.models.quantised.scaled import as_declared
 from meshwright.execution.models.remat import INTERMEDIATE, PRODUCT
 from meshwright.execution.models.rotary import is_of_kind, rotate
 
@@ -223,7 +224,10 @@ def _run_attention(run: _Run, _: Block, op: Attention) -> None:
         return
     latents = Cache(*(run.values[name][:, :, None] for name in (latent.latent, latent.rotary)))
     if run.context.cache is not None:
-        of_key, of_value = run.weights[latent.key_weight], run.weights[latent.value_weight]
+        of_key, of_value = (
+            as_declared(run.weights[name], run.context.layout, query.dtype)
+            for name in (latent.key_weight, latent.value_weight)
+        )
         run.values[op.target], run.cache = latent_attention(query, latents, of_key, of_value, op, run.context)
     else:
         new = Cache(run.values[op.key], run.values[op.value])

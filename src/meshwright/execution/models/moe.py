@@ -23,6 +23,7 @@ from meshwright.description.step.strategy import MatmulDtype
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.activation import activate
 from meshwright.execution.models.quantised.experts import expert_product
+from meshwright.execution.models.quantised.scaled import ScaledWeight
 from meshwright.execution.models.remat import INTERMEDIATE, PRODUCT
 from meshwright.execution.runtime.experts.dispatch import ExpertAxes, dispatch_combine
 from meshwright.execution.runtime.experts.products import expert_of_rows
@@ -80,9 +81,12 @@ def moe_layer(
     """
     linears = (*ops.opened, ops.down)
     used = [
-        layout.weight(weights[op.name], "expert", *(name for name, _ in (*op.inputs, *op.outputs)), dtype=h.dtype)
+        weight
+        if isinstance(weight := weights[op.name], ScaledWeight)
+        else layout.weight(weight, "expert", *(name for name, _ in (*op.inputs, *op.outputs)), dtype=h.dtype)
         for op in linears
     ]
+    num_experts = jax.tree.leaves(used[-1])[0].shape[0]
     # Only one of the devices that split an expert's width adds the bias of its last matmul.
     biases = {
         op.name: layout.weight(
@@ -102,7 +106,7 @@ def moe_layer(
         partial(
             _moe_on_device,
             ops=ops,
-            experts=ops.experts(jnp.shape(used[-1])[0]),
+            experts=ops.experts(num_experts),
             split=_expert_axes(layout, tokens),
             sums=layout.axes("activation"),
             matmul_dtype=matmul_dtype,
@@ -111,7 +115,7 @@ def moe_layer(
         in_specs=(
             *(stream, routed, P(), P(), layout.spec("batch", "sequence")),
             {name: jax.typeof(bias).sharding.spec for name, bias in biases.items()},
-            *(jax.typeof(weight).sharding.spec for weight in used),
+            *(jax.tree.map(lambda array: jax.typeof(array).sharding.spec, weight) for weight in used),
         ),
         out_specs=(stream, P(tokens or None, None, None)),
     )
@@ -150,7 +154,7 @@ def _moe_on_device(
     expert_scale: Array | None,
     segments: Array | None,
     biases: Mapping[str, Array],
-    *weights: Array,
+    *weights: Array | ScaledWeight,
     ops: MoeOps,
     experts: Experts,
     split: ExpertAxes,

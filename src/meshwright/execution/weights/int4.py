@@ -48,23 +48,43 @@ class Int4Tensor(Tensor):
         """Always true, because `with_int4` has checked the parts."""
         return True
 
+    @property
+    def width(self) -> int:
+        """Number of inputs of a group."""
+        return self.shape[1] // self.parts["scales"].shape[0]
+
+    def groups(self, inputs: np.ndarray) -> np.ndarray:
+        """Return the group of each input."""
+        return _open(self.parts["g_idx"])[inputs] if "g_idx" in self.parts else inputs // self.width
+
+    def codes(self, inputs: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """Return a part of the 4-bit values in 32 bits [inputs, outputs], given the indices of both."""
+        packed = _open(self.parts["qweight"])
+        if self.method == "awq":
+            return (packed[np.ix_(inputs, outputs // PACK)] >> self._shifts(outputs)) & 15
+        return (packed[np.ix_(inputs // PACK, outputs)] >> (4 * (inputs % PACK)).astype(np.int32)[:, None]) & 15
+
+    def zeros(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the zero points of all groups [groups, outputs], 0 to 15."""
+        stored = _open(self.parts["qzeros"])[:, outputs // PACK] >> self._shifts(outputs)
+        return ((stored & 15) + self.zero_offset) & 15
+
+    def scales(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the scales of all groups [groups, outputs], in their own dtype."""
+        return _open(self.parts["scales"])[:, outputs]
+
+    def _shifts(self, outputs: np.ndarray) -> np.ndarray:
+        """Return how far the value of each output is from the lowest bits of its integer [1, outputs]."""
+        places = AWQ_PLACES[outputs % PACK] if self.method == "awq" else outputs % PACK
+        return (4 * places).astype(np.int32)[None]
+
     def values(self, inputs: np.ndarray, outputs: np.ndarray) -> np.ndarray:
         """Return a part of the weight in float32 [inputs, outputs], given the indices of the inputs and the outputs."""
-        packed, scales = _open(self.parts["qweight"]), _open(self.parts["scales"])
-        width = self.shape[1] // len(scales)
-        group = _open(self.parts["g_idx"])[inputs] if "g_idx" in self.parts else inputs // width
+        group = self.groups(inputs)
         # Codes stay in 32 bits, so that no intermediate array is larger than the result.
-        places = AWQ_PLACES[outputs % PACK] if self.method == "awq" else outputs % PACK
-        shifts = (4 * places).astype(np.int32)[None]
-        if self.method == "awq":
-            codes = packed[np.ix_(inputs, outputs // PACK)] >> shifts
-        else:
-            codes = packed[np.ix_(inputs // PACK, outputs)] >> (4 * (inputs % PACK)).astype(np.int32)[:, None]
-        zeros = _open(self.parts["qzeros"])[:, outputs // PACK] >> shifts
-        zeros = ((zeros & 15) + self.zero_offset) & 15
-        found = ((codes & 15) - zeros[group]).astype(np.float32)
+        found = (self.codes(inputs, outputs) - self.zeros(outputs)[group]).astype(np.float32)
         with np.errstate(invalid="ignore"):
-            found *= scales[:, outputs].astype(np.float32)[group]
+            found *= self.scales(outputs).astype(np.float32)[group]
         return found
 
 

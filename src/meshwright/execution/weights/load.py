@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ from meshwright.execution.weights.slices import Bounds, read_slice
 
 NUM_READERS = 8
 """Number of threads that read: copying out of a memory map waits for the disk."""
+
+LeafReader = Callable[[Place, Mapping[str, Tensor], Executor], Any]
+"""Reads a parameter, given its place, all tensors by name, and the threads that read."""
 
 
 def read_tensors(directory: Path, on_note: Callable[[str], None] = lambda note: None) -> dict[str, Tensor]:
@@ -52,12 +55,14 @@ def load_weights(
     model: ModelConfig,
     wanted: Tree[jax.ShapeDtypeStruct],
     on_bytes: Callable[[int], None] = lambda n: None,
+    other_readers: Mapping[str, LeafReader] | None = None,
 ) -> Tree[Array]:
     """Return a model's parameters from the tensors of its directory (`read_tensors`).
 
     Args:
         wanted: shape, dtype and sharding of each parameter; rows that pad the vocabulary become zeros.
         on_bytes: called with the number of bytes of each slice that is read.
+        other_readers: for parameters that are not plain arrays, by path, the function that reads each one.
 
     Raises:
         MeshwrightError: a tensor is missing, extra, of another shape, or not finite.
@@ -68,7 +73,9 @@ def load_weights(
     check_tensors(tensors, where, model)
     with ThreadPoolExecutor(NUM_READERS) as readers:
 
-        def read(path: str, leaf: Any) -> Array:
+        def read(path: str, leaf: Any) -> Any:
+            if other_readers and path in other_readers:
+                return other_readers[path](where[path], tensors, readers)
             indices = leaf.sharding.addressable_devices_indices_map(leaf.shape)
             holders: dict[Bounds, list[Any]] = {}
             for device, index in indices.items():

@@ -118,7 +118,7 @@ def _copy(place: Place, tensor: Tensor, within: tuple[slice, ...], part: slice, 
             values = values.astype(np.float32) * scales[places[0][at], places[1][at]]
         block = _cast(values, target.dtype).view(exponent[0])
         if (block & exponent[1]).max() == exponent[1]:
-            raise _not_finite(tensor, values, target.dtype)
+            raise not_finite(tensor, values, target.dtype)
         bits[at] = block
 
 
@@ -136,20 +136,29 @@ def _copy_mxfp4(place: Place, tensor: Mxfp4Tensor, within: tuple[slice, ...], pa
         values = tensor.values(slice(expert, expert + 1), rows, columns)[0]
         target[part][number] = block = _cast(values, target.dtype)
         if not np.isfinite(block.astype(np.float32)).all():
-            raise _not_finite(tensor, values, target.dtype)
+            raise not_finite(tensor, values, target.dtype)
 
 
 def _copy_int4(place: Place, tensor: Int4Tensor, within: tuple[slice, ...], part: slice, target: np.ndarray) -> None:
     """Like `_copy` for a 4-bit tensor of GPTQ or AWQ."""
+    inputs, outputs = matrix_indices(place, tensor, within, part)
+    target[part] = block = _cast(tensor.values(inputs, outputs).reshape(target[part].shape), target.dtype)
+    if not np.isfinite(block.astype(np.float32)).all():
+        raise not_finite(tensor, tensor.values(inputs, outputs), target.dtype)
+
+
+def matrix_indices(
+    place: Place, tensor: Tensor, within: tuple[slice, ...], part: slice = slice(None)
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices in a tensor [out, in] of the inputs and of the outputs of a slice, in the slice's order.
+
+    within, part: as in `_copy`.
+    """
     # For each value of the slice, its row and column in the tensor, as views that take no memory.
     numbers = np.ogrid[tuple(slice(size) for size in tensor.shape)]
     outputs, inputs = (place.view(np.broadcast_to(each, tensor.shape))[within][part] for each in numbers)
     depth = len(place.inputs)
-    inputs = inputs[(..., *(0,) * (inputs.ndim - depth))]
-    values = tensor.values(inputs.ravel(), outputs[(0,) * depth].ravel()).reshape(outputs.shape)
-    target[part] = block = _cast(values, target.dtype)
-    if not np.isfinite(block.astype(np.float32)).all():
-        raise _not_finite(tensor, values, target.dtype)
+    return inputs[(..., *(0,) * (inputs.ndim - depth))].ravel(), outputs[(0,) * depth].ravel()
 
 
 def _cast(block: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
@@ -161,7 +170,7 @@ def _cast(block: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
         return block.astype(dtype, order="C")
 
 
-def _not_finite(tensor: Tensor, block: np.ndarray, dtype: np.dtype[Any]) -> MeshwrightError:
+def not_finite(tensor: Tensor, block: np.ndarray, dtype: np.dtype[Any]) -> MeshwrightError:
     """Return the error for a tensor with values that are not finite."""
     values = block.astype(np.float64)
     if np.isfinite(values).all():

@@ -16,6 +16,7 @@ from meshwright.description.step.rules import local_parameter_shape
 from meshwright.description.step.serve import ServeStep, page_parts, serve_step, table_entries
 from meshwright.description.step.serve_ops import EMBEDDING, LOGITS
 from meshwright.description.step.serving import SERVING_RULES, Serving, ServingLayout
+from meshwright.description.step.weight_formats import WeightFormat, has_format, matrix_shape
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.kv_cache import paged_cache_bytes
 from meshwright.planning.cost.rates.collective_time import runs_as_all_reduce
@@ -66,11 +67,15 @@ def serving_argument_bytes(serving: Serving, layout: ServingLayout, batch: int) 
 
 
 def weight_bytes(serving: Serving, layout: ServingLayout) -> float:
-    """Return the bytes of the weights on one device, without adapters; norms and biases have the activations' dtype."""
-    elements = _elements(serving.model, layout.mesh)
-    return elements["matrix"] * dtype_bytes(serving.weight_dtype) + elements["vector"] * dtype_bytes(
-        serving.activation_dtype
-    )
+    """Return the bytes of the weights on one device, without adapters; norms and biases have the activations' dtype.
+
+    So have all weights that a server does not store in a `WeightFormat`, if `weight_dtype` is one.
+    """
+    elements, activation_bytes = _elements(serving.model, layout.mesh), dtype_bytes(serving.activation_dtype)
+    form, vectors = serving.weight_format, elements["vector"] * activation_bytes
+    if form is None:
+        return vectors + (elements["layer matrix"] + elements["matrix"]) * dtype_bytes(serving.weight_dtype)
+    return vectors + elements["matrix"] * activation_bytes + _stored_bytes(serving.model, layout.mesh, form)
 
 
 def adapter_bytes(serving: Serving, layout: ServingLayout) -> float:
@@ -103,13 +108,28 @@ def last_true(holds: Callable[[int], bool], at_most: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def _elements(model: ModelConfig, mesh: MeshShape) -> Counter[str]:
-    """Return the parameter elements on one device by kind: `matrix`, `vector` (norms and biases) and `adapter`."""
+    """Return the parameter elements on one device by kind.
+
+    The kinds are `layer matrix` (weights that can have a `WeightFormat`), `matrix` (other weights), `vector` (norms and
+    biases) and `adapter`.
+    """
     sizes = Counter[str]()
     for path, parameter in leaves(parameters(padded(model, mesh, SERVING_RULES))):
         shape = local_parameter_shape(parameter, mesh=mesh, rules=SERVING_RULES, what=path)
-        kind = "adapter" if is_adapter(path) else "vector" if parameter.role == "vector" else "matrix"
+        kind = "layer matrix" if has_format(parameter) else "matrix"
+        kind = "adapter" if is_adapter(path) else "vector" if parameter.role == "vector" else kind
         sizes[kind] += math.prod(shape)
     return sizes
+
+
+@lru_cache(maxsize=1 << 12)
+def _stored_bytes(model: ModelConfig, mesh: MeshShape, form: WeightFormat) -> float:
+    """Return the bytes of values and scales on one device of all weights in a format."""
+    return sum(
+        matrix_shape(parameter, form, mesh=mesh, rules=SERVING_RULES, what=path).nbytes(form)
+        for path, parameter in leaves(parameters(padded(model, mesh, SERVING_RULES)))
+        if has_format(parameter)
+    )
 
 
 def _gathered_bytes(step: ServeStep, serving: Serving, activations: float, laid: MeshPlacement | None) -> float:

@@ -83,12 +83,13 @@ def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: Mesh
     step, system = serve_step(serving, layout, batch), laid.system
     terms = dict.fromkeys(BOUNDS, 0.0)
     # How often one device runs each size of matmul: (rows, inner, columns, experts).
-    local, counts = step.extents.local_dims, dict[tuple[float, float, float, float], float]()
+    local, counts = step.extents.local_dims, dict[tuple[tuple[float, float, float, float], bool], float]()
     for op in step.ops.matmuls:
         shape = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
-        counts[shape] = counts.get(shape, 0.0) + step.repeats[op.region.name].mean
-    for shape, times in counts.items():
-        time = product_time(*shape, system=system, serving=serving)
+        key = shape, op.region == LOGITS
+        counts[key] = counts.get(key, 0.0) + step.repeats[op.region.name].mean
+    for (shape, is_head), times in counts.items():
+        time = product_time(*shape, system=system, serving=serving, is_head=is_head)
         terms["products" if time.bound == "compute" else "weights"] += times * time.seconds
     # Whole prompts use a fused kernel that skips masked scores, and read no cache.
     flops = read = 0.0
@@ -219,19 +220,30 @@ def prefill_servers(*, prefill_seconds: float, step_seconds: float, batch: float
 
 
 def product_time(
-    rows: float, inner: float, columns: float, count: float = 1, *, system: System, serving: Serving
+    rows: float,
+    inner: float,
+    columns: float,
+    count: float = 1,
+    *,
+    system: System,
+    serving: Serving,
+    is_head: bool = False,
 ) -> OpTime:
     """Return the time of the flops and of the memory traffic of `count` matmuls [rows, inner] @ [inner, columns].
 
     Flops are timed at the efficiency of the size, bytes at the achieved bandwidth. On GPUs that efficiency includes
     each matmul's launch; the time of memory traffic includes one launch for all `count` matmuls.
+
+    is_head: whether the weight is the output head, which has no `WeightFormat`.
     """
     dtype = serving.compute_dtype
     share = product_efficiency(system, max(rows, BUSY_ROWS), inner, columns, dtype=dtype)
     flops_seconds = count * 2 * rows * inner * columns / (system.peak(dtype) * share)
-    moved = matmul_bytes(
-        rows, inner, columns, weight_dtype=serving.weight_dtype, activation_dtype=serving.activation_dtype
-    )
+    form, activation_dtype = serving.weight_format, serving.activation_dtype
+    weight_dtype = activation_dtype if form is not None and is_head else serving.weight_dtype
+    moved = matmul_bytes(rows, inner, columns, weight_dtype=weight_dtype, activation_dtype=activation_dtype)
+    if form is not None and not is_head:
+        moved += max(1, inner / (form.group or inner)) * columns * form.scale_bytes
     launch = launch_seconds(system)
     return OpTime(flops_seconds, launch + count * moved / (HBM_SHARE * system.hbm_bytes_per_second))
 

@@ -39,7 +39,7 @@ class Difference(StrEnum):
     """
 
     INT8_SCALES = "int8 scales"
-    """Scales of int8 arrays, and parameters that a server does not keep in int8: token embeddings and routers."""
+    """Scales of keys and values in int8, in blocks of a compiler's layout."""
 
     SINGLE_ROWS = "single rows"
     """Matmuls of one row: compilers emit them as multiply and reduce ops, which are not counted as matmul flops."""
@@ -100,7 +100,7 @@ _PHRASES: Mapping[Difference, str] = {
     Difference.KERNEL_ESTIMATES: "attention kernels state flops of half the scores, and of two more matmuls backward",
     Difference.SUMMED_ONCE: "the last norm's gradient is summed once, not for each microbatch",
     Difference.EXPERT_BUFFERS: "buffers hold whole tokens for any routing; predicted in parts for balanced routing",
-    Difference.INT8_SCALES: "scales are stored beside int8 weights; other weights stay in the compute dtype",
+    Difference.INT8_SCALES: "scales are stored beside int8 keys and values",
     Difference.READ_THEN_MULTIPLIED: "as most weights are read before the matmuls begin",
     Difference.GATHERED_PAGES: "as pages are gathered first, and scores are separate ops",
     Difference.PADDED_ROWS: "matmuls of one row run as 8 rows, 7 of them zeros",

@@ -101,7 +101,7 @@ def _with_server_causes(
         Difference.EXPERT_BUFFERS: plan.mesh.ep > 1,
         Difference.SINGLE_ROWS: is_decode and plan.batch == plan.layout.num_groups,
     }
-    has_int8 = "int8" in (plan.serving.weight_dtype, plan.serving.kv_dtype)
+    has_scales = plan.serving.kv_dtype == "int8"
     for row in rows:
         is_unnamed = any(cause.difference in UNNAMED for cause in row.causes)
         if row.quantity == "step" and schedule is not None and plan.predicted.breakdown_seconds:
@@ -110,7 +110,7 @@ def _with_server_causes(
             yield replace(
                 row, causes=(Cause(difference=Difference.READ_AHEAD, num_bytes=read_ahead_bytes), *row.causes)
             )
-        elif has_int8 and row.quantity == "memory arguments" and not row.is_equal:
+        elif has_scales and row.quantity == "memory arguments" and not row.is_equal:
             yield replace(row, causes=(Cause(difference=Difference.INT8_SCALES),))
         elif is_unnamed and row.unit == "flop" and (causes := exact_causes(row, plan)):
             yield replace(row, causes=causes)

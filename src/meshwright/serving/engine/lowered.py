@@ -21,7 +21,7 @@ from meshwright.execution.models.generation.generate import decode_layout
 from meshwright.execution.models.generation.paged_cache import PAGE_DTYPES, abstract_pages, page_axes
 from meshwright.execution.models.generation.serving_step import check_served, dtype_of
 from meshwright.execution.models.generation.stationary import for_server_products
-from meshwright.execution.models.quantised.weights import in_int8
+from meshwright.execution.models.quantised.scaled import in_format
 from meshwright.execution.runtime.arrays import DTYPES, abstract
 from meshwright.mesh import MeshShape
 from meshwright.serving.engine.programs import Shape, greedy_program
@@ -47,7 +47,7 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
     program = Shape(read.batch, read.step_length, entries)
     counts = tuple(read.batch // shape.degree(page_axes(context, model)) * count for count in entries)
     dtype = DTYPES[dtype_of("compute_dtype", read.compute_dtype)]
-    weight_dtype = read.compute_dtype if read.weight_dtype == "int8" else read.weight_dtype
+    weight_dtype = read.weight_dtype if read.weight_format is None else read.compute_dtype
     with jax.set_mesh(mesh):
         stored = PAGE_DTYPES.get(read.kv_dtype, dtype)
         pages: Any = abstract_pages(model, context, counts, read.page_size * parts, stored)
@@ -58,8 +58,8 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
             lambda path, leaf: leaf.update(dtype=dtype) if is_adapter(path) else leaf,
             abstract(declared, mesh, context, stored_in),
         )
-        if read.weight_dtype == "int8":
-            params = jax.eval_shape(lambda own: in_int8(own, model), params)
+        if read.weight_format is not None:
+            params = in_format(params, model, context, read.weight_dtype)
         params, pages = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, leaf.sharding.spec)),
             (params, pages),

@@ -31,7 +31,7 @@ from meshwright.execution.models.generation.paged_cache import Pages, abstract_p
 from meshwright.execution.models.generation.sampling import GREEDY, Sampling, Written
 from meshwright.execution.models.generation.stationary import for_server_products
 from meshwright.execution.models.inference.loaded import LoadedModel
-from meshwright.execution.models.quantised.weights import in_int8
+from meshwright.execution.models.quantised.scaled import in_format
 from meshwright.execution.runtime.arrays import DTYPES
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.serving.engine.adapters import SlotWeights, empty_factors, with_empty_slots, write_slot
@@ -156,8 +156,8 @@ class Runner:
         self._rows = layout.shards * layout.rows
         with jax.set_mesh(self._mesh):
             self._params = placed_params(model.params, model.config, context)
-            if settings.weight_dtype == "int8":
-                self._params = in_int8(self._params, model.config)
+            if settings.weight_dtype is not None:
+                self._params = in_format(self._params, model.config, context, settings.weight_dtype)
             if settings.adapter_slots:
                 self._params = with_empty_slots(self._params, self._config, context, self._dtype)
             self._params = for_server_products(self._params, self._config)

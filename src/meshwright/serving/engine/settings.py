@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from meshwright.description.families.adapters import with_adapter_slots
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.serve import pages_read
-from meshwright.description.step.serving import CacheDtype, CacheSplit, WeightDtype
+from meshwright.description.step.serving import CacheDtype, CacheSplit
+from meshwright.description.step.weight_formats import WeightDtype
 from meshwright.errors import MeshwrightError
 from meshwright.support.field_types import check_fields
 
@@ -24,8 +25,7 @@ class EngineSettings:
         cache_split: how the cache is split over devices in addition to heads.
         kv_dtype: dtype of keys and values: int8 with a scale for each token and head, fp8 (e4m3) without scales, or
             None for the compute dtype.
-        weight_dtype: dtype of the layers' matmul weights: int8 with a scale for each column, or None for the loaded
-            dtype.
+        weight_dtype: format of the layers' matmul weights (`step.weight_formats`), or None for the loaded dtype.
         chunk_tokens: maximum number of prompt tokens processed between two decode steps.
         prefix_cache: whether pages of sequences that ended are kept for prompts with the same prefix.
         adapter_slots: maximum number of low-rank adapters that are loaded at once.

@@ -55,6 +55,7 @@ from meshwright.execution.models.generation.sampling import (
 )
 from meshwright.execution.models.generation.stationary import WEIGHTS, attention_layout, head_rows
 from meshwright.execution.models.layer import run_layer
+from meshwright.execution.models.quantised.scaled import ScaledWeight
 from meshwright.execution.models.quantised.weights import layer_weights
 from meshwright.execution.runtime.arrays import fit
 from meshwright.execution.runtime.sharding_context import ShardingContext
@@ -191,7 +192,9 @@ def cache_split(model: ModelConfig, mesh: MeshShape, num_rows: int) -> CacheSpli
 def placed_params(params: Mapping[str, Any], model: ModelConfig, layout: ShardingContext) -> Any:
     """Return parameters padded and sharded as decoding reads them; arrays that already are so are not copied."""
 
-    def place(parameter: Parameter, array: Array) -> Array:
+    def place(parameter: Parameter, array: Any) -> Any:
+        if isinstance(array, ScaledWeight):
+            return array
         spec = layout.spec(*parameter.axes)
         if array.shape != parameter.shape:
             refit = jax.jit(lambda array: jax.reshard(fit(jax.reshard(array, P()), parameter.shape), spec))

@@ -22,6 +22,8 @@ from jax.sharding import PartitionSpec as P
 from meshwright.description.step.layer import Linear
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.parameter_tree import RANK, SLOT, Parameter, parameters
+from meshwright.execution.models.quantised.scaled import ScaledWeight, in_int4
+from meshwright.execution.models.quantised.scaled_products import scaled_product
 from meshwright.execution.runtime.mesh import mesh_platform
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.runtime.shards import on_shards
@@ -92,12 +94,14 @@ def _in_tpu_layout(params: Mapping[str, Any], model: ModelConfig) -> Any:
         first = 1 + ("expert" in parameter.axes)
         inputs = range(first, first + parameter.num_inputs)
         *heads, columns = range(first, len(parameter.axes))[parameter.num_inputs :] or (0,)
+        if isinstance(stored, ScaledWeight):
+            stored = in_int4(stored)
+            return replace(stored, values=in_layout(stored.values, tuple(range(stored.values.ndim))))
         if parameter.axes[0] == "vocab":
-            return jax.tree.map(lambda leaf: in_layout(leaf, tuple(range(leaf.ndim))), stored)
+            return in_layout(stored, tuple(range(stored.ndim)))
         if not parameter.is_stacked or not inputs or not (heads or "expert" in parameter.axes):
             return stored
-        # The values and the scales of an int8 weight have the same dims.
-        return jax.tree.map(lambda leaf: in_layout(leaf, (*range(first), *heads, *inputs, columns)), stored)
+        return in_layout(stored, (*range(first), *heads, *inputs, columns))
 
     return jax.tree.map(in_read_order, parameters(model), dict(params))
 
@@ -122,7 +126,9 @@ def multiply_stored(subscripts: str, x: Array, weight: Array, layout: ShardingCo
         return made[:, : x.shape[1]]
 
 
-def stationary_product(x: Array, weight: Array, op: Linear, layout: ShardingContext, dtype: Any = None) -> Array:
+def stationary_product(
+    x: Array, weight: Array | ScaledWeight, op: Linear, layout: ShardingContext, dtype: Any = None
+) -> Array:
     """Multiply x [b, s, *inputs] by a stored weight [*inputs, *outputs].
 
     The result [b, s, *outputs] is unreduced over the mesh axes that split the inputs. dtype: its dtype; default: that
@@ -131,9 +137,13 @@ def stationary_product(x: Array, weight: Array, op: Linear, layout: ShardingCont
     names, outputs = [name for name, _ in op.inputs], [name for name, _ in op.outputs]
     tokens = "residual_sequence" if op.is_on_residual else "sequence"
     inner, columns = string.ascii_lowercase[: len(names)], string.ascii_uppercase[: len(outputs)]
-    used = jax.reshard(weight.astype(x.dtype), layout.spec(*names, *outputs))
     sums = tuple(axis for name in names for axis in layout.axes(name))
     spec = layout.spec("batch", tokens, *outputs, unreduced=sums)
+    if isinstance(weight, ScaledWeight):
+        with jax.named_scope(WEIGHTS):
+            made = scaled_product(pad_single_row(x, layout), weight, layout, dtype=dtype or x.dtype, out=spec)
+            return made[:, : x.shape[1]]
+    used = jax.reshard(weight.astype(x.dtype), layout.spec(*names, *outputs))
     subscripts = f"yz{inner},{inner}{columns}->yz{columns}"
     return multiply_stored(subscripts, x, used, layout, dtype=dtype or x.dtype, out=spec)
 

@@ -15,16 +15,24 @@ from jax import Array, lax
 
 from meshwright.description.step.strategy import MatmulDtype
 from meshwright.execution.models.quantised.products import FORMATS, UNROUNDED, Formats, Pair, quantisation
+from meshwright.execution.models.quantised.scaled import ScaledWeight
+from meshwright.execution.models.quantised.scaled_products import scaled_expert_product
 from meshwright.execution.runtime.experts.products import expert_of_rows, grouped_matmul, grouped_matmul_transposed
 from meshwright.execution.runtime.shards import match_varying
 
 
-def expert_product(rows: Array, weights: Array, sizes: Array | None, matmul_dtype: MatmulDtype | None = None) -> Array:
+def expert_product(
+    rows: Array, weights: Array | ScaledWeight, sizes: Array | None, matmul_dtype: MatmulDtype | None = None
+) -> Array:
     """Return `grouped_matmul` of rows with their experts' weights, in the rows' dtype, with an explicit backward.
+
+    A `ScaledWeight` has no backward.
 
     sizes: the number of rows of each expert [e]; None if rows are [e, slots, d]. matmul_dtype: dtype to which operands
     are quantized; None for no quantization.
     """
+    if isinstance(weights, ScaledWeight):
+        return scaled_expert_product(rows, weights, sizes)
     rows, weights = match_varying(rows, weights)
     return _expert_product(FORMATS[matmul_dtype] if matmul_dtype else UNROUNDED, rows, weights, sizes)
 

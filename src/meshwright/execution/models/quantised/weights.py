@@ -17,13 +17,11 @@ from jax import Array
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.description.step.model import ModelConfig
-from meshwright.description.step.parameter_tree import Parameter, parameters
+from meshwright.description.step.parameter_tree import Parameter
 from meshwright.description.step.trained import (
     BaseFormat,
     StoredArray,
     blocked_dim,
-    can_be_quantised,
     stored_weight,
     summed_dims,
 )
@@ -140,25 +138,10 @@ def _values_of_codes(codes: Array, table: Sequence[float]) -> Array:
     return jnp.where(is_high, _values_of_codes(codes, table[half:]), _values_of_codes(codes, table[:half]))
 
 
-def in_int8(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
-    """Return parameters with the matmul weights of layers in int8, sharded as before; routers and others unchanged."""
-    convert, declared = jax.jit(quantised, static_argnums=(1, 2)), parameters(model)
-
-    def of_stack(stored: Any, own: Any) -> Any:
-        return {
-            name: convert(array, own[name], "int8") if can_be_quantised(own[name]) else array
-            for name, array in stored.items()
-        }
-
-    return {
-        name: of_stack(part, declared[name]) if isinstance(part, Mapping) else part for name, part in params.items()
-    }
-
-
 def layer_weights(
     stored: Mapping[str, Any] | tuple[Mapping[str, Any], ...], number: Array | int, dtype: Any
 ) -> dict[str, Array]:
-    """Return the weights of layer `number` of a stack by name, quantised ones converted to `dtype`.
+    """Return the weights of layer `number` of a stack by name, those of `BaseFormat`s converted to `dtype`.
 
     stored: weights stacked over layers; or a tuple with a mapping for each layer, and then `number` is a Python int.
     """

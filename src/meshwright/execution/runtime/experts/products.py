@@ -11,6 +11,7 @@ number of rows of each expert. With a capacity, rows are [experts, slots, d], an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -46,7 +47,7 @@ def grouped_matmul(rows: Array, weights: Array, sizes: Array | None, dtype: Any)
         return _multiply_by_kernel(rows, weights, sizes, dtype)
     in_groups = partial(lax.ragged_dot, preferred_element_type=dtype)
     return lax.platform_dependent(
-        rows, weights, sizes, tpu=in_groups, default=partial(_multiply_in_blocks, dtype=dtype)
+        rows, weights, sizes, tpu=in_groups, default=partial(multiply_in_blocks, dtype=dtype, multiply=_dot)
     )
 
 
@@ -98,35 +99,67 @@ def _blocks(sizes: Array, count: int, size: int) -> RowBlock:
     return RowBlock(expert, start, ends[expert], number == 0, index < ends_at[-1])
 
 
-def _multiply_in_blocks(rows: Array, weights: Array, sizes: Array, *, dtype: Any) -> Array:
+def multiply_in_blocks(
+    rows: Array, weights: Any, sizes: Array, *, dtype: Any, multiply: Callable[[Array, Any, Any], Array]
+) -> Array:
     """Return `grouped_matmul` computed in blocks.
 
     A block that would reach beyond the array starts earlier instead, and does not change rows of other blocks.
+
+    Args:
+        weights: an array of the weights of all experts, or a pytree of such arrays.
+        multiply: called with a block's rows, its expert's weight and `dtype`; returns their product.
     """
     count, size = expert_blocks(rows.shape[0], sizes.shape[0])
 
     def fill(result: Array, block: RowBlock) -> Array:
         ours = _block_rows(block, rows, size)
-        product = jnp.dot(ours.cut(rows), weights[block.expert], preferred_element_type=dtype)
+        product = multiply(ours.cut(rows), jax.tree.map(lambda array: array[block.expert], weights), dtype)
         kept = jnp.where(ours.is_own, product, ours.cut(result))
         return lax.dynamic_update_slice_in_dim(result, kept, ours.start, axis=0)
 
-    zeros = jnp.zeros_like(rows, dtype=dtype, shape=(rows.shape[0], weights.shape[2]))
+    columns = jax.tree.leaves(weights)[0].shape[-1]
+    zeros = jnp.zeros_like(rows, dtype=dtype, shape=(rows.shape[0], columns))
     return _over_blocks(fill, zeros, _blocks(sizes, count, size))
+
+
+def _dot(rows: Array, weight: Array, dtype: Any) -> Array:
+    return jnp.dot(rows, weight, preferred_element_type=dtype)
 
 
 def _multiply_by_kernel(rows: Array, weights: Array, sizes: Array, dtype: Any, **options: Any) -> Array:
     """Return `grouped_matmul` of few rows, by the GPU kernel. options: arguments of the kernel's `pallas_call`."""
-    (num_rows, _), (num_experts, inner, columns) = rows.shape, weights.shape
-    count, size = expert_blocks(num_rows, num_experts)
+    num_experts, inner, columns = weights.shape
+    read = min(rows.shape[0], num_experts) * inner * columns * weights.dtype.itemsize
+
+    def multiply(blocks: Array, expert: Array, is_needed: Array) -> Array:
+        return multiply_blocks(blocks, weights, expert, is_needed, dtype, **options)
+
+    return multiply_row_blocks(rows, sizes, columns, read, multiply, dtype)
+
+
+def multiply_row_blocks(
+    rows: Array,
+    sizes: Array,
+    columns: int,
+    weight_bytes: float,
+    multiply: Callable[[Array, Array, Array], Array],
+    dtype: Any,
+) -> Array:
+    """Return `grouped_matmul` of few rows by a kernel for blocks of rows, in `dtype`.
+
+    Args:
+        weight_bytes: bytes of weights that the kernel reads.
+        multiply: called with the rows of each block [n, size, d], the expert of each block and whether it is needed
+          [n]; returns the products [n, size, columns].
+    """
+    num_rows, inner = rows.shape
+    count, size = expert_blocks(num_rows, sizes.shape[0])
     blocks = _blocks(sizes, count, size)
     at = blocks.start[:, None] + jnp.arange(size)[None]
-    read = min(num_rows, num_experts) * inner * columns * weights.dtype.itemsize
     moved = count * size * (inner + columns) * rows.dtype.itemsize
-    with jax.named_scope(KernelCost(2 * num_rows * inner * columns, read + moved).scope):
-        product = multiply_blocks(
-            rows.at[at].get(mode="clip"), weights, blocks.expert, blocks.is_needed, dtype, **options
-        )
+    with jax.named_scope(KernelCost(2 * num_rows * inner * columns, int(weight_bytes + moved)).scope):
+        product = multiply(rows.at[at].get(mode="clip"), blocks.expert, blocks.is_needed).astype(dtype)
     is_own = (at < blocks.end[:, None]) & blocks.is_needed[:, None]
     places = jnp.where(is_own, at, num_rows)  # Index `num_rows` is out of range and dropped.
     result = jnp.zeros_like(rows, dtype=dtype, shape=(num_rows, columns))

@@ -1,0 +1,99 @@
+"""The formats in which a server stores the weights of layers: integers or fp8, with scales along the contraction.
+
+A weight is a matrix [inputs, columns] on each device, its inputs cut into groups; each group of a column has a scale.
+Groups are of successive inputs, and no group is on two devices. So where the mesh splits the inputs finer than a
+format's group, groups are smaller; a group of a checkpoint is then cut in parts that have the same scale. `int8` and
+`fp8` have one group on a device. Routers, the embedding table, the output head, norms and biases keep their own dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from meshwright.description.step.parameter_tree import Parameter
+from meshwright.description.step.rules import Rules, local_parameter_shape
+from meshwright.description.step.trained import LEAST_BLOCK, can_be_quantised, summed_dims
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+
+WeightDtype = Literal["int8", "int4", "fp8"]
+
+
+class WeightFormat(NamedTuple):
+    """How weights are stored in a dtype.
+
+    largest: the absolute value to which a group's largest element is scaled. group: inputs of a group; None for all
+    that a device has. scale_bytes: bytes of a scale.
+    """
+
+    bits: int
+    largest: float
+    group: int | None
+    scale_bytes: int
+
+
+WEIGHT_FORMATS: Mapping[str, WeightFormat] = {
+    "int8": WeightFormat(8, 127, None, 4),
+    "int4": WeightFormat(4, 7, 128, 2),
+    "fp8": WeightFormat(8, 448, None, 4),
+}
+"""{`WeightDtype`: its format}. fp8 is e4m3."""
+
+
+class MatrixShape(NamedTuple):
+    """One device's part of a weight as matrices: how many (layers times experts), and the sizes of each.
+
+    group: inputs of a group.
+    """
+
+    num_matrices: int
+    num_groups: int
+    group: int
+    columns: int
+
+    def nbytes(self, form: WeightFormat) -> float:
+        """Return the bytes of values and scales."""
+        of_values = self.num_groups * self.group * form.bits / 8
+        return self.num_matrices * self.columns * (of_values + self.num_groups * form.scale_bytes)
+
+
+def has_format(parameter: Parameter) -> bool:
+    """Whether a server stores a parameter in a `WeightFormat`: the weights of matmuls in layers, except routers'."""
+    return can_be_quantised(parameter) and parameter.role == "product"
+
+
+def matrix_shape(
+    parameter: Parameter,
+    form: WeightFormat,
+    *,
+    mesh: MeshShape,
+    rules: Rules,
+    group: int | None = None,
+    what: str = "a weight",
+) -> MatrixShape:
+    """Return one device's part of a weight as matrices.
+
+    Args:
+        group: inputs of a group in a checkpoint; default: the format's.
+        what: the weight's name in error messages.
+
+    Raises:
+        MeshwrightError: groups would be so small that scales take as much memory as values.
+    """
+    local = local_parameter_shape(parameter, mesh=mesh, rules=rules, what=what)
+    dims = summed_dims(parameter)
+    # A device's successive inputs: those within the last dim that is split.
+    last_split = max((dim for dim in dims if local[dim] != parameter.shape[dim]), default=dims[0])
+    run = math.prod(local[last_split : dims[-1] + 1])
+    inputs, wanted = math.prod(local[dim] for dim in dims), group or form.group
+    size = inputs if wanted is None else math.gcd(wanted, run)
+    if wanted is not None and size < LEAST_BLOCK:
+        raise MeshwrightError(
+            f"{what} is {list(parameter.shape)}, of which mesh {mesh} gives a device {run} successive inputs; groups of"
+            f" {wanted} would be cut to {size}, whose scales take as much memory as values: split the inputs less, or"
+            f" use int8"
+        )
+    columns = math.prod(local[dims[-1] + 1 :])
+    return MatrixShape(math.prod(local[: dims[0]]), inputs // size, size, columns)
