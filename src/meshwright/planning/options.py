@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meshwright.description.families.adapters import ALL_LINEAR, read_adapter_config, with_adapter_slots, with_adapters
-from meshwright.description.families.load import load_model, usual_seq_len
+from meshwright.description.families.load import load_model, load_published_weights, usual_seq_len
 from meshwright.description.hardware.system import System
 from meshwright.description.step.legality import check_positions
 from meshwright.description.step.model import ModelConfig
@@ -189,6 +189,10 @@ def read_serving(
     output_len = counts.get("output_len", OUTPUT_LEN if phase == "decode" else 1)
     advice = "{} or less of --prompt-len (prompt_len=…) and --output-len (output_len=…) together"
     check_positions(found, prompt_len + (output_len if phase == "decode" else 0), advice)
+    weight_dtype = said.get("weight_dtype", plain)
+    published = None if isinstance(model, ModelConfig) else load_published_weights(str(model))
+    # A server keeps a checkpoint's groups and zero points if its weights are in the format.
+    kept = published if published is not None and published.dtype == weight_dtype else None
     serving = Serving(
         model=found,
         phase=phase,
@@ -196,7 +200,9 @@ def read_serving(
         output_len=output_len,
         batch=counts.get("batch"),
         chunk=counts.get("chunk"),
-        weight_dtype=said.get("weight_dtype", plain),
+        weight_dtype=weight_dtype,
+        weight_group=kept and kept.group,
+        has_weight_zeros=kept is not None and kept.has_zeros,
         kv_dtype=said.get("kv_dtype", plain),
         compute_dtype=said.get("dtype", plain),
         latency_seconds=parse_seconds(latency) if isinstance(latency, str) else latency,

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -16,6 +17,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.loading.library import find_model
 from meshwright.execution.models.quantised.scaled import ScaledWeight
 from meshwright.execution.weights.load import read_tensors
+from meshwright.proof.verification.serving import verify_serving
 
 GOLDEN = Path(__file__).parents[2] / "references" / "llama"
 GROUP = 16
@@ -119,6 +121,19 @@ def test_a_server_keeps_the_integers_scales_and_zero_points_of_a_checkpoint(name
             assert 2 * leaf.values.nbytes == found[path].size
             assert leaf.scale.dtype == np.float16
             assert leaf.zero.shape == leaf.scale.shape
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq"])
+def test_a_plan_of_a_checkpoint_counts_its_groups_and_zero_points(name, tmp_path):
+    """On each device, as a server has them; the step that is compiled for the plan has arguments of this size."""
+    stored, _ = quantised(tmp_path, name)
+    model, _ = served(stored, "int4", on="cpu:2", mesh="tp=2")
+    own = sum(array.addressable_shards[0].data.nbytes for array in jax.tree.leaves(model.params))
+    plan = mw.plan(stored, "cpu:2", serve="decode", mesh="tp=2", weight_dtype="int4", prompt_len=32, output_len=16)
+    assert plan.predicted.memory_bytes["weights"] == own
+    if name == "gptq":
+        verified = verify_serving(plan)
+        assert all(row.is_equal for row in verified.rows if row.quantity == "memory arguments")
 
 
 def test_groups_that_do_not_follow_each_other_are_not_served_in_int4(tmp_path):

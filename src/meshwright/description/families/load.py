@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from meshwright.description.families.quantization import PublishedWeights, published_weights
 from meshwright.description.families.registry import PRESETS, model_from_hugging_face
 from meshwright.description.families.wrappers import text_config
 from meshwright.description.step.model import LearnedPositions, ModelConfig
@@ -68,6 +69,12 @@ def load_model(name: str) -> ModelConfig:
     raise MeshwrightError(
         f"no model {name!r}; {hint}`meshwright help models` lists them, or give the path of a config.json"
     )
+
+
+def load_published_weights(name: str) -> PublishedWeights | None:
+    """Return how the weights of a path to a `config.json` (or its folder) are quantised; None for a preset."""
+    path = None if name in PRESETS else _config_path(name)
+    return None if path is None else published_weights(_read_json(path))
 
 
 def _config_path(name: str) -> Path | None:

@@ -6,7 +6,7 @@ GPTQ and AWQ in 4 bits, block-wise fp8 and gpt-oss's MXFP4 are dequantised on lo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from meshwright.description.families.fields import Fields
 
@@ -43,6 +43,27 @@ def check_quantization(fields: Fields) -> None:
 def quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the `quantization_config` of a config.json, or else of its `text_config`; empty if neither has one."""
     return config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
+
+
+class PublishedWeights(NamedTuple):
+    """The weights of a quantised checkpoint that a server can keep: their format, and how they are grouped.
+
+    group: inputs of a group; None for whole columns.
+    """
+
+    dtype: Literal["int4", "fp8"]
+    group: int | None
+    has_zeros: bool
+
+
+def published_weights(config: Mapping[str, Any]) -> PublishedWeights | None:
+    """Return how a config.json's weights are quantised; None if they are not, or in MXFP4."""
+    found = quantization(config)
+    if found.get("quant_method") in ("gptq", "awq"):
+        size = found.get("group_size", found.get("q_group_size"))
+        return PublishedWeights("int4", size if isinstance(size, int) and size > 0 else None, has_zeros=True)
+    block = fp8_block(found)
+    return None if block is None else PublishedWeights("fp8", block[1], has_zeros=False)
 
 
 def fp8_block(quantization: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -75,6 +75,10 @@ class Serving:
     output_len: int
     batch: int | None = None  # Over all devices; None: the planner chooses.
     weight_dtype: str = "bf16"  # Dtype of stored weights.
+    # Of a checkpoint whose weights are in `weight_dtype` (GPTQ, AWQ, block fp8): inputs of a group, where they are not
+    # those of the format; and whether groups have zero points.
+    weight_group: int | None = None
+    has_weight_zeros: bool = False
     kv_dtype: str = "bf16"  # Dtype of cached keys and values.
     compute_dtype: str = "bf16"  # Dtype of matmuls' operands.
     page_size: int = 16  # Tokens per page of the cache (16 in vLLM, arXiv:2309.06180).
@@ -121,7 +125,10 @@ class Serving:
     @property
     def weight_format(self) -> WeightFormat | None:
         """The format of the weights of layers; None if all weights are plain arrays of `weight_dtype`."""
-        return WEIGHT_FORMATS.get(self.weight_dtype)
+        form = WEIGHT_FORMATS.get(self.weight_dtype)
+        if form is None:
+            return None
+        return form._replace(group=self.weight_group or form.group, zero_bytes=int(self.has_weight_zeros))
 
     @property
     def activation_dtype(self) -> str:

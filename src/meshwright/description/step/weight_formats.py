@@ -25,13 +25,14 @@ class WeightFormat(NamedTuple):
     """How weights are stored in a dtype.
 
     largest: the absolute value to which a group's largest element is scaled. group: inputs of a group; None for all
-    that a device has. scale_bytes: bytes of a scale.
+    that a device has. scale_bytes, zero_bytes: bytes of a scale and of a zero point.
     """
 
     bits: int
     largest: float
     group: int | None
     scale_bytes: int
+    zero_bytes: int = 0
 
 
 WEIGHT_FORMATS: Mapping[str, WeightFormat] = {
@@ -54,9 +55,9 @@ class MatrixShape(NamedTuple):
     columns: int
 
     def nbytes(self, form: WeightFormat) -> float:
-        """Return the bytes of values and scales."""
+        """Return the bytes of values, scales and zero points."""
         of_values = self.num_groups * self.group * form.bits / 8
-        return self.num_matrices * self.columns * (of_values + self.num_groups * form.scale_bytes)
+        return self.num_matrices * self.columns * (of_values + self.num_groups * (form.scale_bytes + form.zero_bytes))
 
 
 def has_format(parameter: Parameter) -> bool:

@@ -243,7 +243,7 @@ def product_time(
     weight_dtype = activation_dtype if form is not None and is_head else serving.weight_dtype
     moved = matmul_bytes(rows, inner, columns, weight_dtype=weight_dtype, activation_dtype=activation_dtype)
     if form is not None and not is_head:
-        moved += max(1, inner / (form.group or inner)) * columns * form.scale_bytes
+        moved += max(1, inner / (form.group or inner)) * columns * (form.scale_bytes + form.zero_bytes)
     launch = launch_seconds(system)
     return OpTime(flops_seconds, launch + count * moved / (HBM_SHARE * system.hbm_bytes_per_second))
 

@@ -59,7 +59,7 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
             abstract(declared, mesh, context, stored_in),
         )
         if read.weight_format is not None:
-            params = in_format(params, model, context, read.weight_dtype)
+            params = in_format(params, model, context, read.weight_dtype, read.weight_format)
         params, pages = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, leaf.sharding.spec)),
             (params, pages),

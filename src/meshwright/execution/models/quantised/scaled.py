@@ -26,6 +26,7 @@ from meshwright.description.step.trained import summed_dims
 from meshwright.description.step.weight_formats import (
     WEIGHT_FORMATS,
     MatrixShape,
+    WeightFormat,
     has_format,
     matrix_shape,
 )
@@ -67,10 +68,19 @@ def is_scaled(leaf: Any) -> bool:
     return isinstance(leaf, ScaledWeight)
 
 
-def in_format(params: Mapping[str, Any], model: ModelConfig, layout: ShardingContext, dtype: str) -> Any:
+def in_format(
+    params: Mapping[str, Any],
+    model: ModelConfig,
+    layout: ShardingContext,
+    dtype: str,
+    form: WeightFormat | None = None,
+) -> Any:
     """Return a server's parameters, concrete or abstract, with the weights of layers in a format.
 
     Each device quantises its own part. Weights that already are in the format are not changed.
+
+    form: the format, for abstract parameters of a checkpoint with other groups or with zero points; default: that of
+    `dtype`.
 
     Raises:
         MeshwrightError: as in `matrix_shape`.
@@ -79,7 +89,8 @@ def in_format(params: Mapping[str, Any], model: ModelConfig, layout: ShardingCon
     def convert(path: str, parameter: Parameter, stored: Any) -> Any:
         if not has_format(parameter) or is_scaled(stored):
             return stored
-        shape = matrix_shape(parameter, WEIGHT_FORMATS[dtype], mesh=layout.mesh, rules=layout.rules, what=path)
+        used = form or WEIGHT_FORMATS[dtype]
+        shape = matrix_shape(parameter, used, mesh=layout.mesh, rules=layout.rules, what=path)
         whole, matrices = layout.spec(*parameter.axes), matrix_spec(parameter, layout)
 
         def local(weight: Array) -> tuple[Array, Array]:
@@ -89,7 +100,8 @@ def in_format(params: Mapping[str, Any], model: ModelConfig, layout: ShardingCon
         own = jax.jit(jax.shard_map(local, in_specs=whole, out_specs=(matrices, matrices)))
         is_abstract = isinstance(stored, jax.ShapeDtypeStruct)
         values, scale = jax.eval_shape(own, stored) if is_abstract else jax.block_until_ready(own(stored))
-        return scaled_weight(values, scale, None, parameter)
+        zero = scale.update(dtype=np.int8) if is_abstract and used.zero_bytes else None
+        return scaled_weight(values, scale, zero, parameter)
 
     declared: Any = parameters(padded(model, layout.mesh, SERVING_RULES))
     return {
