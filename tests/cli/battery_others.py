@@ -160,6 +160,7 @@ CALLS = """
 2 | verify tiny --serve decode --on cpu:8 --tolerance -1                                     | --tolerance
 2 | verify tiny --serve decode --on v5e:2x2 --kv-dtype fp4                                   | kv_dtype is fp4
 2 | verify tiny --serve decode --on a100-80gb:2 --kv-dtype fp8                               | kv_dtype is fp8, and a100-80gb has no fp8; use int8
+2 | verify tiny --serve decode --on a100-80gb:2 --weight-dtype fp8                           | weight_dtype is fp8, and a100-80gb has no fp8; use int8
 2 | verify tiny --serve prefill --on v5e:2x2 --weight-dtype int8                             | weight_dtype is int8
 2 | verify tiny --on cpu:8 --batch 8 --cache batch                                           | --cache is an option of
 2 | verify tiny --on cpu:8 --batch 8 --for training                                          | --serve

@@ -15,7 +15,7 @@ from meshwright.description.families.load import load_model, load_published_weig
 from meshwright.description.hardware.system import System
 from meshwright.description.step.legality import check_positions
 from meshwright.description.step.model import ModelConfig
-from meshwright.description.step.serving import Serving, ServingPhase, cache_lanes, check_cache_dtype
+from meshwright.description.step.serving import Serving, ServingPhase, cache_lanes, check_stored_dtypes
 from meshwright.description.step.workload import Remat, Workload
 from meshwright.errors import MeshwrightError
 from meshwright.options.given import given
@@ -208,7 +208,7 @@ def read_serving(
         latency_seconds=parse_seconds(latency) if isinstance(latency, str) else latency,
         cache_lanes=cache_lanes(system.chip.kind),
     )
-    check_cache_dtype(serving.kv_dtype, system.chip)
+    check_stored_dtypes(system.chip, weight_dtype=serving.weight_dtype, kv_dtype=serving.kv_dtype)
     return serving, system
 
 

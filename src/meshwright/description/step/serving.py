@@ -157,13 +157,15 @@ class ServingLayout:
         return f"{self.mesh}" + (f" cache by {self.cache}" if self.cache != "heads" else "")
 
 
-def check_cache_dtype(kv_dtype: str | None, chip: Chip) -> None:
-    """Raise a `MeshwrightError` if kernels cannot read keys and values in a dtype on a chip; None: the compute dtype.
+def check_stored_dtypes(chip: Chip, *, weight_dtype: str | None, kv_dtype: str | None) -> None:
+    """Raise a `MeshwrightError` if a chip's programs cannot read fp8 in place; None: the compute dtype.
 
-    GPUs before compute capability 8.9 have no conversion from fp8; TPUs convert it everywhere.
+    GPUs before compute capability 8.9 have no conversion from fp8, so XLA would copy weights in bf16 in every step, and
+    kernels could not read pages. TPUs convert it everywhere.
     """
-    if kv_dtype and chip.kind == "gpu" and canonical_dtype(kv_dtype) == "fp8" and "fp8" not in chip.peak_flops:
-        raise MeshwrightError(f"kv_dtype is {kv_dtype}, and {chip.name} has no fp8; use int8")
+    for name, dtype in (("weight_dtype", weight_dtype), ("kv_dtype", kv_dtype)):
+        if dtype and chip.kind == "gpu" and canonical_dtype(dtype) == "fp8" and "fp8" not in chip.peak_flops:
+            raise MeshwrightError(f"{name} is {dtype}, and {chip.name} has no fp8; use int8")
 
 
 def cache_lanes(kind: str) -> int:

@@ -13,7 +13,7 @@ from meshwright.description.step.frequencies import DynamicRopeScaling
 from meshwright.description.step.legality import check_runnable, learned_positions
 from meshwright.description.step.rules import local_parameter_shape
 from meshwright.description.step.serve import layers_by_window, pages_read
-from meshwright.description.step.serving import CacheSplit, check_cache_dtype, check_linear_serving, generation_rules
+from meshwright.description.step.serving import CacheSplit, check_linear_serving, check_stored_dtypes, generation_rules
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.cache import split_axes
 from meshwright.execution.models.generation.delta_state import abstract_states
@@ -60,7 +60,7 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
     config, mesh = model.config, model.mesh_shape
     check_runnable(config, mesh)
     check_linear_serving(config, mesh)
-    check_cache_dtype(settings.kv_dtype, model.system.chip)
+    check_stored_dtypes(model.system.chip, weight_dtype=settings.weight_dtype, kv_dtype=settings.kv_dtype)
     if settings.num_drafts and config.attention.linear is not None:
         raise MeshwrightError(
             f"num_drafts is {settings.num_drafts}; the state of {config.name}'s linear attention cannot go back before"
