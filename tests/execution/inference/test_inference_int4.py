@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
 
 import jax
 import numpy as np
@@ -18,6 +19,9 @@ from meshwright.execution.loading.library import find_model
 from meshwright.execution.models.quantised.scaled import ScaledWeight
 from meshwright.execution.weights.load import read_tensors
 from meshwright.proof.verification.serving import verify_serving
+from meshwright.serving.engine.engine import Engine
+from meshwright.serving.engine.request import Request
+from meshwright.serving.engine.settings import EngineSettings
 
 GOLDEN = Path(__file__).parents[2] / "references" / "llama"
 GROUP = 16
@@ -134,6 +138,23 @@ def test_a_plan_of_a_checkpoint_counts_its_groups_and_zero_points(name, tmp_path
     if name == "gptq":
         verified = verify_serving(plan)
         assert all(row.is_equal for row in verified.rows if row.quantity == "memory arguments")
+
+
+@pytest.mark.matrix
+def test_an_engine_of_a_checkpoint_writes_what_the_dequantised_weights_write(tmp_path):
+    stored, plain = quantised(tmp_path, "awq")
+    model, _ = served(stored, "int4", on="cpu:2", mesh="tp=2")
+    engine, outputs = Engine(model, EngineSettings(rows=2, context=32, page_size=8, weight_dtype="int4")), Queue()
+    engine.start()
+    try:
+        engine.submit(Request(prompt=[5, 11, 3, 40], max_tokens=8), lambda found: [outputs.put(one) for one in found])
+        made = [outputs.get(timeout=120)]
+        while made[-1].done is None:
+            made.append(outputs.get(timeout=120))
+    finally:
+        engine.close()
+    wanted = mw.load(plain, on="cpu:1", dtype="f32").generate([[5, 11, 3, 40]], max_tokens=8, stop_tokens=())[0]
+    assert tuple(token for output in made for token in output.tokens) == wanted.tokens
 
 
 def test_groups_that_do_not_follow_each_other_are_not_served_in_int4(tmp_path):

@@ -216,5 +216,5 @@ def test_a_serving_plan_says_its_layout_itself(tmp_path):
     assert found.plan == plan
     with pytest.raises(mw.MeshwrightError, match="sets its batch itself; leave batch out"):
         mw.verify(path, serve="decode", batch=4)
-    with pytest.raises(mw.MeshwrightError, match="weight_dtype is fp8, in which no step is compiled"):
-        mw.verify("tiny", serve="decode", on="v5e:2x2", batch=8, weight_dtype="fp8")
+    with pytest.raises(mw.MeshwrightError, match="weight_dtype is fp4, in which no step is compiled"):
+        mw.verify("tiny", serve="decode", on="v5e:2x2", batch=8, weight_dtype="fp4")
