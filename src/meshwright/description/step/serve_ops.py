@@ -83,7 +83,7 @@ def serving_ops(
     arrays: dict[str, tuple[Array, ...]] = {}
     for stack in found.stacks:
         region = Region(stack.name)
-        walks = [_BlockWalk(block, region, layout, stored, split) for block in stack.blocks]
+        walks = [_BlockWalk(block, region, stack.num_layers, layout, stored, split) for block in stack.blocks]
         for walk in walks:
             ops += walk.ops()
         stream, residual = (Array(STREAM, (*rows, walks[0].width)) for rows in (layout.tokens, layout.residual_tokens))
@@ -103,8 +103,11 @@ def serving_ops(
 class _BlockWalk:
     """Builder of the ops of one block, which tracks the layout of each value op by op."""
 
-    def __init__(self, block: LayerBlock, region: Region, layout: Layout, stored: Layout, split: CacheSplit) -> None:
-        self.block, self.region, self.layout, self.stored, self.split = block, region, layout, stored, split
+    def __init__(
+        self, block: LayerBlock, region: Region, num_layers: int, layout: Layout, stored: Layout, split: CacheSplit
+    ) -> None:
+        self.block, self.region, self.num_layers = block, region, num_layers
+        self.layout, self.stored, self.split = layout, stored, split
         self.part = Block.MLP if block.name == "mlp" else Block.ATTENTION
         self.fsdp, self.tensor = layout.axes("embed"), layout.axes("mlp")
         self.is_prefill = layout.tp_stream == "split"
@@ -304,6 +307,11 @@ class _BlockWalk:
             yield from self._to_cache(query, output, across)
             if self.split != "heads":
                 heads = _whole(heads, across)
+                if op.has_sinks:
+                    # Those of all layers at once.
+                    dims = Dim("layers", self.num_layers), *self.arrays[op.query].dims[2:-1]
+                    sinks = Array("sinks", dims, width="float32")
+                    yield from _moved(sinks.name, EMBEDDING, (sinks, _gathered(sinks, across)))
             queries = Array(op.query, (Dim("Q", None), self.layout.tokens[1], heads, Dim("H", score)))
         yield AttentionOp(
             name=op.target, phase="forward", region=self.region, query=queries, key=held[0], value=held[-1],
