@@ -24,7 +24,7 @@ from meshwright.proof.simulate.schedule import EXPOSED_COPIES
 from meshwright.proof.verification import serving
 from meshwright.proof.verification.differences import UNNAMED
 from meshwright.proof.verification.serving_time import step_parts
-from meshwright.units import show_percent, show_seconds
+from meshwright.units import show_bytes, show_percent, show_seconds
 
 MODELS = (
     "llama3-8b", "qwen3-8b", "gemma2-9b", "gemma3-1b", "phi3-mini", "mixtral-8x7b", "gpt-oss-20b", "deepseek-v2",
@@ -66,6 +66,9 @@ def line(model: str, on: str, args: argparse.Namespace) -> str:
         plan = mw.plan(
             model, on, serve="decode", batch=args.batch, prompt_len=1024, output_len=1024, kv_dtype=args.kv_dtype
         )
+        if not plan.predicted.fits:
+            needed, usable = plan.predicted.memory_bytes["peak"], plan.system.plannable_bytes
+            return f"{plan.layout.mesh!s:24}needs {show_bytes(needed)} a device, of {show_bytes(usable)}"
         compiled = [serving.verify_serving(plan, effort="default")]
         with mock.patch.object(serving, "ENGINE_STEP", f"{__file__}:lower_gathered"):
             compiled += [serving.verify_serving(plan, effort="default")] if args.gather else []

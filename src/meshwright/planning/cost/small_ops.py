@@ -12,7 +12,7 @@ from functools import cache
 from meshwright.description.hardware.system import System
 from meshwright.description.step.blocks import program
 from meshwright.description.step.ir import Step
-from meshwright.description.step.layer import Attention, Dispatch, Gated, LayerOp, Linear, Norm, Rotary
+from meshwright.description.step.layer import Attention, Block, Dispatch, Gated, LayerOp, Linear, Norm, Rotary
 from meshwright.description.step.model import ModelConfig
 
 STEP_OPS = 60
@@ -32,17 +32,28 @@ def small_op_seconds(step: Step, model: ModelConfig, system: System, read_second
     if small is None:
         return 0.0
     exchanges = sum(step.repeats[op.region.name].useful for op in step.communication if op.kind == "all-to-all")
-    count = STEP_OPS + _ops_of_layers(model) + EXCHANGE_OPS * exchanges
+    count = STEP_OPS + _ops_of_layers(model, step.extents.mesh.ep > 1) + EXCHANGE_OPS * exchanges
     return max(0.0, count * small.least_seconds - small.read_ahead * read_seconds)
 
 
 @cache
-def _ops_of_layers(model: ModelConfig) -> int:
-    """Return the number of ops of all layers."""
-    return sum(stack.num_layers * sum(map(_num_ops, stack.ops)) for stack in program(model).stacks)
+def _ops_of_layers(model: ModelConfig, splits_experts: bool) -> int:
+    """Return the number of ops of all layers. splits_experts: whether devices have different experts."""
+    return sum(
+        stack.num_layers * _ops_of_block(block, splits_experts)
+        for stack in program(model).stacks
+        for block in stack.blocks
+    )
 
 
-def _num_ops(op: LayerOp) -> int:
+def _ops_of_block(block: Block, splits_experts: bool) -> int:
+    """Return the number of ops of a block. The matmuls of a gated activation, of gate and up, are one op."""
+    dense = {op.target for op in block.ops if isinstance(op, Linear) and not op.num_experts}
+    gated = (op for op in block.ops if isinstance(op, Gated) and len(op.sources) > 1)
+    return sum(_num_ops(op, splits_experts) for op in block.ops) - sum(dense >= {*op.sources} for op in gated)
+
+
+def _num_ops(op: LayerOp, splits_experts: bool) -> int:
     """Return the number of ops that one op of a layer is compiled to, besides kernels, whose time is that of bytes."""
     match op:
         case Norm():
@@ -51,8 +62,6 @@ def _num_ops(op: LayerOp) -> int:
             return 2 if op.has_bias else 0  # The bias of each row's expert.
         case Linear():
             return 1
-        case Gated() if len(op.sources) > 1:
-            return -1  # Gate and up are one op.
         case Rotary():
             return 2 * len(op.values)
         case Attention():
@@ -60,6 +69,8 @@ def _num_ops(op: LayerOp) -> int:
                 7  # Before the kernel queries are padded and new tokens are put into pages; then sums divide results.
             )
         case Dispatch():
-            return 15  # The choice of experts, two sorts, and the gathers of rows into their order and back.
+            # The choice of experts, two sorts, and the gathers of rows into their order and back; with experts on other
+            # devices also the numbers of rows that are exchanged, and the sort of those that arrive.
+            return 29 if splits_experts else 15
         case _:
             return 0
