@@ -36,8 +36,9 @@ def small_ops(serving, layout, on, batch=64, **figures):
 )
 def test_every_op_of_a_layer_takes_the_least_time(model, of_layer):
     serving = Serving(model=PRESETS[model], prompt_len=1024, output_len=1024)
+    # Outside the layers are sixty ops, and two where the likeliest tokens of all parts of the vocab are gathered.
     seconds = small_ops(serving, TP8, "tpu7x:2x2x1", least_seconds=1e-6, read_ahead=1e-9)
-    assert seconds == pytest.approx(1e-6 * (60 + serving.model.num_layers * of_layer), rel=1e-6)
+    assert seconds == pytest.approx(1e-6 * (60 + 2 + serving.model.num_layers * of_layer), rel=1e-6)
 
 
 def test_experts_of_other_devices_take_ops_for_what_is_exchanged():
@@ -47,8 +48,8 @@ def test_experts_of_other_devices_take_ops_for_what_is_exchanged():
         small_ops(serving, ServingLayout(mesh), "v5e:4x4", **figures)
         for mesh in (MeshShape(sp=2, tp=8), MeshShape(ep=2, tp=8))
     )
-    # Fourteen, and two for each of two all-to-alls.
-    assert split - alone == pytest.approx(1e-6 * 32 * (14 + 4), rel=1e-6)
+    # In a layer ten, and two for each of two all-to-alls, a gather and a scatter; then the newest tokens are gathered.
+    assert split - alone == pytest.approx(1e-6 * (32 * (10 + 8) + 2), rel=1e-6)
 
 
 def test_what_a_layer_reads_ahead_is_its_weights_at_what_memory_achieves():
@@ -58,12 +59,12 @@ def test_what_a_layer_reads_ahead_is_its_weights_at_what_memory_achieves():
     layer = 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336)
     moved = 2 * layer / 8 + 2 * (4 * 4096 + 3 * 4096 + 3 * 14336 / 8 + (4096 * 2 + 2048) / 8)  # and a row in and out
     read = moved / (HBM_SHARE * 8.2e11)
-    assert small_ops(serving, TP8, "v5e:2x4", 1) == pytest.approx(81 * 1.21e-6 - 0.75 * read, rel=1e-3)
+    assert small_ops(serving, TP8, "v5e:2x4", 1) == pytest.approx(83 * 1.21e-6 - 0.75 * read, rel=1e-3)
 
 
 def test_exchanges_of_rows_take_ops_before_and_after():
     serving = Serving(model=PRESETS["gemma3-1b"], prompt_len=1024, output_len=1024)
-    one, split = (ServingLayout(MeshShape(sp=4), cache) for cache in ("sequence", "batch"))
+    one, split = (ServingLayout(MeshShape(sp=4), cache) for cache in ("heads", "batch"))
     # Two all-to-alls of 26 layers.
     more = small_ops(serving, split, "v6e:2x2") - small_ops(serving, one, "v6e:2x2")
     assert more == pytest.approx(2 * 2 * 26 * 1.21e-6, rel=1e-3)

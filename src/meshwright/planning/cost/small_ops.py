@@ -19,7 +19,10 @@ STEP_OPS = 60
 """Ops outside the layers: lookup, rotary and page tables, last norm, logits, and the choice of a token."""
 
 EXCHANGE_OPS = 2
-"""Ops that bring an array into the order that an all-to-all sends, and out of that in which it arrives."""
+"""Ops that bring an array into the order that a collective sends, and out of that in which it arrives.
+
+An all-reduce needs none.
+"""
 
 
 def small_op_seconds(step: Step, model: ModelConfig, system: System, read_seconds: float) -> float:
@@ -31,7 +34,7 @@ def small_op_seconds(step: Step, model: ModelConfig, system: System, read_second
     small = system.chip.small_ops
     if small is None:
         return 0.0
-    exchanges = sum(step.repeats[op.region.name].useful for op in step.communication if op.kind == "all-to-all")
+    exchanges = sum(step.repeats[op.region.name].useful for op in step.communication if op.kind != "all-reduce")
     count = STEP_OPS + _ops_of_layers(model, step.extents.mesh.ep > 1) + EXCHANGE_OPS * exchanges
     return max(0.0, count * small.least_seconds - small.read_ahead * read_seconds)
 
@@ -71,6 +74,6 @@ def _num_ops(op: LayerOp, splits_experts: bool) -> int:
         case Dispatch():
             # The choice of experts, two sorts, and the gathers of rows into their order and back; with experts on other
             # devices also the numbers of rows that are exchanged, and the sort of those that arrive.
-            return 29 if splits_experts else 15
+            return 25 if splits_experts else 15
         case _:
             return 0
