@@ -69,7 +69,9 @@ class ExpertAxes:
     tokens: Axes
 
 
-def dispatch_combine(x: Array, routing: Choice, experts: Experts, axes: ExpertAxes, keep: Keep) -> Dispatched:
+def dispatch_combine(
+    x: Array, routing: Choice, experts: Experts, axes: ExpertAxes, keep: Keep, *, is_partial: bool = False
+) -> Dispatched:
     """Dispatch this device's tokens x [b, s, d] to the experts chosen by `routing` [b, s, choices].
 
     Args:
@@ -77,6 +79,7 @@ def dispatch_combine(x: Array, routing: Choice, experts: Experts, axes: ExpertAx
       experts: number of experts, choices per token, capacity.
       axes: mesh axes that shard experts and tokens.
       keep: gives received values a checkpoint name.
+      is_partial: leave the combined output unreduced over the axes of width; only where these do not shard tokens.
     """
     dispatch = _dispatch_dropless if experts.capacity_factor is None else _dispatch_with_capacity
     first, after = ((), axes.tokens) if axes.experts else (axes.tokens, ())
@@ -87,6 +90,8 @@ def dispatch_combine(x: Array, routing: Choice, experts: Experts, axes: ExpertAx
     def combine(y: Array) -> Array:
         """Return the output for each token, summed over the devices that shard each expert's width."""
         added = scatter(found.combine(y).reshape(x.shape), first, dim=1)
+        if is_partial:
+            return jax.lax.pcast(added, axes.width, to="unreduced") if axes.width else added
         return jax.lax.psum(added, axes.width) if axes.width and not axes.tokens else added
 
     # Devices that gathered each other's tokens all count the same copies.
