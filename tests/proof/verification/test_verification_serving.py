@@ -1,11 +1,13 @@
 """The steps of the engine and of generation, beside the serving plan."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 import meshwright as mw
 import meshwright.planning.options as planning_options
+from meshwright.description.families.registry import PRESETS
 from meshwright.planning.serving.plan import write_serving_plan
 from meshwright.planning.serving.search import best_serving_plan
 from meshwright.proof.compiler.records import read_optimized
@@ -32,6 +34,26 @@ def test_a_decode_step_is_as_planned_or_differs_by_name(model, options):
     assert found.compiled.step_seconds == found.schedule.step_seconds > 0
     assert str(found).startswith(f"{model} · decode · 8 × 48 + 16 tokens")
     assert "quantities are equal" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh"),
+    [
+        # Partial sums of experts and of a shared MLP are one all-reduce.
+        (PRESETS["tiny-deepseek"], "dp=2,tp=4"),
+        # Sinks of the heads whose queries a device gets in exchange for rows.
+        pytest.param(replace(PRESETS["tiny-gpt-oss"], num_kv_heads=2), "dp=2,sp=2,tp=2", marks=pytest.mark.matrix),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_a_decode_step_moves_what_is_planned(model, mesh):
+    found = mw.verify(
+        model, serve="decode", on="cpu:8", batch=8, prompt_len=48, output_len=16, mesh=mesh, cache="batch"
+    )
+    assert collectives(found)
+    assert all(row.is_equal for row in collectives(found))
+    sums = [move for move in found.compiled.collectives if move.kind == "all-reduce" and "tp" in move.axes]
+    assert sum(move.count for move in sums) == 1 + 2 * model.num_layers  # Of the lookup, and two of each layer.
 
 
 @pytest.mark.parametrize(
