@@ -7,7 +7,7 @@ scatter them.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,27 +29,32 @@ class Permutation(NamedTuple):
         return Permutation(self.destinations, self.sources)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def permute(values: Array, permutation: Permutation, has_gaps: bool = False) -> Array:
+def permute(values: Array, permutation: Permutation, *, has_gaps: bool = False) -> Array:
     """Return rows [m, d]: each is the sum of the rows of `values` [n, d] listed in `permutation.sources` [m, a].
 
     has_gaps: whether an index of the permutation may be -1. Without gaps there are fewer ops, of which each takes a TPU
     a microsecond.
     """
+    rows: Any = _permute(has_gaps, values, permutation)
+    return rows
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _permute(has_gaps: bool, values: Array, permutation: Permutation) -> Array:
     sources = permutation.sources
     rows = values.at[sources].get(mode="clip", wrap_negative_indices=False)
     return jnp.sum(jnp.where((sources >= 0)[..., None], rows, 0) if has_gaps else rows, axis=1)
 
 
-def _permute_forward(values: Array, permutation: Permutation, has_gaps: bool) -> tuple[Array, Permutation]:
-    return permute(values, permutation, has_gaps), permutation
+def _permute_forward(has_gaps: bool, values: Array, permutation: Permutation) -> tuple[Array, Permutation]:
+    return _permute(has_gaps, values, permutation), permutation
 
 
 def _permute_backward(has_gaps: bool, permutation: Permutation, gradient: Array) -> tuple[Array, None]:
-    return permute(gradient, permutation.inverse, has_gaps), None
+    return _permute(has_gaps, gradient, permutation.inverse), None
 
 
-permute.defvjp(_permute_forward, _permute_backward)
+_permute.defvjp(_permute_forward, _permute_backward)
 
 
 class Copies(NamedTuple):
