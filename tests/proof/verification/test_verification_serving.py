@@ -166,6 +166,16 @@ def test_a_decode_step_for_a_tpu_moves_what_is_planned_and_copies_neither_cache_
 
 
 @pytest.mark.matrix
+def test_a_decode_step_of_small_ops_takes_the_planned_time_on_a_tpu():
+    pytest.importorskip("libtpu")
+    found = mw.verify("gemma3-1b", serve="decode", on="tpu7x:2x2x1", batch=64, effort="default")
+    step = next(row for row in found.rows if row.quantity == "step")
+    assert step.predicted / 1.3 < step.compiled < 1.3 * step.predicted
+    # Without the least time of ops the compiled step took three times the plan.
+    assert found.plan.predicted.breakdown_seconds["small ops"] > step.predicted / 2
+
+
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("model", "options"),
     [("gpt-oss-20b", {}), ("phi3-mini", {}), ("deepseek-v2", {}), ("llama3-8b", {"kv_dtype": "int8"})],
