@@ -36,6 +36,7 @@ def test_a_decode_step_is_as_planned_or_differs_by_name(model, options):
     assert "quantities are equal" in str(found)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("model", "mesh"),
     [
