@@ -13,7 +13,7 @@ from meshwright.units import show_bytes, show_degrees, show_percent, show_second
 
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"]
 Phase = Literal["reference", "forward", "backward", "recompute", "update"]
-Bound = Literal["compute", "memory", "communication"]
+Bound = Literal["compute", "memory", "communication", "latency"]
 
 KINDS: tuple[Kind, ...] = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 PHASES: tuple[Phase, ...] = ("reference", "forward", "recompute", "backward", "update")
@@ -105,7 +105,8 @@ class Record:
 
     memory_bytes: each memory term by name, and `peak`. mfu: model flops (without recomputation) over step time times
     peak flops. flops: all executed flops, recomputation included. tokens_per_second: of all devices together.
-    breakdown_seconds: the parts of the step time by name.
+    breakdown_seconds: the parts of the step time by name. bound: what most of the step waits for; `latency` is the
+    least time of each op.
     """
 
     origin: Literal["predicted", "compiled", "measured"]

@@ -28,6 +28,7 @@ MISTAKES = [
     (V5E, "slices = [[1, 1], ", "slices = [[1], ", r"\[torus\] slices = \[1\]; it takes 2 numbers"),
     (V5E, "wrap_size = 16", "", r"\[torus\] wrap_size or cube must be there, one of the two"),
     (V5E, "splits_axes = true", 'splits_axes = "yes"', r"\[torus\] splits_axes = 'yes'; it takes true or false"),
+    (V5E, "read_ahead = 0.75", "read_ahead = 76", r"\[small_ops\] read_ahead = 76; it is a fraction, at most 1"),
     (V5E, '= "square"', '= "round"', r"\[compiler\] summed_scatters = 'round'; it takes one of square, solid, wrapped"),
     (
         H100,

@@ -258,8 +258,9 @@ def decoder_loss(model, *, remat="block"):
     return float(value), jax.tree.map(np.asarray, gradients)
 
 
-def dense_moe_layer(h, logits, weights, ops, layout, matmul_dtype=None, segments=None):
+def dense_moe_layer(h, logits, weights, ops, layout, matmul_dtype=None, segments=None, *, is_partial=False):
     """`moe_layer` by every expert on every token, on one device."""
+    assert not is_partial
     del logits, layout, matmul_dtype, segments
     experts = ops.experts(ops.dispatch.num_experts)
     added, chosen, scores = dense(h, weights, experts.num_active)

@@ -301,6 +301,15 @@ def test_work_that_is_started_beside_the_ops_is_waited_for_where_it_is_awaited()
     assert schedule.step_seconds == pytest.approx(2 * NBYTES / V5E.hbm_bytes_per_second / HBM_SHARE)
 
 
+def test_a_collective_in_an_asynchronous_call_takes_the_time_of_the_collective():
+    """As libtpu runs an all-reduce on the SparseCores of TPU7x."""
+    inside = f"%sums (p: {BIG.split('{')[0]}) -> {BIG.split('{')[0]} {{\n  %p = {BIG} parameter(0)\n  ROOT %r = {BIG} all-reduce(%p), replica_groups={OVER['tp']}, to_apply=%add\n}}\n\n"
+    start = f'%s = (({BIG}), {BIG}) call-start(%big), async_execution_thread="sparsecore", to_apply=%sums'
+    schedule = run(program(start, op("x", 1e-5), f"%d = {BIG} call-done(%s)", computations=inside))
+    assert [(event.kind, event.axes) for event in schedule.events] == [("all-reduce", ("tp",)), ("op", ())]
+    assert schedule.step_seconds == pytest.approx(priced("all-reduce", NBYTES, ("tp",)))
+
+
 def test_a_collective_between_slices_goes_over_the_data_centre_network():
     two = parse_system("2*v5e:4x4")
     attributes = 'is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_transfer_type="ALL_REDUCE"}'

@@ -1,11 +1,13 @@
 """The steps of the engine and of generation, beside the serving plan."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 import meshwright as mw
 import meshwright.planning.options as planning_options
+from meshwright.description.families.registry import PRESETS
 from meshwright.planning.serving.plan import write_serving_plan
 from meshwright.planning.serving.search import best_serving_plan
 from meshwright.proof.compiler.records import read_optimized
@@ -32,6 +34,27 @@ def test_a_decode_step_is_as_planned_or_differs_by_name(model, options):
     assert found.compiled.step_seconds == found.schedule.step_seconds > 0
     assert str(found).startswith(f"{model} · decode · 8 × 48 + 16 tokens")
     assert "quantities are equal" in str(found)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("model", "mesh"),
+    [
+        # Partial sums of experts and of a shared MLP are one all-reduce.
+        (PRESETS["tiny-deepseek"], "dp=2,tp=4"),
+        # Sinks of the heads whose queries a device gets in exchange for rows.
+        pytest.param(replace(PRESETS["tiny-gpt-oss"], num_kv_heads=2), "dp=2,sp=2,tp=2", marks=pytest.mark.matrix),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_a_decode_step_moves_what_is_planned(model, mesh):
+    found = mw.verify(
+        model, serve="decode", on="cpu:8", batch=8, prompt_len=48, output_len=16, mesh=mesh, cache="batch"
+    )
+    assert collectives(found)
+    assert all(row.is_equal for row in collectives(found))
+    sums = [move for move in found.compiled.collectives if move.kind == "all-reduce" and "tp" in move.axes]
+    assert sum(move.count for move in sums) == 1 + 2 * model.num_layers  # Of the lookup, and two of each layer.
 
 
 @pytest.mark.parametrize(
@@ -167,6 +190,16 @@ def test_a_decode_step_for_a_tpu_moves_what_is_planned_and_copies_neither_cache_
     # It was 6.73 and 6.90 ms with query weights laid out anew in each step and single rows on the vector unit, and 4.05
     # and 6.03 with weights of all layers in one array and pages that were gathered.
     assert step.compiled < most_seconds
+
+
+@pytest.mark.matrix
+def test_a_decode_step_of_small_ops_takes_the_planned_time_on_a_tpu():
+    pytest.importorskip("libtpu")
+    found = mw.verify("gemma3-1b", serve="decode", on="tpu7x:2x2x1", batch=64, effort="default")
+    step = next(row for row in found.rows if row.quantity == "step")
+    assert step.predicted / 1.3 < step.compiled < 1.3 * step.predicted
+    # Without the least time of ops the compiled step took three times the plan.
+    assert found.plan.predicted.breakdown_seconds["small ops"] > step.predicted / 2
 
 
 @pytest.mark.matrix

@@ -64,6 +64,18 @@ class Torus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SmallOps:
+    """The compiler's estimates for the ops of a decode step, of which most have little to compute.
+
+    least_seconds: the time of the smallest op. read_ahead: the fraction of the layers' weights whose reading is hidden
+    behind such ops.
+    """
+
+    least_seconds: float
+    read_ahead: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Level:
     """One level of a network of switches. It connects `degree` units: devices, or groups of the level below.
 
@@ -97,6 +109,7 @@ class Chip:
         torus: the network of a TPU; None on switches.
         levels: the levels of a network of switches, innermost first; empty on a torus.
         dcn: the network between slices; None if the chip has none.
+        small_ops: what small ops take; None if it is not known, or part of what launches take (GPUs).
         power_share: the chip's power limit divided by the full power of its die.
         is_shared: whether the figures are those of a machine that all simulated devices share.
         cloud_cores: cores per chip in Google Cloud's names: 2 if v5p-512 is 512 TensorCores in 256 chips.
@@ -118,6 +131,7 @@ class Chip:
     torus: Torus | None = None
     levels: tuple[Level, ...] = ()
     dcn: Dcn | None = None
+    small_ops: SmallOps | None = None
     power_share: float = 1.0
     is_shared: bool = False
     cloud_cores: int = 1

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import get_args
 
-from meshwright.description.hardware.chip import Chip, Dcn, Level, SliceForm, Torus
+from meshwright.description.hardware.chip import Chip, Dcn, Level, SliceForm, SmallOps, Torus
 from meshwright.description.hardware.dtypes import canonical_dtype
 from meshwright.description.hardware.table import Table, read_toml
 from meshwright.errors import MeshwrightError, did_you_mean, near_names
@@ -90,7 +90,7 @@ def _chip_named(name: str) -> Chip:
 def _chip(table: Table) -> Chip:
     peaks, hbm, host = table.table("peak_flops"), table.table("hbm"), table.table("host")
     torus, dcn, levels = table.table("torus"), table.table("dcn"), table.tables("levels")
-    power, compiler = table.table("power"), table.table("compiler")
+    power, compiler, small = (table.table(name) for name in ("power", "compiler", "small_ops"))
     if bool(torus.data) == bool(levels):
         raise table.error("fabric", "must be one of [torus] and [[levels]]")
     chip = Chip(
@@ -120,10 +120,11 @@ def _chip(table: Table) -> Chip:
         dcn=Dcn(bytes_per_second=dcn.amount("bytes_per_second"), hop_seconds=dcn.number("hop_seconds"))
         if dcn.data
         else None,
+        small_ops=_small_ops(small) if small.data else None,
         power_share=_power_share(power) if power.data else 1.0,
         sources={
             part.name: part.text("source")
-            for part in (peaks, hbm, power, torus, compiler, dcn, host, *levels)
+            for part in (peaks, hbm, power, torus, compiler, small, dcn, host, *levels)
             if part.data
         },
     )
@@ -134,7 +135,7 @@ def _chip(table: Table) -> Chip:
         raise hbm.error("physical_bytes", f"= {chip.physical_bytes:g}; it is about bytes = {chip.hbm_bytes:g}")
     if chip.runtime_bytes >= chip.physical_bytes:
         raise hbm.error("runtime_bytes", f"= {chip.runtime_bytes:g}; it must leave some of physical_bytes")
-    for part in (table, peaks, hbm, power, host, torus, compiler, dcn, *levels):
+    for part in (table, peaks, hbm, power, host, torus, compiler, small, dcn, *levels):
         part.close()
     return chip
 
@@ -162,6 +163,13 @@ def _power_share(table: Table) -> float:
     if limit > full:
         raise table.error("limit_watts", f"= {limit:g}; it must not be above full_watts = {full:g}")
     return limit / full
+
+
+def _small_ops(table: Table) -> SmallOps:
+    read_ahead = table.number("read_ahead")
+    if read_ahead > 1:
+        raise table.error("read_ahead", f"= {read_ahead:g}; it is a fraction, at most 1")
+    return SmallOps(least_seconds=table.number("least_seconds"), read_ahead=read_ahead)
 
 
 def _torus(table: Table, compiler: Table) -> Torus:

@@ -47,7 +47,14 @@ from meshwright.description.step.layer import (
 from meshwright.description.step.layer import Block as LayerBlock
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.parameter_tree import LORA_A, LORA_B
-from meshwright.description.step.passes.nodes import Layout, moves_between
+from meshwright.description.step.passes.nodes import (
+    Layout,
+    gathered_over,
+    moves_between,
+    reduced,
+    split_dim,
+    whole_dim,
+)
 from meshwright.description.step.passes.shard_delta import delta_matmuls
 from meshwright.description.step.serving import GATHERED_RULES, SERVING_RULES, TENSOR_AXES, CacheSplit
 
@@ -83,7 +90,7 @@ def serving_ops(
     arrays: dict[str, tuple[Array, ...]] = {}
     for stack in found.stacks:
         region = Region(stack.name)
-        walks = [_BlockWalk(block, region, layout, stored, split) for block in stack.blocks]
+        walks = [_BlockWalk(block, region, stack.num_layers, layout, stored, split) for block in stack.blocks]
         for walk in walks:
             ops += walk.ops()
         stream, residual = (Array(STREAM, (*rows, walks[0].width)) for rows in (layout.tokens, layout.residual_tokens))
@@ -103,8 +110,11 @@ def serving_ops(
 class _BlockWalk:
     """Builder of the ops of one block, which tracks the layout of each value op by op."""
 
-    def __init__(self, block: LayerBlock, region: Region, layout: Layout, stored: Layout, split: CacheSplit) -> None:
-        self.block, self.region, self.layout, self.stored, self.split = block, region, layout, stored, split
+    def __init__(
+        self, block: LayerBlock, region: Region, num_layers: int, layout: Layout, stored: Layout, split: CacheSplit
+    ) -> None:
+        self.block, self.region, self.num_layers = block, region, num_layers
+        self.layout, self.stored, self.split = layout, stored, split
         self.part = Block.MLP if block.name == "mlp" else Block.ATTENTION
         self.fsdp, self.tensor = layout.axes("embed"), layout.axes("mlp")
         self.is_prefill = layout.tp_stream == "split"
@@ -143,7 +153,7 @@ class _BlockWalk:
                 case Norm() if op.dims:
                     rows = self._summed_over_fsdp(Array("squares", self.layout.tokens)).dims
                     of_heads = Array("squares", rows, self.tensor, width="float32")
-                    yield from self._move(f"{op.name} squares", (of_heads, _reduced(of_heads)))
+                    yield from self._move(f"{op.name} squares", (of_heads, reduced(of_heads)))
                 case SigmoidGate() if self.part is Block.ATTENTION:
                     yield from self._reduced_inputs("attention gate", op.by)
                 case SigmoidGate() | Norm() if op.source in self.arrays:
@@ -154,7 +164,7 @@ class _BlockWalk:
                     yield from self._gated_delta(op)
                 case Gated() if not self.linears.keys() >= {*op.sources}:  # The output gate of linear attention.
                     yield from self._reduced_inputs("attention gate", op.sources[0])
-                    self.arrays[op.target] = _reduced(self.arrays[op.sources[0]])
+                    self.arrays[op.target] = reduced(self.arrays[op.sources[0]])
                 case Gated():
                     yield from self._gated(op)
                 case Dispatch() | Combine() if self.layout.axes("expert"):
@@ -165,7 +175,7 @@ class _BlockWalk:
                     yield self._pass("residual", residual)
                 case Add():
                     # In decode the sum is one all-reduce, in prefill it is scattered along the tokens.
-                    for _ in range(2 if self._adds_shared_expert(op) else 1):
+                    for _ in range(2 if self._sums_experts_apart(op) else 1):
                         yield from self._move(
                             f"{self.block.name} output", (replace(stream, unreduced=self.tensor), residual)
                         )
@@ -177,10 +187,15 @@ class _BlockWalk:
             sources = max(len(op.sources) for op in self.block.ops if isinstance(op, Gated))
             yield self._pass("gated" if sources > 1 else "activation", *hidden)
 
-    def _adds_shared_expert(self, op: Add) -> bool:
-        """Whether an op adds two partial sums: the experts' output and the shared MLP's."""
+    def _sums_experts_apart(self, op: Add) -> bool:
+        """Whether an op adds the experts' output and a shared MLP's, each of which is summed over devices before.
+
+        In decode their partial sums are added first, but not to those of a shared MLP with a gate.
+        """
         routed = {each.target for each in self.block.ops if isinstance(each, Combine)}
-        return bool(routed & {*op.sources}) and len(op.sources) > 1 and not self.layout.axes("expert")
+        if len(op.sources) == 1 or not routed & {*op.sources} or self.layout.axes("expert"):
+            return False
+        return self.is_prefill or not {*op.sources} <= routed | self.linears.keys()
 
     def _norm_sums(self, op: Norm) -> Iterator[Op]:
         """Yield the all-reduces of a norm whose dim is split."""
@@ -213,7 +228,7 @@ class _BlockWalk:
             yield self._pass("low_rank", result)
         if op.is_on_residual:
             yield from self._move(
-                "router", (replace(result, width="float32"), replace(_reduced(result), width="float32"))
+                "router", (replace(result, width="float32"), replace(reduced(result), width="float32"))
             )
 
     def _gated(self, op: Gated) -> Iterator[Op]:
@@ -228,8 +243,8 @@ class _BlockWalk:
             # The dim K, before the last one, is for the experts of a token.
             sources = [replace(array, dims=(*array.dims[:-1], Dim("K", copies), array.dims[-1])) for array in sources]
         self.live.append(tuple(sources))
-        self.arrays[op.target] = hidden = _reduced(sources[0])
-        scattered = [_split(array, -1, self.fsdp) for array in sources]
+        self.arrays[op.target] = hidden = reduced(sources[0])
+        scattered = [split_dim(array, -1, self.fsdp) for array in sources]
         yield from self._move("mlp hidden", *zip(sources, scattered, strict=True))
         yield from self._move("mlp hidden", (scattered[0], hidden))
 
@@ -241,7 +256,7 @@ class _BlockWalk:
         """
         batch, tokens, expert = *self.layout.tokens, self.layout.axes("expert")
         here = Array("sent", (batch, tokens._replace(axes=self.tensor), Dim("C", None), self.width))
-        there = Array("sent", (_whole(batch, expert), tokens, Dim("C", None, expert), self.width))
+        there = Array("sent", (whole_dim(batch, expert), tokens, Dim("C", None, expert), self.width))
         if isinstance(op, Dispatch):
             yield from self._move("experts dispatch", (here, there))
         else:
@@ -270,7 +285,7 @@ class _BlockWalk:
             yield self._pass("rotary", query, keys)
         if latents:
             sums = [self.arrays[each] for each in self._reads_of_stream()]
-            yield from self._move("latents", *((each, _reduced(each)) for each in sums))
+            yield from self._move("latents", *((each, reduced(each)) for each in sums))
         else:
             names = "queries, keys and values"
             yield from self._move(names, *((each, self._summed_over_fsdp(each)) for each in (query, *cached)))
@@ -286,7 +301,7 @@ class _BlockWalk:
             if not latents:
                 # Each device of fsdp attends with a part of the queries to all keys and values before them.
                 yield from self._move(
-                    "keys and values", *((self._summed_over_fsdp(each), _reduced(each)) for each in cached)
+                    "keys and values", *((self._summed_over_fsdp(each), reduced(each)) for each in cached)
                 )
                 yield from self._move("heads", (self._summed_over_fsdp(output), output))
                 tokens = tokens._replace(axes=self.fsdp)
@@ -303,7 +318,12 @@ class _BlockWalk:
             across = tuple(axis for axis in self.tensor if axis not in {a for each in held for a in each.split_axes})
             yield from self._to_cache(query, output, across)
             if self.split != "heads":
-                heads = _whole(heads, across)
+                heads = whole_dim(heads, across)
+                if op.has_sinks:
+                    # Those of all layers at once.
+                    dims = Dim("layers", self.num_layers), *self.arrays[op.query].dims[2:-1]
+                    sinks = Array("sinks", dims, width="float32")
+                    yield from _moved(sinks.name, EMBEDDING, (sinks, gathered_over(sinks, across)))
             queries = Array(op.query, (Dim("Q", None), self.layout.tokens[1], heads, Dim("H", score)))
         yield AttentionOp(
             name=op.target, phase="forward", region=self.region, query=queries, key=held[0], value=held[-1],
@@ -313,12 +333,12 @@ class _BlockWalk:
 
     def _reduced_inputs(self, name: str, *values: str) -> Iterator[Op]:
         """Yield the all-reduce over fsdp of matmul results, which each device needs for all tokens of its heads."""
-        yield from self._move(name, *((self.arrays[each], _reduced(self.arrays[each])) for each in values))
+        yield from self._move(name, *((self.arrays[each], reduced(self.arrays[each])) for each in values))
 
     def _gated_delta(self, op: GatedDelta) -> Iterator[Op]:
         """Yield the ops of linear attention. Each device has the states of its heads for all sequences of its group."""
         yield from self._reduced_inputs("linear attention", op.query, op.key, op.value, op.rate, op.decay)
-        batch, _, heads, group, _ = (values := _reduced(self.arrays[op.value])).dims
+        batch, _, heads, group, _ = (values := reduced(self.arrays[op.value])).dims
         self.live.append(tuple(self.arrays[name] for name in (op.query, op.key, op.value)))
         memory = (batch, heads, group, Dim("H", op.key_dim), Dim("V", op.value_dim))
         tails = (
@@ -350,18 +370,18 @@ class _BlockWalk:
         """
         if self.split == "batch":
             sent = self._summed_over_fsdp(query)
-            yield from self._move("queries", (sent, _split(_gathered(sent, across), 0, across)))
+            yield from self._move("queries", (sent, split_dim(gathered_over(sent, across), 0, across)))
             yield from self._move(
-                "heads", (_split(_gathered(self._summed_over_fsdp(output), across), 0, across), output)
+                "heads", (split_dim(gathered_over(self._summed_over_fsdp(output), across), 0, across), output)
             )
         elif self.split == "sequence":
             axes = (*self.fsdp, *across)
-            whole = replace(_gathered(output, across), unreduced=axes)
+            whole = replace(gathered_over(output, across), unreduced=axes)
             scalars, parts = (
                 Array("sums", array.dims[:-1], array.unreduced, width="float32") for array in (whole, output)
             )
-            yield from self._move("queries", (_reduced(query), _gathered(query, across)))
-            yield from self._move("maxima", (scalars, _reduced(scalars)))
+            yield from self._move("queries", (reduced(query), gathered_over(query, across)))
+            yield from self._move("maxima", (scalars, reduced(scalars)))
             yield from self._move("heads and sums", (whole, output), (scalars, parts))
 
     def _summed_over_fsdp(self, array: Array) -> Array:
@@ -371,8 +391,8 @@ class _BlockWalk:
         otherwise all-reduced.
         """
         if self.is_prefill or self.split == "batch":
-            return _split(array, 1 if self.is_prefill else 0, self.fsdp)
-        return _reduced(array)
+            return split_dim(array, 1 if self.is_prefill else 0, self.fsdp)
+        return reduced(array)
 
     def _latents(self, op: Attention) -> tuple[Array, ...]:
         """Return the latent and the shared part of keys, if a server caches them (`LatentKeys`); else ()."""
@@ -435,8 +455,8 @@ def _logits(ops: Iterable[EndOp], prompts: Layout, layout: Layout) -> Iterator[O
             if layout.tp_stream == "split":
                 # The last token of a sequence is on one of the devices that split its tokens.
                 last = Array("stream", (prompts.tokens[0], *prompts.stored(op.inputs)), vocab)
-                yield from _moved("last tokens", LOGITS, (last, _reduced(last)))
-                yield from _moved("last tokens", LOGITS, (_reduced(last), Array("stream", (batch, *inner))))
+                yield from _moved("last tokens", LOGITS, (last, reduced(last)))
+                yield from _moved("last tokens", LOGITS, (reduced(last), Array("stream", (batch, *inner))))
             yield Matmul(
                 name=op.name, target=op.target, phase="forward", region=LOGITS, block=Block.LOGITS, role="result",
                 rows=(batch,), inner=inner, columns=columns,
@@ -449,21 +469,21 @@ def _logits(ops: Iterable[EndOp], prompts: Layout, layout: Layout) -> Iterator[O
                         role="result", rows=(batch,), inner=read, columns=made,
                     )  # fmt: skip
             logits = Array("logits", (batch, *columns), axes_of(inner), width="float32")
-            yield from _moved("logits", LOGITS, (logits, _reduced(logits)))
+            yield from _moved("logits", LOGITS, (logits, reduced(logits)))
             # The dim `best` has a logit and a token id.
             best = Array("best tokens", (batch, Dim("best", 2), Dim("P", None, vocab)), width="float32")
-            yield from _moved("best tokens", LOGITS, (best, _gathered(best, vocab)))
+            yield from _moved("best tokens", LOGITS, (best, gathered_over(best, vocab)))
             if layout.tp_stream == "whole":
                 # Every device gets the newest token of every row, which is the row's input in the next step.
                 newest = Array("newest tokens", (batch,), width="float32")
-                yield from _moved("newest tokens", LOGITS, (newest, _gathered(newest, layout.axes("batch"))))
+                yield from _moved("newest tokens", LOGITS, (newest, gathered_over(newest, layout.axes("batch"))))
 
 
 def _norm_sums(op: Norm, name: str, region: Region, tokens: tuple[Dim, ...], axes: tuple[str, ...]) -> Iterator[Op]:
     """Yield the all-reduces of a norm whose dim is split over `axes`: of squares; for a LayerNorm, of means first."""
     for what in ("mean", "squares") if op.kind == "layer" else ("squares",):
         sums = Array(what, tokens, axes, width="float32")
-        yield from _moved(name, region, (sums, _reduced(sums)))
+        yield from _moved(name, region, (sums, reduced(sums)))
 
 
 def _moved(name: str, region: Region, *pairs: tuple[Array, Array], of_weight: bool = False) -> Iterator[Communicate]:
@@ -476,25 +496,3 @@ def _moved(name: str, region: Region, *pairs: tuple[Array, Array], of_weight: bo
             name=name, kind=first.kind, axes=first.axes, phase="forward", region=region, array=first.array,
             of_weight=of_weight, beside=tuple(move.array for move in beside),
         )  # fmt: skip
-
-
-def _reduced(array: Array) -> Array:
-    """Return the array after its partial sums over all axes are added."""
-    return replace(array, unreduced=())
-
-
-def _split(array: Array, index: int, axes: tuple[str, ...]) -> Array:
-    """Return an array after its partial sums are added and its dim number `index` is split over `axes` too."""
-    dims = list(array.dims)
-    dims[index] = dims[index]._replace(axes=(*dims[index].axes, *axes))
-    return replace(array, dims=tuple(dims), unreduced=())
-
-
-def _gathered(array: Array, axes: tuple[str, ...]) -> Array:
-    """Return an array after it is gathered over some axes and its partial sums are added."""
-    return replace(array, dims=tuple(_whole(dim, axes) for dim in array.dims), unreduced=())
-
-
-def _whole(dim: Dim, axes: tuple[str, ...]) -> Dim:
-    """Return a dim with `axes` removed."""
-    return dim._replace(axes=tuple(axis for axis in dim.axes if axis not in axes))

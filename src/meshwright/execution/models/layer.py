@@ -72,6 +72,7 @@ from meshwright.execution.models.norm import norm
 from meshwright.execution.models.quantised.scaled import as_declared
 from meshwright.execution.models.remat import INTERMEDIATE, PRODUCT
 from meshwright.execution.models.rotary import is_of_kind, rotate
+from meshwright.execution.runtime.sharding_context import ShardingContext
 
 
 class LayerResult(NamedTuple):
@@ -194,7 +195,7 @@ def _run_stationary(run: _Run, block: Block, *ops: Linear) -> None:
             run.values[op.target] = _with_bias(layout.place(made, "batch", "residual_sequence", "router"), bias)
         elif op.inputs[0][0] == "latent_input":
             run.values[op.target] = made
-        elif op.inputs[0][0] != "embed" and op.target in _summed_together(block):
+        elif op.inputs[0][0] != "embed" and op.target in _summed_together(block, _sums_experts_late(layout)):
             run.values[op.target], run.partial[op.target] = made, bias
         elif op.inputs[0][0] != "embed":
             run.values[op.target] = _with_bias(layout.place(made, *RESIDUAL), bias, is_split=True)
@@ -265,7 +266,7 @@ def _run_sigmoid_gate(run: _Run, _: Block, op: SigmoidGate) -> None:
     run.values[op.target] = source * jax.nn.sigmoid(run.values[op.by]).astype(source.dtype)
 
 
-def _run_experts(run: _Run, _: Block, *ops: LayerOp) -> None:
+def _run_experts(run: _Run, block: Block, *ops: LayerOp) -> None:
     dispatch, *opened, hidden, down, combine = ops
     assert isinstance(dispatch, Dispatch)
     assert isinstance(hidden, Gated)
@@ -274,6 +275,7 @@ def _run_experts(run: _Run, _: Block, *ops: LayerOp) -> None:
     linears = tuple(op for op in opened if isinstance(op, Linear))
     segments = run.context.positions.segments
     layout = run.context.layout
+    is_partial = combine.target in _summed_together(block, _sums_experts_late(layout))
     with jax.named_scope(WEIGHTS) if layout.cache_split is not None else nullcontext():
         added, run.load = moe_layer(
             run.values[dispatch.source],
@@ -283,8 +285,11 @@ def _run_experts(run: _Run, _: Block, *ops: LayerOp) -> None:
             layout,
             run.context.strategy.matmul_dtype,
             None if segments is None else segments.ids,
+            is_partial=is_partial,
         )
     run.values[combine.target] = added
+    if is_partial:
+        run.partial[combine.target] = None
 
 
 def _run_add(run: _Run, block: Block, op: Add) -> None:
@@ -350,13 +355,22 @@ def _can_share_gather(first: Linear, other: LayerOp) -> bool:
     )
 
 
-@lru_cache(maxsize=256)
-def _summed_together(block: Block) -> frozenset[str]:
-    """Return the names of values that are summed before their reduce-scatter.
+def _sums_experts_late(layout: ShardingContext) -> bool:
+    """Whether experts' partial sums over tp may be added to other partial sums, and reduced with them.
 
-    They are the operands of each `Add` that has several operands, all of them matmul results.
+    So it is in decoding without ep, where every device has all tokens.
     """
-    products = {op.target for op in block.ops if isinstance(op, Linear)}
+    return layout.cache_split is not None and not layout.axes("expert") and not layout.axes("residual_sequence")
+
+
+@lru_cache(maxsize=256)
+def _summed_together(block: Block, with_experts: bool = False) -> frozenset[str]:
+    """Return the names of values that are summed before their reduce-scatter or all-reduce.
+
+    They are the operands of each `Add` that has several operands, all of them results of matmuls, or of experts too.
+    """
+    kinds = Linear | Combine if with_experts else Linear
+    products = {op.target for op in block.ops if isinstance(op, kinds)}
     adds = (op.sources for op in block.ops if isinstance(op, Add))
     return frozenset(name for names in adds if len(names) > 1 and products.issuperset(names) for name in names)
 

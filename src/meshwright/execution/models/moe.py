@@ -67,6 +67,8 @@ def moe_layer(
     layout: ShardingContext,
     matmul_dtype: MatmulDtype | None = None,
     segments: Array | None = None,
+    *,
+    is_partial: bool = False,
 ) -> tuple[Array, Array]:
     """Return the summed output of the experts [b, s, d] for the residual stream h [b, s, d], and their load.
 
@@ -78,6 +80,7 @@ def moe_layer(
         weights: the layer's parameters by name.
         matmul_dtype: dtype to which operands of matmuls are quantized; None for no quantization.
         segments: document ids of packed rows [b, s]; 0 is padding, which is not counted and takes no capacity slot.
+        is_partial: return the output unreduced over the axes that shard each expert's width, which shard no tokens.
     """
     linears = (*ops.opened, ops.down)
     used = [
@@ -102,12 +105,14 @@ def moe_layer(
     choice_bias = jax.lax.stop_gradient(weights[CHOICE_BIAS]) if ops.dispatch.routing.has_choice_bias else None
     expert_scale = weights[EXPERT_SCALE] if ops.dispatch.routing.has_expert_scale else None
     stream, tokens = layout.spec(*STREAM), layout.axes("batch") + layout.axes("residual_sequence")
+    split = _expert_axes(layout, tokens)
     mixed = on_shards(
         partial(
             _moe_on_device,
             ops=ops,
             experts=ops.experts(num_experts),
-            split=_expert_axes(layout, tokens),
+            split=split,
+            is_partial=is_partial,
             sums=layout.axes("activation"),
             matmul_dtype=matmul_dtype,
         ),
@@ -117,7 +122,10 @@ def moe_layer(
             {name: jax.typeof(bias).sharding.spec for name, bias in biases.items()},
             *(jax.tree.map(lambda array: jax.typeof(array).sharding.spec, weight) for weight in used),
         ),
-        out_specs=(stream, P(tokens or None, None, None)),
+        out_specs=(
+            layout.spec(*STREAM, unreduced=split.width) if is_partial else stream,
+            P(tokens or None, None, None),
+        ),
     )
     added, load = mixed(h, logits, choice_bias, expert_scale, segments, biases, *used)
     return checkpoint_name(added, PRODUCT), load
@@ -158,6 +166,7 @@ def _moe_on_device(
     ops: MoeOps,
     experts: Experts,
     split: ExpertAxes,
+    is_partial: bool,
     sums: tuple[str, ...],
     matmul_dtype: MatmulDtype | None,
 ) -> tuple[Array, Array]:
@@ -177,7 +186,8 @@ def _moe_on_device(
     if is_token is not None and experts.capacity_factor is not None:
         # Padding gets an expert number beyond the last, which has no slot.
         choice = choice._replace(chosen=jnp.where(is_token[..., None], choice.chosen, experts.num_stored))
-    here = dispatch_combine(h, choice, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
+    keep = partial(checkpoint_name, name=INTERMEDIATE)
+    here = dispatch_combine(h, choice, experts, split, keep, is_partial=is_partial)
     rows, shares = here.rows, here.shares
     if split.width and not split.tokens:
         shares = jax.lax.pcast(shares, split.width, to="varying")

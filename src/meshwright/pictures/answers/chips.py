@@ -120,6 +120,12 @@ def _parts(chip: Chip) -> Iterator[tuple[str, str, dict[str, str]]]:
         yield "torus", "torus", _torus_figures(chip)
         if "compiler" in chip.sources:
             yield "compiler", "compiler, over all chips of a slice", _compiler_figures(chip.torus)
+    if small := chip.small_ops:
+        figures = {
+            "least time": show_seconds(small.least_seconds),
+            "weights read meanwhile": show_percent(small.read_ahead),
+        }
+        yield "small_ops", "ops of a decode step, by the compiler's estimates", figures
     for index, level in enumerate(chip.levels):
         figures = {
             "units joined": str(level.degree),

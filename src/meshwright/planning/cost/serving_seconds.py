@@ -24,6 +24,7 @@ from meshwright.planning.cost.rates.collective_time import planned_seconds, stop
 from meshwright.planning.cost.rates.efficiency import launch_seconds, layer_shares, product_efficiency
 from meshwright.planning.cost.roofline import OpTime, critical_batch, matmul_bytes
 from meshwright.planning.cost.serving_bytes import weight_bytes
+from meshwright.planning.cost.small_ops import small_op_seconds
 from meshwright.record import Bound, Collective
 
 BUSY_ROWS = 512
@@ -38,6 +39,7 @@ BOUNDS: Mapping[str, Bound] = {
     "elementwise": "memory",
     "products": "compute",
     "attention": "compute",
+    "small ops": "latency",
     "communication": "communication",
 }
 """The resource that limits each term of a step's time."""
@@ -49,8 +51,9 @@ class ServingStep:
 
     breakdown_seconds: seconds by term; the terms are the keys of `BOUNDS`. `products` are compute-bound matmuls,
     `weights` matmuls bound by reading weights; `attention` is compute-bound attention, `cache` attention bound by
-    reading the cache. moves: (collective, its seconds, those of them that are exposed). Collectives of activations do
-    not overlap with compute: the next matmul needs their result. Gathers of weights do, as in training.
+    reading the cache; `small ops` is the least time of a TPU's ops in decode (`small_op_seconds`). moves: (collective,
+    its seconds, those of them that are exposed). Collectives of activations do not overlap with compute: the next
+    matmul needs their result. Gathers of weights do, as in training.
     """
 
     breakdown_seconds: Mapping[str, float]
@@ -82,15 +85,10 @@ def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: Mesh
     """
     step, system = serve_step(serving, layout, batch), laid.system
     terms = dict.fromkeys(BOUNDS, 0.0)
-    # How often one device runs each size of matmul: (rows, inner, columns, experts).
-    local, counts = step.extents.local_dims, dict[tuple[tuple[float, float, float, float], bool], float]()
-    for op in step.ops.matmuls:
-        shape = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
-        key = shape, op.region == LOGITS
-        counts[key] = counts.get(key, 0.0) + step.repeats[op.region.name].mean
-    for (shape, is_head), times in counts.items():
-        time = product_time(*shape, system=system, serving=serving, is_head=is_head)
+    for times, time in matmul_times(step, serving, system):
         terms["products" if time.bound == "compute" else "weights"] += times * time.seconds
+    if serving.phase == "decode":
+        terms["small ops"] = small_op_seconds(step, serving.model, system, layers_read_seconds(step, serving, system))
     # Whole prompts use a fused kernel that skips masked scores, and read no cache.
     flops = read = 0.0
     for op in step.ops.attention:
@@ -118,6 +116,25 @@ def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: Mesh
     moves = tuple(_moves(step, serving, laid, compute))
     terms["communication"] = sum(exposed for *_, exposed in moves)
     return ServingStep(terms, moves)
+
+
+def matmul_times(
+    step: Step, serving: Serving, system: System, *, with_logits: bool = True
+) -> Iterator[tuple[float, OpTime]]:
+    """Yield how often one device runs each size of matmul, and the time of one. with_logits: include that of logits."""
+    local, counts = step.extents.local_dims, dict[tuple[tuple[float, float, float, float], bool], float]()
+    for op in step.ops.matmuls:
+        if with_logits or op.region != LOGITS:
+            shape = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
+            key = shape, op.region == LOGITS
+            counts[key] = counts.get(key, 0.0) + step.repeats[op.region.name].mean
+    for (shape, is_head), times in counts.items():
+        yield times, product_time(*shape, system=system, serving=serving, is_head=is_head)
+
+
+def layers_read_seconds(step: Step, serving: Serving, system: System) -> float:
+    """Return the seconds of reading the weights of all layers from memory."""
+    return sum(times * time.memory_seconds for times, time in matmul_times(step, serving, system, with_logits=False))
 
 
 def _moves(

@@ -25,6 +25,7 @@ TERMS = {
     "elementwise": "HBM stream",
     "products": "compute",
     "attention": "attention",
+    "small ops": "latency",
     "communication": "link",
 }
 """The resource that limits each term of a serving step."""

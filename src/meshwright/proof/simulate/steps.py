@@ -17,6 +17,9 @@ _COPIES = frozenset({"copy-start", "slice-start", "dynamic-slice-start", "dynami
 _HOST_COPIES = frozenset({"copy", "dynamic-slice", "dynamic-update-slice"})
 """Ops that are transfers if an operand or the result is in the host's memory."""
 
+_ASYNC_CALLS = ("calls", "to_apply")
+"""Attributes that name the computation of an asynchronous call; `call-start` has the second."""
+
 
 @dataclass(frozen=True)
 class TransferPart:
@@ -47,7 +50,7 @@ def transfer_parts(fabric: Fabric, instruction: Instruction) -> tuple[TransferPa
     if _copies_to_host(fabric, instruction):
         return (TransferPart("whole", name, fabric.copy(instruction)),)
     if collective_kind(instruction) is None:
-        calls = opcode.endswith("-start") and instruction.called("calls")
+        calls = opcode.endswith("-start") and instruction.called(*_ASYNC_CALLS)
         return (TransferPart("start", name, _async_call(fabric, instruction)),) if calls else ()
     if (transfer := fabric.collective(instruction)) is None:
         return ()
@@ -96,7 +99,7 @@ def _async_call(fabric: Fabric, start: Instruction) -> Transfer:
     made += [fabric.copy(inner) for inner in inside if _copies_to_host(fabric, inner)]
     if made:
         return made[0]
-    ops = [fabric.module.computations[name].instructions.values() for name in start.called("calls")]
+    ops = [fabric.module.computations[name].instructions.values() for name in start.called(*_ASYNC_CALLS)]
     work = [op for instructions in ops for op in instructions]
     if start.opcode == "fusion-start":  # ((operands), result, context)
         work = [replace(start, opcode="fusion", shape=start.shape.elements[1])]

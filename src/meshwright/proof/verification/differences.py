@@ -78,7 +78,8 @@ class Difference(StrEnum):
     STEP_TERM = "step term"
     """A part of the step time that differs (`Cause.term`, `Cause.seconds`)."""
     LEAST_OP_TIME = "least op time"
-    """The TPU compiler's smallest estimate for any op, times the number of ops of a step (`Cause.count`)."""
+    """The TPU compiler's smallest estimate for an op (`Cause.least_seconds`), times the number of ops of a step
+    (`Cause.count`), less what the plan has for it."""
     READ_THEN_MULTIPLIED = "read then multiplied"
     """XLA:TPU reads most of a layer's weight into fast memory before it multiplies; the plan overlaps the two."""
     GATHERED_PAGES = "gathered pages"
@@ -134,6 +135,7 @@ class Cause:
     term: str = ""
     seconds: float | None = None
     count: int | None = None
+    least_seconds: float | None = None
     num_bytes: int | None = None
 
     def __str__(self) -> str:
@@ -146,8 +148,8 @@ class Cause:
             return f"{show_bytes(self.num_bytes or 0)} of weights read ahead into fast memory"
         if self.seconds is not None:
             amount = f"{'+' if self.seconds > 0 else '-'}{show_seconds(abs(self.seconds))}"
-            if self.count:
-                return f"{self.count:,} ops, most of at least {show_seconds(self.seconds / self.count)}: {amount}"
+            if self.count and self.least_seconds:
+                return f"{self.count:,} ops, most of at least {show_seconds(self.least_seconds)}: {amount}"
             return f"{' '.join(filter(None, (self.term, amount, _PHRASES.get(self.difference))))}"
         if self.lowering is not None:
             return str(self.lowering)

@@ -312,3 +312,25 @@ def _laid(array: Array, sharding: ShardedArray) -> Array:
 def outermost_first(axes: Iterable[str]) -> tuple[str, ...]:
     """Return mesh axes in the order of `LAYOUT`, outermost first."""
     return tuple(sorted(axes, key=LAYOUT.index))
+
+
+def reduced(array: Array) -> Array:
+    """Return the array after its partial sums over all axes are added."""
+    return replace(array, unreduced=())
+
+
+def split_dim(array: Array, index: int, axes: tuple[str, ...]) -> Array:
+    """Return an array after its partial sums are added and its dim number `index` is split over `axes` too."""
+    dims = list(array.dims)
+    dims[index] = dims[index]._replace(axes=(*dims[index].axes, *axes))
+    return replace(array, dims=tuple(dims), unreduced=())
+
+
+def gathered_over(array: Array, axes: tuple[str, ...]) -> Array:
+    """Return an array after it is gathered over some axes and its partial sums are added."""
+    return replace(array, dims=tuple(whole_dim(dim, axes) for dim in array.dims), unreduced=())
+
+
+def whole_dim(dim: Dim, axes: tuple[str, ...]) -> Dim:
+    """Return a dim with `axes` removed."""
+    return dim._replace(axes=tuple(axis for axis in dim.axes if axis not in axes))

@@ -19,9 +19,10 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.description.step.layer import Linear
+from meshwright.description.step.blocks import program
+from meshwright.description.step.layer import Linear, Norm
 from meshwright.description.step.model import ModelConfig
-from meshwright.description.step.parameter_tree import RANK, SLOT, Parameter, parameters
+from meshwright.description.step.parameter_tree import RANK, SLOT, Parameter, map_leaves, parameters
 from meshwright.execution.models.quantised.scaled import ScaledWeight, in_int4
 from meshwright.execution.models.quantised.scaled_products import scaled_product
 from meshwright.execution.runtime.mesh import mesh_platform
@@ -38,11 +39,36 @@ LEAST_TPU_ROWS = 8
 def for_server_products(params: Mapping[str, Any], model: ModelConfig) -> Any:
     """Return parameters, concrete or abstract, in a form that the compiler does not copy before each matmul.
 
-    On GPUs and TPUs each layer has arrays of its own, on TPUs in another memory layout; on CPUs they are unchanged.
+    On GPUs and TPUs each layer has arrays of its own, on TPUs in another memory layout, and vectors that are used in
+    float32 are stored so; on CPUs they are unchanged.
     """
     if mesh_platform() == "cpu":
         return params
-    return _split_by_layer(_in_tpu_layout(params, model) if mesh_platform() == "tpu" else params)
+    if mesh_platform() == "tpu":
+        params = _in_tpu_layout(_vectors_in_float32(params, model), model)
+    return _split_by_layer(params)
+
+
+def _vectors_in_float32(params: Mapping[str, Any], model: ModelConfig) -> Any:
+    """Return parameters, of which the scales of norms and the biases of routers are float32.
+
+    They are used in float32. XLA:TPU would cast each of them in every step by an op of its own, which takes a
+    microsecond (libtpu 0.0.42.1).
+    """
+    found, paths = program(model), set[str]()
+    for prefix, ops in (("", found.logits), *((f"{stack.name}.", stack.ops) for stack in found.stacks)):
+        paths |= {f"{prefix}{op.name}" for op in ops if isinstance(op, Norm) and op.has_scale}
+        paths |= {
+            f"{prefix}{op.name}_bias" for op in ops if isinstance(op, Linear) and op.is_on_residual and op.has_bias
+        }
+
+    def widen(path: str, stored: Any) -> Any:
+        if path not in paths:
+            return stored
+        is_abstract = isinstance(stored, jax.ShapeDtypeStruct)
+        return stored.update(dtype=jnp.float32) if is_abstract else stored.astype(jnp.float32)
+
+    return map_leaves(widen, dict(params))
 
 
 def _split_by_layer(params: Mapping[str, Any]) -> Any:

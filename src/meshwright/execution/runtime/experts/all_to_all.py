@@ -87,13 +87,15 @@ def padded_all_to_all(rows: Array, splits: A2ASplits, shape: A2AShape) -> Array:
 
     For rows of one element this is faster on all hardware: TPUs would pad each such row to 128 elements.
     """
-    padded = permute(rows, pad_groups(splits.sent, capacity=shape.capacity, num_rows=shape.num_rows))
+    permutation = pad_groups(splits.sent, capacity=shape.capacity, num_rows=shape.num_rows)
+    padded = permute(rows, permutation, has_gaps=True)
     return all_to_all(padded.reshape(-1, shape.capacity, rows.shape[1]), shape.axes)
 
 
 def _padded_back(buffer: Array, splits: A2ASplits, *, shape: A2AShape) -> Array:
     permutation = pad_groups(splits.sent, capacity=shape.capacity, num_rows=shape.num_rows)
-    return permute(all_to_all(buffer, shape.axes).reshape(-1, buffer.shape[2]), permutation.inverse)
+    received = all_to_all(buffer, shape.axes).reshape(-1, buffer.shape[2])
+    return permute(received, permutation.inverse, has_gaps=True)
 
 
 def _ragged(rows: Array, splits: A2ASplits, *, shape: A2AShape) -> Array:

@@ -30,7 +30,7 @@ from meshwright.execution.runtime.experts.all_to_all import (
     ragged_all_to_all,
     ragged_all_to_all_back,
 )
-from meshwright.execution.runtime.experts.permutation import group_by_expert, identity, pad_groups, permute, sort_copies
+from meshwright.execution.runtime.experts.permutation import group_by_expert, pad_groups, permute, sort_copies
 from meshwright.execution.runtime.experts.routing import Choice
 
 Keep = Callable[[Array], Array]
@@ -69,7 +69,9 @@ class ExpertAxes:
     tokens: Axes
 
 
-def dispatch_combine(x: Array, routing: Choice, experts: Experts, axes: ExpertAxes, keep: Keep) -> Dispatched:
+def dispatch_combine(
+    x: Array, routing: Choice, experts: Experts, axes: ExpertAxes, keep: Keep, *, is_partial: bool = False
+) -> Dispatched:
     """Dispatch this device's tokens x [b, s, d] to the experts chosen by `routing` [b, s, choices].
 
     Args:
@@ -77,6 +79,7 @@ def dispatch_combine(x: Array, routing: Choice, experts: Experts, axes: ExpertAx
       experts: number of experts, choices per token, capacity.
       axes: mesh axes that shard experts and tokens.
       keep: gives received values a checkpoint name.
+      is_partial: leave the combined output unreduced over the axes of width; only where these do not shard tokens.
     """
     dispatch = _dispatch_dropless if experts.capacity_factor is None else _dispatch_with_capacity
     first, after = ((), axes.tokens) if axes.experts else (axes.tokens, ())
@@ -87,6 +90,8 @@ def dispatch_combine(x: Array, routing: Choice, experts: Experts, axes: ExpertAx
     def combine(y: Array) -> Array:
         """Return the output for each token, summed over the devices that shard each expert's width."""
         added = scatter(found.combine(y).reshape(x.shape), first, dim=1)
+        if is_partial:
+            return jax.lax.pcast(added, axes.width, to="unreduced") if axes.width else added
         return jax.lax.psum(added, axes.width) if axes.width and not axes.tokens else added
 
     # Devices that gathered each other's tokens all count the same copies.
@@ -97,7 +102,7 @@ def dispatch_combine(x: Array, routing: Choice, experts: Experts, axes: ExpertAx
 def _dispatch_dropless(x: Array, routing: Choice, experts: Experts, ep: Axes, tp: Axes, keep: Keep) -> Dispatched:
     t, d = x.shape
     copies = sort_copies(routing.chosen, experts.num_stored)
-    tokens, own = copies.then(identity(copies.order.shape[0]), t)
+    tokens, own = copies.sorted_by_expert(t)
     rows, shares = permute(x, tokens), permute(routing.shares.T.reshape(-1, 1), own)
     none = jnp.zeros_like(copies.counts, dtype=jnp.float32)
     if not ep:
@@ -136,9 +141,11 @@ def _dispatch_with_capacity(x: Array, routing: Choice, experts: Experts, ep: Axe
     def combine(y: Array) -> Array:
         """Send results back to their tokens' devices and sum them for each token."""
         by_source = jnp.swapaxes(y.reshape(here, -1, slots, d), 0, 1).reshape(-1, slots, d)
-        return permute(all_to_all(scatter(by_source, tp), ep).reshape(-1, d), tokens.inverse)
+        return permute(all_to_all(scatter(by_source, tp), ep).reshape(-1, d), tokens.inverse, has_gaps=True)
 
-    rows, shares = permute(x, tokens), permute(routing.shares.T.reshape(-1, 1), own)
+    rows, shares = (
+        permute(array, each, has_gaps=True) for array, each in ((x, tokens), (routing.shares.T.reshape(-1, 1), own))
+    )
     dropped = jnp.maximum(copies.counts - slots, 0).astype(jnp.float32)
     return Dispatched(receive(rows), receive(shares), None, dropped, combine)
 

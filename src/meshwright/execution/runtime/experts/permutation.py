@@ -6,7 +6,8 @@ scatter them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,22 +29,32 @@ class Permutation(NamedTuple):
         return Permutation(self.destinations, self.sources)
 
 
-@jax.custom_vjp
-def permute(values: Array, permutation: Permutation) -> Array:
-    """Return rows [m, d]: each is the sum of the rows of `values` [n, d] listed in `permutation.sources` [m, a]."""
-    rows = jnp.where((permutation.sources >= 0)[..., None], values[permutation.sources], 0)
-    return jnp.sum(rows, axis=1)
+def permute(values: Array, permutation: Permutation, *, has_gaps: bool = False) -> Array:
+    """Return rows [m, d]: each is the sum of the rows of `values` [n, d] listed in `permutation.sources` [m, a].
+
+    has_gaps: whether an index of the permutation may be -1. Without gaps there are fewer ops, of which each takes a TPU
+    a microsecond.
+    """
+    rows: Any = _permute(has_gaps, values, permutation)
+    return rows
 
 
-def _permute_forward(values: Array, permutation: Permutation) -> tuple[Array, Permutation]:
-    return permute(values, permutation), permutation
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _permute(has_gaps: bool, values: Array, permutation: Permutation) -> Array:
+    sources = permutation.sources
+    rows = values.at[sources].get(mode="clip", wrap_negative_indices=False)
+    return jnp.sum(jnp.where((sources >= 0)[..., None], rows, 0) if has_gaps else rows, axis=1)
 
 
-def _permute_backward(permutation: Permutation, gradient: Array) -> tuple[Array, None]:
-    return permute(gradient, permutation.inverse), None
+def _permute_forward(has_gaps: bool, values: Array, permutation: Permutation) -> tuple[Array, Permutation]:
+    return _permute(has_gaps, values, permutation), permutation
 
 
-permute.defvjp(_permute_forward, _permute_backward)
+def _permute_backward(has_gaps: bool, permutation: Permutation, gradient: Array) -> tuple[Array, None]:
+    return _permute(has_gaps, gradient, permutation.inverse), None
+
+
+_permute.defvjp(_permute_forward, _permute_backward)
 
 
 class Copies(NamedTuple):
@@ -57,16 +68,26 @@ class Copies(NamedTuple):
     place: Array
     counts: Array
 
-    def then(self, permutation: Permutation, num_tokens: int) -> tuple[Permutation, Permutation]:
-        """Return, as one permutation, the sort by expert followed by `permutation` of the sorted copies, in two forms.
+    def sorted_by_expert(self, num_tokens: int) -> tuple[Permutation, Permutation]:
+        """Return the sort by expert as a permutation of rows of tokens [num_tokens, d], and of unsorted copies."""
+        return _of_tokens_and_copies(self.order, self.order % num_tokens, self.place, num_tokens)
 
-        The first form reads rows of tokens [num_tokens, d]; the second reads rows of unsorted copies.
-        """
+    def then(self, permutation: Permutation, num_tokens: int) -> tuple[Permutation, Permutation]:
+        """Return `sorted_by_expert`, each followed by `permutation` of the sorted copies."""
         sources, destinations = permutation.sources[:, 0], permutation.destinations[:, 0]
         copies = jnp.where(sources >= 0, self.order[sources], -1)
-        slots = destinations[self.place]
-        tokens = Permutation(jnp.where(copies >= 0, copies % num_tokens, -1)[:, None], slots.reshape(-1, num_tokens).T)
-        return tokens, Permutation(copies[:, None], slots[:, None])
+        tokens = jnp.where(copies >= 0, copies % num_tokens, -1)
+        return _of_tokens_and_copies(copies, tokens, destinations[self.place], num_tokens)
+
+
+def _of_tokens_and_copies(
+    copies: Array, tokens: Array, slots: Array, num_tokens: int
+) -> tuple[Permutation, Permutation]:
+    """Return the permutations of tokens and of unsorted copies to slots.
+
+    copies, tokens: those that each slot reads. slots: the slot of each copy.
+    """
+    return Permutation(tokens[:, None], slots.reshape(-1, num_tokens).T), Permutation(copies[:, None], slots[:, None])
 
 
 def sort_copies(chosen: Array, num_experts: int) -> Copies:
@@ -75,12 +96,6 @@ def sort_copies(chosen: Array, num_experts: int) -> Copies:
     order = jnp.argsort(expert, stable=True)
     counts = jnp.sum(expert[:, None] == jnp.arange(num_experts)[None, :], axis=0, dtype=jnp.int32)
     return Copies(order, jnp.argsort(order), counts)
-
-
-def identity(num_rows: int) -> Permutation:
-    """Return the permutation that leaves every row in place."""
-    rows = jnp.arange(num_rows)[:, None]
-    return Permutation(rows, rows)
 
 
 def pad_groups(sizes: Array, *, capacity: int, num_rows: int) -> Permutation:
