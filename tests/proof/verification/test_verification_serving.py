@@ -172,7 +172,7 @@ def test_a_chunk_for_a_tpu_moves_what_is_planned():
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("batch", "most_seconds"), [(1, 2.7e-3), (64, 3.9e-3)])
+@pytest.mark.parametrize(("batch", "most_seconds"), [(1, 2.6e-3), (64, 3.8e-3)])
 def test_a_decode_step_for_a_tpu_moves_what_is_planned_and_copies_neither_cache_nor_weights(batch, most_seconds):
     pytest.importorskip("libtpu")
     found = mw.verify("llama3-8b", serve="decode", on="v5e:4x4", batch=batch, effort="default")
@@ -188,7 +188,8 @@ def test_a_decode_step_for_a_tpu_moves_what_is_planned_and_copies_neither_cache_
     named = sum(cause.seconds for cause in step.causes)
     assert named == pytest.approx(step.compiled - step.predicted, abs=0.02 * step.predicted)
     # It was 6.73 and 6.90 ms with query weights laid out anew in each step and single rows on the vector unit, and 4.05
-    # and 6.03 with weights of all layers in one array and pages that were gathered.
+    # and 6.03 with weights of all layers in one array and pages that were gathered; then 2.52 and 3.74 with scales of
+    # norms that each step cast to float32.
     assert step.compiled < most_seconds
 
 
