@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from meshwright.errors import MeshwrightError
+
+if TYPE_CHECKING:
+    from meshwright.description.step.model import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +56,56 @@ class LinearAttention:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeySharing:
+    """The last layers of a model, which have no keys and values of their own (Gemma 3n, Gemma 4 E2B).
+
+    Each attends to those of the last earlier layer that is of its kind, with a window or without.
+    """
+
+    num_layers: int
+    mlp: int  # Width of the MLPs of these layers.
+
+
+@dataclass(frozen=True, kw_only=True)
 class FullHeads:
     """Heads of the layers without a window, if they differ from those of layers with one (Gemma 4)."""
 
     num_kv_heads: int
     head_dim: int
     are_values_keys: bool = False  # Whether values are the projected keys, before the keys' norm and rotation.
+
+
+def check_full_heads(model: ModelConfig, full: FullHeads) -> None:
+    """Raise if the heads of layers without a window do not fit the model."""
+    attention = model.attention
+    wrong = (
+        model.num_heads % full.num_kv_heads
+        or attention.window is None
+        or None not in attention.windows
+        or attention.latent
+        or attention.linear
+        or attention.has_output_gate
+        or (full.are_values_keys and not attention.has_value_norm)
+    )
+    if wrong:
+        raise MeshwrightError(
+            f"model {model.name} has attention.full_heads={full!r}; its kv heads divide num_heads={model.num_heads},"
+            f" some layers have a window and some do not, and values that are keys have a norm of their own"
+        )
+
+
+def check_sharing(model: ModelConfig, sharing: KeySharing) -> None:
+    """Raise if no earlier layer has the keys and values that the last layers attend to."""
+    attention, own = model.attention, model.num_layers - sharing.num_layers
+    windows = [attention.windows[layer % len(attention.windows)] for layer in range(model.num_layers)]
+    if sharing.num_layers < 1 or own < 1 or not {*windows[own:]} <= {*windows[:own]}:
+        raise MeshwrightError(
+            f"model {model.name} has sharing.num_layers={sharing.num_layers} of num_layers={model.num_layers}; there is"
+            f" one at least, and an earlier layer with the window of each"
+        )
+    others = model.experts or attention.latent or attention.linear or model.parallel_blocks
+    if others or len({*windows} - {None}) > 1:
+        raise MeshwrightError(
+            f"model {model.name} has layers without keys and values; they are known of models without experts, latent"
+            f" or linear attention and parallel blocks, whose windows are all alike"
+        )
