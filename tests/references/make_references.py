@@ -217,7 +217,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """What each model is made with beyond the defaults of its family."""
 
 KINDS = {"gemma4_text_moe": "gemma4_text", "gemma4_text_e2b": "gemma4_text"} | {
-    **{"llama_yarn": "llama", "llama_dynamic": "llama", "phi3_longrope": "phi3"},
+    "llama_yarn": "llama",
+    "llama_dynamic": "llama",
+    "phi3_longrope": "phi3",
     "qwen2_moe_sparse": "qwen2_moe",
     "qwen3_moe_sparse": "qwen3_moe",
 }

@@ -1,4 +1,4 @@
-"""Build the ops of attention (`step.layer`) from the features of a `ModelConfig`, from the norm before it to its output."""
+"""Build the ops of attention (`step.layer`), from the norm before it to its output, from the features of a model."""
 
 from __future__ import annotations
 
@@ -218,14 +218,8 @@ def linear_attention_ops(model: ModelConfig) -> tuple[LayerOp, ...]:
         init_scale=adding_scale(model, linear.num_value_heads * linear.value_dim),
     )
     gated = Gated(sources=("linear_gate", "linear_normed"), target="linear_gated")
-    return (
-        model_norm(model, "attention_norm", STREAM, "attention_normed"),
-        *projections,
-        delta,
-        head_norm,
-        gated,
-        output,
-    )
+    norm = model_norm(model, "attention_norm", STREAM, "attention_normed")
+    return norm, *projections, delta, head_norm, gated, output
 
 
 def model_norm(model: ModelConfig, name: str, source: str, target: str, dims: Dims = ()) -> Norm:

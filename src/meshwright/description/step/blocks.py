@@ -69,8 +69,8 @@ def layers(model: Model) -> tuple[Stack, ...]:
 def decoder_layers(model: ModelConfig) -> tuple[Stack, ...]:
     """Return a decoder's stacks: that of the dense layers before MoE layers, if any, then those of all other layers.
 
-    If the other layers are of several kinds, the stacks alternate (`Stack.is_alternating`). If the last layers attend to
-    keys and values of earlier ones, these layers have stacks of their own, and so has the cycle of layers before them.
+    If the other layers are of several kinds, the stacks alternate (`Stack.is_alternating`). If the last layers attend
+    to keys and values of earlier ones, they have stacks of their own, and so has the cycle of layers before them.
     """
     if sharing := model.attention.sharing:
         return _sharing_stacks(model, model.num_layers - sharing.num_layers)
@@ -201,7 +201,7 @@ def _sharing_stacks(model: ModelConfig, own: int) -> tuple[Stack, ...]:
 def _stacks(model: ModelConfig, name: str, layers: range, *, is_one_cycle: bool = False) -> tuple[Stack, ...]:
     """Return the stack `name` of some layers; if they are of several kinds, a stack for each position in their cycle.
 
-    The stacks of a cycle are named `{name}_0`, `{name}_1` and so on. is_one_cycle: whether each layer has its own stack.
+    The stacks of a cycle are named `{name}_0`, `{name}_1` and so on. is_one_cycle: whether each layer has its own.
     """
     if not layers:
         return ()

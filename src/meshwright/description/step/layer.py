@@ -416,6 +416,17 @@ class Stack:
         cycles += [len(op.by_layer) for op in self.ops if isinstance(op, Rotary | Norm)]
         return math.lcm(*cycles)
 
+    @property
+    def window(self) -> int | None:
+        """The attention window of its layers, which all have the same one, in tokens; None for all earlier tokens."""
+        (window,) = {window for op in self.ops if isinstance(op, Attention) for window in op.windows}
+        return window
+
+    @property
+    def is_sharing(self) -> bool:
+        """Whether its layers attend to keys and values of an earlier layer."""
+        return any(op.is_sharing for op in self.ops if isinstance(op, Attention))
+
     def layer(self, number: int) -> Stack:
         """Return layer `number` as a stack of one layer, with its own window and frequencies."""
 

@@ -28,13 +28,13 @@ from meshwright.execution.runtime.attention.segments import Mask
 
 
 def attention_layer(
-    query: Array, new: Cache, sinks: Array | None, op: Attention, context: LayerContext
+    query: Array, new: Cache | None, sinks: Array | None, op: Attention, context: LayerContext
 ) -> tuple[Array, Cache | PagedCache]:
     """Return the attention output of queries [b, s, k, g, h], and `new`, or in generation the updated cache.
 
     Args:
         new: keys and values [b, s, k, h] of the queries' tokens. With a cache in `context`, they are written to it
-          first, and the cache of all layers with this window is returned.
+          first, and the cache of all layers with this window is returned; None if an earlier layer has written them.
         sinks: logits [k, g], added to the denominator of each softmax without a value.
     """
     if context.cache is not None:
@@ -45,6 +45,7 @@ def attention_layer(
             *(scoring_of(op), window),
             sinks=sinks,
         )
+    assert new is not None, "keys and values of an earlier layer are those of the whole prompt"
     layout = context.layout
     if layout.cache_split is not None:
         # In prompts each device has all keys, and its share of the queries.
