@@ -22,9 +22,10 @@ from meshwright.description.step.ir import Array, Extents, Repeat, Step
 from meshwright.description.step.layer import Attention, Dispatch, Program
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
+from meshwright.description.step.passes.serve_ends import EMBEDDING, LOGITS
 from meshwright.description.step.passes.shard_delta import chunk_sizes
 from meshwright.description.step.sequence import visible_pairs
-from meshwright.description.step.serve_ops import EMBEDDING, LOGITS, serving_ops
+from meshwright.description.step.serve_ops import serving_ops
 from meshwright.description.step.serving import SERVING_RULES, Serving, ServingLayout, cache_axes
 from meshwright.mesh import MeshShape
 

@@ -189,8 +189,8 @@ def _layers(
     ) -> tuple[Array, tuple[list[Array], list[Cache | None]]]:
         weights, number, own_inputs = own
         loads, given = list[Array](), list[Cache | None]()
-        for stack, layer, *its in zip(stacks, one_of_each, weights, own_inputs, keys_of_each, strict=True):
-            result = layer(x, _OfLayer(its[0], number, *its[1:]))
+        for layer, its, own_input, keys in zip(one_of_each, weights, own_inputs, keys_of_each, strict=True):
+            result = layer(x, _OfLayer(its, number, own_input, keys))
             x = result.stream
             loads += [] if result.load is None else [result.load]
             given.append(result.cache)

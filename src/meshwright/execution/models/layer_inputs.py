@@ -62,13 +62,13 @@ def _lookup(table: Array, tokens: Array, layout: ShardingContext) -> Array:
     """Return the rows [b, s, columns] of a table [v, columns] for tokens [b, s], split like the residual stream.
 
     The table is not gathered. Over mesh axes that split both its columns and the tokens, each device looks up the
-    tokens of all devices in its own columns, and an all-to-all sends each the columns of its tokens. Over axes that
-    split its columns alone, columns are gathered. Devices that split the vocabulary add their rows.
+    tokens of all devices in its own columns, and an all-to-all sends each the columns of its tokens. If the axes that
+    split its columns split no tokens (in generation), columns are gathered. Devices that split the vocabulary add rows.
     """
     vocab, columns = layout.axes("vocab"), layout.axes(LAYER_COLUMNS)
     of_tokens: Any = jax.typeof(tokens).sharding.spec
     split = {axis for dim in of_tokens for axis in ((dim,) if isinstance(dim, str) else dim or ())}
-    sent = tuple(axis for axis in columns if axis in split)
+    sent = columns if split.issuperset(columns) else ()
     along = tuple(axis for axis in vocab if axis in layout.axes("residual_sequence"))
     copied = tuple(axis for axis in vocab if axis not in along)
 
@@ -80,10 +80,8 @@ def _lookup(table: Array, tokens: Array, layout: ShardingContext) -> Array:
         rows = jnp.where(here[..., None], table[jnp.where(here, local, 0)], 0)
         rows = lax.psum_scatter(rows, along, scatter_dimension=2, tiled=True) if along else rows
         rows = lax.psum(rows, copied) if copied else rows
-        for axis in reversed(columns):
-            if axis not in sent:
-                rows = lax.all_gather(rows, axis, axis=3, tiled=True)
         return (lax.all_to_all(rows, sent, 0, 3, tiled=True) if sent else rows)[0]
 
     specs = (jax.typeof(table).sharding.spec, of_tokens)
-    return jax.shard_map(lookup, in_specs=specs, out_specs=layout.spec(*INPUT_OF_LAYER))(table, tokens)
+    made = layout.spec(*RESIDUAL[:2], LAYER_INPUT if sent else LAYER_COLUMNS)
+    return layout.place(jax.shard_map(lookup, in_specs=specs, out_specs=made)(table, tokens), *INPUT_OF_LAYER)

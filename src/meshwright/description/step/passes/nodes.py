@@ -16,9 +16,8 @@ from meshwright.description.notation.legality import Sizes
 from meshwright.description.notation.reshard import reshard
 from meshwright.description.notation.steps import Communicate as Inferred
 from meshwright.description.step.ir import OPERANDS, Array, Block, Dim, Operand, Pass, Region
-from meshwright.description.step.layer import (
-    Attention,
-)
+from meshwright.description.step.layer import Attention, Gated, LayerOp
+from meshwright.description.step.layer_inputs import LAYER_INPUT
 from meshwright.description.step.parameter_tree import IN_USE
 from meshwright.description.step.strategy import SequenceMethod, TpStream
 from meshwright.mesh import LAYOUT
@@ -41,6 +40,8 @@ LETTERS = {
     "norm": "N",
     "rank": "J",
     "adapter": "M",
+    "layer_columns": "W",
+    "layer_input": "W",
 }
 """The letter in the notation for each logical axis of a parameter."""
 
@@ -271,6 +272,26 @@ class Node:
     def is_trained(self) -> bool:
         """Whether one of the node's own parameters has a gradient."""
         return any(isinstance(work, Weight | Vector) and work.is_trained for work in self.work)
+
+
+def from_outside(ops: Iterable[LayerOp], layout: Layout) -> dict[str, Array]:
+    """Return the arrays of the values besides the stream that a block's ops read from outside their layer, by name.
+
+    They are the layer's own input, and keys and values of an earlier layer.
+    """
+    found: dict[str, Array] = {}
+    for op in ops:
+        match op:
+            case Gated() if op.is_on_residual:
+                width = layout.used(((LAYER_INPUT, op.width),))
+                found[LAYER_INPUT] = Array(LAYER_INPUT, (*layout.residual_tokens, *width))
+            case Attention() if op.is_sharing:
+                for name, size in ((op.key, op.qk_dim), (op.value, op.value_dim)):
+                    heads = layout.used((("kv_heads", op.num_kv_heads), ("head_dim", size)))
+                    found[name] = Array(name, (*layout.tokens, *heads))
+            case _:
+                pass
+    return found
 
 
 class Collected(NamedTuple):
