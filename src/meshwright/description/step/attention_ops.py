@@ -10,6 +10,8 @@ from meshwright.description.step.attention import LatentAttention
 from meshwright.description.step.layer import (
     HEADS,
     LINEAR_HEADS,
+    SHARED_KEY,
+    SHARED_VALUE,
     STREAM,
     Attention,
     Concat,
@@ -42,8 +44,8 @@ def attention_ops(model: ModelConfig, layers: range, keys: Keys) -> tuple[LayerO
     latent = LatentKeys(latent="latent", rotary="key_rope", key_weight="key", value_weight="value")
     attention = Attention(
         query="query",
-        key="shared_key" if keys == "shared" else "key",
-        value="shared_value" if keys == "shared" else "value",
+        key=SHARED_KEY if keys == "shared" else "key",
+        value=SHARED_VALUE if keys == "shared" else "value",
         target="attention_heads",
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads,

@@ -17,6 +17,9 @@ from meshwright.description.step.frequencies import Frequencies
 STREAM = "stream"
 """The name of the residual stream."""
 
+SHARED_KEY, SHARED_VALUE = "shared_key", "shared_value"
+"""The names of an earlier layer's keys and values (`Attention.is_sharing`)."""
+
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 NormKind = Literal["rms", "layer"]
 

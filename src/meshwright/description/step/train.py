@@ -60,7 +60,12 @@ from meshwright.description.step.passes.pipeline import (
 )
 from meshwright.description.step.passes.rematerialize import keeps_read, recomputed
 from meshwright.description.step.passes.shard import shard_stack
-from meshwright.description.step.passes.shard_ends import embedding_nodes, layer_input_nodes, logits_nodes
+from meshwright.description.step.passes.shard_ends import (
+    embedding_nodes,
+    layer_input_nodes,
+    logits_nodes,
+    shared_key_nodes,
+)
 from meshwright.description.step.rules import RULES, rules_of
 from meshwright.description.step.sequence import has_attention
 from meshwright.description.step.strategy import DEFAULT, XLA, Optimizer, Strategy
@@ -176,6 +181,7 @@ def _ops(
             ops += build.stack(stack, ahead, "block", is_whole=stack.num_layers > 1)
             is_entry_trained = build.has_gradient
         else:
+            ops += build.ends(shared_key_nodes(stack, layout), is_recomputed=False)
             ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
     is_recomputed = is_spmd_pipeline(mesh, strategy) and strategy.schedule == "gpipe"
     ops += build.ends(logits_nodes(found.logits, layout, objective), is_recomputed=is_recomputed)

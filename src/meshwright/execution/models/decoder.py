@@ -19,6 +19,7 @@ from meshwright.description.step.layer import Stack, alternating
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.workload import Remat
+from meshwright.execution.models.attention_layer import whole_keys
 from meshwright.execution.models.context import LayerContext, PositionInfo, Weights, positions_of, with_key_segments
 from meshwright.execution.models.dropout import DropoutRng
 from meshwright.execution.models.ends import LossParts, embed, logits, mean_losses, token_losses
@@ -182,7 +183,9 @@ def _layers(
         return rematerialized(layer, remat)
 
     one_of_each = [layer_of(stack, place) for place, stack in enumerate(stacks)]
-    keys_of_each = [shared[stack.window] if stack.is_sharing else None for stack in stacks]
+    keys_of_each = [
+        whole_keys(shared[stack.window], layout, strategy) if stack.is_sharing else None for stack in stacks
+    ]
 
     def cycle(
         x: Array, own: tuple[list[Weights], Array | None, list[Array | None]]

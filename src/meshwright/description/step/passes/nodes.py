@@ -5,7 +5,7 @@ Work is a matmul, a weight to gather, a reshard, attention, another collective o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -277,7 +277,7 @@ class Node:
 def from_outside(ops: Iterable[LayerOp], layout: Layout) -> dict[str, Array]:
     """Return the arrays of the values besides the stream that a block's ops read from outside their layer, by name.
 
-    They are the layer's own input, and keys and values of an earlier layer.
+    They are the layer's own input, and keys and values of an earlier layer (`shared_keys`).
     """
     found: dict[str, Array] = {}
     for op in ops:
@@ -286,12 +286,22 @@ def from_outside(ops: Iterable[LayerOp], layout: Layout) -> dict[str, Array]:
                 width = layout.used(((LAYER_INPUT, op.width),))
                 found[LAYER_INPUT] = Array(LAYER_INPUT, (*layout.residual_tokens, *width))
             case Attention() if op.is_sharing:
-                for name, size in ((op.key, op.qk_dim), (op.value, op.value_dim)):
-                    heads = layout.used((("kv_heads", op.num_kv_heads), ("head_dim", size)))
-                    found[name] = Array(name, (*layout.tokens, *heads))
+                found |= {after.name: after for _, after in shared_keys(op, layout)}
             case _:
                 pass
     return found
+
+
+def shared_keys(op: Attention, layout: Layout) -> Iterator[tuple[Array, Array]]:
+    """Yield the keys and the values of an earlier layer, each as this layer left it and as the layers of `op` read it.
+
+    Where each of these layers would gather them, they are gathered once before.
+    """
+    batch, tokens = layout.tokens
+    read = Dim("S", None) if layout.sp_method == "gather" else tokens
+    for name, size in ((op.key, op.qk_dim), (op.value, op.value_dim)):
+        heads = layout.used((("kv_heads", op.num_kv_heads), ("head_dim", size)))
+        yield Array(name, (batch, tokens, *heads)), Array(name, (batch, read, *heads))
 
 
 class Collected(NamedTuple):

@@ -321,7 +321,7 @@ class _BlockSharder:
         query, key, value = (self.arrays[name] for name in (op.query, op.key, op.value))
         names = (op.query, op.key, op.value)
         work: list[Work] = []
-        if self.layout.sequence and self.layout.sp_method == "gather":
+        if self.layout.sequence and self.layout.sp_method == "gather" and not op.is_sharing:
             whole = Dim("S", None)
             names = (op.query, f"{op.key} gathered", f"{op.value} gathered")
             pairs = ((op.key, names[1], "keys"), (op.value, names[2], "values"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from meshwright.description.step.ir import Array, Block, Dim, Region, axes_of
-from meshwright.description.step.layer import CrossEntropy, DotProduct, EndOp, Linear, Lookup, Norm
+from meshwright.description.step.layer import Attention, CrossEntropy, DotProduct, EndOp, Linear, Lookup, Norm, Stack
 from meshwright.description.step.layer_inputs import LAYER_INPUT
 from meshwright.description.step.parameter_tree import LORA_A, LORA_B, RANK
 from meshwright.description.step.passes.nodes import (
@@ -20,6 +20,7 @@ from meshwright.description.step.passes.nodes import (
     Vector,
     Work,
     outermost_first,
+    shared_keys,
     weight_of,
 )
 from meshwright.description.step.passes.shard_low_rank import factor
@@ -59,6 +60,19 @@ def _embedding_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
                 yield _node(EMBEDDING, Block.EMBEDDING, *_scales(op, layout), writes=op.target)
             case _:
                 pass
+
+
+@lru_cache(maxsize=1 << 10)
+def shared_key_nodes(stack: Stack, layout: Layout) -> tuple[Node, ...]:
+    """Return the nodes that gather an earlier layer's keys and values, once for all layers of a stack."""
+    sharing = (op for op in stack.ops if isinstance(op, Attention) and op.is_sharing)
+    moves = (
+        Move(name="shared keys", before=before, after=after, pending=layout.sequence)
+        for op in sharing
+        for before, after in shared_keys(op, layout)
+        if before != after
+    )
+    return tuple(_node(EMBEDDING, Block.ATTENTION, move, writes=move.after.name) for move in moves)
 
 
 @lru_cache(maxsize=1 << 10)
