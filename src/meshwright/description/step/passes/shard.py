@@ -343,8 +343,9 @@ class _BlockSharder:
                 ("attention output", output, None),
             )
             for label, array, operand in exchanged:
-                both: Phases = ("forward", "recompute")
-                work.append(self._exchange(label, "all-to-all", array, both))
+                is_shared = op.is_sharing and array in (key, value)  # Forward has them of the earlier layer.
+                phases: Phases = ("recompute",) if is_shared else ("forward", "recompute")
+                work.append(self._exchange(label, "all-to-all", array, phases))
                 gradient = self._exchange(f"{label} gradient", "all-to-all", array, ("backward",))
                 work.append(replace(gradient, gradient_of=operand))
         self.arrays[op.target] = output
@@ -417,7 +418,8 @@ class _BlockSharder:
         """Yield the node of an MLP's activation."""
         first = self.arrays[op.sources[0]]
         self.arrays[op.target] = replace(first, name=op.target)
-        kind: Pass = "gated" if len(op.sources) > 1 else "activation"
+        # A layer's own input is there whatever the layer saves.
+        kind: Pass = "gated" if len(op.sources) > 1 + op.is_on_residual else "activation"
         yield self._node(PassOver(kind=kind, arrays=(first,)), reads=op.sources, writes=op.target, saved=op.sources)
 
     def _sigmoid_gate(self, op: SigmoidGate) -> Iterator[Node]:

@@ -64,11 +64,11 @@ def _embedding_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
 
 @lru_cache(maxsize=1 << 10)
 def shared_key_nodes(stack: Stack, layout: Layout) -> tuple[Node, ...]:
-    """Return the nodes that gather an earlier layer's keys and values, once for all layers of a stack."""
-    sharing = (op for op in stack.ops if isinstance(op, Attention) and op.is_sharing)
+    """Return the nodes that gather an earlier layer's keys and values over sp, once for all layers of a stack."""
     moves = (
         Move(name="shared keys", before=before, after=after, pending=layout.sequence)
-        for op in sharing
+        for op in stack.ops
+        if isinstance(op, Attention) and op.is_sharing
         for before, after in shared_keys(op, layout)
         if before != after
     )
