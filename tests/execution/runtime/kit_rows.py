@@ -508,8 +508,8 @@ GEMMA4_SMALL = narrow(
 GEMMA4_SHORT = replace(
     GEMMA4_SMALL,
     name="short-gemma4-e2b",
-    num_layers=4,
-    attention=replace(GEMMA4_SMALL.attention, sharing=KeySharing(num_layers=2, mlp=256)),
+    num_layers=3,
+    attention=replace(GEMMA4_SMALL.attention, sharing=KeySharing(num_layers=1, mlp=128)),
 )
 
 FAMILIES = [

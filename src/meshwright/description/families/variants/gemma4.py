@@ -58,7 +58,10 @@ def read(fields: Fields) -> Features:
     features["attention"] = AttentionConfig(
         windows=windows, qk_norm="head", has_value_norm=True, full_heads=full, sharing=sharing
     )
-    inputs, experts = _read_layer_inputs(fields, features["vocab"]), _read_experts(fields)
+    inputs, experts = (
+        _read_layer_inputs(fields, features["vocab"], has_sharing=sharing is not None),
+        _read_experts(fields),
+    )
     if experts and (inputs or sharing):
         more = "hidden_size_per_layer_input" if inputs else "num_kv_shared_layers"
         raise fields.refusal("enable_moe_block", f"experts are known of models with {more}=0")
@@ -95,13 +98,18 @@ def _read_sharing(fields: Fields, features: Features, windows: tuple[int | None,
     return KeySharing(num_layers=count, mlp=2 * mlp if is_wide else mlp)
 
 
-def _read_layer_inputs(fields: Fields, vocab: int) -> LayerInputs | None:
+def _read_layer_inputs(fields: Fields, vocab: int, *, has_sharing: bool) -> LayerInputs | None:
     """Return the sizes of the layers' own inputs; None if they have none."""
     if fields.family == "gemma4_unified_text":
         fields.only("hidden_size_per_layer_input", 0)
         return None
     width = fields.whole("hidden_size_per_layer_input", 0, least=0)
     rows = fields.whole("vocab_size_per_layer_input", 262_144)
+    if not width and has_sharing:
+        raise fields.refusal(
+            "hidden_size_per_layer_input",
+            "layers without keys and values (num_kv_shared_layers) have inputs of their own",
+        )
     if not width:
         return None
     if rows < vocab:
