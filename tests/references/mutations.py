@@ -76,7 +76,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "moe_layers": ([0, 2], [3], [], None),
     "intermediate_size_mlp": (48,),
     "query_pre_attn_scalar": (4, 100),
-    "hidden_size_per_layer_input": (8, 4, 0),
+    "hidden_size_per_layer_input": (8, 16, 0),
     "vocab_size_per_layer_input": (32, 128),
     "num_kv_shared_layers": (2, 0, 5, 6, 7),
     "top_k_experts": (1, 3),

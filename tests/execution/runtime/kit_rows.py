@@ -584,7 +584,6 @@ FAMILIES = [
     Row(GEMMA4_SHORT, MeshShape(dp=2, tp=4), parts(2), "matmuls"),
     Row(GEMMA4_SMALL, MeshShape(fsdp=2, sp=2), ULYSSES, packed=True),
     Row(GEMMA4_SHORT, MeshShape(fsdp=2, tp=2), WHOLE_STREAM, "none"),
-    Row(GEMMA4_SHORT, MeshShape(fsdp=4, sp=2), RING, "none"),
     Row(GEMMA4_MOE, MeshShape(ep=2, fsdp=2, tp=2)),
     Row(GEMMA4_MOE, MeshShape(ep=2, sp=2, tp=2), parts(2), "none"),
     Row(GEMMA4_MOE, MeshShape(fsdp=2, tp=2), remat="matmuls"),
