@@ -253,6 +253,8 @@ FAMILY = PublishedFamily(
     readers={"gemma4_text": read, "gemma4_unified_text": read},
     names=_names(),
     write=write,
+    # Of layers that attend to keys and values of earlier ones; released files may have them.
+    buffers=(r"\.self_attn\.(k_proj|v_proj|k_norm)\.weight$",),
     presets=(
         _preset(
             "tiny-gemma4",
