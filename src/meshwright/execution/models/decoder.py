@@ -178,6 +178,7 @@ def _layers(
             context = LayerContext(positions=positions, layout=layout, strategy=strategy, rng=here, layer=number)
             context = replace(context, own_input=own_input, shared=keys)
             result = run_layer(stack, checkpoint_name(x, LAYER_INPUT), weights, context)
+            # Only keys and values that later layers read leave the loop over layers.
             return result if stack.is_donor else result._replace(cache=None)
 
         return rematerialized(layer, remat)
@@ -196,7 +197,7 @@ def _layers(
             result = layer(x, _OfLayer(its, number, own_input, keys))
             x = result.stream
             loads += [] if result.load is None else [result.load]
-            given.append(result.cache)
+            given.append(result.cache if isinstance(result.cache, Cache) else None)
         return x, (loads, given)
 
     has_numbers = rng is not None or any(stack.period > 1 for stack in stacks)

@@ -112,7 +112,7 @@ def write_and_attend(
 
 def _sizes(new: Cache) -> tuple[int, int, int]:
     """Return the kv heads of new tokens, and the dims of their keys and of their values."""
-    return *new.key.shape[2:], new.value.shape[3]
+    return new.key.shape[2], new.key.shape[3], new.value.shape[3]
 
 
 def _read_slots(
