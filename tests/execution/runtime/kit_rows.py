@@ -16,6 +16,7 @@ from meshwright.description.families.adapters import ALL_LINEAR, with_adapters
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.step.attention import FullHeads, KeySharing, LatentAttention, LinearAttention
 from meshwright.description.step.frequencies import Frequencies, LongRopeScaling, QueryScaling, YarnRopeScaling
+from meshwright.description.step.layer_inputs import LayerInputs
 from meshwright.description.step.model import (
     AttentionConfig,
     Biases,
@@ -509,8 +510,11 @@ GEMMA4_SHORT = replace(
     GEMMA4_SMALL,
     name="short-gemma4-e2b",
     num_layers=3,
+    vocab=257,
     attention=replace(GEMMA4_SMALL.attention, sharing=KeySharing(num_layers=1, mlp=128)),
+    layer_inputs=LayerInputs(vocab=257, width=16),
 )
+"""With tables of tokens that tp does not divide."""
 
 FAMILIES = [
     Row(MISTRAL, MeshShape(fsdp=2, sp=2, tp=2)),

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from meshwright.errors import MeshwrightError
-
-if TYPE_CHECKING:
-    from meshwright.description.step.model import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,37 +71,37 @@ class FullHeads:
     are_values_keys: bool = False  # Whether values are the projected keys, before the keys' norm and rotation.
 
 
-def check_full_heads(model: ModelConfig, full: FullHeads) -> None:
-    """Raise if the heads of layers without a window do not fit the model."""
-    attention = model.attention
-    wrong = (
-        model.num_heads % full.num_kv_heads
-        or attention.window is None
-        or None not in attention.windows
-        or attention.latent
-        or attention.linear
-        or attention.has_output_gate
-        or (full.are_values_keys and not attention.has_value_norm)
-    )
-    if wrong:
+def check_full_heads(
+    full: FullHeads, windows: tuple[int | None, ...], *, name: str, num_heads: int, is_known: bool
+) -> None:
+    """Raise if the heads of layers without a window do not fit a model.
+
+    Args:
+        windows: the window of each layer, as a cycle.
+        name: the model's name.
+        num_heads: its query heads in every layer.
+        is_known: whether such heads are known with its other features.
+    """
+    if num_heads % full.num_kv_heads or None not in windows or {*windows} == {None} or not is_known:
         raise MeshwrightError(
-            f"model {model.name} has attention.full_heads={full!r}; its kv heads divide num_heads={model.num_heads},"
-            f" some layers have a window and some do not, and values that are keys have a norm of their own"
+            f"model {name} has attention.full_heads={full!r}; its kv heads divide num_heads={num_heads}, some layers"
+            f" have a window and some do not, and values that are keys have a norm of their own"
         )
 
 
-def check_sharing(model: ModelConfig, sharing: KeySharing) -> None:
-    """Raise if no earlier layer has the keys and values that the last layers attend to."""
-    attention, own = model.attention, model.num_layers - sharing.num_layers
-    windows = [attention.windows[layer % len(attention.windows)] for layer in range(model.num_layers)]
-    if sharing.num_layers < 1 or own < 1 or not {*windows[own:]} <= {*windows[:own]}:
+def check_sharing(sharing: KeySharing, windows: tuple[int | None, ...], *, name: str, is_known: bool) -> None:
+    """Raise if no earlier layer has the keys and values that the last layers attend to.
+
+    windows: the window of every layer. name, is_known: as in `check_full_heads`.
+    """
+    count, layers = sharing.num_layers, len(windows)
+    if not 1 <= count < layers or not {*windows[layers - count :]} <= {*windows[: layers - count]}:
         raise MeshwrightError(
-            f"model {model.name} has sharing.num_layers={sharing.num_layers} of num_layers={model.num_layers}; there is"
-            f" one at least, and an earlier layer with the window of each"
+            f"model {name} has sharing.num_layers={count} of num_layers={layers}; there is one at least, and an earlier"
+            f" layer with the window of each"
         )
-    others = model.experts or attention.latent or attention.linear or model.parallel_blocks
-    if others or len({*windows} - {None}) > 1:
+    if not is_known or len({*windows} - {None}) > 1:
         raise MeshwrightError(
-            f"model {model.name} has layers without keys and values; they are known of models without experts, latent"
-            f" or linear attention and parallel blocks, whose windows are all alike"
+            f"model {name} has layers without keys and values; they are known of models without experts, latent or"
+            f" linear attention and parallel blocks, whose windows are all alike"
         )

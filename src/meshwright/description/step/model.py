@@ -32,6 +32,7 @@ from meshwright.description.step.layer import (
     Program,
     Routing,
     Stack,
+    of_layers,
 )
 from meshwright.description.step.layer_inputs import LayerInputs
 from meshwright.description.step.lora import LoRA
@@ -312,10 +313,14 @@ class ModelConfig:
         if full := self.attention.full_heads:
             for field in ("num_kv_heads", "head_dim"):
                 _check_whole(self, f"attention.full_heads.{field}", getattr(full, field))
-            check_full_heads(self, full)
+            own, others = self.attention, self.attention.latent or self.attention.linear
+            is_known = not (others or own.has_output_gate or (full.are_values_keys and not own.has_value_norm))
+            check_full_heads(full, own.windows, name=self.name, num_heads=self.num_heads, is_known=is_known)
         if sharing := self.attention.sharing:
             _check_whole(self, "attention.sharing.mlp", sharing.mlp)
-            check_sharing(self, sharing)
+            windows = of_layers(self.attention.windows, range(self.num_layers))
+            others = self.experts or self.attention.latent or self.attention.linear or self.parallel_blocks
+            check_sharing(sharing, windows, name=self.name, is_known=not others)
         if self.attention.linear and (self.attention.window or self.attention.latent):
             raise MeshwrightError(
                 f"model {self.name} has linear attention, and windows or latent attention in its other layers; they"

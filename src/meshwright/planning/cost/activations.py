@@ -274,8 +274,9 @@ class Activations:
         They are the layers' own inputs, also before their norm, and keys and values to which several layers attend.
         """
         local, forward = self.step.extents.local_dims, self.step.ops.forward
-        made = (op for op in forward[EMBEDDING].matmuls if op.columns[-1].letter == LETTERS[LAYER_INPUT])
-        inputs = sum(local((*op.rows, *op.columns)) for op in made)
+        before = forward[EMBEDDING].matmuls if EMBEDDING in forward else ()
+        letter = LETTERS[LAYER_INPUT]
+        inputs = sum(local((*op.rows, *op.columns)) for op in before if op.columns[-1].letter == letter)
         sharing = (op for ops in forward.values() for op in ops.attention if op.is_sharing)
         return self.compute_bytes * (
             3 * inputs + sum(2 * (self._size(op.key) + self._size(op.value)) for op in sharing)
