@@ -39,6 +39,9 @@ LATER = {"phi3-mini", "tiny-qwen3", "tiny-gemma2", "tiny-gemma3", "tiny-gpt2", "
     "mistral-small-4-119b",
     "tiny-gemma4",
     "tiny-gemma4-moe",
+    "tiny-gemma4-e2b",
+    "gemma4-e2b",
+    "gemma4-e4b",
     "gemma4-26b-a4b",
     "gemma4-31b",
 }

@@ -53,6 +53,18 @@ GEMMA4 = SIZES | {
         FULL: {"rope_type": "proportional", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
     },
 }
+# As google/gemma-4-E2B: each layer has an input of its own, and the last ones attend to keys of earlier layers.
+GEMMA4_SMALL = GEMMA4 | {
+    "num_hidden_layers": 8,
+    "layer_types": [LOCAL, FULL] * 4,
+    "num_key_value_heads": 2,
+    "num_global_key_value_heads": None,
+    "attention_k_eq_v": False,
+    "vocab_size_per_layer_input": 96,
+    "hidden_size_per_layer_input": 8,
+    "num_kv_shared_layers": 4,
+    "use_double_wide_mlp": True,
+}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 0.8, "beta_slow": 0.1}
@@ -148,6 +160,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 20,
         "intermediate_size": 40,
     },
+    "gemma4_text_e2b": GEMMA4_SMALL,
     "gpt_oss": SIZES
     | {
         "num_local_experts": 4,
@@ -203,7 +216,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """What each model is made with beyond the defaults of its family."""
 
-KINDS = {"gemma4_text_moe": "gemma4_text", "llama_yarn": "llama", "llama_dynamic": "llama", "phi3_longrope": "phi3"} | {
+KINDS = {"gemma4_text_moe": "gemma4_text", "gemma4_text_e2b": "gemma4_text"} | {
+    "llama_yarn": "llama",
+    "llama_dynamic": "llama",
+    "phi3_longrope": "phi3",
     "qwen2_moe_sparse": "qwen2_moe",
     "qwen3_moe_sparse": "qwen3_moe",
 }

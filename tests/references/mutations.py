@@ -76,9 +76,9 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "moe_layers": ([0, 2], [3], [], None),
     "intermediate_size_mlp": (48,),
     "query_pre_attn_scalar": (4, 100),
-    "hidden_size_per_layer_input": (8,),
-    "vocab_size_per_layer_input": (32,),
-    "num_kv_shared_layers": (2,),
+    "hidden_size_per_layer_input": (8, 16, 0),
+    "vocab_size_per_layer_input": (32, 128),
+    "num_kv_shared_layers": (2, 0, 5, 6, 7),
     "top_k_experts": (1, 3),
     "per_layer_config": (
         {"2": {"head_dim": 8, "num_key_value_heads": 2}},
@@ -249,6 +249,9 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"use_bidirectional_attention": "vision"},
         {"use_bidirectional_attention": "all"},
         {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 20},
+        # As google/gemma-4-E2B and E4B have them.
+        {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "layer_types": [LOCAL, FULL] * 4},
+        {"num_kv_shared_layers": 3, "layer_types": [LOCAL, LOCAL, FULL, LOCAL, FULL, LOCAL, LOCAL, FULL]},
     ),
     # As MiniMaxAI/MiniMax-M2 has them.
     "minimax_m2": (

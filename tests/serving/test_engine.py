@@ -223,6 +223,7 @@ CASES = [
     ("mistral4", "1,2,2,2", "sequence"),
     ("gemma4_text", "1,1,4,2", "batch"),
     ("gemma4_text_moe", "ep=2,fsdp=2,tp=2", "sequence"),
+    ("gemma4_text_e2b", "1,2,2,2", "sequence"),
 ]
 
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
 from meshwright.description.hardware.system import System
+from meshwright.description.step.layer_inputs import LAYER_COLUMNS
 from meshwright.description.step.parameter_tree import IN_USE
 from meshwright.description.step.passes.pipeline import KEPT_INPUTS
 from meshwright.description.step.rules import RULES
@@ -27,7 +28,8 @@ from meshwright.planning.cost.rates.ring import is_round_ring, ring_work
 from meshwright.planning.cost.seconds import WEIGHT_AXES
 from meshwright.record import Collective, Phase
 
-CRITICAL = frozenset(axis for name, axes in RULES.items() if name not in ("batch", *IN_USE) for axis in axes) | {"pp"}
+_ELSEWHERE = ("batch", LAYER_COLUMNS, *IN_USE)
+CRITICAL = frozenset(axis for name, axes in RULES.items() if name not in _ELSEWHERE for axis in axes) | {"pp"}
 """Mesh axes whose collectives are between two dependent matmuls, so that no op can overlap with them."""
 
 WINDOWS: Mapping[Phase, str] = {"forward": "forward", "recompute": "backward", "backward": "backward"}

@@ -57,6 +57,12 @@ def test_an_unknown_kind_is_answered_with_the_nearest_name():
         model_from_hugging_face({"model_type": "llama5_text"}, name="later")
 
 
+@pytest.mark.parametrize("kind", ["gemma3n", "gemma3n_text"])
+def test_a_kind_that_is_close_to_one_that_is_read_says_what_it_has_more(kind):
+    with pytest.raises(MeshwrightError, match=r"several streams \(AltUp\), which no model here has; of its kind gemma"):
+        model_from_hugging_face({"model_type": kind}, name="small")
+
+
 def test_experts_that_are_more_than_there_are_are_refused():
     config, _ = CONFIGS["mistralai/Mixtral-8x7B-v0.1"]
     with pytest.raises(MeshwrightError, match="9 active of 8 experts"):

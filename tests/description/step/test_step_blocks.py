@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.attention import KeySharing
 from meshwright.description.step.blocks import layers, program
 from meshwright.description.step.frequencies import Frequencies
 from meshwright.description.step.layer import Attention, Combine, Lookup, Rotary
 from meshwright.description.step.model import AttentionConfig, Biases, LearnedPositions, Norms, RotaryPositions
 from meshwright.description.step.parameter_tree import leaves, parameters
-from meshwright.description.step.serve import mean_over_layers
+from meshwright.description.step.serve import layers_by_window, mean_over_layers
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.layer import LOWERINGS
 
@@ -42,6 +43,20 @@ def test_windows_and_thetas_go_in_cycles_that_start_where_a_stack_does():
     assert mean_over_layers(model, lambda window: window or 16) == 8
 
 
+def test_layers_without_keys_attend_to_those_of_the_last_layer_of_their_kind():
+    model = PRESETS["gemma4-e2b"]
+    stacks = layers(model)
+    assert [stack.num_layers for stack in stacks] == [2] * 5 + [1] * 5 + [4] * 5
+    assert [stack.name for stack in stacks if stack.is_donor] == ["donor_layers_3", "donor_layers_4"]
+    assert {stack.window for stack in stacks if stack.is_donor} == {512, None}
+    own = {path.partition(".")[0] for path, _ in leaves(parameters(model)) if path.endswith(".key")}
+    assert own == {stack.name for stack in stacks if not stack.is_sharing}
+    assert [stack.name for stack in stacks if stack.is_sharing] == [f"sharing_layers_{place}" for place in range(5)]
+    # A server has pages for 12 layers with a window and 3 without; its queries are those of all 35 layers.
+    assert layers_by_window(model) == {512: 12, None: 3}
+    assert layers_by_window(model, have_keys=False) == {512: 28, None: 7}
+
+
 def test_features_declare_their_parameters():
     plain = dict(leaves(parameters(TINY)))
     features = [
@@ -70,6 +85,15 @@ def test_learned_positions_are_looked_up_after_tokens():
         ({"positions": RotaryPositions(dims=32)}, "from 0 to head_dim=16"),
         ({"positions": RotaryPositions(frequencies=())}, r"positions.frequencies=\(\); it takes one for all layers"),
         ({"positions": LearnedPositions(rows=0)}, "positions.rows=0"),
+        (
+            {"attention": AttentionConfig(sharing=KeySharing(num_layers=9, mlp=64))},
+            "an earlier layer with the window of",
+        ),
+        ({"attention": AttentionConfig(sharing=KeySharing(num_layers=1, mlp=0))}, "attention.sharing.mlp=0"),
+        (
+            {"attention": AttentionConfig(windows=(8, 4), sharing=KeySharing(num_layers=1, mlp=64)), "num_layers": 4},
+            "whose windows are all alike",
+        ),
         ({"positions": "alibi", "attention": PRESETS["tiny-deepseek"].attention}, "keys have rotary positions"),
     ],
 )

@@ -48,6 +48,9 @@ def test_a_device_alone_has_no_collectives():
     assert serve_step(serving, ServingLayout(MeshShape()), 8).communication == ()
 
 
+OF_WHOLE_STREAM = ("router", "shared_expert_gate", "layer_projection", "layer_gate", "layer_output")
+
+
 @pytest.mark.parametrize("model", [name for name, model in PRESETS.items() if not model.attention.latent])
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_devices_share_out_what_the_model_needs(model, phase):
@@ -60,7 +63,7 @@ def test_devices_share_out_what_the_model_needs(model, phase):
             step.repeats[op.region.name].mean * 2 * math.prod(map(local, (op.rows, op.inner, op.columns, op.experts)))
             for op in step.ops.matmuls
             # Each device of tp has all of the former; each of fsdp the states of linear attention, for all rows.
-            if not op.name.endswith(("router", "shared_expert_gate")) and op.target != "linear_heads"
+            if not op.name.endswith(OF_WHOLE_STREAM) and op.target != "linear_heads"
         )
 
     mesh = MeshShape(dp=2, fsdp=2, tp=2)

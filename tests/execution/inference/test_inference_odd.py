@@ -47,6 +47,16 @@ def test_a_config_is_written_as_it_was_read(name):
     assert model_from_hugging_face(hugging_face_config(model), name=name) == model
 
 
+def test_keys_of_layers_that_attend_to_those_of_earlier_ones_are_not_read(tmp_path):
+    """Transformers ignores them too."""
+    golden = ODD.parent / "gemma4_text_e2b"
+    shutil.copy(golden / "config.json", tmp_path)
+    unread = {f"model.layers.7.self_attn.{name}.weight": np.ones((2, 2), np.float32) for name in ("k_proj", "k_norm")}
+    save_file(load_file(golden / "model.safetensors") | unread, tmp_path / "model.safetensors")
+    ours, theirs = (dict(leaves(mw.load(path, on="cpu:1", mesh="dp=1").params)) for path in (tmp_path, golden))
+    assert all(np.array_equal(array, theirs[path]) for path, array in ours.items())
+
+
 def test_a_text_part_is_saved_as_a_model_of_text(tmp_path):
     """Its own config.json, and weights by the names of a model of text, with one note about what is left out."""
     with pytest.warns(UserWarning, match="the text's weights are read, multi_modal_projector, vision_tower not"):

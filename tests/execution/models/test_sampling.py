@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from meshwright.description.families.registry import PRESETS
-from meshwright.description.step import blocks
 from meshwright.description.step.model import AttentionConfig, LearnedPositions, RotaryPositions
 from meshwright.description.step.parameter_tree import parameters
-from meshwright.description.step.strategy import DEFAULT
 from meshwright.execution.models.context import positions_of
-from meshwright.execution.models.decoder import layers
+from meshwright.execution.models.decoder import through_layers
 from meshwright.execution.models.ends import embed, logits
 from meshwright.execution.models.generation.generate import generate_tokens
 from meshwright.execution.models.generation.sampling import Sampling
@@ -37,8 +35,7 @@ def greedy_without_cache(num_tokens, model=MODEL):
             tokens = jnp.asarray(text[None])
             positions = positions_of({"tokens": tokens}, model)
             x, table = embed(params, tokens, positions, model, layout, jnp.float32)
-            (stack,) = blocks.layers(model)
-            x, _ = layers((stack,), params, x, positions, layout, "block", DEFAULT)
+            x, _ = through_layers(params, tokens, x, positions, model, layout, "block")
             scores = logits(params, x, table, model, layout)
             text = np.append(text, int(scores[0, -1].argmax()))
     return text[len(PROMPT) :]

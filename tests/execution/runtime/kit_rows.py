@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 from meshwright.description.families.adapters import ALL_LINEAR, with_adapters
 from meshwright.description.families.registry import PRESETS
-from meshwright.description.step.attention import FullHeads, LatentAttention, LinearAttention
+from meshwright.description.step.attention import FullHeads, KeySharing, LatentAttention, LinearAttention
 from meshwright.description.step.frequencies import Frequencies, LongRopeScaling, QueryScaling, YarnRopeScaling
+from meshwright.description.step.layer_inputs import LayerInputs
 from meshwright.description.step.model import (
     AttentionConfig,
     Biases,
@@ -490,6 +491,31 @@ GEMMA4_MOE = replace(
     experts=replace(PRESETS["tiny-gemma4-moe"].experts, mlp=32, balance_weight=0.1),
 )
 
+GEMMA4_SMALL = narrow(
+    "tiny-gemma4-e2b",
+    **SMALL | {"num_layers": 6, "num_kv_heads": 2},
+    # Over tp=4 kv heads are copied: those that the last four layers have no keys and values of, too.
+    attention=replace(
+        PRESETS["tiny-gemma4-e2b"].attention,
+        windows=(12, None),
+        full_heads=FullHeads(num_kv_heads=2, head_dim=16),
+        sharing=KeySharing(num_layers=4, mlp=256),
+    ),
+    # Scores that are not scaled down make rounding larger.
+    scales=replace(PRESETS["tiny-gemma4-e2b"].scales, embedding=8.0, attention=0.25),
+)
+"""Each layer has an input of its own, and the last ones attend to keys and values of the first two."""
+
+GEMMA4_SHORT = replace(
+    GEMMA4_SMALL,
+    name="short-gemma4-e2b",
+    num_layers=3,
+    vocab=257,
+    attention=replace(GEMMA4_SMALL.attention, sharing=KeySharing(num_layers=1, mlp=128)),
+    layer_inputs=LayerInputs(vocab=257, width=16),
+)
+"""With tables of tokens that tp does not divide."""
+
 FAMILIES = [
     Row(MISTRAL, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(MINISTRAL3, MeshShape(fsdp=2, sp=2, tp=2)),
@@ -558,6 +584,11 @@ FAMILIES = [
     Row(GEMMA4, MeshShape(dp=2, tp=4), parts(2), "matmuls"),
     Row(GEMMA4, MeshShape(fsdp=2, sp=2), ULYSSES, packed=True),
     Row(GEMMA4, MeshShape(fsdp=2, tp=2), WHOLE_STREAM, "none"),
+    Row(GEMMA4_SMALL, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(GEMMA4_SHORT, MeshShape(dp=2, tp=4), parts(2), "matmuls"),
+    Row(GEMMA4_SMALL, MeshShape(fsdp=2, sp=2), ULYSSES, packed=True),
+    Row(GEMMA4_SHORT, MeshShape(fsdp=2, tp=2), WHOLE_STREAM, "none"),
+    Row(GEMMA4_SHORT, MeshShape(dp=2, fsdp=2), parts(2, zero_stage=2)),
     Row(GEMMA4_MOE, MeshShape(ep=2, fsdp=2, tp=2)),
     Row(GEMMA4_MOE, MeshShape(ep=2, sp=2, tp=2), parts(2), "none"),
     Row(GEMMA4_MOE, MeshShape(fsdp=2, tp=2), remat="matmuls"),
@@ -615,6 +646,7 @@ FINE_TUNING = [
     Row(with_lora(SHARED, dropout=0.2), MeshShape(ep=2, fsdp=2, tp=2), remat="none"),
     Row(with_lora(NEOX), MeshShape(fsdp=2, sp=2, tp=2)),
     Row(with_lora(GEMMA2), MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(with_lora(GEMMA4_SMALL), MeshShape(fsdp=2, sp=2, tp=2)),
     Row(with_lora(GPT2), MeshShape(fsdp=2, sp=2, tp=2)),
     Row(with_lora(QWEN3), MeshShape(fsdp=2, sp=2, tp=2)),
     Row(with_lora(MOE), MeshShape(ep=2, fsdp=2, tp=2)),

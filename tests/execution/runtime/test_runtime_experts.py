@@ -19,7 +19,7 @@ from meshwright.description.step.workload import Workload
 from meshwright.execution.models import decoder, layer
 from meshwright.execution.models.generation.generate import generate_tokens
 from meshwright.execution.models.generation.sampling import Sampling
-from meshwright.execution.models.linear import router_logits
+from meshwright.execution.models.linear import residual_linear
 from meshwright.execution.models.moe import MoeOps, load_of_layers, moe_layer
 from meshwright.execution.runtime.arrays import initialise
 from meshwright.execution.runtime.experts.routing import ExpertLoad, route
@@ -92,8 +92,8 @@ def dense(h, weights, num_active, kept=True):
 
 def moe(h, weights, experts, layout):
     """What experts add to the stream, from their router on, and their load."""
-    _, _, dispatch, gate, up, hidden, down, *_ = moe_block(MODEL, experts).ops
-    logits = router_logits(h, weights["router"], layout)
+    _, router, dispatch, gate, up, hidden, down, *_ = moe_block(MODEL, experts).ops
+    logits = residual_linear(h, weights["router"], router, layout)
     return moe_layer(h, logits, weights, MoeOps(dispatch, (gate, up), hidden, down), layout)
 
 

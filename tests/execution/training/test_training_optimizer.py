@@ -10,8 +10,7 @@ import optax
 import pytest
 
 from meshwright.description.families.registry import PRESETS
-from meshwright.description.step.parameter_tree import leaves, parameters
-from meshwright.description.step.patterns import check_patterns, matches
+from meshwright.description.step.parameter_tree import check_patterns, leaves, matches, parameters
 from meshwright.description.step.strategy import Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError

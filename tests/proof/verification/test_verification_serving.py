@@ -23,6 +23,7 @@ def collectives(found):
         ("tiny", {"mesh": "dp=2,fsdp=2,tp=2", "cache": "batch", "adapter_slots": 3, "adapter_rank": 4}),
         pytest.param("tiny", {"mesh": "dp=2,fsdp=2,tp=2", "cache": "batch"}, marks=pytest.mark.matrix),
         pytest.param("tiny-gemma3", {"mesh": "fsdp=4,tp=2", "cache": "sequence"}, marks=pytest.mark.matrix),
+        pytest.param("tiny-gemma4-e2b", {"mesh": "fsdp=4,tp=2", "cache": "batch"}, marks=pytest.mark.matrix),
         pytest.param("tiny-moe", {"mesh": "ep=2,tp=2,fsdp=2", "cache": "heads"}, marks=pytest.mark.matrix),
     ],
 )
@@ -63,6 +64,7 @@ def test_a_decode_step_moves_what_is_planned(model, mesh):
         ("tiny", {"mesh": "dp=2,fsdp=2,tp=2"}),
         pytest.param("tiny-gemma2", {"mesh": "dp=4,tp=2"}, marks=pytest.mark.matrix),
         pytest.param("tiny-gemma3", {"mesh": "fsdp=4,tp=2"}, marks=pytest.mark.matrix),
+        pytest.param("tiny-gemma4-e2b", {"mesh": "fsdp=4,tp=2"}, marks=pytest.mark.matrix),
         pytest.param("tiny-moe", {"mesh": "ep=2,tp=2,fsdp=2"}, marks=pytest.mark.matrix),
     ],
 )
@@ -80,6 +82,7 @@ def test_a_prefill_is_as_planned_or_differs_by_name(model, options):
         pytest.param("tiny", {"mesh": "fsdp=4,tp=2", "cache": "sequence"}, marks=pytest.mark.matrix),
         pytest.param("tiny", {"mesh": "fsdp=4,tp=2", "adapter_slots": 3}, marks=pytest.mark.matrix),
         pytest.param("tiny-gemma3", {"mesh": "fsdp=4,tp=2", "cache": "batch"}, marks=pytest.mark.matrix),
+        pytest.param("tiny-gemma4-e2b", {"mesh": "fsdp=4,tp=2", "cache": "sequence"}, marks=pytest.mark.matrix),
         pytest.param("tiny-moe", {"mesh": "ep=2,tp=2,fsdp=2"}, marks=pytest.mark.matrix),
     ],
 )

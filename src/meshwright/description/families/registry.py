@@ -71,6 +71,10 @@ FAMILIES: Mapping[str, Family] = {published.family.name: published.family for pu
 PRESETS: Mapping[str, ModelConfig] = {model.name: model for published in PUBLISHED for model in published.presets}
 """The models known by name, each from its paper or the config.json on Hugging Face."""
 
+_MORE_STREAMS = "its layers pass on several streams (AltUp), which no model here has; of its kind gemma4_text is read"
+_UNREAD = dict.fromkeys(("gemma3n", "gemma3n_text"), _MORE_STREAMS)
+"""By model_type, what a family that is close to one of these has and these have not."""
+
 _BY_TYPE = {kind: published for published in PUBLISHED for kind in published.readers}
 
 
@@ -117,6 +121,8 @@ def model_from_hugging_face(data: Config, *, name: str) -> ModelConfig:
         )
     data = text_config(data, name=name)
     kind = str(data["model_type"])
+    if kind in _UNREAD:
+        raise MeshwrightError(f"the config.json of {name} has model_type {kind!r}; {_UNREAD[kind]}")
     if kind not in _BY_TYPE:
         names = {each.removesuffix("_text"): each for each in _BY_TYPE}
         close = difflib.get_close_matches(kind.removesuffix("_text"), names, n=1)

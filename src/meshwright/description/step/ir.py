@@ -195,6 +195,7 @@ class AttentionOp:
     is_of_chunks: bool = False  # Whether it is the recomputation of scores in a loop over chunks of queries.
     cache: tuple[Array, ...] = ()  # In a server's step: the cached keys and values that a device has.
     gradients: frozenset[Operand] = OPERANDS  # Operands whose gradient backward computes.
+    is_sharing: bool = False  # Whether its keys and values are those of an earlier layer.
 
     @cached_property
     def work(self) -> int:

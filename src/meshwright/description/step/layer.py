@@ -17,6 +17,9 @@ from meshwright.description.step.frequencies import Frequencies
 STREAM = "stream"
 """The name of the residual stream."""
 
+SHARED_KEY, SHARED_VALUE = "shared_key", "shared_value"
+"""The names of an earlier layer's keys and values (`Attention.is_sharing`)."""
+
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 NormKind = Literal["rms", "layer"]
 
@@ -104,8 +107,8 @@ class Linear:
     init_scale: float | None = None  # Standard deviation at initialisation; None: 1 / sqrt(fan in).
     has_bias: bool = False  # Whether the parameter `{name}_bias` [*outputs] is added.
     is_rounded: bool = True  # Whether 8-bit strategies round its operands.
-    # Whether the input is the residual stream in its layout between blocks, not gathered over tp, and in float32
-    # (routers).
+    # Whether the input has the layout of the residual stream between blocks and is not gathered over tp. The results of
+    # routers are in float32.
     is_on_residual: bool = False
     # Whether frameworks that fuse queries, keys and values into one array store this weight there, after the queries.
     is_fused: bool = False
@@ -173,6 +176,7 @@ class Attention:
     # Whether each head has a learned logit without a value in every softmax: the parameter `sinks` [kv_heads, group]
     # (arXiv:2309.17453).
     has_sinks: bool = False
+    is_sharing: bool = False  # Whether keys and values are those of an earlier layer (`Stack.is_donor`).
     latent: LatentKeys | None = None  # The values that a server caches instead of keys and values, if any.
 
 
@@ -226,6 +230,7 @@ class Gated:
     target: str
     function: Activation | ClampedSwiglu = "silu"
     width: int = 0  # Dims of the result over all devices.
+    is_on_residual: bool = False  # Whether the sources have the tokens of the residual stream between blocks.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,7 +382,7 @@ EndOp = Lookup | Norm | Linear | DotProduct | CrossEntropy
 class Block:
     """A part of a layer that adds to the residual stream: the ops from its norm to its `Add`, under one named scope."""
 
-    name: Literal["attention", "mlp", "block"]
+    name: Literal["attention", "mlp", "block", "layer_input"]
     ops: tuple[LayerOp, ...] = ()
 
     @property
@@ -398,6 +403,9 @@ class Stack:
     # Whether its layers alternate with those of the stacks before it: the model runs one layer of each stack, then the
     # next layer of each, and so on. False for the first of such stacks.
     is_alternating: bool = False
+    # Whether layers of later stacks attend to the keys and values of its layer (`Attention.is_sharing`): those without
+    # keys and values of their own that have the same window.
+    is_donor: bool = False
 
     @property
     def ops(self) -> tuple[LayerOp, ...]:
@@ -410,6 +418,17 @@ class Stack:
         cycles = [len(op.windows) for op in self.ops if isinstance(op, Attention)]
         cycles += [len(op.by_layer) for op in self.ops if isinstance(op, Rotary | Norm)]
         return math.lcm(*cycles)
+
+    @property
+    def window(self) -> int | None:
+        """The attention window of its layers, which all have the same one, in tokens; None for all earlier tokens."""
+        (window,) = {window for op in self.ops if isinstance(op, Attention) for window in op.windows}
+        return window
+
+    @property
+    def is_sharing(self) -> bool:
+        """Whether its layers attend to keys and values of an earlier layer."""
+        return any(op.is_sharing for op in self.ops if isinstance(op, Attention))
 
     def layer(self, number: int) -> Stack:
         """Return layer `number` as a stack of one layer, with its own window and frequencies."""
@@ -429,11 +448,15 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A model's forward pass: its embedding, its stacks of layers, and the logits with their loss."""
+    """A model's forward pass: its embedding, its stacks of layers, and the logits with their loss.
+
+    layer_inputs: the ops after the embedding that compute an input of its own for each layer (`step.layer_inputs`).
+    """
 
     embedding: tuple[EndOp, ...]
     stacks: tuple[Stack, ...]
     logits: tuple[EndOp, ...]
+    layer_inputs: tuple[EndOp, ...] = ()
 
 
 def alternating(stacks: Iterable[Stack]) -> tuple[tuple[Stack, ...], ...]:

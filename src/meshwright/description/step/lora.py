@@ -117,7 +117,8 @@ def with_lora(program: Program, lora: LoRA) -> Program:
         own = replace(branch, dropout=0.0) if isinstance(op, Lookup) else branch
         return replace(op, low_rank=own) if is_target else op  # type: ignore[call-arg]
 
-    return Program(
+    return replace(
+        program,
         embedding=tuple(map(of_end, program.embedding)),
         stacks=tuple(map(of_stack, program.stacks)),
         logits=tuple(map(of_end, program.logits)),
@@ -130,7 +131,8 @@ def _no_target(target: str, program: Program, known: tuple[str, ...]) -> str:
     for op in _linears(program):
         if op.name == target:
             what = (
-                "of experts" if op.num_experts else "a router" if op.is_on_residual
+                "of experts" if op.num_experts
+                else ("a router" if op.outputs[0][0] == "router" else "of a layer's own input") if op.is_on_residual
                 else "of latents" if not can_adapt(op) and (op.outputs[0][0] == "latent" or op.inputs[0][0] != "embed")
                 else "a gate of one number"
             )  # fmt: skip

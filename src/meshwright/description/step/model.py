@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal
 
-from meshwright.description.step.attention import FullHeads, LatentAttention, LinearAttention
+from meshwright.description.step.attention import (
+    FullHeads,
+    KeySharing,
+    LatentAttention,
+    LinearAttention,
+    check_full_heads,
+    check_sharing,
+)
 from meshwright.description.step.frequencies import (
     DynamicRopeScaling,
     Frequencies,
@@ -25,7 +32,9 @@ from meshwright.description.step.layer import (
     Program,
     Routing,
     Stack,
+    of_layers,
 )
+from meshwright.description.step.layer_inputs import LayerInputs
 from meshwright.description.step.lora import LoRA
 from meshwright.errors import MeshwrightError
 from meshwright.support.field_types import check_fields
@@ -184,6 +193,7 @@ class AttentionConfig:
     has_sinks: bool = False  # Whether each head has a learned logit that takes part in its softmax (gpt-oss).
     has_value_norm: bool = False  # Whether each value head has an RMSNorm without a scale (Gemma 4).
     full_heads: FullHeads | None = None
+    sharing: KeySharing | None = None
     has_output_gate: bool = False  # Whether a sigmoid gate scales each dim of the heads' outputs (Qwen3-Next).
     latent: LatentAttention | None = None
     linear: LinearAttention | None = None
@@ -264,6 +274,7 @@ class ModelConfig:
     # Each has its own norm, or both share one (Command R).
     parallel_blocks: Literal["own norms", "shared norm"] | None = None
     experts: Experts | None = None
+    layer_inputs: LayerInputs | None = None
     lora: LoRA | None = None  # Low-rank adapters, the only parameters that train.
     # Features of the Hugging Face model that cannot run here, and do not change a plan.
     planned_only: tuple[str, ...] = ()
@@ -300,7 +311,16 @@ class ModelConfig:
             check_fields(positions)
             _check_whole(self, "positions.rows", positions.rows)
         if full := self.attention.full_heads:
-            _check_full_heads(self, full)
+            for field in ("num_kv_heads", "head_dim"):
+                _check_whole(self, f"attention.full_heads.{field}", getattr(full, field))
+            own, others = self.attention, self.attention.latent or self.attention.linear
+            is_known = not (others or own.has_output_gate or (full.are_values_keys and not own.has_value_norm))
+            check_full_heads(full, own.windows, name=self.name, num_heads=self.num_heads, is_known=is_known)
+        if sharing := self.attention.sharing:
+            _check_whole(self, "attention.sharing.mlp", sharing.mlp)
+            windows = of_layers(self.attention.windows, range(self.num_layers))
+            others = self.experts or self.attention.latent or self.attention.linear or self.parallel_blocks
+            check_sharing(sharing, windows, name=self.name, is_known=not others)
         if self.attention.linear and (self.attention.window or self.attention.latent):
             raise MeshwrightError(
                 f"model {self.name} has linear attention, and windows or latent attention in its other layers; they"
@@ -427,27 +447,6 @@ def _check_cycle(model: ModelConfig, field: str, cycle: tuple[Any, ...]) -> None
     if not cycle:
         raise MeshwrightError(
             f"model {model.name} has {field}=(); it takes one for all layers, or one for each of a cycle of layers"
-        )
-
-
-def _check_full_heads(model: ModelConfig, full: FullHeads) -> None:
-    """Raise if the heads of layers without a window do not fit the model."""
-    for field in ("num_kv_heads", "head_dim"):
-        _check_whole(model, f"attention.full_heads.{field}", getattr(full, field))
-    attention = model.attention
-    wrong = (
-        model.num_heads % full.num_kv_heads
-        or attention.window is None
-        or None not in attention.windows
-        or attention.latent
-        or attention.linear
-        or attention.has_output_gate
-        or (full.are_values_keys and not attention.has_value_norm)
-    )
-    if wrong:
-        raise MeshwrightError(
-            f"model {model.name} has attention.full_heads={full!r}; its kv heads divide num_heads={model.num_heads},"
-            f" some layers have a window and some do not, and values that are keys have a norm of their own"
         )
 
 

@@ -48,7 +48,8 @@ def _padded(model: AnyModel, vocab_parts: int, head_parts: int, expert_parts: in
     if not isinstance(model, ModelConfig):
         return model
     # The padding is smaller than the vocabulary, so that `runtime.arrays.fit` can tell it from copies.
-    vocab = model.vocab + (-model.vocab % vocab_parts if model.vocab > vocab_parts else 0)
+    vocab, inputs = _padded_rows(model.vocab, vocab_parts), model.layer_inputs
+    inputs = inputs and replace(inputs, vocab=_padded_rows(inputs.vocab, vocab_parts))
     kv_heads, heads = model.num_kv_heads, model.num_heads
     attention, full = model.attention, model.attention.full_heads
     if full is not None:
@@ -62,9 +63,14 @@ def _padded(model: AnyModel, vocab_parts: int, head_parts: int, expert_parts: in
     elif not head_parts % kv_heads and not heads % head_parts and model.attention.latent is None:
         kv_heads = head_parts
     experts = model.experts and model.experts.padded(expert_parts)
-    if (vocab, kv_heads, experts, attention) == (model.vocab, model.num_kv_heads, model.experts, model.attention):
-        return model
-    return replace(model, vocab=vocab, num_kv_heads=kv_heads, num_heads=heads, experts=experts, attention=attention)
+    sizes = {"vocab": vocab, "num_kv_heads": kv_heads, "num_heads": heads}
+    found = replace(model, **sizes, experts=experts, attention=attention, layer_inputs=inputs)
+    return model if found == model else found
+
+
+def _padded_rows(rows: int, parts: int) -> int:
+    """Return the rows of a table of tokens, padded until `parts` devices can split them if there are more rows."""
+    return rows + (-rows % parts if rows > parts else 0)
 
 
 def _divides_or_copies(kv_heads: int, heads: int, parts: int) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING, Literal, TypeVar, Union
 
@@ -26,6 +28,7 @@ from meshwright.description.step.layer import (
     vector_dims,
 )
 from meshwright.description.step.model import Model
+from meshwright.errors import MeshwrightError, did_you_mean
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -109,7 +112,7 @@ def parameters(model: Model) -> Tree[Parameter]:
     """
     tree: dict[str, Parameter | dict[str, Parameter]] = {}
     ops = program(model)
-    for op in ops.embedding:
+    for op in (*ops.embedding, *ops.layer_inputs):
         tree |= declared(op)
     for stack in ops.stacks:
         axis = stack.name if stack.name in STACKED else "layers"
@@ -267,3 +270,33 @@ def num_active_parameters(model: Model) -> int:
         int(parameter.size * (share if "expert" in parameter.axes else 1.0))
         for _, parameter in leaves(parameters(model))
     )
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a pattern matches a parameter's whole path, the last name in it, or its first names.
+
+    `*` matches any characters, `?` one. Paths are those of `leaves(parameters(model))`.
+
+    >>> [matches(pattern, "layers.mlp_norm") for pattern in ("layers.mlp_norm", "mlp_norm", "layers", "*norm*", "mlp")]
+    [True, True, True, True, False]
+    """
+    return any(fnmatchcase(part, pattern) for part in (path, path.rpartition(".")[2], path.partition(".")[0]))
+
+
+def check_patterns(what: str, patterns: Iterable[str], paths: Iterable[str]) -> None:
+    """Raise if a pattern matches no parameter, suggesting the nearest name.
+
+    Args:
+        what: name of the option, for the error.
+    """
+    known = tuple(paths)
+    for pattern in patterns:
+        if not any(matches(pattern, path) for path in known):
+            names = sorted(
+                {*known, *(path.rpartition(".")[2] for path in known), *(p.partition(".")[0] for p in known)}
+            )
+            hint = did_you_mean(difflib.get_close_matches(pattern.strip("*"), names, n=1, cutoff=0.4))
+            raise MeshwrightError(
+                f"{what} is {pattern!r}, which names no parameter of the model; {hint}its parameters are"
+                f" {', '.join(known)}"
+            )

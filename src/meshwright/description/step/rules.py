@@ -34,6 +34,9 @@ RULES: Rules = {
     "latent": (),
     "router": (),
     "positions": (),
+    # The table with an input for each layer is used as it is stored: tokens are sent to its columns.
+    "layer_columns": ("fsdp", "sp"),
+    "layer_input": (),
     "rank": (),
     "adapter": (),
     # Activations. Between blocks the residual stream is split over tp along the sequence (sequence parallelism).

@@ -99,6 +99,12 @@ def check_sequence(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
             f"attention='cudnn' works on whole sequences, sp_method={strategy.sp_method!r} on parts of them over"
             f" sp={mesh.sp}; use sp_method='ulysses', or attention='flash'"
         )
+    is_fused_gather = strategy.attention != "scores" and strategy.sp_method == "gather"
+    if is_fused_gather and any(op.is_sharing for op in attention_ops(model)):
+        raise MeshwrightError(
+            f"several layers of {model.name} attend to the same keys, which attention={strategy.attention!r} with"
+            f" sp_method='gather' would gather in each; use sp_method='ring' or 'ulysses', or attention='scores'"
+        )
     if strategy.sp_method == "ulysses":
         for op in attention_ops(model):
             check_divides("kv_heads", op.num_kv_heads, mesh, HEAD_AXES)

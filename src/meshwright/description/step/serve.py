@@ -22,9 +22,10 @@ from meshwright.description.step.ir import Array, Extents, Repeat, Step
 from meshwright.description.step.layer import Attention, Dispatch, Program
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
+from meshwright.description.step.passes.serve_ends import EMBEDDING, LOGITS
 from meshwright.description.step.passes.shard_delta import chunk_sizes
 from meshwright.description.step.sequence import visible_pairs
-from meshwright.description.step.serve_ops import EMBEDDING, LOGITS, serving_ops
+from meshwright.description.step.serve_ops import serving_ops
 from meshwright.description.step.serving import SERVING_RULES, Serving, ServingLayout, cache_axes
 from meshwright.mesh import MeshShape
 
@@ -141,16 +142,20 @@ def _weights(model: ModelConfig, weight: Weight) -> Mapping[int | None, int]:
                 heads = op.num_kv_heads if weight == "cache" else op.num_heads
                 sizes |= dict.fromkeys(op.windows, heads * (op.qk_dim + op.value_dim))
     factor = math.gcd(*sizes.values())
-    return {window: count * sizes[window] // factor for window, count in layers_by_window(model).items()}
+    counts = layers_by_window(model, have_keys=weight == "cache")
+    return {window: count * sizes[window] // factor for window, count in counts.items()}
 
 
 @cache
-def layers_by_window(model: ModelConfig) -> Mapping[int | None, int]:
-    """Return the number of layers by window; the key None is for layers that attend to all keys."""
+def layers_by_window(model: ModelConfig, *, have_keys: bool = True) -> Mapping[int | None, int]:
+    """Return the number of layers by window; the key None is for layers that attend to all keys.
+
+    have_keys: count only layers with keys and values of their own, which a cache holds.
+    """
     counts: dict[int | None, int] = {}
     for stack in program(model).stacks:
         for op in stack.ops:
-            if isinstance(op, Attention):
+            if isinstance(op, Attention) and not (have_keys and op.is_sharing):
                 for layer in range(stack.num_layers):
                     window = op.windows[layer % len(op.windows)]
                     counts[window] = counts.get(window, 0) + 1

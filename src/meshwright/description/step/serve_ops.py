@@ -9,7 +9,7 @@ after; the notation gives the collectives between them (`notation.reshard`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -34,31 +34,34 @@ from meshwright.description.step.layer import (
     Attention,
     Combine,
     Dispatch,
-    EndOp,
     Gated,
     GatedDelta,
     Linear,
-    Lookup,
     Norm,
     Rotary,
     SigmoidGate,
     Slice,
 )
 from meshwright.description.step.layer import Block as LayerBlock
+from meshwright.description.step.layer_inputs import LAYER_INPUT
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.parameter_tree import LORA_A, LORA_B
-from meshwright.description.step.passes.nodes import (
-    Layout,
-    gathered_over,
-    moves_between,
+from meshwright.description.step.passes.nodes import Layout, from_outside
+from meshwright.description.step.passes.serve_ends import (
+    EMBEDDING,
+    LOGITS,
+    embedding_ops,
+    gathered,
+    layer_input_ops,
+    logits_ops,
+    moved,
+    norm_sums,
     reduced,
     split_dim,
     whole_dim,
 )
 from meshwright.description.step.passes.shard_delta import delta_matmuls
 from meshwright.description.step.serving import GATHERED_RULES, SERVING_RULES, TENSOR_AXES, CacheSplit
-
-LOGITS, EMBEDDING = Region("logits"), Region("embedding")
 
 
 @lru_cache(maxsize=1 << 10)
@@ -86,7 +89,16 @@ def serving_ops(
         tp_stream="whole" if is_paged else "split", dropout=False,
     )  # fmt: skip
     stored = replace(layout, rules=SERVING_RULES, batch=on(SERVING_RULES["batch"]))
-    ops: list[Op] = list(_embedding(found.embedding, layout, stored))
+    ops: list[Op] = [
+        *embedding_ops(found.embedding, layout, stored),
+        *layer_input_ops(found.layer_inputs, layout, stored),
+    ]
+    # The inputs of all layers are there until the last.
+    inputs = tuple(
+        Array(op.target, (*layout.residual_tokens, *layout.stored(op.outputs)))
+        for op in found.layer_inputs
+        if isinstance(op, Linear)
+    )
     arrays: dict[str, tuple[Array, ...]] = {}
     for stack in found.stacks:
         region = Region(stack.name)
@@ -95,10 +107,10 @@ def serving_ops(
             ops += walk.ops()
         stream, residual = (Array(STREAM, (*rows, walks[0].width)) for rows in (layout.tokens, layout.residual_tokens))
         # A lookup's rows before and after those of others are masked; a block's input, its stream, and what it makes.
-        arrays[EMBEDDING.name] = (stream, stream)
+        arrays[EMBEDDING.name] = (stream, stream, *inputs)
         moments = enumerate(held for walk in walks for held in walk.live)
-        arrays |= {f"{stack.name} {number}": (stream, residual, *held) for number, held in moments}
-    ops += _logits(found.logits, layout, stored)
+        arrays |= {f"{stack.name} {number}": (stream, residual, *inputs, *held) for number, held in moments}
+    ops += logits_ops(found.logits, layout, stored)
     arrays[LOGITS.name] = tuple(
         Array("logits", (stored.tokens[0], *stored.stored(op.outputs)), width="float32")
         for op in found.logits
@@ -115,13 +127,13 @@ class _BlockWalk:
     ) -> None:
         self.block, self.region, self.num_layers = block, region, num_layers
         self.layout, self.stored, self.split = layout, stored, split
-        self.part = Block.MLP if block.name == "mlp" else Block.ATTENTION
+        self.part = Block.MLP if block.name in ("mlp", LAYER_INPUT) else Block.ATTENTION
         self.fsdp, self.tensor = layout.axes("embed"), layout.axes("mlp")
         self.is_prefill = layout.tp_stream == "split"
         first = next(op for op in block.ops if isinstance(op, Norm | Linear))
         self.width = Dim("D", first.size if isinstance(first, Norm) else first.fan_in, self.fsdp)
         self.linears = {op.target: op for op in block.ops if isinstance(op, Linear)}
-        self.arrays: dict[str, Array] = {}
+        self.arrays: dict[str, Array] = from_outside(block.ops, layout)
         self.live: list[tuple[Array, ...]] = []  # Of each op between matmuls: attention, the MLP's activation.
 
     def ops(self) -> Iterator[Op]:
@@ -162,6 +174,8 @@ class _BlockWalk:
                     yield from self._attention(op)
                 case GatedDelta():
                     yield from self._gated_delta(op)
+                case Gated() if op.is_on_residual:
+                    self.arrays[op.target] = self.arrays[LAYER_INPUT]
                 case Gated() if not self.linears.keys() >= {*op.sources}:  # The output gate of linear attention.
                     yield from self._reduced_inputs("attention gate", op.sources[0])
                     self.arrays[op.target] = reduced(self.arrays[op.sources[0]])
@@ -175,7 +189,8 @@ class _BlockWalk:
                     yield self._pass("residual", residual)
                 case Add():
                     # In decode the sum is one all-reduce, in prefill it is scattered along the tokens.
-                    for _ in range(2 if self._sums_experts_apart(op) else 1):
+                    is_summed = self.block.name != LAYER_INPUT
+                    for _ in range(2 if self._sums_experts_apart(op) else int(is_summed)):
                         yield from self._move(
                             f"{self.block.name} output", (replace(stream, unreduced=self.tensor), residual)
                         )
@@ -199,7 +214,7 @@ class _BlockWalk:
 
     def _norm_sums(self, op: Norm) -> Iterator[Op]:
         """Yield the all-reduces of a norm whose dim is split."""
-        yield from _norm_sums(op, f"{self.block.name} norm", self.region, self.layout.residual_tokens, self.fsdp)
+        yield from norm_sums(op, f"{self.block.name} norm", self.region, self.layout.residual_tokens, self.fsdp)
 
     def _linear(self, op: Linear) -> Iterator[Op]:
         """Yield the ops of a matmul with a weight; no weight is gathered."""
@@ -211,7 +226,7 @@ class _BlockWalk:
             stored, used = (
                 Array(op.name, (*of.stored(op.inputs), *of.stored(op.outputs))) for of in (self.stored, self.layout)
             )
-            yield from _moved(op.name, self.region, (stored, used), of_weight=True)
+            yield from moved(op.name, self.region, (stored, used), of_weight=True)
         yield Matmul(
             name=f"{self.region.name}.{op.name}", target=op.target, phase="forward", region=self.region,
             block=self.part, role="result", rows=rows, inner=inner, columns=columns, experts=experts,
@@ -227,9 +242,9 @@ class _BlockWalk:
                 )  # fmt: skip
             yield self._pass("low_rank", result)
         if op.is_on_residual:
-            yield from self._move(
-                "router", (replace(result, width="float32"), replace(reduced(result), width="float32"))
-            )
+            is_router = op.outputs[0][0] == "router"
+            before = replace(result, width="float32") if is_router else result
+            yield from self._move("router" if is_router else op.name, (before, reduced(before)))
 
     def _gated(self, op: Gated) -> Iterator[Op]:
         """Yield the collectives over fsdp of an MLP's hidden activations.
@@ -279,7 +294,7 @@ class _BlockWalk:
         self.live.append((replace(query, width="float32"),) * 3 if rotates and self.is_prefill else (query, output))
         latents = self._latents(op)
         cached = latents or (self.arrays[op.key], self.arrays[op.value])
-        if rotates:
+        if rotates and not op.is_sharing:
             # Approximate: counted as if sp split the rotation of keys; in fact each device of sp rotates all keys.
             keys = Array(op.key, (*self.layout.tokens, Dim("N", op.num_kv_heads, self.tensor), Dim("H", op.qk_dim)))
             yield self._pass("rotary", query, keys)
@@ -287,8 +302,8 @@ class _BlockWalk:
             sums = [self.arrays[each] for each in self._reads_of_stream()]
             yield from self._move("latents", *((each, reduced(each)) for each in sums))
         else:
-            names = "queries, keys and values"
-            yield from self._move(names, *((each, self._summed_over_fsdp(each)) for each in (query, *cached)))
+            names, values = "queries, keys and values", (query,) if op.is_sharing else (query, *cached)
+            yield from self._move(names, *((each, self._summed_over_fsdp(each)) for each in values))
         held = tuple(
             Array(array.name, (Dim("Q", None), Dim("T", None), *array.dims[len(self.layout.tokens) :]))
             for array in cached
@@ -300,8 +315,9 @@ class _BlockWalk:
             batch, tokens = self.layout.tokens
             if not latents:
                 # Each device of fsdp attends with a part of the queries to all keys and values before them.
+                whole = () if op.is_sharing else cached
                 yield from self._move(
-                    "keys and values", *((self._summed_over_fsdp(each), reduced(each)) for each in cached)
+                    "keys and values", *((self._summed_over_fsdp(each), reduced(each)) for each in whole)
                 )
                 yield from self._move("heads", (self._summed_over_fsdp(output), output))
                 tokens = tokens._replace(axes=self.fsdp)
@@ -323,12 +339,12 @@ class _BlockWalk:
                     # Those of all layers at once.
                     dims = Dim("layers", self.num_layers), *self.arrays[op.query].dims[2:-1]
                     sinks = Array("sinks", dims, width="float32")
-                    yield from _moved(sinks.name, EMBEDDING, (sinks, gathered_over(sinks, across)))
+                    yield from moved(sinks.name, EMBEDDING, (sinks, gathered(sinks, across)))
             queries = Array(op.query, (Dim("Q", None), self.layout.tokens[1], heads, Dim("H", score)))
         yield AttentionOp(
             name=op.target, phase="forward", region=self.region, query=queries, key=held[0], value=held[-1],
             output=output, num_heads=heads, qk_dim=score, value_dim=value, windows=op.windows,
-            is_chunked=op.is_chunked, cache=held,
+            is_chunked=op.is_chunked, cache=held, is_sharing=op.is_sharing,
         )  # fmt: skip
 
     def _reduced_inputs(self, name: str, *values: str) -> Iterator[Op]:
@@ -370,17 +386,17 @@ class _BlockWalk:
         """
         if self.split == "batch":
             sent = self._summed_over_fsdp(query)
-            yield from self._move("queries", (sent, split_dim(gathered_over(sent, across), 0, across)))
+            yield from self._move("queries", (sent, split_dim(gathered(sent, across), 0, across)))
             yield from self._move(
-                "heads", (split_dim(gathered_over(self._summed_over_fsdp(output), across), 0, across), output)
+                "heads", (split_dim(gathered(self._summed_over_fsdp(output), across), 0, across), output)
             )
         elif self.split == "sequence":
             axes = (*self.fsdp, *across)
-            whole = replace(gathered_over(output, across), unreduced=axes)
+            whole = replace(gathered(output, across), unreduced=axes)
             scalars, parts = (
                 Array("sums", array.dims[:-1], array.unreduced, width="float32") for array in (whole, output)
             )
-            yield from self._move("queries", (reduced(query), gathered_over(query, across)))
+            yield from self._move("queries", (reduced(query), gathered(query, across)))
             yield from self._move("maxima", (scalars, reduced(scalars)))
             yield from self._move("heads and sums", (whole, output), (scalars, parts))
 
@@ -417,82 +433,4 @@ class _BlockWalk:
 
     def _move(self, name: str, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
         """Yield the collectives that reshard arrays of this block alike. pairs: (before, after) of each."""
-        yield from _moved(name, self.region, *pairs)
-
-
-def _embedding(ops: Iterable[EndOp], layout: Layout, stored: Layout) -> Iterator[Op]:
-    """Yield the collectives of a lookup in a table whose rows are split, and the gather of its stored columns."""
-    for op in ops:
-        if isinstance(op, Lookup):
-            before, table = (Array(op.name, of.stored((op.rows, op.columns))) for of in (stored, layout))
-            yield from _moved(op.name, EMBEDDING, (before, table), of_weight=True)
-        if isinstance(op, Lookup) and not op.is_positional:
-            columns = layout.stored((op.columns,))
-            rows = Array("embedding", (*layout.tokens, *columns), layout.axes("vocab"))
-            yield from _moved("embedding", EMBEDDING, (rows, Array("embedding", (*layout.residual_tokens, *columns))))
-            if op.low_rank:
-                # The rows of all slots' branches are summed over devices like the table's, then multiplied by B.
-                low = layout.stored(op.low_rank.dims)
-                rows = Array("embedding low rank", (*layout.tokens, *low), layout.axes("vocab"))
-                yield from _moved(rows.name, EMBEDDING, (rows, Array(rows.name, (*layout.residual_tokens, *low))))
-                yield Matmul(
-                    name=f"{op.name}{LORA_B}", target=op.target, phase="forward", region=EMBEDDING,
-                    block=Block.EMBEDDING, role="result", rows=layout.residual_tokens, inner=low, columns=columns,
-                )  # fmt: skip
-
-
-def _logits(ops: Iterable[EndOp], prompts: Layout, layout: Layout) -> Iterator[Op]:
-    """Yield the ops of each sequence's logits at its last token, and of the most likely token in each vocab shard.
-
-    prompts: the layout of the layers before, from which last tokens come.
-    """
-    batch, vocab = layout.tokens[0], layout.axes("vocab")
-    for op in ops:
-        if isinstance(op, Norm):
-            yield from _norm_sums(op, "final norm", LOGITS, (batch,), layout.axes("embed"))
-        if isinstance(op, Linear):
-            inner, columns = layout.stored(op.inputs), layout.stored(op.outputs)
-            if layout.tp_stream == "split":
-                # The last token of a sequence is on one of the devices that split its tokens.
-                last = Array("stream", (prompts.tokens[0], *prompts.stored(op.inputs)), vocab)
-                yield from _moved("last tokens", LOGITS, (last, reduced(last)))
-                yield from _moved("last tokens", LOGITS, (reduced(last), Array("stream", (batch, *inner))))
-            yield Matmul(
-                name=op.name, target=op.target, phase="forward", region=LOGITS, block=Block.LOGITS, role="result",
-                rows=(batch,), inner=inner, columns=columns,
-            )  # fmt: skip
-            if op.low_rank:
-                low = layout.stored(op.low_rank.dims)
-                for name, read, made in ((LORA_A, inner, low), (LORA_B, low, columns)):
-                    yield Matmul(
-                        name=f"{op.branch}{name}", target=op.target, phase="forward", region=LOGITS, block=Block.LOGITS,
-                        role="result", rows=(batch,), inner=read, columns=made,
-                    )  # fmt: skip
-            logits = Array("logits", (batch, *columns), axes_of(inner), width="float32")
-            yield from _moved("logits", LOGITS, (logits, reduced(logits)))
-            # The dim `best` has a logit and a token id.
-            best = Array("best tokens", (batch, Dim("best", 2), Dim("P", None, vocab)), width="float32")
-            yield from _moved("best tokens", LOGITS, (best, gathered_over(best, vocab)))
-            if layout.tp_stream == "whole":
-                # Every device gets the newest token of every row, which is the row's input in the next step.
-                newest = Array("newest tokens", (batch,), width="float32")
-                yield from _moved("newest tokens", LOGITS, (newest, gathered_over(newest, layout.axes("batch"))))
-
-
-def _norm_sums(op: Norm, name: str, region: Region, tokens: tuple[Dim, ...], axes: tuple[str, ...]) -> Iterator[Op]:
-    """Yield the all-reduces of a norm whose dim is split over `axes`: of squares; for a LayerNorm, of means first."""
-    for what in ("mean", "squares") if op.kind == "layer" else ("squares",):
-        sums = Array(what, tokens, axes, width="float32")
-        yield from _moved(name, region, (sums, reduced(sums)))
-
-
-def _moved(name: str, region: Region, *pairs: tuple[Array, Array], of_weight: bool = False) -> Iterator[Communicate]:
-    """Yield the collectives that reshard several arrays alike, each collective combined over all arrays.
-
-    pairs: (before, after) of each array.
-    """
-    for first, *beside in zip(*(moves_between(*pair) for pair in pairs), strict=True):
-        yield Communicate(
-            name=name, kind=first.kind, axes=first.axes, phase="forward", region=region, array=first.array,
-            of_weight=of_weight, beside=tuple(move.array for move in beside),
-        )  # fmt: skip
+        yield from moved(name, self.region, *pairs)

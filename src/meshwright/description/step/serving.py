@@ -40,6 +40,7 @@ SERVING_RULES: Rules = {
     # Weights are stationary, split along both dims of a matmul (arXiv:2211.05102, section 3.2): fsdp splits the
     # stream's dim; sp and tp together split heads, mlp and vocab (tp the kv heads, sp the query heads that share one).
     "embed": ("fsdp",),
+    "layer_columns": ("fsdp",),
     "kv_heads": ("tp",),
     "group": ("sp",),
     "mlp": ("sp", "tp"),
@@ -200,7 +201,8 @@ def generation_rules(model: ModelConfig, mesh: MeshShape) -> Rules:
             local_parameter_shape(parameter, mesh=mesh, rules=SERVING_RULES, what=path)
     except MeshwrightError:
         along, across = ("fsdp", "sp"), ("tp",)
-        return {**SERVING_RULES, "embed": along, "activation": along, "group": (), "mlp": across, "vocab": across}
+        split = {"embed": along, "layer_columns": along, "activation": along, "mlp": across, "vocab": across}
+        return {**SERVING_RULES, **split, "group": ()}
     return SERVING_RULES
 
 

@@ -23,6 +23,7 @@ from meshwright.description.step.ir import (
     Step,
 )
 from meshwright.description.step.layer import STREAM, Lookup, Stack
+from meshwright.description.step.layer_inputs import LAYER_INPUT
 from meshwright.description.step.model import Model
 from meshwright.description.step.padding import kv_copies, padded
 from meshwright.description.step.parameter_tree import leaves, parameters
@@ -36,7 +37,17 @@ from meshwright.description.step.passes.differentiate import (
 )
 from meshwright.description.step.passes.microbatch import extents_of, gradient_sum
 from meshwright.description.step.passes.muon import is_matrix, matrix_moves
-from meshwright.description.step.passes.nodes import IMBALANCE, Core, Exchange, Layout, Node, Product, Vector, Weight
+from meshwright.description.step.passes.nodes import (
+    IMBALANCE,
+    Core,
+    Exchange,
+    Layout,
+    Node,
+    Product,
+    Vector,
+    Weight,
+    from_outside,
+)
 from meshwright.description.step.passes.optimizer import sum_of_copies, update_moves
 from meshwright.description.step.passes.pipeline import (
     BATCH,
@@ -49,7 +60,12 @@ from meshwright.description.step.passes.pipeline import (
 )
 from meshwright.description.step.passes.rematerialize import keeps_read, recomputed
 from meshwright.description.step.passes.shard import shard_stack
-from meshwright.description.step.passes.shard_ends import embedding_nodes, logits_nodes
+from meshwright.description.step.passes.shard_ends import (
+    embedding_nodes,
+    layer_input_nodes,
+    logits_nodes,
+    shared_key_nodes,
+)
 from meshwright.description.step.rules import RULES, rules_of
 from meshwright.description.step.sequence import has_attention
 from meshwright.description.step.strategy import DEFAULT, XLA, Optimizer, Strategy
@@ -158,11 +174,14 @@ def _ops(
     ops += (op for op in entry if before is not None or not (isinstance(op, Matmul) and op.phase == "recompute"))
     # Whether the stages' input has a gradient.
     is_entry_trained = build.has_gradient
+    ops += build.ends(layer_input_nodes(found.layer_inputs, layout), is_recomputed=False)
+    build.has_input_gradient = build.has_gradient
     for stack in found.stacks:
         if stack is before:
             ops += build.stack(stack, ahead, "block", is_whole=stack.num_layers > 1)
             is_entry_trained = build.has_gradient
         else:
+            ops += build.ends(shared_key_nodes(stack, layout), is_recomputed=False)
             ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
     is_recomputed = is_spmd_pipeline(mesh, strategy) and strategy.schedule == "gpipe"
     ops += build.ends(logits_nodes(found.logits, layout, objective), is_recomputed=is_recomputed)
@@ -217,6 +236,7 @@ class _Builder:
         self.sums_once = mesh.pp > 1 and not strategy.profile.spmd_pipeline
         self.tables: set[str] = set()
         self.has_gradient = False
+        self.has_input_gradient = False
         self.sums_load = False
 
     def stack(self, stack: Stack, layout: Layout, remat: Remat, *, is_whole: bool) -> Iterator[Op]:
@@ -229,6 +249,9 @@ class _Builder:
         """
         nodes = shard_stack(stack, layout)
         with_gradient = {STREAM} if self.has_gradient or stack.num_layers > 1 else set[str]()
+        outside = from_outside(stack.ops, layout).keys()
+        with_gradient |= outside - {LAYER_INPUT} if self.has_gradient else set()
+        with_gradient |= outside & {LAYER_INPUT} if self.has_input_gradient else set()
         is_at_once = self.strategy.attention == "scores" and not self.has_chunks
         parts = tuple(nodes_with_gradients(nodes, with_gradient, is_at_once=is_at_once))
         self.has_gradient |= any(node.is_trained for node in nodes)

@@ -14,8 +14,16 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from meshwright.description.step.model import Model
-from meshwright.description.step.parameter_tree import IN_USE, STACKED, Parameter, is_adapter, leaves, parameters
-from meshwright.description.step.patterns import check_patterns, matches
+from meshwright.description.step.parameter_tree import (
+    IN_USE,
+    STACKED,
+    Parameter,
+    check_patterns,
+    is_adapter,
+    leaves,
+    matches,
+    parameters,
+)
 from meshwright.errors import MeshwrightError
 
 BaseFormat = Literal["int8", "nf4"]
@@ -34,7 +42,7 @@ WHOLE = "norm"
 def frozen_paths(model: Model, patterns: tuple[str, ...]) -> frozenset[str]:
     """Return the paths of frozen parameters: those a pattern matches and, in a model with adapters, all but adapters.
 
-    Patterns are as in `step.patterns`.
+    Patterns are as in `step.parameter_tree.matches`.
 
     Raises:
         MeshwrightError: a pattern matches nothing, or the patterns leave nothing to train.

@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 from meshwright.description.step.layer import Attention
+from meshwright.description.step.strategy import Strategy
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.attention import Documents, Scoring, attend
 from meshwright.execution.models.context import LayerContext
@@ -25,16 +26,17 @@ from meshwright.execution.models.remat import INTERMEDIATE
 from meshwright.execution.models.rotary import is_of_kind
 from meshwright.execution.runtime.attention import sequence
 from meshwright.execution.runtime.attention.segments import Mask
+from meshwright.execution.runtime.sharding_context import ShardingContext
 
 
 def attention_layer(
-    query: Array, new: Cache, sinks: Array | None, op: Attention, context: LayerContext
+    query: Array, new: Cache | None, sinks: Array | None, op: Attention, context: LayerContext
 ) -> tuple[Array, Cache | PagedCache]:
     """Return the attention output of queries [b, s, k, g, h], and `new`, or in generation the updated cache.
 
     Args:
         new: keys and values [b, s, k, h] of the queries' tokens. With a cache in `context`, they are written to it
-          first, and the cache of all layers with this window is returned.
+          first, and the cache of all layers with this window is returned; None if an earlier layer has written them.
         sinks: logits [k, g], added to the denominator of each softmax without a value.
     """
     if context.cache is not None:
@@ -45,6 +47,7 @@ def attention_layer(
             *(scoring_of(op), window),
             sinks=sinks,
         )
+    assert new is not None, "keys and values of an earlier layer are those of the whole prompt"
     layout = context.layout
     if layout.cache_split is not None:
         # In prompts each device has all keys, and its share of the queries.
@@ -150,10 +153,7 @@ def _with_scores(query: Array, new: Cache, sinks: Array | None, op: Attention, c
             ids, all_ids = chunk_ids(segments.positions, ids, all_ids, window)
             window = None
         documents = Documents(ids, ids if all_ids is None else all_ids)
-    whole = ("batch", "activation", "kv_heads", "head_dim")
-    key, value = (
-        checkpoint_name(layout.place(array, *whole, reduced=layout.axes("sequence")), INTERMEDIATE) for array in new
-    )
+    key, value = (checkpoint_name(array, INTERMEDIATE) for array in whole_keys(new, layout, context.strategy))
     return attend(
         query,
         key,
@@ -165,6 +165,17 @@ def _with_scores(query: Array, new: Cache, sinks: Array | None, op: Attention, c
         sinks=sinks,
         documents=documents,
     )
+
+
+def whole_keys(new: Cache, layout: ShardingContext, strategy: Strategy) -> Cache:
+    """Return keys and values [b, s, k, h] of the whole sequence if attention materializes its scores, else unchanged.
+
+    Gathered ones are unchanged, so that layers that share keys gather them once. Their gradient is summed over sp.
+    """
+    if strategy.attention != "scores":
+        return new
+    whole = ("batch", "activation", "kv_heads", "head_dim")
+    return Cache(*(layout.place(array, *whole, reduced=layout.axes("sequence")) for array in new))
 
 
 def _window_of_layer(op: Attention, length: int, layer: Array | int | None) -> Array | int | None:

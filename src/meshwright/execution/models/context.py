@@ -50,7 +50,8 @@ class LayerContext:
     rng: dropout; None for no dropout. layer: the layer's number in its stack, needed if layers of the stack differ.
     cache: in generation, past keys and values of all layers with this layer's window, or states of all layers with
     linear attention. cache_layer: the layer's index in the cache. slots: in a server with adapter slots, the slot of
-    each row's adapter [b], from 1; 0 for a row without an adapter.
+    each row's adapter [b], from 1; 0 for a row without an adapter. own_input: the layer's own input [b, s, p]. shared:
+    keys and values of an earlier layer, for a layer without any; in generation only while prompts are read whole.
     """
 
     positions: PositionInfo
@@ -61,6 +62,8 @@ class LayerContext:
     cache: Cache | PagedCache | DeltaCache | None = None
     cache_layer: Array | int = 0
     slots: Array | None = None
+    own_input: Array | None = None
+    shared: Cache | None = None
 
 
 def positions_of(

@@ -21,9 +21,9 @@ from meshwright.execution.runtime.attention.sequence import token_order
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
 Place = int
-"""Where in a layer dropout is applied: to attention weights, attention output, or the output of the MLP or experts."""
+"""Where in a layer dropout is applied: to attention weights, or outputs of attention, MLP, experts or own input."""
 
-WEIGHTS, ATTENTION, MLP = range(3)
+WEIGHTS, ATTENTION, MLP, OWN_INPUT = range(4)
 
 
 @jax.tree_util.register_dataclass

@@ -11,13 +11,10 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from meshwright.description.step.blocks import layers as stacks_of
-from meshwright.description.step.layer import alternating
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.rules import RULES
-from meshwright.description.step.strategy import DEFAULT
 from meshwright.execution.models.context import Weights, positions_of
-from meshwright.execution.models.decoder import layers
+from meshwright.execution.models.decoder import through_layers
 from meshwright.execution.models.ends import embed, logits, token_losses
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape
@@ -93,6 +90,5 @@ def _scores(
     """Return the logits [b, s, v] of tokens [b, s], both sharded on the mesh."""
     positions = positions_of({"tokens": tokens}, model, lengths)
     x, table = embed(params, tokens, positions, model, layout, dtype)
-    for stacks in alternating(stacks_of(model)):
-        x, _ = layers(stacks, params, x, positions, layout, "none", DEFAULT)
+    x, _ = through_layers(params, tokens, x, positions, model, layout, "none")
     return logits(params, x, table, model, layout)

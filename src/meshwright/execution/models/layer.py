@@ -39,12 +39,13 @@ from meshwright.description.step.layer import (
     Stack,
     vector_dims,
 )
+from meshwright.description.step.layer_inputs import LAYER_INPUT
 from meshwright.description.step.parameter_tree import LAYER_SCALE, LORA_M, SINKS
 from meshwright.execution.models.activation import activate
 from meshwright.execution.models.adapters import column_norms, factors, magnitude_over_norm
 from meshwright.execution.models.attention_layer import attention_layer
 from meshwright.execution.models.context import LayerContext, Weights
-from meshwright.execution.models.dropout import ATTENTION, MLP, dropout
+from meshwright.execution.models.dropout import ATTENTION, MLP, OWN_INPUT, dropout
 from meshwright.execution.models.generation.cache import Cache
 from meshwright.execution.models.generation.delta_state import DeltaCache
 from meshwright.execution.models.generation.paged_cache import PagedCache
@@ -63,7 +64,8 @@ from meshwright.execution.models.linear import (
     column_parallel_linear,
     low_rank_columns,
     low_rank_rows,
-    router_logits,
+    residual_linear,
+    result_dtype,
     row_parallel_linear,
 )
 from meshwright.execution.models.linear_attention import linear_attention
@@ -110,6 +112,8 @@ class _Run:
 def run_layer(stack: Stack, x: Array, weights: Weights, context: LayerContext) -> LayerResult:
     """Run one layer of a stack on the residual stream x [b, s, d]."""
     run = _Run(weights, context, {STREAM: x})
+    if context.own_input is not None:
+        run.values[LAYER_INPUT] = context.own_input
     for block in stack.blocks:
         run.whole.clear()
         with jax.named_scope(block.name):
@@ -133,7 +137,7 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
     if layout.cache_split is not None:
         _run_stationary(run, block, *ops)
     elif op.is_on_residual:
-        run.values[op.target] = _with_bias(router_logits(source, run.weights[op.name], layout), _bias(run, op))
+        run.values[op.target] = _with_bias(residual_linear(source, run.weights[op.name], op, layout), _bias(run, op))
     elif op.inputs[0][0] in ("embed", "latent_input"):
         weights = [run.weights[each.name] for each in ops]
         products = column_parallel_linear(source, weights, ops, layout, strategy, run.whole)
@@ -187,12 +191,14 @@ def _run_stationary(run: _Run, block: Block, *ops: Linear) -> None:
     if ops[0].inputs[0][0] == "embed" and not ops[0].is_on_residual:
         source = layout.place(source, *GATHERED)
     for op in ops:
-        made = stationary_product(source, run.weights[op.name], op, layout, jnp.float32 if op.is_on_residual else None)
+        dtype = result_dtype(op, source) if op.is_on_residual else None
+        made = stationary_product(source, run.weights[op.name], op, layout, dtype)
         if op.low_rank and run.context.slots is not None:
             made += low_rank_of_rows(source, *factors(run.weights, op.name), op, layout, run.context.slots)
         bias = _bias(run, op)
         if op.is_on_residual:
-            run.values[op.target] = _with_bias(layout.place(made, "batch", "residual_sequence", "router"), bias)
+            columns = "activation" if op.outputs[0][0] == "embed" else op.outputs[0][0]
+            run.values[op.target] = _with_bias(layout.place(made, *RESIDUAL[:2], columns), bias)
         elif op.inputs[0][0] == "latent_input":
             run.values[op.target] = made
         elif op.inputs[0][0] != "embed" and op.target in _summed_together(block, _sums_experts_late(layout)):
@@ -219,7 +225,7 @@ def _run_rotary(run: _Run, _: Block, op: Rotary) -> None:
 def _run_attention(run: _Run, _: Block, op: Attention) -> None:
     query, latent = run.values[op.query], op.latent
     if latent is None:
-        new = Cache(run.values[op.key], run.values[op.value])
+        new = run.context.shared if op.is_sharing else Cache(run.values[op.key], run.values[op.value])
         sinks = run.weights[SINKS] if op.has_sinks else None
         run.values[op.target], run.cache = attention_layer(query, new, sinks, op, run.context)
         return
@@ -257,7 +263,7 @@ def _run_concat(run: _Run, _: Block, op: Concat) -> None:
 
 def _run_gated(run: _Run, _: Block, op: Gated) -> None:
     hidden = activate(op, *(run.values[name] for name in op.sources))
-    is_split = run.context.layout.cache_split is not None
+    is_split = run.context.layout.cache_split is not None and not op.is_on_residual
     run.values[op.target] = gather_hidden(hidden, run.context.layout) if is_split else hidden
 
 
@@ -306,7 +312,7 @@ def _run_add(run: _Run, block: Block, op: Add) -> None:
         branches = [run.branches[name] for name in partial if name in run.branches]
         summed = checkpoint_name(_sum([summed, *branches]), PRODUCT)
         values.append(_with_bias(summed, _sum(biases) if biases else None))
-    place = MLP if block.name == "mlp" else ATTENTION
+    place = {"mlp": MLP, LAYER_INPUT: OWN_INPUT}.get(block.name, ATTENTION)
     added = _sum(values) if op.scale == 1.0 else _sum(values) * jnp.asarray(op.scale, values[0].dtype)
     after = run.values[op.target] + dropout(added, rng, layout, place)
     if op.has_layer_scale:

@@ -148,10 +148,19 @@ def low_rank_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingCont
     return product("bsr,rd->bsd", low, out)
 
 
-def router_logits(h: Array, weight: Array, layout: ShardingContext) -> Array:
-    """Return the float32 router logits: the residual stream h [b, s, d] times a router [d, e]."""
-    used = layout.weight(weight, "embed", "router", dtype=h.dtype, along="residual_sequence")
-    return checkpoint_name(product("bsd,de->bse", h, used, dtype=jnp.float32), PRODUCT)
+def residual_linear(x: Array, weight: Array, op: Linear, layout: ShardingContext) -> Array:
+    """Multiply x [b, s, i], split like the residual stream, by a weight [i, o] that no device of tp has a part of.
+
+    The result is in the dtype of x, of a router in float32.
+    """
+    ((inputs, _),), ((outputs, _),) = op.inputs, op.outputs
+    used = layout.weight(weight, inputs, outputs, dtype=x.dtype, along="residual_sequence")
+    return checkpoint_name(product("bsi,io->bso", x, used, dtype=result_dtype(op, x)), PRODUCT)
+
+
+def result_dtype(op: Linear, x: Array) -> Any:
+    """Return the dtype of the product of x in the layout of the residual stream: that of x, of a router float32."""
+    return jnp.float32 if op.outputs[0][0] == "router" else x.dtype
 
 
 def gathered(h: Array, layout: ShardingContext, splits: str) -> Array:

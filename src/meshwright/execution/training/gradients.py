@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from meshwright.description.step.layer_inputs import LAYER_INPUT
 from meshwright.description.step.parameter_tree import (
     RANK,
     Parameter,
@@ -228,11 +229,11 @@ def _layout_of(
 def _along(parameter: Parameter) -> str:
     """Return the logical axis of the sequence dim of the activations that a parameter multiplies.
 
-    It is `residual_sequence` for parameters that multiply the residual stream itself (routers, position tables, the
-    down projection of a low-rank branch), else `sequence`.
+    It is `residual_sequence` for parameters that multiply the residual stream itself (routers, position tables, weights
+    of a layer's own input, the down projection of a low-rank branch), else `sequence`.
     """
     axes = {*parameter.axes}
-    is_of_stream = {"router", "positions"} & axes or {"embed", RANK} <= axes
+    is_of_stream = {"router", "positions", LAYER_INPUT} & axes or {"embed", RANK} <= axes
     return "residual_sequence" if is_of_stream else "sequence"
 
 

@@ -14,7 +14,9 @@ from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.step.blocks import program
 from meshwright.description.step.ir import Array, Block, ForwardOps, Step
 from meshwright.description.step.layer import Lookup
-from meshwright.description.step.passes.pipeline import LOGITS, is_spmd_pipeline
+from meshwright.description.step.layer_inputs import LAYER_INPUT
+from meshwright.description.step.passes.nodes import LETTERS
+from meshwright.description.step.passes.pipeline import EMBEDDING, LOGITS, is_spmd_pipeline
 from meshwright.description.step.passes.rematerialize import keeps_read
 from meshwright.description.step.rules import RULES, token_axes
 from meshwright.description.step.sequence import BLOCK, scores_made
@@ -105,7 +107,7 @@ class Activations:
                 + 2 * self.inputs
                 + self.queries
                 + self.attention_output
-                + self.saved_keys_values
+                + self.read_keys_values
                 + self.gates
                 + 1.5 * self.first_products
             )
@@ -130,7 +132,7 @@ class Activations:
             else 0
         )
         scores = self.scores * (4 + self.compute_bytes if on_tpu else 8 + copies) + self._in_blocks(on_tpu=on_tpu)
-        heads = 2 * self.queries + 2 * self.attention_output + 2 * self.saved_keys_values
+        heads = 2 * self.queries + 2 * self.attention_output + 2 * self.read_keys_values
         stream = 4 * self.stream + (0.0 if on_tpu else 4 * self.inputs)
         recomputed = 0.0 if self.workload.remat == "matmuls" else self.mlp_hidden
         # The gated delta rule keeps 64 bytes for each element of the values live in its backward pass, between its
@@ -248,17 +250,37 @@ class Activations:
     def own_values(self) -> float:
         """Elements of a layer's attention values, per device and microbatch, for the device's own tokens only."""
         gathered = self.mesh.degree(RULES["sequence"]) if self._is_gathered else 1
-        return sum(self._size(op.value) for op in self.ops.attention) / gathered
+        return sum(self._size(op.value) for op in self.ops.attention if not op.is_sharing) / gathered
 
     @cached_property
     def saved_keys_values(self) -> float:
-        """Elements of a layer's keys and values that a device saves for backward, per microbatch.
+        """Elements of a layer's own keys and values that a device saves for backward, per microbatch.
 
         If sp splits the sequence, the saved keys and values depend on the method: with `gather` they are those of the
         whole sequence; with `ring` the device's own, because backward sends the others again; with `ulysses` those of
         the whole sequence, for a part of the heads.
         """
+        return self.read_keys_values if not any(op.is_sharing for op in self.ops.attention) else 0.0
+
+    @cached_property
+    def read_keys_values(self) -> float:
+        """Elements of the keys and values that a layer attends to, its own or an earlier layer's, as those it saves."""
         return sum(self._size(op.key) + self._size(op.value) for op in self.ops.attention)
+
+    @cached_property
+    def between_layers(self) -> float:
+        """Bytes per device of what all layers share, with its gradients, per microbatch.
+
+        They are the layers' own inputs, also before their norm, and keys and values to which several layers attend.
+        """
+        local, forward = self.step.extents.local_dims, self.step.ops.forward
+        before = forward[EMBEDDING].matmuls if EMBEDDING in forward else ()
+        letter = LETTERS[LAYER_INPUT]
+        inputs = sum(local((*op.rows, *op.columns)) for op in before if op.columns[-1].letter == letter)
+        sharing = (op for ops in forward.values() for op in ops.attention if op.is_sharing)
+        return self.compute_bytes * (
+            3 * inputs + sum(2 * (self._size(op.key) + self._size(op.value)) for op in sharing)
+        )
 
     @property
     def _expert_padding(self) -> float:

@@ -22,7 +22,7 @@ def wasted_share(serving: Serving) -> float:
 
 def token_cache_bytes(serving: Serving) -> float:
     """Return the cache bytes of one token: all layers, over all devices; copies and padding are not counted."""
-    return _cache_bytes(model_step(serving, 1), replace(serving, cache_lanes=1), sequences=1, tokens=1)
+    return _stored_bytes(model_step(serving, 1), replace(serving, cache_lanes=1), sequences=1, tokens=1)
 
 
 def sequence_cache_bytes(serving: Serving) -> float:
@@ -35,7 +35,7 @@ def paged_cache_bytes(step: ServeStep, serving: Serving) -> float:
 
     Pages are counted whole. The states of linear attention are included.
     """
-    pages = _cache_bytes(step, serving, sequences=step.extents.sizes["Q"], tokens=step.paged_tokens)
+    pages = _stored_bytes(step, serving, sequences=step.extents.sizes["Q"], tokens=step.paged_tokens)
     return pages + state_bytes(step, serving)
 
 
@@ -56,7 +56,8 @@ def mean_cache_bytes(serving: Serving, layout: ServingLayout) -> float:
     """
     step = serve_step(serving, layout, layout.num_groups)
     split = 1 if layout.cache == "heads" else layout.mesh.degree(cache_axes(serving.model))
-    return _cache_bytes(step, serving, sequences=1, tokens=kept_tokens(serving)) / split
+    extents = _extents(step, sequences=1, tokens=kept_tokens(serving))
+    return sum(_of_layers(op, step, extents, serving) for op in step.ops.attention) / split
 
 
 def cache_bytes(op: AttentionOp, extents: Extents, serving: Serving) -> float:
@@ -69,7 +70,20 @@ def cache_bytes(op: AttentionOp, extents: Extents, serving: Serving) -> float:
     return tokens * math.ceil(round(width) / lanes) * lanes * dtype_bytes(serving.kv_dtype)
 
 
-def _cache_bytes(step: Step, serving: Serving, *, sequences: float, tokens: float) -> float:
-    """Return the cache bytes of all layers on a device, for `sequences` sequences of `tokens` tokens each."""
-    extents = replace(step.extents, sizes={"Q": sequences, "T": tokens})
-    return sum(step.repeats[op.region.name].mean * cache_bytes(op, extents, serving) for op in step.ops.attention)
+def _stored_bytes(step: Step, serving: Serving, *, sequences: float, tokens: float) -> float:
+    """Return the cache bytes on a device, for `sequences` sequences of `tokens` tokens each.
+
+    Layers that attend to keys and values of earlier ones have no cache; they read that of those layers.
+    """
+    extents = _extents(step, sequences=sequences, tokens=tokens)
+    return sum(_of_layers(op, step, extents, serving) for op in step.ops.attention if not op.is_sharing)
+
+
+def _extents(step: Step, *, sequences: float, tokens: float) -> Extents:
+    """Return the extents of a step with another number of sequences in the cache, and of tokens of each."""
+    return replace(step.extents, sizes={"Q": sequences, "T": tokens})
+
+
+def _of_layers(op: AttentionOp, step: Step, extents: Extents, serving: Serving) -> float:
+    """Return the bytes of the caches that the layers of an attention op read."""
+    return step.repeats[op.region.name].mean * cache_bytes(op, extents, serving)

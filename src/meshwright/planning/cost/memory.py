@@ -197,11 +197,16 @@ class _Step:
 
         If no layers alternate, there is one pair: the activations of the last stack, and the number of all layers.
         """
-        group = alternating(self.stacks)[-1]
+        group = self.stacks if self._has_donors else alternating(self.stacks)[-1]
         if len(group) == 1:
             return ((self.activations, self.layers),)
         repeats = self.activations.step.repeats
         return tuple((replace(self.activations, stack=stack.name), repeats[stack.name].once) for stack in group)
+
+    @property
+    def _has_donors(self) -> bool:
+        """Whether layers attend to keys and values of earlier ones; its stacks are then of a few layers each."""
+        return any(stack.is_donor for stack in self.stacks)
 
     @property
     def is_spmd_pipeline(self) -> bool:
@@ -410,7 +415,7 @@ class _Step:
             inputs = self.strategy.num_microbatches * self.activations.compute_bytes * self.activations.stream
             return layers + is_kept * inputs
         flight = in_flight(self.mesh, self.strategy, last=last)
-        return sum(count * flight * own.kept for own, count in self._kinds)
+        return sum(count * flight * own.kept for own, count in self._kinds) + flight * self.activations.between_layers
 
     def _arriving(self) -> float:
         """Return the bytes of the offloaded inputs that are being copied from the host, of this layer and the next."""
@@ -440,11 +445,9 @@ class _Step:
 
         Of stacks whose layers alternate, the one with most elements counts; other stacks are added up.
         """
-        regions = self.activations.step.ops.forward
-        return sum(
-            max(self._elements(tuple(filter(is_one, regions[stack.name].matmuls))) for stack in group)
-            for group in alternating(program(self.workload.model).stacks)
-        )
+        regions, stacks = self.activations.step.ops.forward, program(self.workload.model).stacks
+        groups = (stacks,) if self._has_donors else alternating(stacks)
+        return sum(max(self._elements(filter(is_one, regions[stack.name].matmuls)) for stack in own) for own in groups)
 
     def _elements(self, ops: Iterable[Matmul]) -> float:
         """Return the elements of the weights of some matmuls on one device, gathered over fsdp."""

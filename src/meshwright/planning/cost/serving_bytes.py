@@ -12,9 +12,9 @@ from meshwright.description.hardware.fabric import MeshPlacement
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import is_adapter, leaves, parameters
+from meshwright.description.step.passes.serve_ends import EMBEDDING, LOGITS
 from meshwright.description.step.rules import local_parameter_shape
 from meshwright.description.step.serve import ServeStep, page_parts, serve_step, table_entries
-from meshwright.description.step.serve_ops import EMBEDDING, LOGITS
 from meshwright.description.step.serving import SERVING_RULES, Serving, ServingLayout
 from meshwright.description.step.weight_formats import WeightFormat, has_format, matrix_shape
 from meshwright.mesh import MeshShape

@@ -10,8 +10,8 @@ from meshwright.description.hardware.fabric import MeshPlacement
 from meshwright.description.hardware.system import System
 from meshwright.description.step.ir import AttentionOp, Communicate, Extents, Step, Width
 from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.passes.serve_ends import EMBEDDING, LOGITS
 from meshwright.description.step.serve import model_step, serve_step
-from meshwright.description.step.serve_ops import EMBEDDING, LOGITS
 from meshwright.description.step.serving import CacheSplit, Serving, ServingLayout, can_gather_weights
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.comm_volume import moved_bytes

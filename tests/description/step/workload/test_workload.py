@@ -279,6 +279,11 @@ def test_experts_run_over_ep_and_in_stages():
         MeshwrightError, match="pp=2; the layers of mixtral-8x7b are of several kinds, which no pipeline"
     ):
         check_mesh(Workload(model=sparse, batch=16, seq_len=64), MeshShape(pp=2))
+    small = PRESETS["gemma4-e2b"]
+    with pytest.raises(MeshwrightError, match="pp=5; the layers of gemma4-e2b are of several kinds, which no pipeline"):
+        check_mesh(Workload(model=small, batch=10, seq_len=64), MeshShape(pp=5))
+    with pytest.raises(MeshwrightError, match="several layers of gemma4-e2b attend to the same keys, which"):
+        check_runnable(small, MeshShape(sp=2), Strategy(attention="flash"))
     with pytest.raises(MeshwrightError, match="with tp_stream='whole' can be planned"):
         check_runnable(model, MeshShape(ep=2, tp=2), Strategy(tp_stream="whole"))
     with pytest.raises(MeshwrightError, match="splits experts, of which llama3-8b has none; use ep=1"):

@@ -1,7 +1,7 @@
 """Gemma 4: few, wide heads in layers without a window, whose values may be their keys, and a stored factor of layers.
 
-In the model with experts they are beside the dense MLP. Read are the text models with neither embeddings for each layer
-nor keys and values of earlier layers: 12B, 26B-A4B and 31B.
+In the model with experts they are beside the dense MLP. In the small models, E2B and E4B, each layer has an input of
+its own, and the last layers attend to keys and values of earlier ones.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from meshwright.description.families import gemma, gemma2, llama
 from meshwright.description.families.family import Features, Published, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields, activation_name
 from meshwright.description.families.rope_fields import longest_sequence, read_rotary_by_window, rope_by_layer
-from meshwright.description.step.attention import FullHeads
+from meshwright.description.step.attention import FullHeads, KeySharing
 from meshwright.description.step.frequencies import Frequencies, ProportionalRopeScaling
 from meshwright.description.step.layer import Routing, of_layers
+from meshwright.description.step.layer_inputs import LayerInputs
 from meshwright.description.step.model import (
     AttentionConfig,
     Experts,
@@ -38,13 +39,6 @@ _GLOBAL = Frequencies(theta=1_000_000.0, scaling=ProportionalRopeScaling(share=0
 
 def read(fields: Fields) -> Features:
     """Read the text model. Scores are not scaled: queries and keys have norms."""
-    for field, what in {
-        "hidden_size_per_layer_input": "embeddings of their own for each layer",
-        "num_kv_shared_layers": "keys and values of earlier layers",
-    }.items():
-        if fields.value(field, 0):
-            raise fields.refusal(field, f"layers with {what} are not known; 0 or false are")
-    fields.unused_options("vocab_size_per_layer_input", "use_double_wide_mlp")
     for field in ("rope_parameters", "per_layer_config"):
         fields.check_not_null(field)
     fields.only("rope_scaling")
@@ -60,7 +54,17 @@ def read(fields: Fields) -> Features:
     full = _full_heads(
         fields, features, [layer for layer in range(layers) if of_layers(windows, range(layers))[layer] is None]
     )
-    features["attention"] = AttentionConfig(windows=windows, qk_norm="head", has_value_norm=True, full_heads=full)
+    sharing = _read_sharing(fields, features, windows)
+    features["attention"] = AttentionConfig(
+        windows=windows, qk_norm="head", has_value_norm=True, full_heads=full, sharing=sharing
+    )
+    inputs, experts = (
+        _read_layer_inputs(fields, features["vocab"], has_sharing=sharing is not None),
+        _read_experts(fields),
+    )
+    if experts and (inputs or sharing):
+        more = "hidden_size_per_layer_input" if inputs else "num_kv_shared_layers"
+        raise fields.refusal("enable_moe_block", f"experts are known of models with {more}=0")
     return features | {
         "activation": fields.activation("hidden_activation", "gelu_pytorch_tanh"),
         "tied_embeddings": fields.flag("tie_word_embeddings", True),
@@ -73,8 +77,44 @@ def read(fields: Fields) -> Features:
             has_layer=True,
             logits_softcap=fields.positive("final_logit_softcapping", None),
         ),
-        "experts": _read_experts(fields),
+        "experts": experts,
+        "layer_inputs": inputs,
     }
+
+
+def _read_sharing(fields: Fields, features: Features, windows: tuple[int | None, ...]) -> KeySharing | None:
+    """Return the last layers, which have no keys and values; None if all layers have their own."""
+    layers, mlp = features["num_layers"], features["mlp"]
+    is_wide = fields.flag("use_double_wide_mlp", False)
+    if not (count := fields.whole("num_kv_shared_layers", 0, least=0)):
+        return None
+    every = of_layers(windows, range(layers))
+    # As in transformers: all kinds of layers are among those with keys and values.
+    if count >= layers or {*every} > {*every[: layers - count]}:
+        raise fields.refusal(
+            "num_kv_shared_layers",
+            f"the other layers of num_hidden_layers={layers} are of all kinds that the model has",
+        )
+    return KeySharing(num_layers=count, mlp=2 * mlp if is_wide else mlp)
+
+
+def _read_layer_inputs(fields: Fields, vocab: int, *, has_sharing: bool) -> LayerInputs | None:
+    """Return the sizes of the layers' own inputs; None if they have none."""
+    if fields.family == "gemma4_unified_text":
+        fields.only("hidden_size_per_layer_input", 0)
+        return None
+    width = fields.whole("hidden_size_per_layer_input", 0, least=0)
+    rows = fields.whole("vocab_size_per_layer_input", 262_144)
+    if not width and has_sharing:
+        raise fields.refusal(
+            "hidden_size_per_layer_input",
+            "layers without keys and values (num_kv_shared_layers) have inputs of their own",
+        )
+    if not width:
+        return None
+    if rows < vocab:
+        raise fields.refusal("vocab_size_per_layer_input", f"each token of vocab_size={vocab} has a row")
+    return LayerInputs(vocab=rows, width=width)
 
 
 def _read_experts(fields: Fields) -> Experts | None:
@@ -121,11 +161,22 @@ def write(model: ModelConfig) -> dict[str, Any]:
         "attention_k_eq_v": full.are_values_keys,
         "num_global_key_value_heads": full.num_kv_heads,
         "global_head_dim": full.head_dim,
-        "hidden_size_per_layer_input": 0,
+        **_write_small(model),
         **_write_experts(model),
         **rope_by_layer(model),
         **longest_sequence(model),
     }
+
+
+def _write_small(model: ModelConfig) -> dict[str, Any]:
+    """Return the config.json fields of the small models."""
+    inputs, sharing = model.layer_inputs, model.attention.sharing
+    found: dict[str, Any] = {"hidden_size_per_layer_input": inputs.width if inputs else 0}
+    if inputs:
+        found["vocab_size_per_layer_input"] = inputs.vocab
+    if sharing:
+        found |= {"num_kv_shared_layers": sharing.num_layers, "use_double_wide_mlp": sharing.mlp > model.mlp}
+    return found
 
 
 def _write_experts(model: ModelConfig) -> dict[str, Any]:
@@ -155,21 +206,43 @@ def _names() -> dict[str, Published]:
         "layers.router_norm": Published(f"{layer}.router.scale"),
         "layers.expert_scale": Published(f"{layer}.router.per_expert_scale"),
         "layers.layer_scale": Published(f"{layer}.layer_scalar"),
+        **_layer_input_names(),
     }
 
 
+def _layer_input_names() -> dict[str, Published]:
+    """Return the weight names of the layers' own inputs."""
+    names = {
+        "layers.layer_gate": "model.layers.{layer}.per_layer_input_gate.weight",
+        "layers.layer_output": "model.layers.{layer}.per_layer_projection.weight",
+        "layers.layer_output_norm": "model.layers.{layer}.post_per_layer_input_norm.weight",
+        "layer_projection": "model.per_layer_model_projection.weight",
+        "layer_input_norm": "model.per_layer_projection_norm.weight",
+    }
+    return names_of(names) | {"layer_embedding": Published("model.embed_tokens_per_layer.weight")}
+
+
 def _preset(
-    name: str, sizes: tuple[int, int, int, int, int, int], full: FullHeads, window: int, **more: Any
+    name: str,
+    sizes: tuple[int, int, int, int, int, int],
+    full: FullHeads,
+    window: int,
+    *,
+    cycle: int = 6,
+    sharing: KeySharing | None = None,
+    **more: Any,
 ) -> ModelConfig:
-    """Return a preset with a window in five of six layers."""
-    attention = AttentionConfig(windows=(window,) * 5 + (None,), qk_norm="head", has_value_norm=True, full_heads=full)
+    """Return a preset with a window in all layers but every `cycle`-th."""
+    attention = AttentionConfig(
+        windows=(window,) * (cycle - 1) + (None,), qk_norm="head", has_value_norm=True, full_heads=full, sharing=sharing
+    )
     return gemma.preset(
         name,
         sizes,
         GEMMA4,
         norms=NORMS,
         attention=attention,
-        positions=RotaryPositions(frequencies=(_LOCAL,) * 5 + (_GLOBAL,)),
+        positions=RotaryPositions(frequencies=(_LOCAL,) * (cycle - 1) + (_GLOBAL,)),
         scales=Scales(attention=1.0, has_layer=True, logits_softcap=30.0),
         **more,
     )
@@ -180,6 +253,8 @@ FAMILY = PublishedFamily(
     readers={"gemma4_text": read, "gemma4_unified_text": read},
     names=_names(),
     write=write,
+    # Of layers that attend to keys and values of earlier ones; released files may have them.
+    buffers=(r"\.self_attn\.(k_proj|v_proj|k_norm)\.weight$",),
     presets=(
         _preset(
             "tiny-gemma4",
@@ -196,7 +271,34 @@ FAMILY = PublishedFamily(
             head_dim=16,
             experts=Experts(count=8, num_active=2, mlp=96, are_beside_mlp=True, routing=_ROUTING),
         ),
-        # The text parts of google/gemma-4-26B-A4B and google/gemma-4-31B, from their config.json.
+        _preset(
+            "tiny-gemma4-e2b",
+            (8, 128, 384, 8, 2, 256),
+            FullHeads(num_kv_heads=2, head_dim=32),
+            32,
+            head_dim=16,
+            cycle=2,
+            sharing=KeySharing(num_layers=4, mlp=768),
+            layer_inputs=LayerInputs(vocab=256, width=16),
+        ),
+        # The text parts of google/gemma-4-E2B, E4B, 26B-A4B and 31B, from their config.json.
+        _preset(
+            "gemma4-e2b",
+            (35, 1536, 6144, 8, 1, 262_144),
+            FullHeads(num_kv_heads=1, head_dim=512),
+            512,
+            cycle=5,
+            sharing=KeySharing(num_layers=20, mlp=12_288),
+            layer_inputs=LayerInputs(vocab=262_144, width=256),
+        ),
+        _preset(
+            "gemma4-e4b",
+            (42, 2560, 10_240, 8, 2, 262_144),
+            FullHeads(num_kv_heads=2, head_dim=512),
+            512,
+            sharing=KeySharing(num_layers=18, mlp=10_240),
+            layer_inputs=LayerInputs(vocab=262_144, width=256),
+        ),
         _preset(
             "gemma4-26b-a4b",
             (30, 2816, 2112, 16, 8, 262_144),

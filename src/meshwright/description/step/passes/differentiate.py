@@ -213,6 +213,7 @@ def _attention(work: Core, region: Region, phase: Phase) -> AttentionOp:
         windows=work.op.windows,
         is_chunked=work.op.is_chunked,
         gradients=work.gradients,
+        is_sharing=work.op.is_sharing,
     )
 
 

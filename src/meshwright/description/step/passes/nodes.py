@@ -5,7 +5,7 @@ Work is a matmul, a weight to gather, a reshard, attention, another collective o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -16,9 +16,8 @@ from meshwright.description.notation.legality import Sizes
 from meshwright.description.notation.reshard import reshard
 from meshwright.description.notation.steps import Communicate as Inferred
 from meshwright.description.step.ir import OPERANDS, Array, Block, Dim, Operand, Pass, Region
-from meshwright.description.step.layer import (
-    Attention,
-)
+from meshwright.description.step.layer import Attention, Gated, LayerOp
+from meshwright.description.step.layer_inputs import LAYER_INPUT
 from meshwright.description.step.parameter_tree import IN_USE
 from meshwright.description.step.strategy import SequenceMethod, TpStream
 from meshwright.mesh import LAYOUT
@@ -41,6 +40,8 @@ LETTERS = {
     "norm": "N",
     "rank": "J",
     "adapter": "M",
+    "layer_columns": "W",
+    "layer_input": "W",
 }
 """The letter in the notation for each logical axis of a parameter."""
 
@@ -273,6 +274,36 @@ class Node:
         return any(isinstance(work, Weight | Vector) and work.is_trained for work in self.work)
 
 
+def from_outside(ops: Iterable[LayerOp], layout: Layout) -> dict[str, Array]:
+    """Return the arrays of the values besides the stream that a block's ops read from outside their layer, by name.
+
+    They are the layer's own input, and keys and values of an earlier layer (`shared_keys`).
+    """
+    found: dict[str, Array] = {}
+    for op in ops:
+        match op:
+            case Gated() if op.is_on_residual:
+                width = layout.used(((LAYER_INPUT, op.width),))
+                found[LAYER_INPUT] = Array(LAYER_INPUT, (*layout.residual_tokens, *width))
+            case Attention() if op.is_sharing:
+                found |= {after.name: after for _, after in shared_keys(op, layout)}
+            case _:
+                pass
+    return found
+
+
+def shared_keys(op: Attention, layout: Layout) -> Iterator[tuple[Array, Array]]:
+    """Yield the keys and the values of an earlier layer, each as this layer left it and as the layers of `op` read it.
+
+    Where each of these layers would gather them, they are gathered once before.
+    """
+    batch, tokens = layout.tokens
+    read = Dim("S", None) if layout.sp_method == "gather" else tokens
+    for name, size in ((op.key, op.qk_dim), (op.value, op.value_dim)):
+        heads = layout.used((("kv_heads", op.num_kv_heads), ("head_dim", size)))
+        yield Array(name, (batch, tokens, *heads)), Array(name, (batch, read, *heads))
+
+
 class Collected(NamedTuple):
     """One collective of a reshard, with the array before and after it."""
 
@@ -312,25 +343,3 @@ def _laid(array: Array, sharding: ShardedArray) -> Array:
 def outermost_first(axes: Iterable[str]) -> tuple[str, ...]:
     """Return mesh axes in the order of `LAYOUT`, outermost first."""
     return tuple(sorted(axes, key=LAYOUT.index))
-
-
-def reduced(array: Array) -> Array:
-    """Return the array after its partial sums over all axes are added."""
-    return replace(array, unreduced=())
-
-
-def split_dim(array: Array, index: int, axes: tuple[str, ...]) -> Array:
-    """Return an array after its partial sums are added and its dim number `index` is split over `axes` too."""
-    dims = list(array.dims)
-    dims[index] = dims[index]._replace(axes=(*dims[index].axes, *axes))
-    return replace(array, dims=tuple(dims), unreduced=())
-
-
-def gathered_over(array: Array, axes: tuple[str, ...]) -> Array:
-    """Return an array after it is gathered over some axes and its partial sums are added."""
-    return replace(array, dims=tuple(whole_dim(dim, axes) for dim in array.dims), unreduced=())
-
-
-def whole_dim(dim: Dim, axes: tuple[str, ...]) -> Dim:
-    """Return a dim with `axes` removed."""
-    return dim._replace(axes=tuple(axis for axis in dim.axes if axis not in axes))

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from meshwright.description.step.layer import STREAM
+from meshwright.description.step.layer import SHARED_KEY, SHARED_VALUE, STREAM
+from meshwright.description.step.layer_inputs import LAYER_INPUT
 from meshwright.description.step.passes.nodes import Core, Node, Product, Tag
 from meshwright.description.step.workload import Remat
 
@@ -75,8 +76,8 @@ def _needed(nodes: Sequence[Node], kept: frozenset[Tag], named: frozenset[str]) 
         kept: the tags of results that are saved.
         named: names of results of matmuls and of attention that are saved too.
     """
-    # The node that wrote each value that a node reads or saves; None for the layer's input. A name may be written
-    # several times (rotation in place): a node reads the latest value before it.
+    # The node that wrote each value that a node reads or saves; None for a value from outside the layer. A name may be
+    # written several times (rotation in place): a node reads the latest value before it.
     last: dict[str, int] = {}
     writers: dict[tuple[int, str], int | None] = {}
     for i, node in enumerate(nodes):
@@ -86,7 +87,8 @@ def _needed(nodes: Sequence[Node], kept: frozenset[Tag], named: frozenset[str]) 
             last[node.writes] = i
         for name in node.saved:
             writers.setdefault((i, name), last.get(name))
-    assert all(name == STREAM or writer is not None for (_, name), writer in writers.items()), writers
+    outside = (STREAM, LAYER_INPUT, SHARED_KEY, SHARED_VALUE)
+    assert all(name in outside or writer is not None for (_, name), writer in writers.items()), writers
     waiting = [writers[i, name] for i, node in enumerate(nodes) for name in node.saved]
     # Attention's backward reads its own output, so the writer of a saved value may be the node itself.
     found: set[int] = set()

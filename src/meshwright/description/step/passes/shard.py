@@ -31,6 +31,7 @@ from meshwright.description.step.layer import (
     vector_dims,
 )
 from meshwright.description.step.layer import Block as LayerBlock
+from meshwright.description.step.layer_inputs import LAYER_INPUT
 from meshwright.description.step.parameter_tree import DECAY_BIAS, DECAY_LOG, LORA_A, LORA_B, LORA_M, RANK, SINKS
 from meshwright.description.step.passes.nodes import (
     IMBALANCE,
@@ -45,6 +46,7 @@ from meshwright.description.step.passes.nodes import (
     Tag,
     Vector,
     Work,
+    from_outside,
     outermost_first,
     weight_of,
 )
@@ -72,9 +74,9 @@ class _BlockSharder:
 
     def __init__(self, block: LayerBlock, stack: str, region: Region, layout: Layout) -> None:
         self.ops, self.name, self.stack, self.region, self.layout = block.ops, block.name, stack, region, layout
-        self.block = Block.MLP if block.name == "mlp" else Block.ATTENTION
+        self.block = Block.MLP if block.name in ("mlp", LAYER_INPUT) else Block.ATTENTION
         self.num_additions = block.num_additions
-        self.arrays: _Layouts = {}
+        self.arrays: _Layouts = from_outside(block.ops, layout)
         self.entries: dict[str, str] = {}
         self.parts: set[str] = set()
         self.branches: dict[str, str] = {}
@@ -83,7 +85,8 @@ class _BlockSharder:
         """Yield a node for each op of the block, and for each reshard between ops."""
         for op in self.ops:
             is_second = isinstance(op, Norm) and op.source == STREAM
-            if (is_second and self.arrays) or (self.name == "block" and isinstance(op, Linear) and _is_of_mlp(op)):
+            is_of_mlp = self.name == "block" and isinstance(op, Linear) and _is_of_mlp(op)
+            if (is_second and op is not self.ops[0]) or is_of_mlp:
                 # The MLP of a block in parallel with attention starts here, with its norm, or if both share a norm with
                 # its first matmul.
                 self.block = Block.MLP
@@ -194,7 +197,7 @@ class _BlockSharder:
             inner=inner,
             columns=columns,
             experts=experts,
-            is_summed=columns[-1].letter == "D",
+            is_summed=columns[-1].letter == "D" and not op.is_on_residual,
             is_rounded=op.is_rounded,
             is_ring=self.layout.collective_matmul and not op.num_experts and not op.is_on_residual,
             source=op.source,
@@ -318,7 +321,7 @@ class _BlockSharder:
         query, key, value = (self.arrays[name] for name in (op.query, op.key, op.value))
         names = (op.query, op.key, op.value)
         work: list[Work] = []
-        if self.layout.sequence and self.layout.sp_method == "gather":
+        if self.layout.sequence and self.layout.sp_method == "gather" and not op.is_sharing:
             whole = Dim("S", None)
             names = (op.query, f"{op.key} gathered", f"{op.value} gathered")
             pairs = ((op.key, names[1], "keys"), (op.value, names[2], "values"))
@@ -340,8 +343,9 @@ class _BlockSharder:
                 ("attention output", output, None),
             )
             for label, array, operand in exchanged:
-                both: Phases = ("forward", "recompute")
-                work.append(self._exchange(label, "all-to-all", array, both))
+                is_shared = op.is_sharing and array in (key, value)  # Forward has them of the earlier layer.
+                phases: Phases = ("recompute",) if is_shared else ("forward", "recompute")
+                work.append(self._exchange(label, "all-to-all", array, phases))
                 gradient = self._exchange(f"{label} gradient", "all-to-all", array, ("backward",))
                 work.append(replace(gradient, gradient_of=operand))
         self.arrays[op.target] = output
@@ -414,7 +418,8 @@ class _BlockSharder:
         """Yield the node of an MLP's activation."""
         first = self.arrays[op.sources[0]]
         self.arrays[op.target] = replace(first, name=op.target)
-        kind: Pass = "gated" if len(op.sources) > 1 else "activation"
+        # A layer's own input is there whatever the layer saves.
+        kind: Pass = "gated" if len(op.sources) > 1 + op.is_on_residual else "activation"
         yield self._node(PassOver(kind=kind, arrays=(first,)), reads=op.sources, writes=op.target, saved=op.sources)
 
     def _sigmoid_gate(self, op: SigmoidGate) -> Iterator[Node]:
@@ -477,7 +482,7 @@ class _BlockSharder:
         if self.layout.dropout:
             kinds.append("dropout")
         kinds *= self.num_additions
-        if any(isinstance(each, Gated) and len(each.sources) > 1 for each in self.ops):
+        if any(isinstance(each, Gated) and len(each.sources) > 1 + each.is_on_residual for each in self.ops):
             # Backward adds the gradients of gate and up with respect to their shared input.
             kinds.append("branch")
         passes = [PassOver(kind=kind, arrays=(stream,)) for kind in kinds]

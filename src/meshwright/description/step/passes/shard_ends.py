@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from meshwright.description.step.ir import Array, Block, Dim, Region, axes_of
-from meshwright.description.step.layer import CrossEntropy, DotProduct, EndOp, Linear, Lookup, Norm
+from meshwright.description.step.layer import Attention, CrossEntropy, DotProduct, EndOp, Linear, Lookup, Norm, Stack
+from meshwright.description.step.layer_inputs import LAYER_INPUT
 from meshwright.description.step.parameter_tree import LORA_A, LORA_B, RANK
 from meshwright.description.step.passes.nodes import (
     Exchange,
@@ -19,6 +20,7 @@ from meshwright.description.step.passes.nodes import (
     Vector,
     Work,
     outermost_first,
+    shared_keys,
     weight_of,
 )
 from meshwright.description.step.passes.shard_low_rank import factor
@@ -58,6 +60,72 @@ def _embedding_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
                 yield _node(EMBEDDING, Block.EMBEDDING, *_scales(op, layout), writes=op.target)
             case _:
                 pass
+
+
+@lru_cache(maxsize=1 << 10)
+def shared_key_nodes(stack: Stack, layout: Layout) -> tuple[Node, ...]:
+    """Return the nodes that gather an earlier layer's keys and values over sp, once for all layers of a stack."""
+    moves = (
+        Move(name="shared keys", before=before, after=after, pending=layout.sequence)
+        for op in stack.ops
+        if isinstance(op, Attention) and op.is_sharing
+        for before, after in shared_keys(op, layout)
+        if before != after
+    )
+    return tuple(_node(EMBEDDING, Block.ATTENTION, move, writes=move.after.name) for move in moves)
+
+
+@lru_cache(maxsize=1 << 10)
+def layer_input_nodes(ops: tuple[EndOp, ...], layout: Layout) -> tuple[Node, ...]:
+    """Return the nodes that compute each layer's own input, in the layout of the residual stream."""
+    return tuple(_layer_input_nodes(ops, layout))
+
+
+def _layer_input_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
+    for op in ops:
+        match op:
+            case Lookup():
+                weight = weight_of(op.name, (op.rows, op.columns), axes_of(layout.tokens), layout)
+                moves = _rows_of_columns(layout.used((op.columns,))[0], layout)
+                yield _node(EMBEDDING, Block.EMBEDDING, weight, *moves, writes=op.target)
+            case Linear():
+                dims = (*op.inputs, *op.outputs)
+                weight = weight_of(op.name, dims, axes_of(layout.residual_tokens), layout)
+                product = Product(
+                    name=op.name,
+                    rows=layout.residual_tokens,
+                    inner=layout.used(op.inputs),
+                    columns=layout.used(op.outputs),
+                    source=op.source,
+                    weight=weight,
+                )
+                made = Array(op.target, (*product.rows, *product.columns))
+                passes = PassOver(kind="norm", arrays=(made,)), PassOver(kind="residual", arrays=(made,))
+                yield _node(EMBEDDING, Block.EMBEDDING, weight, product, *passes, writes=op.target)
+            case Norm():
+                yield _node(EMBEDDING, Block.EMBEDDING, *_scales(op, layout), writes=op.target)
+            case _:
+                pass
+
+
+def _rows_of_columns(columns: Dim, layout: Layout) -> Iterator[Work]:
+    """Yield the collectives of a lookup whose table is not gathered.
+
+    Devices that split its columns get the tokens of all of them, and send each other the columns of their tokens. The
+    rows of devices that split the vocabulary are added before.
+    """
+    name, vocab, sent = LAYER_INPUT, layout.axes("vocab"), columns.axes
+    batch, tokens = (dim._replace(axes=tuple(axis for axis in dim.axes if axis not in sent)) for dim in layout.tokens)
+    if sent:
+        ids = Array("tokens", (batch, tokens), width="float32")
+        yield Exchange(name="tokens", kind="all-gather", axes=sent, array=ids, phases=("forward",))
+    over = tuple(axis for axis in vocab if axis in layout.residual)
+    before = Array(name, (batch, tokens, columns), vocab)
+    after = replace(before, dims=(batch, tokens._replace(axes=over), columns), unreduced=())
+    yield Move(name=name, before=before, after=after)
+    if sent:
+        rows = Array(name, (*layout.residual_tokens, columns._replace(axes=())))
+        yield Exchange(name=name, kind="all-to-all", axes=sent, array=rows, phases=("forward", "backward"))
 
 
 def _sum_of_rows(name: str, columns: Dim, layout: Layout, split: tuple[str, ...]) -> Iterator[Move]:

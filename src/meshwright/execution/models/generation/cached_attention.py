@@ -33,7 +33,7 @@ CACHED_ATTENTION = "cached_attention"
 @jax.named_scope(CACHED_ATTENTION)
 def write_and_attend(
     query: Array,
-    new: Cache,
+    new: Cache | None,
     cache: Cache | PagedCache,
     layer: Array | int,
     positions: Array,
@@ -52,7 +52,8 @@ def write_and_attend(
 
     Args:
         query: queries [b, s, k, g, h] at `positions` [b, s]. s is 1 unless the cache is paged.
-        new: keys and values [b, s, k, h] of the same tokens, which are written before attention reads the cache.
+        new: keys and values [b, s, k, h] of the same tokens, which are written before attention reads the cache; None
+          if an earlier layer has written them. They then have as many dims as queries.
         cache: the cache of all layers with this window; `layer` is this layer's index in it.
         sinks: logits [k, g], added to the denominator of each softmax without a value.
         is_latent: whether the cache holds latents. Then queries are [b, s, 1, heads, rank + rotary], and outputs are
@@ -61,10 +62,11 @@ def write_and_attend(
     parts = split_axes(layout, is_latent) if layout.cache_split == "sequence" else ()
     kernel = None
     if isinstance(cache, PagedCache):
-        cache = with_tokens_in_pages(cache, new, layer, positions)
+        cache = cache if new is None else with_tokens_in_pages(cache, new, layer, positions)
         whole: Any = jax.typeof(cache.pages.rows).sharding.spec
         stored, rows = whole[1:], whole[1]
-        sizes = TokenSizes(new.key.shape[2] // layout.mesh.degree(whole[3] or ()), new.key.shape[3], new.value.shape[3])
+        heads, key, value = (query.shape[2], *query.shape[-1:] * 2) if new is None else _sizes(new)
+        sizes = TokenSizes(heads // layout.mesh.degree(whole[3] or ()), key, value)
         kernel = _kernel_of(cache, sizes)
         arrays: Any = (cache.pages, jnp.asarray(layer), *(jax.reshard(x, P(rows)) for x in cache[1:3]))
         specs: Any = (
@@ -73,7 +75,7 @@ def write_and_attend(
         )
         read = partial(_read_pages, sizes=sizes, slots=parts, window=window, scoring=scoring, dtype=query.dtype)
     else:
-        cache = with_tokens(cache, new, layer, positions)
+        cache = cache if new is None else with_tokens(cache, new, layer, positions)
         arrays = tuple(lax.dynamic_index_in_dim(array, layer, 0, keepdims=False) for array in cache)
         stored = jax.typeof(arrays[0]).sharding.spec
         specs = (stored, stored)
@@ -106,6 +108,11 @@ def write_and_attend(
     )
     # Results return through the same intermediate sharding.
     return jax.reshard(jax.reshard(heads_output, between), P(batch, None, heads, group, None)), cache
+
+
+def _sizes(new: Cache) -> tuple[int, int, int]:
+    """Return the kv heads of new tokens, and the dims of their keys and of their values."""
+    return new.key.shape[2], new.key.shape[3], new.value.shape[3]
 
 
 def _read_slots(

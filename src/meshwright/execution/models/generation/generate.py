@@ -55,6 +55,7 @@ from meshwright.execution.models.generation.sampling import (
 )
 from meshwright.execution.models.generation.stationary import WEIGHTS, attention_layout, head_rows
 from meshwright.execution.models.layer import run_layer
+from meshwright.execution.models.layer_inputs import layer_inputs
 from meshwright.execution.models.quantised.scaled import ScaledWeight
 from meshwright.execution.models.quantised.weights import layer_weights
 from meshwright.execution.runtime.arrays import fit
@@ -297,10 +298,17 @@ def _prefill(
         positions = positions._replace(numbers=jnp.minimum(positions.numbers, model.positions.rows - 1))
     strategy = DEFAULT if model.needs_scores else replace(DEFAULT, attention="flash", sp_method=sp_method)
     x, _ = embed(params, tokens, positions, model, layout, dtype)
+    inputs = layer_inputs(params, tokens, x, model, layout)
     declared: Any = parameters(model)
+    shared: dict[int | None, Cache] = {}
 
     def layer(
-        stack: Stack, x: Array, weights: Any, cache: Cache | DeltaState, cache_layer: Array | int
+        stack: Stack,
+        x: Array,
+        weights: Any,
+        cache: Cache | DeltaState,
+        cache_layer: Array | int,
+        own_input: Array | None,
     ) -> tuple[Array, Cache | DeltaState]:
         if not is_stationary:
             weights = jax.tree.map(
@@ -308,17 +316,22 @@ def _prefill(
                 declared[stack.name],
                 weights,
             )
-        context = LayerContext(positions=positions, layout=layout, strategy=strategy)
+        context = LayerContext(positions=positions, layout=layout, strategy=strategy, own_input=own_input)
         if isinstance(cache, DeltaState):
             return _through_states(stack, x, weights, replace(context, cache=rows(cache), cache_layer=cache_layer))
+        if stack.is_sharing:
+            # The cache holds only the last keys of a window, and these layers attend to those of the whole prompt.
+            return run_layer(stack, x, weights, replace(context, shared=shared[stack.window])).stream, cache
         result = run_layer(stack, x, weights, context)
         assert isinstance(result.cache, Cache), "a layer without attention"
+        if stack.is_donor:
+            shared[stack.window] = result.cache
         return result.stream, with_prompts(cache, result.cache, cache_layer, lengths)
 
     def rows(state: DeltaState) -> DeltaCache:
         return DeltaCache(state, jnp.arange(tokens.shape[0]), jnp.zeros_like(lengths), lengths)
 
-    return _through_layers(layer, params, x, caches, model)
+    return _through_layers(layer, params, x, caches, model, inputs)
 
 
 def through_cache(
@@ -344,13 +357,17 @@ def through_cache(
         The residual stream [rows, s, d] after all layers, the embedding table, and the updated caches.
     """
     x, table = embed(params, tokens, PositionInfo(positions, {}), model, layout, dtype, slots)
+    inputs = layer_inputs(params, tokens, x, model, layout)
     # A device may have fewer rows of queries, keys and values than of the residual stream.
     rows = head_rows(layout, model.attention.latent is not None) or None
     ends = None if lengths is None else jax.reshard(lengths, P(rows, None))
     info = positions_in_cache(jax.reshard(positions, P(rows, None)), model, ends)
 
-    def layer(stack: Stack, x: Array, weights: Any, cache: Any, cache_layer: Array | int) -> tuple[Array, Any]:
+    def layer(
+        stack: Stack, x: Array, weights: Any, cache: Any, cache_layer: Array | int, own_input: Array | None
+    ) -> tuple[Array, Any]:
         context = LayerContext(positions=info, layout=layout, cache=cache, cache_layer=cache_layer, slots=slots)
+        context = replace(context, own_input=own_input)
         if isinstance(cache, DeltaState):
             own = positions[:, 0]
             one = DeltaCache(cache, jnp.arange(positions.shape[0]), own, jnp.ones_like(own))
@@ -359,7 +376,7 @@ def through_cache(
         assert result.cache is not None, "a layer without attention"
         return result.stream, result.cache
 
-    x, caches = _through_layers(layer, params, x, caches, model)
+    x, caches = _through_layers(layer, params, x, caches, model, inputs)
     return x, table, caches
 
 
@@ -371,18 +388,22 @@ def _through_states(stack: Stack, x: Array, weights: Any, context: LayerContext)
 
 
 def _through_layers(
-    layer: Callable[[Stack, Array, Any, Any, Array | int], tuple[Array, Any]],
+    layer: Callable[[Stack, Array, Any, Any, Array | int, Array | None], tuple[Array, Any]],
     params: Any,
     x: Array,
     caches: tuple[Any, ...],
     model: ModelConfig,
+    inputs: Mapping[str, Array],
 ) -> tuple[Array, Any]:
     """Run all layers; return the residual stream and the updated caches.
 
     Layers repeat in cycles (for example by window). Stacked weights run in a loop over cycles; weights in one array for
     each layer (`for_server_products`) run one layer after the other.
 
-    layer: runs one layer: (its `Stack`, stream, weights, cache of its window, index in that cache) -> stream and cache.
+    Args:
+        layer: runs one layer: (its `Stack`, stream, weights, cache of its window, index in that cache, own input) ->
+          stream and cache. A layer that attends to keys and values of an earlier one has the index of that layer.
+        inputs: as `layer_inputs` returns them.
     """
     windows = list(layers_by_window(model))
     # For each cache, the number of its layers in earlier stacks.
@@ -391,7 +412,7 @@ def _through_layers(
         period, count = math.lcm(*(stack.period for stack in stacks)), stacks[0].num_layers
         members = [stack.layer(number) for number in range(min(period, count)) for stack in stacks]
         # States of linear attention are the last of the caches.
-        caches_of = [windows.index(_window(member)) if _attends(member) else len(windows) for member in members]
+        caches_of = [windows.index(member.window) if _attends(member) else len(windows) for member in members]
         first = list(before)
 
         def cycle(
@@ -411,13 +432,19 @@ def _through_layers(
                 with jax.named_scope(WEIGHTS):
                     weights = layer_weights(params[stacks[own_stack].name], index, x.dtype)
                 cache_layer = first[own] + number * caches_of.count(own) + caches_of[:place].count(own)
-                x, cache = layer(member, x, weights, caches[own], cache_layer)
+                if member.is_sharing:
+                    cache_layer = first[own] - 1  # The last of those with this window.
+                own_input = inputs.get(stacks[own_stack].name)
+                if own_input is not None:
+                    own_input = lax.dynamic_index_in_dim(own_input, index, 0, keepdims=False)
+                x, cache = layer(member, x, weights, caches[own], cache_layer, own_input)
                 caches = (*caches[:own], cache, *caches[own + 1 :])
             return x, caches
 
         cycles, rest = divmod(count, period)
         each, last = period * len(stacks), rest * len(stacks)
-        if isinstance(params[stacks[0].name], tuple):
+        # Keys and values for later layers do not leave a loop.
+        if isinstance(params[stacks[0].name], tuple) or any(stack.is_donor for stack in stacks):
             for number in range(cycles):
                 x, caches = cycle((x, caches), number, each)
         elif cycles:
@@ -428,16 +455,10 @@ def _through_layers(
             )
         x, caches = cycle((x, caches), cycles, last)
         for place, own in enumerate(caches_of):
-            before[own] += cycles + (place < last)
+            before[own] += 0 if members[place].is_sharing else cycles + (place < last)
     return x, caches
 
 
 def _attends(stack: Stack) -> bool:
     """Whether a one-layer stack has softmax attention, not linear attention."""
     return any(isinstance(op, Attention) for op in stack.ops)
-
-
-def _window(stack: Stack) -> int | None:
-    """Return the attention window of a one-layer stack, in tokens; None if it attends to all earlier tokens."""
-    (window,) = {window for op in stack.ops if isinstance(op, Attention) for window in op.windows}
-    return window

@@ -10,8 +10,7 @@ from typing import Any
 import optax
 
 from meshwright.description.step.model import Model
-from meshwright.description.step.parameter_tree import leaves, parameters
-from meshwright.description.step.patterns import check_patterns, matches
+from meshwright.description.step.parameter_tree import check_patterns, leaves, matches, parameters
 from meshwright.description.step.strategy import RateSchedule, Strategy
 from meshwright.errors import MeshwrightError
 from meshwright.support.field_types import check_fields, from_data
