@@ -65,6 +65,24 @@ GEMMA4_SMALL = GEMMA4 | {
     "num_kv_shared_layers": 4,
     "use_double_wide_mlp": True,
 }
+# As google/gemma-3n-E2B: fewer tokens have inputs of layers than are in the vocabulary.
+GEMMA3N = SIZES | {
+    "num_hidden_layers": 8,
+    "layer_types": [LOCAL, FULL] * 4,
+    "sliding_window": 6,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "final_logit_softcapping": 2.0,
+    "vocab_size_per_layer_input": 80,
+    "hidden_size_per_layer_input": 8,
+    "num_kv_shared_layers": 4,
+    "laurel_rank": 6,
+    "activation_sparsity_pattern": [0.8] * 2 + [0.0] * 6,
+    "rope_parameters": {
+        LOCAL: {"rope_type": "default", "rope_theta": 100.0},
+        FULL: {"rope_type": "default", "rope_theta": 1000.0},
+    },
+}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 0.8, "beta_slow": 0.1}
@@ -161,6 +179,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "intermediate_size": 40,
     },
     "gemma4_text_e2b": GEMMA4_SMALL,
+    "gemma3n_text": GEMMA3N,
     "gpt_oss": SIZES
     | {
         "num_local_experts": 4,

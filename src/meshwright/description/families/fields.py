@@ -7,6 +7,7 @@ the family declares it unused (`unused_options`), or its value is null or false.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from copy import copy
 from typing import Any, Literal
 
 from meshwright.description.step.layer import Activation, ClampedSwiglu, shortest_cycle
@@ -147,6 +148,17 @@ DEFAULTS: Mapping[str, Config] = {
     "gemma3_text": {"num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096},
     "gemma4_text": {**GEMMA4_DEFAULTS, "sliding_window": 512, "hidden_size_per_layer_input": 256},
     "gemma4_unified_text": {**GEMMA4_DEFAULTS, "sliding_window": 1024},
+    "gemma3n_text": {
+        "intermediate_size": 16_384,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "tie_word_embeddings": True,
+        "sliding_window": 512,
+        "vocab_size": 262_400,
+        "hidden_size": 2048,
+        "num_hidden_layers": 35,
+        "num_attention_heads": 8,
+    },
     "gpt_oss": {
         "head_dim": 64,
         "num_key_value_heads": 8,
@@ -252,6 +264,7 @@ LACKING: Mapping[str, tuple[str, ...]] = {
     "gemma3_text": ("mlp_bias", "qkv_bias", "attn_logit_softcapping"),
     "gemma4_text": ("mlp_bias", "qkv_bias", "attn_logit_softcapping"),
     "gemma4_unified_text": ("mlp_bias", "qkv_bias", "attn_logit_softcapping", "enable_moe_block"),
+    "gemma3n_text": ("mlp_bias", "qkv_bias", "attn_logit_softcapping", "enable_moe_block"),
     "phi3": (*_BIASES, "layer_types"),
     "olmo2": ("mlp_bias", "qkv_bias", *_WINDOWS),
     "olmo3": ("mlp_bias", "qkv_bias"),
@@ -333,6 +346,17 @@ class Fields:
         if isinstance(found, int) and not isinstance(found, bool) and least <= found <= MOST.get(field, 10**9):
             return found
         raise self.refusal(field, f"it takes a whole number from {least} to {MOST.get(field, 10**9):,}")
+
+    def with_one_width(self, field: str, num_layers: int) -> Fields:
+        """Return the fields with one number in place of a list with the same number for each layer."""
+        found = self.value(field)
+        if not isinstance(found, list):
+            return self
+        if len(found) != num_layers or len({*map(str, found)}) > 1:
+            raise self.refusal(field, f"a list has a number for each of num_hidden_layers={num_layers}, all the same")
+        other = copy(self)
+        other._data = {**self._data, field: found[0]}
+        return other
 
     def positive(self, field: str, default: Any = _MISSING) -> Any:
         """Return a finite number above 0 as a float, or the default."""

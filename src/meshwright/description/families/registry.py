@@ -34,6 +34,7 @@ from meshwright.description.families.variants import (
     dots1,
     ernie4_5,
     exaone4,
+    gemma3n,
     gemma4,
     glm4,
     glm4_moe,
@@ -62,7 +63,7 @@ PUBLISHED: tuple[PublishedFamily, ...] = tuple(
         *(llama, mixtral, qwen2, qwen3, qwen3_next, gemma, gemma2, gemma3, phi3, olmo2),
         *(gpt2, gpt_neox, gpt_oss, deepseek, llama4),
         *(smollm3, granite, seed_oss, ernie4_5, glm4, hunyuan, exaone4, starcoder2, cohere2, nemotron),
-        *(olmoe, glm4_moe, dots1, phi, minimax_m2, qwen3_5, mistral4, gemma4),
+        *(olmoe, glm4_moe, dots1, phi, minimax_m2, qwen3_5, mistral4, gemma4, gemma3n),
     )
 )
 
@@ -70,10 +71,6 @@ FAMILIES: Mapping[str, Family] = {published.family.name: published.family for pu
 
 PRESETS: Mapping[str, ModelConfig] = {model.name: model for published in PUBLISHED for model in published.presets}
 """The models known by name, each from its paper or the config.json on Hugging Face."""
-
-_MORE_STREAMS = "its layers pass on several streams (AltUp), which no model here has; of its kind gemma4_text is read"
-_UNREAD = dict.fromkeys(("gemma3n", "gemma3n_text"), _MORE_STREAMS)
-"""By model_type, what a family that is close to one of these has and these have not."""
 
 _BY_TYPE = {kind: published for published in PUBLISHED for kind in published.readers}
 
@@ -121,8 +118,6 @@ def model_from_hugging_face(data: Config, *, name: str) -> ModelConfig:
         )
     data = text_config(data, name=name)
     kind = str(data["model_type"])
-    if kind in _UNREAD:
-        raise MeshwrightError(f"the config.json of {name} has model_type {kind!r}; {_UNREAD[kind]}")
     if kind not in _BY_TYPE:
         names = {each.removesuffix("_text"): each for each in _BY_TYPE}
         close = difflib.get_close_matches(kind.removesuffix("_text"), names, n=1)

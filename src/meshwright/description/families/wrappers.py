@@ -18,6 +18,7 @@ TEXT_DEFAULTS: Mapping[str, Config] = {
         "intermediate_size": 9216,
         "num_hidden_layers": 26,
     },
+    "gemma3n": {"model_type": "gemma3n_text"},
     "gemma4": {
         "model_type": "gemma4_text",
         "num_attention_heads": 8,

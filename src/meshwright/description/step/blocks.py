@@ -34,7 +34,7 @@ from meshwright.description.step.layer import (
     of_layers,
     shortest_cycle,
 )
-from meshwright.description.step.layer_inputs import input_block, input_ops
+from meshwright.description.step.layer_inputs import input_block, input_ops, laurel_ops, mix_ops, stream_matmuls
 from meshwright.description.step.lora import with_lora
 from meshwright.description.step.model import (
     Experts,
@@ -51,12 +51,14 @@ def program(model: Model) -> Program:
     if isinstance(model, ProgramModel):
         return model.program
     stacks = model.family.layers(model) or decoder_layers(model)
-    inputs = model.layer_inputs
+    inputs, altup = model.layer_inputs, model.altup
     found = Program(
         embedding=embedding_ops(model),
         stacks=stacks,
         logits=logits_ops(model),
         layer_inputs=input_ops(inputs, model.num_layers, model_norm(model, "", STREAM, "")) if inputs else (),
+        widening=stream_matmuls(altup, model.embed, "altup_projection") if altup else (),
+        narrowing=stream_matmuls(altup, model.embed, "altup_unembedding") if altup else (),
     )
     return with_lora(found, model.lora) if model.lora else found
 
@@ -190,9 +192,11 @@ def _sharing_stacks(model: ModelConfig, own: int) -> tuple[Stack, ...]:
     donors = {window: layer for layer, window in enumerate(windows[:own])}
     cycle = len(shortest_cycle(windows))
     start = min(donors[window] for window in windows[own:]) // cycle * cycle
+    sparse = model.altup.num_sparse_layers if model.altup else 0
     between = _stacks(model, "donor_layers", range(start, own), is_one_cycle=True)
     return (
-        *_stacks(model, "layers", range(start)),
+        *_stacks(model, "sparse_layers", range(sparse)),
+        *_stacks(model, "layers", range(sparse, start)),
         *(replace(stack, is_donor=start + place in donors.values()) for place, stack in enumerate(between)),
         *_stacks(model, "sharing_layers", range(own, model.num_layers)),
     )
@@ -223,14 +227,21 @@ def _stacks(model: ModelConfig, name: str, layers: range, *, is_one_cycle: bool 
         if sharing and is_sharing:
             of_kind = replace(of_kind, mlp=sharing.mlp)
         keys: Keys = "shared" if is_sharing else "values" if are_values_keys else "own"
-        blocks = _blocks(of_kind, own, experts if has_experts else None, is_linear=is_linear, keys=keys)
+        blocks = _blocks(
+            of_kind,
+            own,
+            experts if has_experts else None,
+            is_linear=is_linear,
+            keys=keys,
+            is_sparse=name == "sparse_layers",
+        )
         label = name if len(kinds) == 1 else f"{name}_{place}"
         stacks.append(Stack(name=label, num_layers=len(own), blocks=blocks, is_alternating=place > 0))
     return tuple(stacks)
 
 
 def _blocks(
-    model: ModelConfig, layers: range, experts: Experts | None, *, is_linear: bool, keys: Keys
+    model: ModelConfig, layers: range, experts: Experts | None, *, is_linear: bool, keys: Keys, is_sparse: bool
 ) -> tuple[Block, ...]:
     """Return the blocks of layers of one kind: attention and MLP (or experts), or one block with both in parallel.
 
@@ -240,10 +251,20 @@ def _blocks(
     if model.parallel_blocks:
         both = Block(name="block", ops=(*attention, *_mlp_ops(model), _add(model, "attention_added", "mlp_added")))
         return (both,)
-    first = Block(name="attention", ops=(*attention, _add(model, "attention_added")))
+    if altup := model.altup:
+        laurel = laurel_ops(altup, "attention_normed", model_norm(model, "", STREAM, ""))
+        sources = "attention_added", "attention_normed", "laurel_added"
+        add = replace(_add(model, *sources), factor=math.sqrt(0.5))
+        first = Block(name="attention", ops=(*attention, *laurel, add))
+    else:
+        first = Block(name="attention", ops=(*attention, _add(model, "attention_added")))
     if inputs := model.layer_inputs:
-        mlp = Block(name="mlp", ops=(*_mlp_ops(model), _add(model, "mlp_added")))
-        return first, mlp, input_block(inputs, model.activation, model_norm(model, "", STREAM, ""), _last_add(model))
+        sparsity = altup.sparsity if altup and is_sparse else 0.0
+        ops = (replace(op, sparsity=sparsity) if isinstance(op, Gated) else op for op in _mlp_ops(model))
+        mlp = Block(name="mlp", ops=(*ops, _add(model, "mlp_added")))
+        norm = model_norm(model, "", STREAM, "")
+        predict = (Block(name="predict", ops=mix_ops(altup, "predict", norm)),) if altup else ()
+        return *predict, first, mlp, input_block(inputs, model.activation, norm, _last_add(model), altup)
     dense = Block(name="mlp", ops=(*_mlp_ops(model), _last_add(model, "mlp_added")))
     return first, moe_block(model, experts) if experts else dense
 

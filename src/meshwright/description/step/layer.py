@@ -17,6 +17,9 @@ from meshwright.description.step.frequencies import Frequencies
 STREAM = "stream"
 """The name of the residual stream."""
 
+STREAMS = "streams"
+"""The name of all streams [batch, sequence, streams, embed] of AltUp, of which the residual stream is the first."""
+
 SHARED_KEY, SHARED_VALUE = "shared_key", "shared_value"
 """The names of an earlier layer's keys and values (`Attention.is_sharing`)."""
 
@@ -230,6 +233,7 @@ class Gated:
     target: str
     function: Activation | ClampedSwiglu = "silu"
     width: int = 0  # Dims of the result over all devices.
+    sparsity: float = 0.0  # About the share of the gates that a cutoff sets to zero (Gemma 3n); 0: none.
     is_on_residual: bool = False  # Whether the sources have the tokens of the residual stream between blocks.
 
 
@@ -305,6 +309,7 @@ class Add:
     sources: tuple[str, ...]
     target: str = STREAM  # Another name: the sum of the values alone, without dropout.
     scale: float = 1.0  # Factor of their sum.
+    factor: float = 1.0  # Factor of the stream after it.
     # Whether the stream is then multiplied by the parameter `layer_scale` [1], which has no gradient (Gemma 4).
     has_layer_scale: bool = False
 
@@ -327,7 +332,18 @@ class Concat:
     target: str
 
 
-LayerOp = (
+@dataclass(frozen=True, kw_only=True)
+class Mix:
+    """A step of AltUp over all streams (`step.layer_inputs`). `source` has a logit of each, or is added to the others."""
+
+    kind: Literal["predict", "correct", "add"]
+    source: str
+    num_streams: int
+    size: int = 0  # Elements of a stream.
+    has_scale: bool = False  # Whether the corrected first stream is scaled for the layer's own input.
+
+
+LayerOp = Mix | (
     Norm | Linear | Rotary | Attention | GatedDelta | Gated | Dispatch | Combine | SigmoidGate | Add | Slice | Concat
 )
 
@@ -382,7 +398,7 @@ EndOp = Lookup | Norm | Linear | DotProduct | CrossEntropy
 class Block:
     """A part of a layer that adds to the residual stream: the ops from its norm to its `Add`, under one named scope."""
 
-    name: Literal["attention", "mlp", "block", "layer_input"]
+    name: Literal["attention", "mlp", "block", "layer_input", "predict"]
     ops: tuple[LayerOp, ...] = ()
 
     @property
@@ -451,12 +467,15 @@ class Program:
     """A model's forward pass: its embedding, its stacks of layers, and the logits with their loss.
 
     layer_inputs: the ops after the embedding that compute an input of its own for each layer (`step.layer_inputs`).
+    widening, narrowing: the matmuls that make AltUp's other streams before the layers, and read them after.
     """
 
     embedding: tuple[EndOp, ...]
     stacks: tuple[Stack, ...]
     logits: tuple[EndOp, ...]
     layer_inputs: tuple[EndOp, ...] = ()
+    widening: tuple[EndOp, ...] = ()
+    narrowing: tuple[EndOp, ...] = ()
 
 
 def alternating(stacks: Iterable[Stack]) -> tuple[tuple[Stack, ...], ...]:

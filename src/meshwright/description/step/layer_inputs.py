@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from meshwright.description.step.layer import (
     STREAM,
@@ -19,14 +20,19 @@ from meshwright.description.step.layer import (
     ClampedSwiglu,
     EndOp,
     Gated,
+    LayerOp,
     Linear,
     Lookup,
+    Mix,
     Norm,
 )
 from meshwright.errors import MeshwrightError
 
 LAYER_INPUT = "layer_input"
 """The name of a layer's own input [batch, sequence, width], and the logical axis of its width and of all widths."""
+
+ALTUP_ACTIVE = "altup_active"
+"""The name of the corrected first stream of AltUp, which gates a layer's own input."""
 
 LAYER_COLUMNS = "layer_columns"
 """The logical axis of the table's columns, one for each layer and element of its input."""
@@ -43,6 +49,87 @@ class LayerInputs:
         for field in ("vocab", "width"):
             if (value := getattr(self, field)) < 1:
                 raise MeshwrightError(f"layer_inputs have {field}={value}; it takes a whole number from 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AltUp:
+    """Several residual streams, of which each layer computes the first and predicts the others (arXiv:2301.13310).
+
+    Before a layer every stream is predicted from all of them. What the layer changes in the first stream is added to
+    each stream, times a factor. Both take their factors from a router of the first stream. The other parts are those
+    that only models with such streams have (Gemma 3n).
+    """
+
+    num_streams: int
+    has_scale: bool = True  # Whether the first stream is scaled before the gate of a layer's own input.
+    laurel_rank: int  # Rank of the branch beside attention (LAuReL, arXiv:2411.07501).
+    num_sparse_layers: int = 0  # First layers, in whose MLPs a cutoff sets most gates to zero.
+    sparsity: float = 0.0  # The share of gates below it, if they were normally distributed.
+
+    def __post_init__(self) -> None:
+        for field, least in (("num_streams", 2), ("laurel_rank", 1), ("num_sparse_layers", 0)):
+            if (value := getattr(self, field)) < least:
+                raise MeshwrightError(f"altup has {field}={value}; it takes a whole number from {least}")
+        if not 0 <= self.sparsity < 1 or bool(self.sparsity) != bool(self.num_sparse_layers):
+            raise MeshwrightError(
+                f"altup has sparsity={self.sparsity:g} and num_sparse_layers={self.num_sparse_layers}; the first is"
+                f" below 1, and 0 without such layers"
+            )
+
+
+def stream_matmuls(altup: AltUp, embed: int, name: str) -> tuple[EndOp, ...]:
+    """Return the matmuls of all streams but the first, before or after the layers: `{name}_1`, `{name}_2` and so on."""
+    return tuple(
+        Linear(
+            name=f"{name}_{number}",
+            source=STREAM,
+            target=f"{name}_{number}",
+            inputs=(("embed", embed),),
+            outputs=((LAYER_INPUT, embed),),
+            is_rounded=False,
+            is_on_residual=True,
+        )
+        for number in range(1, altup.num_streams)
+    )
+
+
+def mix_ops(altup: AltUp, kind: Literal["predict", "correct"], norm: Norm) -> tuple[LayerOp, ...]:
+    """Return the ops of AltUp before a layer or after its MLP. norm: a norm of the residual stream."""
+    normed = replace(norm, name="altup_norm", source=STREAM, target="altup_normed", factor=1 / norm.size)
+    router = Linear(
+        name="altup_router",
+        source=normed.target,
+        target="altup_logits",
+        inputs=(("embed", norm.size),),
+        outputs=(("router", altup.num_streams),),
+        is_rounded=False,
+        is_on_residual=True,
+    )
+    has_scale = altup.has_scale and kind == "correct"
+    return (
+        normed,
+        router,
+        Mix(kind=kind, source=router.target, num_streams=altup.num_streams, size=norm.size, has_scale=has_scale),
+    )
+
+
+def laurel_ops(altup: AltUp, source: str, norm: Norm) -> tuple[LayerOp, ...]:
+    """Return the low-rank branch beside attention, which reads `source` too, and whose result is `laurel_added`.
+
+    norm: a norm of the residual stream.
+    """
+    left = Linear(
+        name="laurel_left",
+        source=source,
+        target="laurel",
+        inputs=(("embed", norm.size),),
+        outputs=((LAYER_INPUT, altup.laurel_rank),),
+        is_rounded=False,
+        is_on_residual=True,
+    )
+    right = replace(left, name="laurel_right", source=left.target, target="laurel_output")
+    right = replace(right, inputs=left.outputs, outputs=left.inputs)
+    return left, right, replace(norm, name="laurel_norm", source=right.target, target="laurel_added")
 
 
 def input_ops(inputs: LayerInputs, num_layers: int, norm: Norm) -> tuple[EndOp, ...]:
@@ -84,15 +171,19 @@ def input_ops(inputs: LayerInputs, num_layers: int, norm: Norm) -> tuple[EndOp, 
     return rows, projection, of_layers
 
 
-def input_block(inputs: LayerInputs, function: Activation | ClampedSwiglu, norm: Norm, add: Add) -> Block:
+def input_block(
+    inputs: LayerInputs, function: Activation | ClampedSwiglu, norm: Norm, add: Add, altup: AltUp | None
+) -> Block:
     """Return the block of a layer that gates its own input, and adds its projection to the residual stream.
+
+    With AltUp, all streams are corrected first, and it is added to all but the first.
 
     function: the activation of the gate. norm: a norm of the residual stream. add: the op that adds to it.
     """
     of_input, of_stream = (LAYER_INPUT, inputs.width), ("embed", norm.size)
     gate = Linear(
         name="layer_gate",
-        source=STREAM,
+        source=ALTUP_ACTIVE if altup else STREAM,
         target="layer_gate",
         inputs=(of_stream,),
         outputs=(of_input,),
@@ -109,4 +200,8 @@ def input_block(inputs: LayerInputs, function: Activation | ClampedSwiglu, norm:
     output = replace(gate, name="layer_output", source=gated.target, target="layer_output")
     output = replace(output, inputs=gate.outputs, outputs=gate.inputs)
     normed = replace(norm, name="layer_output_norm", source=output.target, target="layer_added")
-    return Block(name="layer_input", ops=(gate, gated, output, normed, replace(add, sources=(normed.target,))))
+    ops = gate, gated, output, normed
+    if not altup:
+        return Block(name="layer_input", ops=(*ops, replace(add, sources=(normed.target,))))
+    added = Mix(kind="add", source=normed.target, num_streams=altup.num_streams, size=norm.size)
+    return Block(name="layer_input", ops=(*mix_ops(altup, "correct", norm), *ops, added))

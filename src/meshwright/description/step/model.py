@@ -34,7 +34,7 @@ from meshwright.description.step.layer import (
     Stack,
     of_layers,
 )
-from meshwright.description.step.layer_inputs import LayerInputs
+from meshwright.description.step.layer_inputs import AltUp, LayerInputs
 from meshwright.description.step.lora import LoRA
 from meshwright.errors import MeshwrightError
 from meshwright.support.field_types import check_fields
@@ -275,6 +275,7 @@ class ModelConfig:
     parallel_blocks: Literal["own norms", "shared norm"] | None = None
     experts: Experts | None = None
     layer_inputs: LayerInputs | None = None
+    altup: AltUp | None = None
     lora: LoRA | None = None  # Low-rank adapters, the only parameters that train.
     # Features of the Hugging Face model that cannot run here, and do not change a plan.
     planned_only: tuple[str, ...] = ()

@@ -24,6 +24,7 @@ from meshwright.description.step.layer import (
     Linear,
     Lookup,
     LowRank,
+    Mix,
     Norm,
     vector_dims,
 )
@@ -44,6 +45,7 @@ CHOICE_BIAS = "choice_bias"
 EXPERT_SCALE = "expert_scale"
 """Name of the parameter that multiplies the weight of each expert's output (`Routing`)."""
 
+ALTUP_SCALE = "altup_scale"
 LAYER_SCALE = "layer_scale"
 """Name of the parameter by which the stream is multiplied after a layer (`Add`). It has no gradient."""
 
@@ -112,7 +114,7 @@ def parameters(model: Model) -> Tree[Parameter]:
     """
     tree: dict[str, Parameter | dict[str, Parameter]] = {}
     ops = program(model)
-    for op in (*ops.embedding, *ops.layer_inputs):
+    for op in (*ops.embedding, *ops.layer_inputs, *ops.widening, *ops.narrowing):
         tree |= declared(op)
     for stack in ops.stacks:
         axis = stack.name if stack.name in STACKED else "layers"
@@ -143,6 +145,12 @@ def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
             return found | ({EXPERT_SCALE: replace(bias, init="ones")} if op.routing.has_expert_scale else {})
         case Add() if op.has_layer_scale:
             return {LAYER_SCALE: Parameter(shape=(1,), axes=("norm",), init="ones", role="vector")}
+        case Mix() if op.kind != "add":
+            count = op.num_streams
+            shape = (count**2 if op.kind == "predict" else count, count)
+            mixing = Parameter(shape=shape, axes=("router", "router"), scale=1 / math.sqrt(count), role="vector")
+            scale = Parameter(shape=(op.size,), axes=("norm",), scale=0.0, role="vector")
+            return {f"altup_{op.kind}": mixing} | ({ALTUP_SCALE: scale} if op.has_scale else {})
         case Attention() if op.has_sinks:
             shape = (op.num_kv_heads, op.num_heads // op.num_kv_heads)
             return {SINKS: Parameter(shape=shape, axes=HEADS[:2], scale=0.0, role="vector")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from statistics import NormalDist
 
 import jax
 import jax.numpy as jnp
@@ -30,5 +31,15 @@ def activate(op: Gated, *sources: Array) -> Array:
         limit = op.function.limit
         gate, up = jnp.minimum(first, limit), jnp.clip(rest[0], -limit, limit)
         return gate * jax.nn.sigmoid(op.function.alpha * gate) * (up + 1)
+    if op.sparsity:
+        first = jax.nn.relu(first - _cutoff(first, op.sparsity))
     made = FUNCTIONS[op.function](first)
     return made * rest[0] if rest else made
+
+
+def _cutoff(gates: Array, share: float) -> Array:
+    """Return the number [b, s, 1] below which this share of a token's gates [b, s, f] are, if normally distributed."""
+    wide = gates.astype(jnp.float32)
+    mean = jnp.mean(wide, axis=-1, keepdims=True)
+    deviation = jnp.sqrt(jnp.mean(jnp.square(wide - mean), axis=-1, keepdims=True))
+    return (mean + NormalDist().inv_cdf(share) * deviation).astype(gates.dtype)

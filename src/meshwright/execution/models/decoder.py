@@ -29,11 +29,12 @@ from meshwright.execution.models.layer_inputs import layer_inputs
 from meshwright.execution.models.moe import load_of_layers
 from meshwright.execution.models.quantised.weights import plain
 from meshwright.execution.models.remat import LAYER_INPUT, rematerialized
+from meshwright.execution.models.streams import narrowed, widened
 from meshwright.execution.runtime.experts.routing import ExpertLoad
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
-STACKS = ("dense_layers", "layers", "donor_layers", "sharing_layers")
-"""The names of a model's stacks of layers in order; dropout keys depend on a stack's index here.
+STACKS = ("dense_layers", "layers", "donor_layers", "sharing_layers", "sparse_layers")
+"""The names of a model's stacks of layers; dropout keys depend on a stack's index here.
 
 Most models have `layers` alone. Alternating stacks (`layers_0`, `layers_1`, …) have the index of `layers`.
 """
@@ -127,11 +128,12 @@ def through_layers(
     tokens: [b, s]. x: the residual stream before the layers.
     """
     inputs, shared, load = layer_inputs(params, tokens, x, model, layout), Shared(), None
+    x = widened(params, x, model, layout)
     for stacks in alternating(blocks.layers(model)):
         own = rng and rng.fold_in(STACKS.index(stacks[0].name.removesuffix("_0")))
         x, load, given = _layers(stacks, params, x, positions, layout, remat, strategy, own, inputs, shared)
         shared = shared | given
-    return x, load
+    return narrowed(params, x, model, layout), load
 
 
 class _OfLayer(NamedTuple):

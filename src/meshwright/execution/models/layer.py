@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.description.step.layer import (
     STREAM,
+    STREAMS,
     Add,
     Attention,
     Block,
@@ -32,6 +33,7 @@ from meshwright.description.step.layer import (
     GatedDelta,
     LayerOp,
     Linear,
+    Mix,
     Norm,
     Rotary,
     SigmoidGate,
@@ -39,8 +41,8 @@ from meshwright.description.step.layer import (
     Stack,
     vector_dims,
 )
-from meshwright.description.step.layer_inputs import LAYER_INPUT
-from meshwright.description.step.parameter_tree import LAYER_SCALE, LORA_M, SINKS
+from meshwright.description.step.layer_inputs import ALTUP_ACTIVE, LAYER_INPUT
+from meshwright.description.step.parameter_tree import ALTUP_SCALE, LAYER_SCALE, LORA_M, SINKS
 from meshwright.execution.models.activation import activate
 from meshwright.execution.models.adapters import column_norms, factors, magnitude_over_norm
 from meshwright.execution.models.attention_layer import attention_layer
@@ -74,6 +76,8 @@ from meshwright.execution.models.norm import norm
 from meshwright.execution.models.quantised.scaled import as_declared
 from meshwright.execution.models.remat import INTERMEDIATE, PRODUCT
 from meshwright.execution.models.rotary import is_of_kind, rotate
+from meshwright.execution.models.streams import added as added_to_others
+from meshwright.execution.models.streams import corrected, predicted
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
 
@@ -110,8 +114,8 @@ class _Run:
 
 
 def run_layer(stack: Stack, x: Array, weights: Weights, context: LayerContext) -> LayerResult:
-    """Run one layer of a stack on the residual stream x [b, s, d]."""
-    run = _Run(weights, context, {STREAM: x})
+    """Run one layer of a stack on the residual stream x [b, s, d], with AltUp on all streams [b, s, streams, d]."""
+    run = _Run(weights, context, {STREAM: x} if x.ndim == 3 else {STREAMS: x, STREAM: x[:, :, 0]})
     if context.own_input is not None:
         run.values[LAYER_INPUT] = context.own_input
     for block in stack.blocks:
@@ -119,7 +123,7 @@ def run_layer(stack: Stack, x: Array, weights: Weights, context: LayerContext) -
         with jax.named_scope(block.name):
             for ops in _groups(block if context.cache is None else with_absorbed_latents(block)):
                 LOWERINGS[type(ops[0])](run, block, *ops)
-    return LayerResult(run.values[STREAM], run.cache, run.load)
+    return LayerResult(run.values[STREAM if x.ndim == 3 else STREAMS], run.cache, run.load)
 
 
 def _run_norm(run: _Run, _: Block, op: Norm) -> None:
@@ -315,9 +319,26 @@ def _run_add(run: _Run, block: Block, op: Add) -> None:
     place = {"mlp": MLP, LAYER_INPUT: OWN_INPUT}.get(block.name, ATTENTION)
     added = _sum(values) if op.scale == 1.0 else _sum(values) * jnp.asarray(op.scale, values[0].dtype)
     after = run.values[op.target] + dropout(added, rng, layout, place)
+    after = after if op.factor == 1.0 else after * jnp.asarray(op.factor, after.dtype)
     if op.has_layer_scale:
         after = after * lax.stop_gradient(run.weights[LAYER_SCALE]).astype(after.dtype).reshape(1, 1, 1)
     run.values[op.target] = after
+
+
+def _run_mix(run: _Run, _: Block, op: Mix) -> None:
+    streams, source = run.values[STREAMS], run.values[op.source]
+    if op.kind == "add":
+        run.values[STREAMS] = added_to_others(streams, source)
+        return
+    weight = run.weights[f"altup_{op.kind}"]
+    if op.kind == "predict":
+        run.values[STREAMS] = streams = predicted(streams, source, weight)
+        run.values[STREAM] = streams[:, :, 0]
+        return
+    run.values[STREAMS] = streams = corrected(streams, run.values[STREAM], source, weight)
+    active = streams[:, :, 0]
+    scale = run.weights[ALTUP_SCALE].astype(active.dtype) if op.has_scale else None
+    run.values[ALTUP_ACTIVE] = active if scale is None else active * lax.broadcast_to_rank(scale, 3)
 
 
 LOWERINGS: Mapping[type, Callable[..., None]] = {
@@ -332,6 +353,7 @@ LOWERINGS: Mapping[type, Callable[..., None]] = {
     Dispatch: _run_experts,
     SigmoidGate: _run_sigmoid_gate,
     Add: _run_add,
+    Mix: _run_mix,
 }
 """The function that runs a group of ops, by the type of the group's first op."""
 

@@ -37,6 +37,9 @@ def layer_inputs(
     assert isinstance(lookup, Lookup)
     assert isinstance(projection, Linear)
     assert isinstance(of_layers, Norm)
+    own = model.layer_inputs
+    if own is not None and own.vocab < model.vocab:
+        tokens = jnp.where(tokens < own.vocab, tokens, 0)
     with jax.named_scope("layer_inputs"):
         table = layout.weight(params[lookup.name], "vocab", LAYER_COLUMNS, dtype=embedded.dtype)
         rows = _lookup(table, tokens, layout) * jnp.asarray(lookup.multiplier, embedded.dtype)

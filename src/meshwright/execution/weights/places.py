@@ -115,7 +115,14 @@ def places(model: ModelConfig) -> dict[str, Place]:
     """
     names = published_family(model).names
     ops = program(model)
-    every = (*ops.embedding, *ops.layer_inputs, *(op for stack in ops.stacks for op in stack.ops), *ops.logits)
+    every = (
+        *ops.embedding,
+        *ops.layer_inputs,
+        *ops.widening,
+        *ops.narrowing,
+        *(op for stack in ops.stacks for op in stack.ops),
+        *ops.logits,
+    )
     # The number of dims that a parameter's matmul sums over, by the parameter's name; vectors have none.
     num_inputs = {op.name: len(op.inputs) for op in every if isinstance(op, Linear) and not op.is_tied}
     num_inputs |= {op.name: 1 for op in every if isinstance(op, Lookup)}

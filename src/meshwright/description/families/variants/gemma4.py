@@ -31,6 +31,17 @@ GEMMA4 = Family("gemma4")
 
 NORMS = Norms(epsilon=1e-6, place="both")
 
+LAYER_INPUT_NAMES = names_of(
+    {
+        "layers.layer_gate": "model.layers.{layer}.per_layer_input_gate.weight",
+        "layers.layer_output": "model.layers.{layer}.per_layer_projection.weight",
+        "layers.layer_output_norm": "model.layers.{layer}.post_per_layer_input_norm.weight",
+        "layer_projection": "model.per_layer_model_projection.weight",
+        "layer_input_norm": "model.per_layer_projection_norm.weight",
+    }
+) | {"layer_embedding": Published("model.embed_tokens_per_layer.weight")}
+"""The weight names of the layers' own inputs."""
+
 _ROUTING = Routing(has_expert_scale=True)
 
 _LOCAL = Frequencies(theta=10_000.0)
@@ -206,20 +217,8 @@ def _names() -> dict[str, Published]:
         "layers.router_norm": Published(f"{layer}.router.scale"),
         "layers.expert_scale": Published(f"{layer}.router.per_expert_scale"),
         "layers.layer_scale": Published(f"{layer}.layer_scalar"),
-        **_layer_input_names(),
+        **LAYER_INPUT_NAMES,
     }
-
-
-def _layer_input_names() -> dict[str, Published]:
-    """Return the weight names of the layers' own inputs."""
-    names = {
-        "layers.layer_gate": "model.layers.{layer}.per_layer_input_gate.weight",
-        "layers.layer_output": "model.layers.{layer}.per_layer_projection.weight",
-        "layers.layer_output_norm": "model.layers.{layer}.post_per_layer_input_norm.weight",
-        "layer_projection": "model.per_layer_model_projection.weight",
-        "layer_input_norm": "model.per_layer_projection_norm.weight",
-    }
-    return names_of(names) | {"layer_embedding": Published("model.embed_tokens_per_layer.weight")}
 
 
 def _preset(

@@ -58,6 +58,7 @@ from meshwright.execution.models.layer import run_layer
 from meshwright.execution.models.layer_inputs import layer_inputs
 from meshwright.execution.models.quantised.scaled import ScaledWeight
 from meshwright.execution.models.quantised.weights import layer_weights
+from meshwright.execution.models.streams import narrowed, widened
 from meshwright.execution.runtime.arrays import fit
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape
@@ -299,6 +300,7 @@ def _prefill(
     strategy = DEFAULT if model.needs_scores else replace(DEFAULT, attention="flash", sp_method=sp_method)
     x, _ = embed(params, tokens, positions, model, layout, dtype)
     inputs = layer_inputs(params, tokens, x, model, layout)
+    x = widened(params, x, model, layout)
     declared: Any = parameters(model)
     shared: dict[int | None, Cache] = {}
 
@@ -331,7 +333,8 @@ def _prefill(
     def rows(state: DeltaState) -> DeltaCache:
         return DeltaCache(state, jnp.arange(tokens.shape[0]), jnp.zeros_like(lengths), lengths)
 
-    return _through_layers(layer, params, x, caches, model, inputs)
+    x, caches = _through_layers(layer, params, x, caches, model, inputs)
+    return narrowed(params, x, model, layout), caches
 
 
 def through_cache(
@@ -358,6 +361,7 @@ def through_cache(
     """
     x, table = embed(params, tokens, PositionInfo(positions, {}), model, layout, dtype, slots)
     inputs = layer_inputs(params, tokens, x, model, layout)
+    x = widened(params, x, model, layout)
     # A device may have fewer rows of queries, keys and values than of the residual stream.
     rows = head_rows(layout, model.attention.latent is not None) or None
     ends = None if lengths is None else jax.reshard(lengths, P(rows, None))
@@ -377,7 +381,7 @@ def through_cache(
         return result.stream, result.cache
 
     x, caches = _through_layers(layer, params, x, caches, model, inputs)
-    return x, table, caches
+    return narrowed(params, x, model, layout), table, caches
 
 
 def _through_states(stack: Stack, x: Array, weights: Any, context: LayerContext) -> tuple[Array, DeltaState]:
