@@ -334,7 +334,7 @@ class Concat:
 
 @dataclass(frozen=True, kw_only=True)
 class Mix:
-    """A step of AltUp over all streams (`step.layer_inputs`). `source` has a logit of each, or is added to the others."""
+    """A step of AltUp over all streams (`step.layer_inputs`). `source` has a logit of each, or is added to others."""
 
     kind: Literal["predict", "correct", "add"]
     source: str

@@ -148,7 +148,7 @@ def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
         case Mix() if op.kind != "add":
             count = op.num_streams
             shape = (count**2 if op.kind == "predict" else count, count)
-            mixing = Parameter(shape=shape, axes=("router", "router"), scale=1 / math.sqrt(count), role="vector")
+            mixing = Parameter(shape=shape, axes=("router", "router"), scale=1 / count, role="vector", num_inputs=1)
             scale = Parameter(shape=(op.size,), axes=("norm",), scale=0.0, role="vector")
             return {f"altup_{op.kind}": mixing} | ({ALTUP_SCALE: scale} if op.has_scale else {})
         case Attention() if op.has_sinks:
