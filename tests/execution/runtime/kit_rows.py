@@ -516,6 +516,14 @@ GEMMA4_SHORT = replace(
 )
 """With tables of tokens that tp does not divide."""
 
+GEMMA3N = narrow(
+    "tiny-gemma3n",
+    **SMALL | {"num_layers": 6, "num_kv_heads": 2},
+    attention=replace(PRESETS["tiny-gemma3n"].attention, windows=(12, None), sharing=KeySharing(num_layers=2, mlp=128)),
+    scales=replace(PRESETS["tiny-gemma3n"].scales, embedding=8.0, attention=0.25),
+)
+"""Its layers pass on four streams; the MLPs of the first two are sparse, and the last two have no keys and values."""
+
 FAMILIES = [
     Row(MISTRAL, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(MINISTRAL3, MeshShape(fsdp=2, sp=2, tp=2)),
@@ -589,6 +597,10 @@ FAMILIES = [
     Row(GEMMA4_SMALL, MeshShape(fsdp=2, sp=2), ULYSSES, packed=True),
     Row(GEMMA4_SHORT, MeshShape(fsdp=2, tp=2), WHOLE_STREAM, "none"),
     Row(GEMMA4_SHORT, MeshShape(dp=2, fsdp=2), parts(2, zero_stage=2)),
+    Row(GEMMA3N, MeshShape(dp=2, fsdp=2, tp=2)),
+    Row(GEMMA3N, MeshShape(fsdp=2, tp=4), parts(2), "matmuls"),
+    Row(GEMMA3N, MeshShape(fsdp=2, tp=2), WHOLE_STREAM, "none"),
+    Row(GEMMA3N, MeshShape(fsdp=2, sp=2), ULYSSES, packed=True),
     Row(GEMMA4_MOE, MeshShape(ep=2, fsdp=2, tp=2)),
     Row(GEMMA4_MOE, MeshShape(ep=2, sp=2, tp=2), parts(2), "none"),
     Row(GEMMA4_MOE, MeshShape(fsdp=2, tp=2), remat="matmuls"),

@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 from functools import cache
 
+from meshwright.description.step.attention import KeySharing, first_donor
 from meshwright.description.step.attention_ops import (
     Keys,
     adding_scale,
@@ -75,7 +76,7 @@ def decoder_layers(model: ModelConfig) -> tuple[Stack, ...]:
     to keys and values of earlier ones, they have stacks of their own, and so has the cycle of layers before them.
     """
     if sharing := model.attention.sharing:
-        return _sharing_stacks(model, model.num_layers - sharing.num_layers)
+        return _sharing_stacks(model, sharing)
     num_dense = model.experts.num_dense_layers if model.experts else 0
     last = _stacks(model, "layers", range(num_dense, model.num_layers))
     return (*_stacks(model, "dense_layers", range(num_dense)), *last) if num_dense else last
@@ -183,15 +184,15 @@ def _mlp_and(model: ModelConfig, by_experts: tuple[LayerOp, ...]) -> tuple[Layer
     )
 
 
-def _sharing_stacks(model: ModelConfig, own: int) -> tuple[Stack, ...]:
-    """Return the stacks of a model whose layers from number `own` on attend to keys and values of earlier layers.
+def _sharing_stacks(model: ModelConfig, sharing: KeySharing) -> tuple[Stack, ...]:
+    """Return the stacks of a model whose last layers attend to keys and values of earlier layers.
 
     The layers with these keys and values are in the stacks `donor_layers`, which have one layer each.
     """
+    own = model.num_layers - sharing.num_layers
     windows = of_layers(model.attention.windows, range(model.num_layers))
     donors = {window: layer for layer, window in enumerate(windows[:own])}
-    cycle = len(shortest_cycle(windows))
-    start = min(donors[window] for window in windows[own:]) // cycle * cycle
+    start = first_donor(sharing, windows)
     sparse = model.altup.num_sparse_layers if model.altup else 0
     between = _stacks(model, "donor_layers", range(start, own), is_one_cycle=True)
     return (

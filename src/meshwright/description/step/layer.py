@@ -17,9 +17,6 @@ from meshwright.description.step.frequencies import Frequencies
 STREAM = "stream"
 """The name of the residual stream."""
 
-STREAMS = "streams"
-"""The name of all streams [batch, sequence, streams, embed] of AltUp, of which the residual stream is the first."""
-
 SHARED_KEY, SHARED_VALUE = "shared_key", "shared_value"
 """The names of an earlier layer's keys and values (`Attention.is_sharing`)."""
 

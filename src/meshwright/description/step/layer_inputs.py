@@ -31,6 +31,9 @@ from meshwright.errors import MeshwrightError
 LAYER_INPUT = "layer_input"
 """The name of a layer's own input [batch, sequence, width], and the logical axis of its width and of all widths."""
 
+STREAMS = "streams"
+"""The name of all streams [batch, sequence, streams, embed] of AltUp, of which the residual stream is the first."""
+
 ALTUP_ACTIVE = "altup_active"
 """The name of the corrected first stream of AltUp, which gates a layer's own input."""
 
@@ -75,6 +78,23 @@ class AltUp:
                 f"altup has sparsity={self.sparsity:g} and num_sparse_layers={self.num_sparse_layers}; the first is"
                 f" below 1, and 0 without such layers"
             )
+
+
+def check_altup(altup: AltUp, first_donor: int | None, *, name: str, has_inputs: bool) -> None:
+    """Raise if a model with AltUp has not what all models with it have.
+
+    first_donor: the layer from which on keys and values may be those of later layers (`step.attention.first_donor`).
+    """
+    if first_donor is None or not has_inputs:
+        raise MeshwrightError(
+            f"model {name} has altup; it is known of models whose layers have inputs of their own (layer_inputs), and"
+            f" whose last layers have no keys and values (attention.sharing)"
+        )
+    if altup.num_sparse_layers > first_donor:
+        raise MeshwrightError(
+            f"model {name} has altup.num_sparse_layers={altup.num_sparse_layers}; they end before layer {first_donor},"
+            f" from which on layers may have the keys and values of later ones"
+        )
 
 
 def stream_matmuls(altup: AltUp, embed: int, name: str) -> tuple[EndOp, ...]:

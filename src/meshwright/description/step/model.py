@@ -14,6 +14,7 @@ from meshwright.description.step.attention import (
     LinearAttention,
     check_full_heads,
     check_sharing,
+    first_donor,
 )
 from meshwright.description.step.frequencies import (
     DynamicRopeScaling,
@@ -34,7 +35,7 @@ from meshwright.description.step.layer import (
     Stack,
     of_layers,
 )
-from meshwright.description.step.layer_inputs import AltUp, LayerInputs
+from meshwright.description.step.layer_inputs import AltUp, LayerInputs, check_altup
 from meshwright.description.step.lora import LoRA
 from meshwright.errors import MeshwrightError
 from meshwright.support.field_types import check_fields
@@ -322,6 +323,9 @@ class ModelConfig:
             windows = of_layers(self.attention.windows, range(self.num_layers))
             others = self.experts or self.attention.latent or self.attention.linear or self.parallel_blocks
             check_sharing(sharing, windows, name=self.name, is_known=not others)
+        if self.altup:
+            donor = first_donor(sharing, of_layers(self.attention.windows, range(self.num_layers))) if sharing else None
+            check_altup(self.altup, donor, name=self.name, has_inputs=self.layer_inputs is not None)
         if self.attention.linear and (self.attention.window or self.attention.latent):
             raise MeshwrightError(
                 f"model {self.name} has linear attention, and windows or latent attention in its other layers; they"

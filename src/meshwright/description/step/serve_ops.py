@@ -37,13 +37,14 @@ from meshwright.description.step.layer import (
     Gated,
     GatedDelta,
     Linear,
+    Mix,
     Norm,
     Rotary,
     SigmoidGate,
     Slice,
 )
 from meshwright.description.step.layer import Block as LayerBlock
-from meshwright.description.step.layer_inputs import LAYER_INPUT
+from meshwright.description.step.layer_inputs import ALTUP_ACTIVE, LAYER_INPUT, STREAMS
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.parameter_tree import LORA_A, LORA_B
 from meshwright.description.step.passes.nodes import Layout, from_outside
@@ -58,6 +59,7 @@ from meshwright.description.step.passes.serve_ends import (
     norm_sums,
     reduced,
     split_dim,
+    stream_ops,
     whole_dim,
 )
 from meshwright.description.step.passes.shard_delta import delta_matmuls
@@ -92,6 +94,7 @@ def serving_ops(
     ops: list[Op] = [
         *embedding_ops(found.embedding, layout, stored),
         *layer_input_ops(found.layer_inputs, layout, stored),
+        *stream_ops(found.widening, layout, stored),
     ]
     # The inputs of all layers are there until the last.
     inputs = tuple(
@@ -110,6 +113,7 @@ def serving_ops(
         arrays[EMBEDDING.name] = (stream, stream, *inputs)
         moments = enumerate(held for walk in walks for held in walk.live)
         arrays |= {f"{stack.name} {number}": (stream, residual, *inputs, *held) for number, held in moments}
+    ops += stream_ops(found.narrowing, layout, stored)
     ops += logits_ops(found.logits, layout, stored)
     arrays[LOGITS.name] = tuple(
         Array("logits", (stored.tokens[0], *stored.stored(op.outputs)), width="float32")
@@ -185,6 +189,9 @@ class _BlockWalk:
                     yield from self._exchange(op)
                 case Dispatch():
                     yield from self._choices(op)
+                case Mix():
+                    yield self._pass("residual", self.arrays[STREAMS])
+                    self.arrays[ALTUP_ACTIVE] = residual
                 case Add() if op.target != STREAM:
                     yield self._pass("residual", residual)
                 case Add():
@@ -261,6 +268,10 @@ class _BlockWalk:
         self.arrays[op.target] = hidden = reduced(sources[0])
         scattered = [split_dim(array, -1, self.fsdp) for array in sources]
         yield from self._move("mlp hidden", *zip(sources, scattered, strict=True))
+        if op.sparsity:
+            sums = Array("cutoff", scattered[0].dims[:2], scattered[0].dims[-1].axes, width="float32")
+            for _ in range(2):  # Those of gates and of their squares.
+                yield from self._move("cutoff", (sums, reduced(sums)))
         yield from self._move("mlp hidden", (scattered[0], hidden))
 
     def _exchange(self, op: Dispatch | Combine) -> Iterator[Op]:

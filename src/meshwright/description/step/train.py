@@ -65,6 +65,7 @@ from meshwright.description.step.passes.shard_ends import (
     layer_input_nodes,
     logits_nodes,
     shared_key_nodes,
+    stream_nodes,
 )
 from meshwright.description.step.rules import RULES, rules_of
 from meshwright.description.step.sequence import has_attention
@@ -176,6 +177,7 @@ def _ops(
     is_entry_trained = build.has_gradient
     ops += build.ends(layer_input_nodes(found.layer_inputs, layout), is_recomputed=False)
     build.has_input_gradient = build.has_gradient
+    ops += build.ends(stream_nodes(found.widening, layout), is_recomputed=False)
     for stack in found.stacks:
         if stack is before:
             ops += build.stack(stack, ahead, "block", is_whole=stack.num_layers > 1)
@@ -183,6 +185,7 @@ def _ops(
         else:
             ops += build.ends(shared_key_nodes(stack, layout), is_recomputed=False)
             ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
+    ops += build.ends(stream_nodes(found.narrowing, layout), is_recomputed=False)
     is_recomputed = is_spmd_pipeline(mesh, strategy) and strategy.schedule == "gpipe"
     ops += build.ends(logits_nodes(found.logits, layout, objective), is_recomputed=is_recomputed)
     if is_packed and layout.sequence and layout.sp_method != "ring" and has_attention(model):
@@ -235,6 +238,7 @@ class _Builder:
         self.is_spmd_pipeline = is_spmd_pipeline(mesh, strategy)
         self.sums_once = mesh.pp > 1 and not strategy.profile.spmd_pipeline
         self.tables: set[str] = set()
+        self.vectors: set[str] = set()  # AltUp uses those of its router twice in a layer.
         self.has_gradient = False
         self.has_input_gradient = False
         self.sums_load = False
@@ -344,7 +348,8 @@ class _Builder:
         stage, region = self.strategy.zero_stage, node.region
         once = region._replace(is_once=True)
         for work in node.work:
-            if isinstance(work, Vector) and work.is_trained:
+            if isinstance(work, Vector) and work.is_trained and work.name not in self.vectors:
+                self.vectors.add(work.name)
                 yield from sums(work, once if self.sums_once else region)
             if not isinstance(work, Weight):
                 continue

@@ -32,14 +32,19 @@ def activate(op: Gated, *sources: Array) -> Array:
         gate, up = jnp.minimum(first, limit), jnp.clip(rest[0], -limit, limit)
         return gate * jax.nn.sigmoid(op.function.alpha * gate) * (up + 1)
     if op.sparsity:
-        first = jax.nn.relu(first - _cutoff(first, op.sparsity))
+        first = _above_cutoff(first, op.sparsity)
     made = FUNCTIONS[op.function](first)
     return made * rest[0] if rest else made
 
 
-def _cutoff(gates: Array, share: float) -> Array:
-    """Return the number [b, s, 1] below which this share of a token's gates [b, s, f] are, if normally distributed."""
-    wide = gates.astype(jnp.float32)
-    mean = jnp.mean(wide, axis=-1, keepdims=True)
-    deviation = jnp.sqrt(jnp.mean(jnp.square(wide - mean), axis=-1, keepdims=True))
-    return (mean + NormalDist().inv_cdf(share) * deviation).astype(gates.dtype)
+def _above_cutoff(gates: Array, share: float) -> Array:
+    """Return the gates [b, s, f] minus a cutoff, those below it as zeros.
+
+    It is the number that this share of normally distributed gates with their mean and deviation would be below.
+    """
+    wide, count = gates.astype(jnp.float32), gates.shape[-1]
+    # Sums over devices that split the gates: two, which do not wait for each other.
+    mean = jnp.sum(wide, axis=-1) / count
+    variance = jnp.sum(jnp.square(wide), axis=-1) / count - jnp.square(mean)
+    cutoff = mean + NormalDist().inv_cdf(share) * jnp.sqrt(jnp.maximum(variance, 1e-12))
+    return jax.nn.relu(wide - cutoff[..., None]).astype(gates.dtype)

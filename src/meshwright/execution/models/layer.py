@@ -22,7 +22,6 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.description.step.layer import (
     STREAM,
-    STREAMS,
     Add,
     Attention,
     Block,
@@ -41,7 +40,7 @@ from meshwright.description.step.layer import (
     Stack,
     vector_dims,
 )
-from meshwright.description.step.layer_inputs import ALTUP_ACTIVE, LAYER_INPUT
+from meshwright.description.step.layer_inputs import ALTUP_ACTIVE, LAYER_INPUT, STREAMS
 from meshwright.description.step.parameter_tree import ALTUP_SCALE, LAYER_SCALE, LORA_M, SINKS
 from meshwright.execution.models.activation import activate
 from meshwright.execution.models.adapters import column_norms, factors, magnitude_over_norm

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -22,7 +24,7 @@ def widened(params: Weights, x: Array, model: ModelConfig, layout: ShardingConte
         return x
     with jax.named_scope("streams"):
         others = (_multiplied(x, params, op, layout) for op in ops)
-        return jnp.stack([x, *(_as_large(other, x) for other in others)], axis=2)
+        return jnp.stack([x, *_as_large(others, x)], axis=2)
 
 
 def narrowed(params: Weights, x: Array, model: ModelConfig, layout: ShardingContext) -> Array:
@@ -33,7 +35,7 @@ def narrowed(params: Weights, x: Array, model: ModelConfig, layout: ShardingCont
     with jax.named_scope("streams"):
         first, *others = (x[:, :, number] for number in range(len(ops) + 1))
         made = (_multiplied(other, params, op, layout) for op, other in zip(ops, others, strict=True))
-        return sum((_as_large(other, first) for other in made), first) / (len(ops) + 1)
+        return sum(_as_large(made, first), first) / (len(ops) + 1)
 
 
 def predicted(streams: Array, logits: Array, weight: Array) -> Array:
@@ -80,8 +82,13 @@ def _multiplied(x: Array, params: Weights, op: EndOp, layout: ShardingContext) -
     return residual_linear(x, params[op.name], op, layout)
 
 
-def _as_large(x: Array, like: Array) -> Array:
-    """Return x [b, s, d] with the root mean square of `like` at each token."""
-    mean = jnp.mean(jnp.square(like), axis=-1, keepdims=True)
-    own = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-    return x * jnp.sqrt(mean) / jnp.sqrt(jnp.maximum(own, 1e-5))
+def _as_large(streams: Iterable[Array], like: Array) -> Iterator[Array]:
+    """Yield streams [b, s, d] with the root mean square of `like` at each token."""
+    size = jnp.sqrt(_mean_square(like))
+    for stream in streams:
+        yield stream * (size / jnp.sqrt(jnp.maximum(_mean_square(stream), 1e-5))).astype(stream.dtype)
+
+
+def _mean_square(x: Array) -> Array:
+    """Return the mean [b, s, 1] of the squares of x [b, s, d], in float32."""
+    return jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)

@@ -16,8 +16,8 @@ from meshwright.description.notation.legality import Sizes
 from meshwright.description.notation.reshard import reshard
 from meshwright.description.notation.steps import Communicate as Inferred
 from meshwright.description.step.ir import OPERANDS, Array, Block, Dim, Operand, Pass, Region
-from meshwright.description.step.layer import Attention, Gated, LayerOp
-from meshwright.description.step.layer_inputs import LAYER_INPUT
+from meshwright.description.step.layer import Attention, Gated, LayerOp, Mix
+from meshwright.description.step.layer_inputs import LAYER_INPUT, STREAMS
 from meshwright.description.step.parameter_tree import IN_USE
 from meshwright.description.step.strategy import SequenceMethod, TpStream
 from meshwright.mesh import LAYOUT
@@ -277,7 +277,7 @@ class Node:
 def from_outside(ops: Iterable[LayerOp], layout: Layout) -> dict[str, Array]:
     """Return the arrays of the values besides the stream that a block's ops read from outside their layer, by name.
 
-    They are the layer's own input, and keys and values of an earlier layer (`shared_keys`).
+    They are the layer's own input, AltUp's streams, and keys and values of an earlier layer (`shared_keys`).
     """
     found: dict[str, Array] = {}
     for op in ops:
@@ -285,6 +285,9 @@ def from_outside(ops: Iterable[LayerOp], layout: Layout) -> dict[str, Array]:
             case Gated() if op.is_on_residual:
                 width = layout.used(((LAYER_INPUT, op.width),))
                 found[LAYER_INPUT] = Array(LAYER_INPUT, (*layout.residual_tokens, *width))
+            case Mix():
+                streams = Dim("K", op.num_streams), Dim("D", op.size)
+                found[STREAMS] = Array(STREAMS, (*layout.residual_tokens, *streams))
             case Attention() if op.is_sharing:
                 found |= {after.name: after for _, after in shared_keys(op, layout)}
             case _:

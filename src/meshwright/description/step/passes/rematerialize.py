@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from meshwright.description.step.layer import SHARED_KEY, SHARED_VALUE, STREAM
-from meshwright.description.step.layer_inputs import LAYER_INPUT
+from meshwright.description.step.layer_inputs import LAYER_INPUT, STREAMS
 from meshwright.description.step.passes.nodes import Core, Node, Product, Tag
 from meshwright.description.step.workload import Remat
 
@@ -87,7 +87,7 @@ def _needed(nodes: Sequence[Node], kept: frozenset[Tag], named: frozenset[str]) 
             last[node.writes] = i
         for name in node.saved:
             writers.setdefault((i, name), last.get(name))
-    outside = (STREAM, LAYER_INPUT, SHARED_KEY, SHARED_VALUE)
+    outside = (STREAM, STREAMS, LAYER_INPUT, SHARED_KEY, SHARED_VALUE)
     assert all(name in outside or writer is not None for (_, name), writer in writers.items()), writers
     waiting = [writers[i, name] for i, node in enumerate(nodes) for name in node.saved]
     # Attention's backward reads its own output, so the writer of a saved value may be the node itself.

@@ -82,6 +82,14 @@ def layer_input_ops(ops: Iterable[EndOp], layout: Layout, stored: Layout) -> Ite
                 )
 
 
+def stream_ops(ops: tuple[EndOp, ...], layout: Layout, stored: Layout) -> Iterator[Op]:
+    """Yield the ops of AltUp's streams before or after the layers, which are scaled to the size of the first one."""
+    yield from layer_input_ops(ops, layout, stored)
+    for name in ("first stream", *(op.target for op in ops if isinstance(op, Linear))) if ops else ():
+        squares = Array("squares", layout.residual_tokens, layout.axes("embed"), width="float32")
+        yield from moved(name, EMBEDDING, (squares, reduced(squares)))
+
+
 def logits_ops(ops: Iterable[EndOp], prompts: Layout, layout: Layout) -> Iterator[Op]:
     """Yield the ops of each sequence's logits at its last token, and of the most likely token in each vocab shard.
 

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from meshwright.description.step.ir import Array, Block, Dim, Operand, Pass, Region, Width, axes_of
+from meshwright.description.step.ir import Array, Block, Dim, Pass, Region, Width, axes_of
 from meshwright.description.step.layer import (
     LINEAR_HEADS,
     STREAM,
@@ -23,6 +23,7 @@ from meshwright.description.step.layer import (
     GatedDelta,
     Linear,
     LowRank,
+    Mix,
     Norm,
     Rotary,
     SigmoidGate,
@@ -31,8 +32,17 @@ from meshwright.description.step.layer import (
     vector_dims,
 )
 from meshwright.description.step.layer import Block as LayerBlock
-from meshwright.description.step.layer_inputs import LAYER_INPUT
-from meshwright.description.step.parameter_tree import DECAY_BIAS, DECAY_LOG, LORA_A, LORA_B, LORA_M, RANK, SINKS
+from meshwright.description.step.layer_inputs import ALTUP_ACTIVE, LAYER_INPUT, STREAMS
+from meshwright.description.step.parameter_tree import (
+    ALTUP_SCALE,
+    DECAY_BIAS,
+    DECAY_LOG,
+    LORA_A,
+    LORA_B,
+    LORA_M,
+    RANK,
+    SINKS,
+)
 from meshwright.description.step.passes.nodes import (
     IMBALANCE,
     Core,
@@ -50,10 +60,10 @@ from meshwright.description.step.passes.nodes import (
     outermost_first,
     weight_of,
 )
+from meshwright.description.step.passes.shard_attention import ring, whole_sequences
 from meshwright.description.step.passes.shard_delta import delta_matmuls
 from meshwright.description.step.passes.shard_experts import combine_moves, dispatch_moves, routing_of_tokens, scale_sum
 from meshwright.description.step.passes.shard_low_rank import column_norms, factor
-from meshwright.record import Kind
 
 
 @lru_cache(maxsize=1 << 10)
@@ -118,6 +128,8 @@ class _BlockSharder:
                     yield self._node(reads=(op.source,), writes=op.target)
                 case Concat():
                     yield from self._concat(op)
+                case Mix():
+                    yield from self._mix(op)
 
     def _node(self, *work: Work, reads: tuple[str, ...] = (), writes: str = "", saved: tuple[str, ...] = (),
               tag: Tag = Tag.OTHER) -> Node:  # fmt: skip
@@ -333,21 +345,10 @@ class _BlockSharder:
                 yield self._node(move, reads=(name,), writes=gathered, tag=Tag.READ)
             key, value = self.arrays[names[1]], self.arrays[names[2]]
         elif self.layout.sequence and self.layout.sp_method == "ring":
-            work.extend(self._ring(key, value))
+            work.extend(ring(key, value, self.layout))
         output = Array(op.target, (*query.dims[:-1], query.dims[-1]._replace(size=op.value_dim)))
         if self.layout.sequence and self.layout.sp_method == "ulysses":
-            exchanged: tuple[tuple[str, Array, Operand | None], ...] = (
-                ("queries", query, "query"),
-                ("keys", key, "key"),
-                ("values", value, "value"),
-                ("attention output", output, None),
-            )
-            for label, array, operand in exchanged:
-                is_shared = op.is_sharing and array in (key, value)  # Forward has them of the earlier layer.
-                phases: Phases = ("recompute",) if is_shared else ("forward", "recompute")
-                work.append(self._exchange(label, "all-to-all", array, phases))
-                gradient = self._exchange(f"{label} gradient", "all-to-all", array, ("backward",))
-                work.append(replace(gradient, gradient_of=operand))
+            work.extend(whole_sequences(op, (query, key, value, output), self.layout))
         self.arrays[op.target] = output
         heads = Dim("N", op.num_heads, self.layout.axes("kv_heads"))
         core = Core(op=op, query=query, key=key, value=value, output=output, num_heads=heads)
@@ -377,30 +378,6 @@ class _BlockSharder:
         reads = (op.query, op.key, op.value, op.decay, op.rate)
         yield self._node(*work, reads=reads, writes=op.target, saved=reads)
 
-    def _ring(self, key: Array, value: Array) -> Iterator[Work]:
-        """Yield the sends of ring attention over sp: keys, values and positions in all phases, gradients in backward.
-
-        Gradients are sent in float32. On a ring of two devices the compiler removes the sends in backward that repeat
-        those of the recomputation.
-        """
-        positions = Array("positions", self.layout.tokens, width="float32")
-        phases: Phases = ("forward", "recompute", "backward")
-        operands: tuple[tuple[str, Array, Operand], ...] = (("keys", key, "key"), ("values", value, "value"))
-        for label, array, operand in operands:
-            yield self._exchange(label, "collective-permute", array, phases)
-            wide = replace(array, width="float32")
-            gradient = self._exchange(f"{label} gradient", "collective-permute", wide, ("backward",))
-            yield replace(gradient, gradient_of=operand)
-        yield self._exchange("positions", "collective-permute", positions, phases)
-        if self.layout.is_packed:
-            segments = replace(positions, name="segments")
-            yield self._exchange("segments", "collective-permute", segments, phases)
-
-    def _exchange(self, name: str, kind: Kind, array: Array, phases: Phases) -> Exchange:
-        """Return a collective over the axes that split the sequence; a collective-permute goes round a ring."""
-        is_ring = kind == "collective-permute"
-        return Exchange(name=name, kind=kind, axes=self.layout.sequence, array=array, phases=phases, is_ring=is_ring)
-
     def _concat(self, op: Concat) -> Iterator[Node]:
         """Yield the node of a concatenation along the last dim. Its result has the sharding of the first source.
 
@@ -420,7 +397,30 @@ class _BlockSharder:
         self.arrays[op.target] = replace(first, name=op.target)
         # A layer's own input is there whatever the layer saves.
         kind: Pass = "gated" if len(op.sources) > 1 + op.is_on_residual else "activation"
-        yield self._node(PassOver(kind=kind, arrays=(first,)), reads=op.sources, writes=op.target, saved=op.sources)
+        work: list[Work] = [PassOver(kind=kind, arrays=(first,))]
+        if op.sparsity and (axes := axes_of(first.dims[2:])):
+            # The sums of a token's gates and of their squares; in backward that of the cutoff's gradient.
+            sums = Array("cutoff", first.dims[:2], width="float32")
+            made = Exchange(name="cutoff", kind="all-reduce", axes=axes, array=sums, phases=("backward",))
+            work += [made, replace(made, phases=("forward", "recompute"), times=2)]
+        yield self._node(*work, reads=op.sources, writes=op.target, saved=op.sources)
+
+    def _mix(self, op: Mix) -> Iterator[Node]:
+        """Yield the nodes of AltUp over all streams of a device's tokens, which have no collectives."""
+        streams = self.arrays[STREAMS]
+        both = (STREAMS, op.source)
+        passes = PassOver(kind="residual", arrays=(streams,))
+        if op.kind == "add":
+            yield self._node(passes, reads=both, writes=STREAMS)
+            return
+        rows = op.num_streams**2 if op.kind == "predict" else op.num_streams
+        factors = self._vector(f"altup_{op.kind}", (("router", rows), ("router", op.num_streams)), streams)
+        both = both if op.kind == "predict" else (*both, STREAM)
+        yield self._node(passes, factors, reads=both, writes=STREAMS, saved=both)
+        first = STREAM if op.kind == "predict" else ALTUP_ACTIVE
+        self.arrays[first] = active = self._stream(first)
+        scale = (self._vector(ALTUP_SCALE, (("norm", op.size),), active, "compute"),) if op.has_scale else ()
+        yield self._node(*scale, reads=(STREAMS,), writes=first, saved=(STREAMS,) if scale else ())
 
     def _sigmoid_gate(self, op: SigmoidGate) -> Iterator[Node]:
         """Yield the node that multiplies a value by a sigmoid gate. Partial sums of the value are added first."""

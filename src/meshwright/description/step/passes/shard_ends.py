@@ -108,6 +108,12 @@ def _layer_input_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]
                 pass
 
 
+@lru_cache(maxsize=1 << 10)
+def stream_nodes(ops: tuple[EndOp, ...], layout: Layout) -> tuple[Node, ...]:
+    """Return the nodes of AltUp's streams before or after the layers: a matmul of each stream but the first."""
+    return tuple(_layer_input_nodes(ops, layout))
+
+
 def _rows_of_columns(columns: Dim, layout: Layout) -> Iterator[Work]:
     """Yield the collectives of a lookup whose table is not gathered.
 
