@@ -238,7 +238,6 @@ class _Builder:
         self.is_spmd_pipeline = is_spmd_pipeline(mesh, strategy)
         self.sums_once = mesh.pp > 1 and not strategy.profile.spmd_pipeline
         self.tables: set[str] = set()
-        self.vectors: set[str] = set()  # AltUp uses those of its router twice in a layer.
         self.has_gradient = False
         self.has_input_gradient = False
         self.sums_load = False
@@ -348,8 +347,7 @@ class _Builder:
         stage, region = self.strategy.zero_stage, node.region
         once = region._replace(is_once=True)
         for work in node.work:
-            if isinstance(work, Vector) and work.is_trained and work.name not in self.vectors:
-                self.vectors.add(work.name)
+            if isinstance(work, Vector) and work.is_trained:
                 yield from sums(work, once if self.sums_once else region)
             if not isinstance(work, Weight):
                 continue

@@ -99,7 +99,8 @@ class _Run:
 
     values: inputs and results of ops by name. partial: for each value that is a partial sum over tp, by name, the bias
     to add after the sum, or None. branches: for these values, by name, the output of the low-rank branch, which is also
-    added after the sum. whole: gathered inputs of the block's matmuls (see `column_parallel_linear`).
+    added after the sum. whole: gathered inputs of the block's matmuls (see `column_parallel_linear`). used: gathered
+    weights of the layer (see `residual_linear`).
     """
 
     weights: Weights
@@ -108,6 +109,7 @@ class _Run:
     partial: dict[str, Array | None] = field(default_factory=dict)
     branches: dict[str, Array] = field(default_factory=dict)
     whole: dict[str, Array] = field(default_factory=dict)
+    used: dict[str, Array] = field(default_factory=dict)
     cache: Cache | PagedCache | DeltaCache | None = None
     load: Array | None = None
 
@@ -140,7 +142,9 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
     if layout.cache_split is not None:
         _run_stationary(run, block, *ops)
     elif op.is_on_residual:
-        run.values[op.target] = _with_bias(residual_linear(source, run.weights[op.name], op, layout), _bias(run, op))
+        run.values[op.target] = _with_bias(
+            residual_linear(source, run.weights[op.name], op, layout, run.used), _bias(run, op)
+        )
     elif op.inputs[0][0] in ("embed", "latent_input"):
         weights = [run.weights[each.name] for each in ops]
         products = column_parallel_linear(source, weights, ops, layout, strategy, run.whole)

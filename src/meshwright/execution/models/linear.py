@@ -148,13 +148,20 @@ def low_rank_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingCont
     return product("bsr,rd->bsd", low, out)
 
 
-def residual_linear(x: Array, weight: Array, op: Linear, layout: ShardingContext) -> Array:
+def residual_linear(
+    x: Array, weight: Array, op: Linear, layout: ShardingContext, whole: dict[str, Array] | None = None
+) -> Array:
     """Multiply x [b, s, i], split like the residual stream, by a weight [i, o] that no device of tp has a part of.
 
     The result is in the dtype of x, of a router in float32.
+
+    whole: {name: gathered weight}, from which a weight that a layer uses twice is taken, or to which it is added.
     """
     ((inputs, _),), ((outputs, _),) = op.inputs, op.outputs
-    used = layout.weight(weight, inputs, outputs, dtype=x.dtype, along="residual_sequence")
+    whole = {} if whole is None else whole
+    if op.name not in whole:
+        whole[op.name] = layout.weight(weight, inputs, outputs, dtype=x.dtype, along="residual_sequence")
+    used = whole[op.name]
     return checkpoint_name(product("bsi,io->bso", x, used, dtype=result_dtype(op, x)), PRODUCT)
 
 
