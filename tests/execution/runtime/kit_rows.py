@@ -518,11 +518,11 @@ GEMMA4_SHORT = replace(
 
 GEMMA3N = narrow(
     "tiny-gemma3n",
-    **SMALL | {"num_layers": 6, "num_kv_heads": 2},
-    attention=replace(PRESETS["tiny-gemma3n"].attention, windows=(12, None), sharing=KeySharing(num_layers=2, mlp=128)),
+    **SMALL | {"num_layers": 8, "num_kv_heads": 2},
+    attention=replace(PRESETS["tiny-gemma3n"].attention, windows=(12, None), sharing=KeySharing(num_layers=4, mlp=128)),
     scales=replace(PRESETS["tiny-gemma3n"].scales, embedding=8.0, attention=0.25),
 )
-"""Its layers pass on four streams; the MLPs of the first two are sparse, and the last two have no keys and values."""
+"""Its layers pass on four streams; the MLPs of the first two are sparse, and the last four have no keys and values."""
 
 FAMILIES = [
     Row(MISTRAL, MeshShape(fsdp=2, sp=2, tp=2)),

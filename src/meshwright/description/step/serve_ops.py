@@ -47,7 +47,7 @@ from meshwright.description.step.layer import Block as LayerBlock
 from meshwright.description.step.layer_inputs import ALTUP_ACTIVE, LAYER_INPUT, STREAMS
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.parameter_tree import LORA_A, LORA_B
-from meshwright.description.step.passes.nodes import Layout, from_outside
+from meshwright.description.step.passes.nodes import Layout, from_outside, outermost_first
 from meshwright.description.step.passes.serve_ends import (
     EMBEDDING,
     LOGITS,
@@ -105,7 +105,8 @@ def serving_ops(
     arrays: dict[str, tuple[Array, ...]] = {}
     for stack in found.stacks:
         region = Region(stack.name)
-        walks = [_BlockWalk(block, region, stack.num_layers, layout, stored, split) for block in stack.blocks]
+        whole = set[str]()
+        walks = [_BlockWalk(block, region, stack.num_layers, layout, stored, split, whole) for block in stack.blocks]
         for walk in walks:
             ops += walk.ops()
         stream, residual = (Array(STREAM, (*rows, walks[0].width)) for rows in (layout.tokens, layout.residual_tokens))
@@ -127,10 +128,18 @@ class _BlockWalk:
     """Builder of the ops of one block, which tracks the layout of each value op by op."""
 
     def __init__(
-        self, block: LayerBlock, region: Region, num_layers: int, layout: Layout, stored: Layout, split: CacheSplit
+        self,
+        block: LayerBlock,
+        region: Region,
+        num_layers: int,
+        layout: Layout,
+        stored: Layout,
+        split: CacheSplit,
+        whole: set[str],
     ) -> None:
         self.block, self.region, self.num_layers = block, region, num_layers
         self.layout, self.stored, self.split = layout, stored, split
+        self.whole = whole  # The names of weights that the layer has gathered.
         self.part = Block.MLP if block.name in ("mlp", LAYER_INPUT) else Block.ATTENTION
         self.fsdp, self.tensor = layout.axes("embed"), layout.axes("mlp")
         self.is_prefill = layout.tp_stream == "split"
@@ -229,7 +238,8 @@ class _BlockWalk:
         tokens = self.layout.residual_tokens if op.is_on_residual else self.layout.tokens
         experts = (Dim("A", None),) if op.num_experts else ()
         rows = (Dim("R", None),) if op.num_experts else tokens
-        if not op.num_experts:
+        if not op.num_experts and op.name not in self.whole:
+            self.whole.add(op.name)
             stored, used = (
                 Array(op.name, (*of.stored(op.inputs), *of.stored(op.outputs))) for of in (self.stored, self.layout)
             )
@@ -269,7 +279,7 @@ class _BlockWalk:
         scattered = [split_dim(array, -1, self.fsdp) for array in sources]
         yield from self._move("mlp hidden", *zip(sources, scattered, strict=True))
         if op.sparsity:
-            sums = Array("cutoff", scattered[0].dims[:2], scattered[0].dims[-1].axes, width="float32")
+            sums = Array("cutoff", scattered[0].dims[:2], outermost_first(scattered[0].dims[-1].axes), width="float32")
             for _ in range(2):  # Those of gates and of their squares.
                 yield from self._move("cutoff", (sums, reduced(sums)))
         yield from self._move("mlp hidden", (scattered[0], hidden))

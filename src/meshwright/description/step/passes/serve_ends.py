@@ -45,10 +45,12 @@ def embedding_ops(ops: Iterable[EndOp], layout: Layout, stored: Layout) -> Itera
                 )  # fmt: skip
 
 
-def layer_input_ops(ops: Iterable[EndOp], layout: Layout, stored: Layout) -> Iterator[Op]:
+def layer_input_ops(ops: Iterable[EndOp], layout: Layout, stored: Layout, *, are_streams: bool = False) -> Iterator[Op]:
     """Yield the ops that compute each layer's own input: a lookup in a table that is not gathered, and a projection.
 
     Over fsdp that splits the tokens, these are sent to all columns of the table, and rows back; else rows are gathered.
+
+    are_streams: whether results of projections are residual streams, which fsdp splits.
     """
     for op in ops:
         if isinstance(op, Lookup):
@@ -74,17 +76,16 @@ def layer_input_ops(ops: Iterable[EndOp], layout: Layout, stored: Layout) -> Ite
                 rows=layout.residual_tokens, inner=inner, columns=made,
             )  # fmt: skip
             sums = Array(op.target, (*layout.residual_tokens, *made), axes_of(inner))
-            yield from moved(op.name, EMBEDDING, (sums, reduced(sums)))
+            after = split_dim(sums, -1, layout.axes("embed")) if are_streams else reduced(sums)
+            yield from moved(op.name, EMBEDDING, (sums, after))
             passes: tuple[Pass, ...] = ("norm", "residual")
             for kind in passes:
-                yield Elementwise(
-                    kind=kind, phase="forward", region=EMBEDDING, block=Block.EMBEDDING, arrays=(reduced(sums),)
-                )
+                yield Elementwise(kind=kind, phase="forward", region=EMBEDDING, block=Block.EMBEDDING, arrays=(after,))
 
 
 def stream_ops(ops: tuple[EndOp, ...], layout: Layout, stored: Layout) -> Iterator[Op]:
     """Yield the ops of AltUp's streams before or after the layers, which are scaled to the size of the first one."""
-    yield from layer_input_ops(ops, layout, stored)
+    yield from layer_input_ops(ops, layout, stored, are_streams=True)
     for name in ("first stream", *(op.target for op in ops if isinstance(op, Linear))) if ops else ():
         squares = Array("squares", layout.residual_tokens, layout.axes("embed"), width="float32")
         yield from moved(name, EMBEDDING, (squares, reduced(squares)))
