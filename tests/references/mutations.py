@@ -79,6 +79,18 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "hidden_size_per_layer_input": (8, 16, 0),
     "vocab_size_per_layer_input": (32, 128),
     "num_kv_shared_layers": (2, 0, 5, 6, 7),
+    "altup_active_idx": (1,),
+    "altup_coef_clip": (1.0, None),
+    "altup_num_inputs": (2, 3),
+    "laurel_rank": (12,),
+    "activation_sparsity_pattern": (
+        *([share] * count + [0.0] * (8 - count) for share, count in ((0.5, 2), (0.8, 3), (0.8, 0), (0.8, 5), (1.0, 2))),
+        [0.8, 0.5] + [0.0] * 6,
+        [0.0] * 6 + [0.8] * 2,
+        [0.8],
+        0.8,
+        None,
+    ),
     "top_k_experts": (1, 3),
     "per_layer_config": (
         {"2": {"head_dim": 8, "num_key_value_heads": 2}},
@@ -251,6 +263,13 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 20},
         # As google/gemma-4-E2B and E4B have them.
         {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "layer_types": [LOCAL, FULL] * 4},
+        {"num_kv_shared_layers": 3, "layer_types": [LOCAL, LOCAL, FULL, LOCAL, FULL, LOCAL, LOCAL, FULL]},
+    ),
+    "gemma3n_text": (
+        {"intermediate_size": [64] * 4 + [48] * 4},
+        {"intermediate_size": [48] * 8},
+        {"num_hidden_layers": 12, "layer_types": [LOCAL, FULL] * 6, "intermediate_size": 64, "num_kv_shared_layers": 2}
+        | {"activation_sparsity_pattern": ABSENT},
         {"num_kv_shared_layers": 3, "layer_types": [LOCAL, LOCAL, FULL, LOCAL, FULL, LOCAL, LOCAL, FULL]},
     ),
     # As MiniMaxAI/MiniMax-M2 has them.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright.description.step.layer import shortest_cycle
 from meshwright.errors import MeshwrightError
 
 
@@ -88,17 +87,6 @@ def check_full_heads(
             f"model {name} has attention.full_heads={full!r}; its kv heads divide num_heads={num_heads}, some layers"
             f" have a window and some do not, and values that are keys have a norm of their own"
         )
-
-
-def first_donor(sharing: KeySharing, windows: tuple[int | None, ...]) -> int:
-    """Return the number of the first layer of the cycle in which later layers' keys and values are.
-
-    windows: the window of every layer.
-    """
-    own = len(windows) - sharing.num_layers
-    donors = {window: layer for layer, window in enumerate(windows[:own])}
-    cycle = len(shortest_cycle(windows))
-    return min(donors[window] for window in windows[own:]) // cycle * cycle
 
 
 def check_sharing(sharing: KeySharing, windows: tuple[int | None, ...], *, name: str, is_known: bool) -> None:

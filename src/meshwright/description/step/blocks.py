@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from functools import cache
 
-from meshwright.description.step.attention import KeySharing, first_donor
+from meshwright.description.step.attention import KeySharing
 from meshwright.description.step.attention_ops import (
     Keys,
     adding_scale,
@@ -192,8 +192,9 @@ def _sharing_stacks(model: ModelConfig, sharing: KeySharing) -> tuple[Stack, ...
     own = model.num_layers - sharing.num_layers
     windows = of_layers(model.attention.windows, range(model.num_layers))
     donors = {window: layer for layer, window in enumerate(windows[:own])}
-    start = first_donor(sharing, windows)
-    sparse = model.altup.num_sparse_layers if model.altup else 0
+    cycle = len(shortest_cycle(windows))
+    start = min(donors[window] for window in windows[own:]) // cycle * cycle
+    sparse = min(model.altup.num_sparse_layers, start) if model.altup else 0
     between = _stacks(model, "donor_layers", range(start, own), is_one_cycle=True)
     return (
         *_stacks(model, "sparse_layers", range(sparse)),
@@ -220,6 +221,7 @@ def _stacks(model: ModelConfig, name: str, layers: range, *, is_one_cycle: bool 
     kinds = shortest_cycle(every)
     if len(layers) % len(kinds) or is_one_cycle:
         kinds = every  # One cycle of all layers.
+    num_sparse = model.altup.num_sparse_layers if model.altup else 0
     stacks: list[Stack] = []
     for place, (is_linear, has_experts, is_full) in enumerate(kinds):
         own = layers[place :: len(kinds)]
@@ -234,7 +236,7 @@ def _stacks(model: ModelConfig, name: str, layers: range, *, is_one_cycle: bool 
             experts if has_experts else None,
             is_linear=is_linear,
             keys=keys,
-            is_sparse=name == "sparse_layers",
+            is_sparse=own[0] < num_sparse,
         )
         label = name if len(kinds) == 1 else f"{name}_{place}"
         stacks.append(Stack(name=label, num_layers=len(own), blocks=blocks, is_alternating=place > 0))

@@ -80,20 +80,20 @@ class AltUp:
             )
 
 
-def check_altup(altup: AltUp, first_donor: int | None, *, name: str, has_inputs: bool) -> None:
+def check_altup(altup: AltUp, with_keys: int | None, *, name: str, has_inputs: bool) -> None:
     """Raise if a model with AltUp has not what all models with it have.
 
-    first_donor: the layer from which on keys and values may be those of later layers (`step.attention.first_donor`).
+    with_keys: the number of layers with keys and values of their own; None if all have them.
     """
-    if first_donor is None or not has_inputs:
+    if with_keys is None or not has_inputs:
         raise MeshwrightError(
             f"model {name} has altup; it is known of models whose layers have inputs of their own (layer_inputs), and"
             f" whose last layers have no keys and values (attention.sharing)"
         )
-    if altup.num_sparse_layers > first_donor:
+    if altup.num_sparse_layers > with_keys:
         raise MeshwrightError(
-            f"model {name} has altup.num_sparse_layers={altup.num_sparse_layers}; they end before layer {first_donor},"
-            f" from which on layers may have the keys and values of later ones"
+            f"model {name} has altup.num_sparse_layers={altup.num_sparse_layers}; they are among its {with_keys} layers"
+            f" with keys and values of their own"
         )
 
 

@@ -14,7 +14,6 @@ from meshwright.description.step.attention import (
     LinearAttention,
     check_full_heads,
     check_sharing,
-    first_donor,
 )
 from meshwright.description.step.frequencies import (
     DynamicRopeScaling,
@@ -324,8 +323,8 @@ class ModelConfig:
             others = self.experts or self.attention.latent or self.attention.linear or self.parallel_blocks
             check_sharing(sharing, windows, name=self.name, is_known=not others)
         if self.altup:
-            donor = first_donor(sharing, of_layers(self.attention.windows, range(self.num_layers))) if sharing else None
-            check_altup(self.altup, donor, name=self.name, has_inputs=self.layer_inputs is not None)
+            own = self.num_layers - sharing.num_layers if sharing else None
+            check_altup(self.altup, own, name=self.name, has_inputs=self.layer_inputs is not None)
         if self.attention.linear and (self.attention.window or self.attention.latent):
             raise MeshwrightError(
                 f"model {self.name} has linear attention, and windows or latent attention in its other layers; they"
