@@ -224,6 +224,7 @@ CASES = [
     ("gemma4_text", "1,1,4,2", "batch"),
     ("gemma4_text_moe", "ep=2,fsdp=2,tp=2", "sequence"),
     ("gemma4_text_e2b", "1,2,2,2", "sequence"),
+    ("gemma3n_text", "2,2,2,1", "batch"),
 ]
 
 

@@ -57,10 +57,20 @@ def test_an_unknown_kind_is_answered_with_the_nearest_name():
         model_from_hugging_face({"model_type": "llama5_text"}, name="later")
 
 
-@pytest.mark.parametrize("kind", ["gemma3n", "gemma3n_text"])
-def test_a_kind_that_is_close_to_one_that_is_read_says_what_it_has_more(kind):
-    with pytest.raises(MeshwrightError, match=r"several streams \(AltUp\), which no model here has; of its kind gemma"):
-        model_from_hugging_face({"model_type": kind}, name="small")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"altup_active_idx": 1}, "altup_active_idx=1; .* 0"),
+        ({"intermediate_size": [64] * 7 + [48]}, "a number for each of num_hidden_layers=8, all the same"),
+        ({"activation_sparsity_pattern": [0.0, 0.8] + [0.0] * 6}, "first one below 1, then 0"),
+        ({"activation_sparsity_pattern": [0.8] * 5 + [0.0] * 3}, "num_sparse_layers=5; they are among its 4 layers"),
+        ({"num_kv_shared_layers": 0}, "num_kv_shared_layers=0; it takes a whole number from 1"),
+    ],
+)
+def test_streams_that_are_not_known_are_refused(changes, said):
+    config = json.loads((Path(__file__).parents[2] / "references/gemma3n_text/config.json").read_text())
+    with pytest.raises(MeshwrightError, match=said):
+        model_from_hugging_face(config | changes, name="streams")
 
 
 def test_experts_that_are_more_than_there_are_are_refused():

@@ -42,6 +42,7 @@ CASES = [
             ("gemma2", "fsdp=2,tp=4", "heads"),
             ("gemma3_text", "fsdp=2,sp=2,tp=2", "sequence"),
             ("gemma4_text_e2b", "fsdp=2,sp=2,tp=2", "sequence"),
+            ("gemma3n_text", "fsdp=2,sp=2,tp=2", "sequence"),
             ("gpt2", "fsdp=2,tp=4", "heads"),
             ("gpt_neox", "fsdp=4,tp=2", "sequence"),
             ("mixtral", "fsdp=4,tp=2", "batch"),

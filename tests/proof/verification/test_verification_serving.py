@@ -24,6 +24,7 @@ def collectives(found):
         pytest.param("tiny", {"mesh": "dp=2,fsdp=2,tp=2", "cache": "batch"}, marks=pytest.mark.matrix),
         pytest.param("tiny-gemma3", {"mesh": "fsdp=4,tp=2", "cache": "sequence"}, marks=pytest.mark.matrix),
         pytest.param("tiny-gemma4-e2b", {"mesh": "fsdp=4,tp=2", "cache": "batch"}, marks=pytest.mark.matrix),
+        pytest.param("tiny-gemma3n", {"mesh": "fsdp=4,tp=2", "cache": "batch"}, marks=pytest.mark.matrix),
         pytest.param("tiny-moe", {"mesh": "ep=2,tp=2,fsdp=2", "cache": "heads"}, marks=pytest.mark.matrix),
     ],
 )
@@ -65,6 +66,7 @@ def test_a_decode_step_moves_what_is_planned(model, mesh):
         pytest.param("tiny-gemma2", {"mesh": "dp=4,tp=2"}, marks=pytest.mark.matrix),
         pytest.param("tiny-gemma3", {"mesh": "fsdp=4,tp=2"}, marks=pytest.mark.matrix),
         pytest.param("tiny-gemma4-e2b", {"mesh": "fsdp=4,tp=2"}, marks=pytest.mark.matrix),
+        pytest.param("tiny-gemma3n", {"mesh": "fsdp=4,tp=2"}, marks=pytest.mark.matrix),
         pytest.param("tiny-moe", {"mesh": "ep=2,tp=2,fsdp=2"}, marks=pytest.mark.matrix),
     ],
 )
@@ -83,6 +85,7 @@ def test_a_prefill_is_as_planned_or_differs_by_name(model, options):
         pytest.param("tiny", {"mesh": "fsdp=4,tp=2", "adapter_slots": 3}, marks=pytest.mark.matrix),
         pytest.param("tiny-gemma3", {"mesh": "fsdp=4,tp=2", "cache": "batch"}, marks=pytest.mark.matrix),
         pytest.param("tiny-gemma4-e2b", {"mesh": "fsdp=4,tp=2", "cache": "sequence"}, marks=pytest.mark.matrix),
+        pytest.param("tiny-gemma3n", {"mesh": "fsdp=4,tp=2", "cache": "sequence"}, marks=pytest.mark.matrix),
         pytest.param("tiny-moe", {"mesh": "ep=2,tp=2,fsdp=2"}, marks=pytest.mark.matrix),
     ],
 )

@@ -13,9 +13,8 @@ from functools import cached_property
 from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.step.blocks import program
 from meshwright.description.step.ir import Array, Block, ForwardOps, Step
-from meshwright.description.step.layer import Lookup
-from meshwright.description.step.layer_inputs import LAYER_INPUT
-from meshwright.description.step.passes.nodes import LETTERS
+from meshwright.description.step.layer import Linear, Lookup
+from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.passes.pipeline import EMBEDDING, LOGITS, is_spmd_pipeline
 from meshwright.description.step.passes.rematerialize import keeps_read
 from meshwright.description.step.rules import RULES, token_axes
@@ -62,10 +61,10 @@ class Activations:
         input; queries, keys and values as attention reads them; attention's output; the MLP's gate and up outputs. The
         policy `matmuls` saves queries, keys and values before the rotary embedding, and no gathered inputs.
         """
-        stream, heads, profile = 2 * self.stream, self.queries + self.own_keys_values, self.strategy.profile
+        stream, heads, profile = self.streams + self.stream, self.queries + self.own_keys_values, self.strategy.profile
         match self.workload.remat:
             case "block":
-                elements = self.stream
+                elements = self.streams
             case "offload":
                 elements = 0.0
             case "matmuls":
@@ -95,7 +94,7 @@ class Activations:
     @property
     def on_host(self) -> float:
         """Bytes of one layer's activations that a device saves in its host's memory for backward, per microbatch."""
-        return self.compute_bytes * self.stream if self.workload.remat == "offload" else 0.0
+        return self.compute_bytes * self.streams if self.workload.remat == "offload" else 0.0
 
     @property
     def read(self) -> float:
@@ -103,7 +102,8 @@ class Activations:
         return (
             self.compute_bytes
             * (
-                2 * self.stream
+                self.streams
+                + self.stream
                 + 2 * self.inputs
                 + self.queries
                 + self.attention_output
@@ -133,7 +133,7 @@ class Activations:
         )
         scores = self.scores * (4 + self.compute_bytes if on_tpu else 8 + copies) + self._in_blocks(on_tpu=on_tpu)
         heads = 2 * self.queries + 2 * self.attention_output + 2 * self.read_keys_values
-        stream = 4 * self.stream + (0.0 if on_tpu else 4 * self.inputs)
+        stream = 3 * self.streams + self.stream + (0.0 if on_tpu else 4 * self.inputs)
         recomputed = 0.0 if self.workload.remat == "matmuls" else self.mlp_hidden
         # The gated delta rule keeps 64 bytes for each element of the values live in its backward pass, between its
         # matmuls: the float32 arrays of the pass over memory (`elementwise.OF_DELTA`), the states of all chunks, and
@@ -152,7 +152,12 @@ class Activations:
         experts also their input rows and these rows' gradients.
         """
         return self.compute_bytes * (
-            2 * self.first_products + self.mlp_hidden + 2 * self.inputs + 2 * self.routed + 4 * self.stream
+            2 * self.first_products
+            + self.mlp_hidden
+            + 2 * self.inputs
+            + 2 * self.routed
+            + 3 * self.streams
+            + self.stream
         )
 
     @property
@@ -216,10 +221,17 @@ class Activations:
         """Elements of the residual stream between attention and MLP, per device and microbatch."""
         return self._size(self._residual)
 
+    @property
+    def streams(self) -> float:
+        """Elements of all streams that a layer reads (AltUp), per device and microbatch; without AltUp of the only one."""
+        model = self.workload.model
+        return self.stream * (model.altup.num_streams if isinstance(model, ModelConfig) and model.altup else 1)
+
     @cached_property
     def _residual(self) -> Array:
         """The array of the residual stream, found as the array of the first op that adds to it."""
-        return next(op.arrays[0] for op in self.ops.elementwise if op.kind == "residual")
+        adds = (op.arrays[0] for op in self.ops.elementwise if op.kind == "residual")
+        return next(array for array in adds if len(array.dims) == 3)
 
     @cached_property
     def queries(self) -> float:
@@ -275,8 +287,8 @@ class Activations:
         """
         local, forward = self.step.extents.local_dims, self.step.ops.forward
         before = forward[EMBEDDING].matmuls if EMBEDDING in forward else ()
-        letter = LETTERS[LAYER_INPUT]
-        inputs = sum(local((*op.rows, *op.columns)) for op in before if op.columns[-1].letter == letter)
+        names = {op.name for op in program(self.workload.model).layer_inputs if isinstance(op, Linear)}
+        inputs = sum(local((*op.rows, *op.columns)) for op in before if op.name in names)
         sharing = (op for ops in forward.values() for op in ops.attention if op.is_sharing)
         return self.compute_bytes * (
             3 * inputs + sum(2 * (self._size(op.key) + self._size(op.value)) for op in sharing)
