@@ -44,6 +44,9 @@ LATER = {"phi3-mini", "tiny-qwen3", "tiny-gemma2", "tiny-gemma3", "tiny-gpt2", "
     "gemma4-e4b",
     "gemma4-26b-a4b",
     "gemma4-31b",
+    "tiny-gemma3n",
+    "gemma3n-e2b",
+    "gemma3n-e4b",
 }
 """Presets that came after the records were written."""
 

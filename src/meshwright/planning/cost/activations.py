@@ -223,7 +223,7 @@ class Activations:
 
     @property
     def streams(self) -> float:
-        """Elements of all streams that a layer reads (AltUp), per device and microbatch; without AltUp of the only one."""
+        """Elements of all streams that a layer reads, per device and microbatch: of one, or with AltUp of several."""
         model = self.workload.model
         return self.stream * (model.altup.num_streams if isinstance(model, ModelConfig) and model.altup else 1)
 
