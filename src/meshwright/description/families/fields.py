@@ -148,17 +148,7 @@ DEFAULTS: Mapping[str, Config] = {
     "gemma3_text": {"num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096},
     "gemma4_text": {**GEMMA4_DEFAULTS, "sliding_window": 512, "hidden_size_per_layer_input": 256},
     "gemma4_unified_text": {**GEMMA4_DEFAULTS, "sliding_window": 1024},
-    "gemma3n_text": {
-        "intermediate_size": 16_384,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "tie_word_embeddings": True,
-        "sliding_window": 512,
-        "vocab_size": 262_400,
-        "hidden_size": 2048,
-        "num_hidden_layers": 35,
-        "num_attention_heads": 8,
-    },
+    "gemma3n_text": {"num_key_value_heads": 2, "head_dim": 256, "tie_word_embeddings": True, "sliding_window": 512},
     "gpt_oss": {
         "head_dim": 64,
         "num_key_value_heads": 8,

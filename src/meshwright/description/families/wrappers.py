@@ -18,7 +18,14 @@ TEXT_DEFAULTS: Mapping[str, Config] = {
         "intermediate_size": 9216,
         "num_hidden_layers": 26,
     },
-    "gemma3n": {"model_type": "gemma3n_text"},
+    "gemma3n": {
+        "model_type": "gemma3n_text",
+        "num_attention_heads": 8,
+        "vocab_size": 262_400,
+        "hidden_size": 2048,
+        "intermediate_size": 16_384,
+        "num_hidden_layers": 35,
+    },
     "gemma4": {
         "model_type": "gemma4_text",
         "num_attention_heads": 8,

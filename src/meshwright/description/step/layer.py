@@ -337,7 +337,6 @@ class Mix:
     source: str
     num_streams: int
     size: int = 0  # Elements of a stream.
-    has_scale: bool = False  # Whether the corrected first stream is scaled for the layer's own input.
 
 
 LayerOp = Mix | (

@@ -64,7 +64,6 @@ class AltUp:
     """
 
     num_streams: int
-    has_scale: bool = True  # Whether the first stream is scaled before the gate of a layer's own input.
     laurel_rank: int  # Rank of the branch beside attention (LAuReL, arXiv:2411.07501).
     num_sparse_layers: int = 0  # First layers, in whose MLPs a cutoff sets most gates to zero.
     sparsity: float = 0.0  # The share of gates below it, if they were normally distributed.
@@ -125,11 +124,10 @@ def mix_ops(altup: AltUp, kind: Literal["predict", "correct"], norm: Norm) -> tu
         is_rounded=False,
         is_on_residual=True,
     )
-    has_scale = altup.has_scale and kind == "correct"
     return (
         normed,
         router,
-        Mix(kind=kind, source=router.target, num_streams=altup.num_streams, size=norm.size, has_scale=has_scale),
+        Mix(kind=kind, source=router.target, num_streams=altup.num_streams, size=norm.size),
     )
 
 

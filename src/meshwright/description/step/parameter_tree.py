@@ -150,7 +150,7 @@ def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
             shape = (count**2 if op.kind == "predict" else count, count)
             mixing = Parameter(shape=shape, axes=("router", "router"), scale=1 / count, role="vector", num_inputs=1)
             scale = Parameter(shape=(op.size,), axes=("norm",), init="ones", role="vector")
-            return {f"altup_{op.kind}": mixing} | ({ALTUP_SCALE: scale} if op.has_scale else {})
+            return {f"altup_{op.kind}": mixing} | ({ALTUP_SCALE: scale} if op.kind == "correct" else {})
         case Attention() if op.has_sinks:
             shape = (op.num_kv_heads, op.num_heads // op.num_kv_heads)
             return {SINKS: Parameter(shape=shape, axes=HEADS[:2], scale=0.0, role="vector")}

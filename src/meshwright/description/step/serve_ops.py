@@ -280,7 +280,7 @@ class _BlockWalk:
         yield from self._move("mlp hidden", *zip(sources, scattered, strict=True))
         if op.sparsity:
             sums = Array("cutoff", scattered[0].dims[:2], outermost_first(scattered[0].dims[-1].axes), width="float32")
-            for _ in range(2):  # Those of gates and of their squares.
+            for _ in range(2):  # Mean and variance.
                 yield from self._move("cutoff", (sums, reduced(sums)))
         yield from self._move("mlp hidden", (scattered[0], hidden))
 

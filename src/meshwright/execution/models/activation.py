@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from meshwright.description.step.layer import Activation, ClampedSwiglu, Gated
 
@@ -43,8 +43,8 @@ def _above_cutoff(gates: Array, share: float) -> Array:
     It is the number that this share of normally distributed gates with their mean and deviation would be below.
     """
     wide, count = gates.astype(jnp.float32), gates.shape[-1]
-    # Sums over devices that split the gates: two, which do not wait for each other.
     mean = jnp.sum(wide, axis=-1) / count
-    variance = jnp.sum(jnp.square(wide), axis=-1) / count - jnp.square(mean)
+    # By way of the mean the variance has no gradient.
+    variance = jnp.sum(jnp.square(wide - lax.stop_gradient(mean)[..., None]), axis=-1) / count
     cutoff = mean + NormalDist().inv_cdf(share) * jnp.sqrt(jnp.maximum(variance, 1e-12))
     return jax.nn.relu(wide - cutoff[..., None]).astype(gates.dtype)

@@ -339,9 +339,8 @@ def _run_mix(run: _Run, _: Block, op: Mix) -> None:
         run.values[STREAM] = streams[:, :, 0]
         return
     run.values[STREAMS] = streams = corrected(streams, run.values[STREAM], source, weight)
-    active = streams[:, :, 0]
-    scale = run.weights[ALTUP_SCALE].astype(active.dtype) if op.has_scale else None
-    run.values[ALTUP_ACTIVE] = active if scale is None else active * lax.broadcast_to_rank(scale, 3)
+    scale = run.weights[ALTUP_SCALE].astype(streams.dtype)
+    run.values[ALTUP_ACTIVE] = streams[:, :, 0] * lax.broadcast_to_rank(scale, 3)
 
 
 LOWERINGS: Mapping[type, Callable[..., None]] = {

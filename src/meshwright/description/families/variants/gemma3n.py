@@ -35,6 +35,7 @@ def read(fields: Fields) -> Features:
     fields.only("rope_scaling")
     # The first stream is the one that layers compute.
     fields.only("altup_active_idx", 0)
+    fields.only("altup_correct_scale", True)
     # The clip keeps weights of AltUp from growing while transformers trains; here, they are not clipped.
     fields.positive("altup_coef_clip", 120.0)
     layers = fields.whole("num_hidden_layers")
@@ -45,7 +46,7 @@ def read(fields: Fields) -> Features:
     if count >= layers or {*every} > {*every[: layers - count]}:
         raise fields.refusal(
             "num_kv_shared_layers",
-            f"the other layers of num_hidden_layers={layers} are of all kinds that the model has",
+            f"in layer_types the other layers of num_hidden_layers={layers} are of all kinds that the model has",
         )
     features["attention"] = AttentionConfig(
         windows=windows,
@@ -66,12 +67,12 @@ def read(fields: Fields) -> Features:
             vocab=fields.whole("vocab_size_per_layer_input", 262_144),
             width=fields.whole("hidden_size_per_layer_input", 256),
         ),
-        "altup": _read_altup(fields, layers),
+        "altup": _read_altup(fields, layers, layers - count),
     }
 
 
-def _read_altup(fields: Fields, layers: int) -> AltUp:
-    """Return the streams, and the first layers whose MLPs are sparse."""
+def _read_altup(fields: Fields, layers: int, with_keys: int) -> AltUp:
+    """Return the streams, and the first layers whose MLPs are sparse. with_keys: the layers with keys of their own."""
     sparse = min(10, layers) if layers > 10 else 0
     pattern = fields.value("activation_sparsity_pattern", [0.95] * sparse + [0.0] * (layers - sparse))
     is_list = isinstance(pattern, list) and all(isinstance(own, int | float) for own in pattern)
@@ -81,9 +82,12 @@ def _read_altup(fields: Fields, layers: int) -> AltUp:
             "activation_sparsity_pattern",
             f"it is a list with a number of each of num_hidden_layers={layers}: first one below 1, then 0",
         )
+    if count > with_keys:
+        raise fields.refusal(
+            "activation_sparsity_pattern", f"it is 0 of the last num_kv_shared_layers={layers - with_keys}"
+        )
     return AltUp(
         num_streams=fields.whole("altup_num_inputs", 4, least=2),
-        has_scale=fields.flag("altup_correct_scale", True),
         laurel_rank=fields.whole("laurel_rank", 64),
         num_sparse_layers=count,
         sparsity=float(pattern[0]) if count else 0.0,
@@ -108,7 +112,6 @@ def write(model: ModelConfig) -> dict[str, Any]:
         "vocab_size_per_layer_input": inputs.vocab,
         "num_kv_shared_layers": sharing.num_layers,
         "altup_num_inputs": altup.num_streams,
-        "altup_correct_scale": altup.has_scale,
         "laurel_rank": altup.laurel_rank,
         "activation_sparsity_pattern": [altup.sparsity] * sparse + [0.0] * (model.num_layers - sparse),
         **rope_by_layer(model),

@@ -399,7 +399,7 @@ class _BlockSharder:
         kind: Pass = "gated" if len(op.sources) > 1 + op.is_on_residual else "activation"
         work: list[Work] = [PassOver(kind=kind, arrays=(first,))]
         if op.sparsity and (axes := axes_of(first.dims[2:])):
-            # The sums of a token's gates and of their squares; in backward that of the cutoff's gradient.
+            # A token's mean and variance of gates; in backward that of the cutoff's gradient.
             sums = Array("cutoff", first.dims[:2], width="float32")
             made = Exchange(name="cutoff", kind="all-reduce", axes=axes, array=sums, phases=("backward",))
             work += [made, replace(made, phases=("forward", "recompute"), times=2)]
@@ -419,7 +419,7 @@ class _BlockSharder:
         yield self._node(passes, factors, reads=both, writes=STREAMS, saved=both)
         first = STREAM if op.kind == "predict" else ALTUP_ACTIVE
         self.arrays[first] = active = self._stream(first)
-        scale = (self._vector(ALTUP_SCALE, (("norm", op.size),), active, "compute"),) if op.has_scale else ()
+        scale = (self._vector(ALTUP_SCALE, (("norm", op.size),), active, "compute"),) if op.kind == "correct" else ()
         yield self._node(*scale, reads=(STREAMS,), writes=first, saved=(STREAMS,) if scale else ())
 
     def _sigmoid_gate(self, op: SigmoidGate) -> Iterator[Node]:
