@@ -268,8 +268,6 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
     "gemma3n_text": (
         {"intermediate_size": [64] * 4 + [48] * 4},
         {"intermediate_size": [48] * 8},
-        {"num_hidden_layers": 12, "layer_types": [LOCAL, FULL] * 6, "intermediate_size": 64, "num_kv_shared_layers": 2}
-        | {"activation_sparsity_pattern": ABSENT},
         {"num_kv_shared_layers": 3, "layer_types": [LOCAL, LOCAL, FULL, LOCAL, FULL, LOCAL, LOCAL, FULL]},
     ),
     # As MiniMaxAI/MiniMax-M2 has them.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.description.families.registry import model_from_hugging_face
+from meshwright.description.families.registry import PRESETS, model_from_hugging_face
 from meshwright.description.step.model import Biases
 from meshwright.description.step.parameter_tree import num_active_parameters, num_parameters
 from meshwright.errors import MeshwrightError
@@ -63,7 +63,7 @@ def test_an_unknown_kind_is_answered_with_the_nearest_name():
         ({"altup_active_idx": 1}, "altup_active_idx=1; .* 0"),
         ({"intermediate_size": [64] * 7 + [48]}, "a number for each of num_hidden_layers=8, all the same"),
         ({"activation_sparsity_pattern": [0.0, 0.8] + [0.0] * 6}, "first one below 1, then 0"),
-        ({"activation_sparsity_pattern": [0.8] * 5 + [0.0] * 3}, "num_sparse_layers=5; they are among its 4 layers"),
+        ({"activation_sparsity_pattern": [0.8] * 5 + [0.0] * 3}, "it is 0 of the last num_kv_shared_layers=4"),
         ({"num_kv_shared_layers": 0}, "num_kv_shared_layers=0; it takes a whole number from 1"),
     ],
 )
@@ -71,6 +71,18 @@ def test_streams_that_are_not_known_are_refused(changes, said):
     config = json.loads((Path(__file__).parents[2] / "references/gemma3n_text/config.json").read_text())
     with pytest.raises(MeshwrightError, match=said):
         model_from_hugging_face(config | changes, name="streams")
+
+
+def test_ten_layers_are_sparse_where_more_are_there_and_none_are_named():
+    config, _ = CONFIGS["google/gemma-3n-E2B"]
+    pattern = config["activation_sparsity_pattern"]
+    assert pattern == [0.95] * 10 + [0.0] * 20
+    without = {name: value for name, value in config.items() if name != "activation_sparsity_pattern"}
+    model = model_from_hugging_face(config, name="sparse")
+    assert model_from_hugging_face(without, name="sparse") == model
+    assert model.altup == PRESETS["gemma3n-e2b"].altup
+    short = without | {"num_hidden_layers": 10, "num_kv_shared_layers": 2, "intermediate_size": 8192}
+    assert model_from_hugging_face(short, name="short").altup.num_sparse_layers == 0
 
 
 def test_experts_that_are_more_than_there_are_are_refused():
