@@ -79,15 +79,15 @@ class AltUp:
             )
 
 
-def check_altup(altup: AltUp, with_keys: int | None, *, name: str, has_inputs: bool) -> None:
+def check_altup(altup: AltUp, with_keys: int | None, *, name: str, has_inputs: bool, norms: str) -> None:
     """Raise if a model with AltUp has not what all models with it have.
 
-    with_keys: the number of layers with keys and values of their own; None if all have them.
+    with_keys: the number of layers with keys and values of their own; None if all have them. norms: `Norms.place`.
     """
-    if with_keys is None or not has_inputs:
+    if with_keys is None or not has_inputs or norms != "both":
         raise MeshwrightError(
-            f"model {name} has altup; it is known of models whose layers have inputs of their own (layer_inputs), and"
-            f" whose last layers have no keys and values (attention.sharing)"
+            f"model {name} has altup; it is known of models whose layers have inputs of their own (layer_inputs)"
+            f" and norms before and after blocks, and whose last layers have no keys and values (attention.sharing)"
         )
     if altup.num_sparse_layers > with_keys:
         raise MeshwrightError(

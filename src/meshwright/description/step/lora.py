@@ -132,6 +132,7 @@ def _no_target(target: str, program: Program, known: tuple[str, ...]) -> str:
         if op.name == target:
             what = (
                 "of experts" if op.num_experts
+                else "of the branch beside attention" if op.name.startswith("laurel_")
                 else ("a router" if op.outputs[0][0] == "router" else "of a layer's own input") if op.is_on_residual
                 else "of latents" if not can_adapt(op) and (op.outputs[0][0] == "latent" or op.inputs[0][0] != "embed")
                 else "a gate of one number"

@@ -324,7 +324,9 @@ class ModelConfig:
             check_sharing(sharing, windows, name=self.name, is_known=not others)
         if self.altup:
             own = self.num_layers - sharing.num_layers if sharing else None
-            check_altup(self.altup, own, name=self.name, has_inputs=self.layer_inputs is not None)
+            check_altup(
+                self.altup, own, name=self.name, has_inputs=self.layer_inputs is not None, norms=self.norms.place
+            )
         if self.attention.linear and (self.attention.window or self.attention.latent):
             raise MeshwrightError(
                 f"model {self.name} has linear attention, and windows or latent attention in its other layers; they"

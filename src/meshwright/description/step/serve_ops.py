@@ -113,7 +113,8 @@ def serving_ops(
         # A lookup's rows before and after those of others are masked; a block's input, its stream, and what it makes.
         arrays[EMBEDDING.name] = (stream, stream, *inputs)
         moments = enumerate(held for walk in walks for held in walk.live)
-        arrays |= {f"{stack.name} {number}": (stream, residual, *inputs, *held) for number, held in moments}
+        streams = [walk.arrays[STREAMS] for walk in walks[:1] if STREAMS in walk.arrays]
+        arrays |= {f"{stack.name} {number}": (stream, residual, *streams, *inputs, *held) for number, held in moments}
     ops += stream_ops(found.narrowing, layout, stored)
     ops += logits_ops(found.logits, layout, stored)
     arrays[LOGITS.name] = tuple(
@@ -147,6 +148,8 @@ class _BlockWalk:
         self.width = Dim("D", first.size if isinstance(first, Norm) else first.fan_in, self.fsdp)
         self.linears = {op.target: op for op in block.ops if isinstance(op, Linear)}
         self.arrays: dict[str, Array] = from_outside(block.ops, layout)
+        if STREAMS in self.arrays:
+            self.arrays[STREAMS] = split_dim(self.arrays[STREAMS], -1, self.fsdp)
         self.live: list[tuple[Array, ...]] = []  # Of each op between matmuls: attention, the MLP's activation.
 
     def ops(self) -> Iterator[Op]:
