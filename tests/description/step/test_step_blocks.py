@@ -8,7 +8,8 @@ from meshwright.description.families.registry import PRESETS
 from meshwright.description.step.attention import KeySharing
 from meshwright.description.step.blocks import layers, program
 from meshwright.description.step.frequencies import Frequencies
-from meshwright.description.step.layer import Attention, Combine, Lookup, Rotary
+from meshwright.description.step.layer import Attention, Combine, Gated, Lookup, Rotary
+from meshwright.description.step.lora import LoRA
 from meshwright.description.step.model import AttentionConfig, Biases, LearnedPositions, Norms, RotaryPositions
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.serve import layers_by_window, mean_over_layers
@@ -55,6 +56,29 @@ def test_layers_without_keys_attend_to_those_of_the_last_layer_of_their_kind():
     # A server has pages for 12 layers with a window and 3 without; its queries are those of all 35 layers.
     assert layers_by_window(model) == {512: 12, None: 3}
     assert layers_by_window(model, have_keys=False) == {512: 28, None: 7}
+
+
+def test_sparse_layers_are_before_those_whose_keys_are_shared():
+    model = PRESETS["gemma3n-e2b"]
+    stacks = layers(model)
+    assert [stack.num_layers for stack in stacks] == [2] * 5 + [1] * 5 + [1] * 5 + [2] * 5
+    names = [stack.name.rpartition("_")[0] for stack in stacks[::5]]
+    assert names == ["sparse_layers", "layers", "donor_layers", "sharing_layers"]
+    sparse = [op.sparsity for stack in stacks for op in stack.ops if isinstance(op, Gated) and not op.is_on_residual]
+    assert sparse == [0.95] * 5 + [0.0] * 15
+    # In a model with fewer layers before those, some with shared keys are sparse too.
+    assert model.altup is not None
+    longer = replace(model, altup=replace(model.altup, num_sparse_layers=17))
+    sparse = {stack.name for stack in layers(longer) for op in stack.ops if isinstance(op, Gated) and op.sparsity}
+    assert sparse == {*(f"sparse_layers_{place}" for place in range(5)), "donor_layers_0", "donor_layers_1"}
+    with pytest.raises(MeshwrightError, match="num_sparse_layers=21; they are among its 20 layers with keys"):
+        replace(model, altup=replace(model.altup, num_sparse_layers=21))
+    with pytest.raises(
+        MeshwrightError, match=r"has altup; it is known of models whose layers have inputs of their own"
+    ):
+        replace(model, layer_inputs=None)
+    with pytest.raises(MeshwrightError, match="lora target 'laurel_left' is of the branch beside attention"):
+        program(replace(model, lora=LoRA(rank=4, alpha=4.0, targets=("laurel_left",))))
 
 
 def test_features_declare_their_parameters():
