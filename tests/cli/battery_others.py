@@ -306,7 +306,7 @@ CALLS = """
 2 | serve nowhere                                                                            | no directory 'nowhere'
 2 | serve run --port 70000                                                                   | --port is 70000
 2 | serve run --kv-dtype fp4                                                                 | --kv-dtype is 'fp4'
-2 | serve run --weight-dtype fp8                                                             | --weight-dtype is 'fp8'
+2 | serve run --weight-dtype fp4                                                             | --weight-dtype is 'fp4'
 2 | serve run --timeout 0                                                                    | --timeout is 0.0
 2 | serve run --batch 0                                                                      | batch is 0
 2 | serve run --api-keys none                                                                | cannot read --api-keys none

@@ -40,7 +40,7 @@ def test_json_has_the_figures_and_their_sources(capsys):
     assert chip["name"] == "v5e"
     assert chip["peak_flops"]["bf16"] == 1.97e14
     assert chip["torus"]["max_slice"] == [16, 16]
-    assert set(chip["sources"]) == {"peak_flops", "hbm", "torus", "compiler", "dcn", "host"}
+    assert set(chip["sources"]) == {"peak_flops", "hbm", "torus", "compiler", "small_ops", "dcn", "host"}
 
 
 def test_json_without_a_name_has_all_chips(capsys):

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from meshwright.description.frameworks.framework import framework_fields
 from meshwright.description.hardware.system import System
-from meshwright.description.step.legality import check_mesh, check_positions
+from meshwright.description.step.legality import check_mesh, check_positions, check_strategy, has_reference
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.rules import stream_rules
 from meshwright.description.step.serving import CacheSplit, ServingPhase
 from meshwright.description.step.strategy import DEFAULT, Strategy
-from meshwright.description.step.strategy_checks import check_strategy, has_reference
 from meshwright.description.step.workload import REMATS, Remat, Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape

@@ -12,12 +12,11 @@ from typing import Any, Literal
 from meshwright.description.families.registry import workload_from_data
 from meshwright.description.hardware.fabric import lay_mesh
 from meshwright.description.hardware.system import System, parse_system
-from meshwright.description.step.legality import check_mesh, check_positions, check_runnable
+from meshwright.description.step.legality import check_mesh, check_positions, check_runnable, check_strategy
 from meshwright.description.step.reference import check_reference
 from meshwright.description.step.rules import logical_rules, stream_rules
 from meshwright.description.step.stages import check_stage_remat
 from meshwright.description.step.strategy import DEFAULT, Strategy, strategy_from_data
-from meshwright.description.step.strategy_checks import check_strategy
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape

@@ -8,11 +8,11 @@ from dataclasses import replace
 from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
 from meshwright.description.hardware.system import System
 from meshwright.description.step.blocks import program
+from meshwright.description.step.legality import has_reference
 from meshwright.description.step.padding import padding_notes
 from meshwright.description.step.passes.pipeline import is_shared_before, pre_pipeline_stack
 from meshwright.description.step.rules import RULES, rules_of
 from meshwright.description.step.strategy import DEFAULT, STAGES_APART, Strategy
-from meshwright.description.step.strategy_checks import has_reference
 from meshwright.description.step.token_routing import device_blocks, dropless_padding
 from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape

@@ -7,11 +7,16 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from meshwright.description.step.legality import check_mesh, check_runnable
+from meshwright.description.step.legality import (
+    check_mesh,
+    check_runnable,
+    check_strategy,
+    has_reference,
+    unused_options,
+)
 from meshwright.description.step.model import without_lora
 from meshwright.description.step.rules import RULES, stream_rules
 from meshwright.description.step.strategy import DEFAULT, Strategy
-from meshwright.description.step.strategy_checks import check_strategy, has_reference, unused_options
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape

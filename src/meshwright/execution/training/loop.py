@@ -12,11 +12,10 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from meshwright.description.step.legality import check_mesh, check_runnable
+from meshwright.description.step.legality import check_mesh, check_runnable, check_strategy
 from meshwright.description.step.reference import check_reference
 from meshwright.description.step.rules import rules_of, stream_rules
 from meshwright.description.step.stages import check_stage_remat
-from meshwright.description.step.strategy_checks import check_strategy
 from meshwright.errors import MeshwrightError
 from meshwright.execution.data.sources import FileSource
 from meshwright.execution.runtime.mesh import build_mesh

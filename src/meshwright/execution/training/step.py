@@ -14,7 +14,7 @@ from jax import Array
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from meshwright.description.families.registry import workload_from_data
-from meshwright.description.step.legality import check_mesh, check_runnable
+from meshwright.description.step.legality import check_mesh, check_runnable, check_strategy
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import (
     Parameter,
@@ -30,7 +30,6 @@ from meshwright.description.step.rules import rules_of, stream_rules
 from meshwright.description.step.sequence import is_zigzag
 from meshwright.description.step.stages import staged_parameters
 from meshwright.description.step.strategy import DEFAULT, Strategy, strategy_from_data
-from meshwright.description.step.strategy_checks import check_strategy
 from meshwright.description.step.workload import Dtype, Workload
 from meshwright.execution.models.adapters import first_magnitudes
 from meshwright.execution.models.quantised.weights import abstract_quantised, quantised

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from meshwright.description.step.ir import OPERANDS, AttentionOp, Extents, Matmul, Repeat, Step
+from meshwright.description.step.legality import has_reference
 from meshwright.description.step.parameter_tree import is_adapter
 from meshwright.description.step.passes.muon import ITERATIONS, matrices_per_device, matrix_products
 from meshwright.description.step.reference import reference_pass
 from meshwright.description.step.sequence import halves_queries, visible_pairs
 from meshwright.description.step.strategy import DEFAULT, Strategy
-from meshwright.description.step.strategy_checks import has_reference
 from meshwright.description.step.token_routing import device_blocks, dropless_padding
 from meshwright.description.step.train import train_step
 from meshwright.description.step.workload import Workload

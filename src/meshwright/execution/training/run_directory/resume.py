@@ -11,11 +11,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from meshwright.description.step.legality import check_positions
+from meshwright.description.step.legality import check_positions, unused_options
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import parameters
 from meshwright.description.step.strategy import DEFAULT
-from meshwright.description.step.strategy_checks import unused_options
 from meshwright.description.step.workload import Dtype, Workload
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.adapters import merge_adapters
