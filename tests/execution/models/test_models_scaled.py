@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwright.execution.models.quantised import scaled_products
 from meshwright.execution.models.quantised.scaled import ScaledWeight, dequantised, in_int4, packed, quantise, unpacked
 from meshwright.execution.models.quantised.scaled_kernel import fits_scaled_kernel, multiply_scaled_blocks
 from meshwright.execution.models.quantised.scaled_products import (
     group_products,
     masked_product,
+    matrix_product,
     scaled_expert_product,
 )
 
@@ -50,6 +52,15 @@ def test_products_of_groups_are_those_of_the_dequantised_weight(dtype, groups, g
     if dtype == "int4":  # As TPUs store them.
         wide = replace(one, values=unpacked(one.values).astype(jnp.int4))
         check(group_products(rows, wide, jnp.float32), rows @ numbers[0])
+
+
+@pytest.mark.parametrize("count", [7, 20])
+@pytest.mark.parametrize(("dtype", "groups", "group", "has_zero"), CASES)
+def test_products_on_tpus_are_those_of_the_dequantised_weight(dtype, groups, group, has_zero, count, monkeypatch):
+    monkeypatch.setattr(scaled_products, "mesh_platform", lambda: "tpu")
+    weights, numbers = drawn(dtype, experts=1, groups=groups, group=group, columns=40, has_zero=has_zero)
+    rows = drawn_rows(count, groups * group)
+    check(matrix_product(rows, jax.tree.map(lambda array: array[0], weights), jnp.float32), rows @ numbers[0])
 
 
 @pytest.mark.parametrize(("dtype", "groups", "group", "has_zero"), CASES[:3])

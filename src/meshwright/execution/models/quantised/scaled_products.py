@@ -1,8 +1,7 @@
 """Matmuls of a server that read weights with scales, of layers and of experts, on one device each.
 
-Scales are applied to the products of groups, not to weights: a group's values are exact in the dtype of matmuls, and
-XLA:TPU reads them from HBM in their own bits, and multiplies, scales and sums in one fusion. XLA:GPU does so for a
-single group; for several there is a kernel (`scaled_kernel`).
+Values are read from HBM in their own bits. For a single group XLA scales the products; for several, XLA:TPU scales
+values as it multiplies them, if groups are a dim of the matmul; on NVIDIA GPUs there is a kernel (`scaled_kernel`).
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from meshwright.execution.runtime.mesh import mesh_platform
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.runtime.shards import match_varying, on_shards
 
-MOST_GROUPED_ROWS = 128
-"""Rows up to which a TPU sums the products of several groups, whose time grows with rows.
+MOST_GROUPED_ROWS = 8
+"""Rows up to which a TPU scales the products of several groups instead of values.
 
-More rows, as in chunks of prompts, are multiplied with a dequantized copy. By libtpu's cycles for a v5e, groups of 128
-take 0.6 times as long as a copy for 128 rows, and 3.8 times for 1,024 (libtpu 0.0.42.1).
+By libtpu's cycles for a v5e, a matmul [rows, 4096] @ [4096, 14336] in groups of 128 takes 69k so and 95k otherwise for
+8 rows, 307k and 139k for 64; for 256 scaled values take 1.04 times as long as bf16 (libtpu 0.0.42.1).
 """
 
 MOST_MASKED_ROWS = 512
-"""Rows up to which a TPU multiplies every row with all experts, if these have one group each: weights are read once.
+"""Rows up to which a TPU multiplies every row with all experts: weights are read once.
 
 More rows are multiplied with a dequantized copy: computing them all would take longer than writing and reading it.
 """
@@ -56,14 +55,14 @@ def scaled_product(x: Array, weight: ScaledWeight, layout: ShardingContext, *, d
 def matrix_product(rows: Array, weight: ScaledWeight, dtype: Any) -> Array:
     """Multiply rows [m, inputs] by one matrix of a device, which gives [m, columns] in `dtype`; sums are in float32.
 
-    On GPUs and TPUs many rows are multiplied with a dequantized copy, if the weight has several groups.
+    On GPUs many rows are multiplied with a dequantized copy, if the weight has several groups.
     """
     (count, inputs), (num_groups, _, columns), platform = rows.shape, weight.scale.shape, mesh_platform()
     if num_groups == 1 or platform == "cpu" or (platform == "tpu" and count <= MOST_GROUPED_ROWS):
         return group_products(rows, weight, dtype)
     if platform == "tpu" or not fits_scaled_kernel(count, weight):
-        whole = dequantised(weight, rows.dtype).reshape(inputs, columns)
-        return jnp.dot(rows, whole, preferred_element_type=dtype)
+        cut, values = rows.reshape(count, num_groups, -1), dequantised(weight, rows.dtype)
+        return jnp.einsum("mgi,gin->mn", cut, values, preferred_element_type=dtype)
     moved = count * (inputs * rows.dtype.itemsize + 4 * columns) + _nbytes(weight)
     with jax.named_scope(KernelCost(2 * count * inputs * columns, moved).scope):
         one = jax.tree.map(lambda array: array[None], weight)
@@ -98,8 +97,8 @@ def scaled_expert_product(rows: Array, weights: ScaledWeight, sizes: Array | Non
     """
     if sizes is None:
         return jax.vmap(lambda own, weight: group_products(own, weight, rows.dtype))(rows, weights)
-    platform, (num_experts, num_groups, _, columns) = mesh_platform(), weights.scale.shape
-    if platform == "tpu" and rows.shape[0] <= (MOST_MASKED_ROWS if num_groups == 1 else MOST_GROUPED_ROWS):
+    platform, (num_experts, _, _, columns) = mesh_platform(), weights.scale.shape
+    if platform == "tpu" and rows.shape[0] <= MOST_MASKED_ROWS:
         return masked_product(rows, weights, sizes)
     if platform == "tpu":
         whole = dequantised(weights, rows.dtype).reshape(num_experts, -1, columns)
@@ -124,6 +123,10 @@ def masked_product(rows: Array, weights: ScaledWeight, sizes: Array) -> Array:
     count = sizes.shape[0]
     is_own = expert_of_rows(rows.shape[0], sizes)[:, None] == jnp.arange(count)[None]
     wide = jnp.where(is_own[..., None], rows[:, None], 0)
+    if (num_groups := weights.scale.shape[1]) > 1:
+        # Values are scaled as they are multiplied (`matrix_product`), if experts are a dim of their own.
+        cut, values = wide.reshape(*wide.shape[:2], num_groups, -1), dequantised(weights, rows.dtype)
+        return jnp.einsum("megi,egin->mn", cut, values, preferred_element_type=rows.dtype)
 
     def merged(array: Array) -> Array:
         return array.reshape(-1, *array.shape[2:])
