@@ -148,7 +148,7 @@ def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
         case Mix() if op.kind != "add":
             count = op.num_streams
             shape = (count**2 if op.kind == "predict" else count, count)
-            mixing = Parameter(shape=shape, axes=("router", "router"), scale=1 / count, role="vector", num_inputs=1)
+            mixing = Parameter(shape=shape, axes=("norm", "router"), scale=1 / count, role="vector", num_inputs=1)
             scale = Parameter(shape=(op.size,), axes=("norm",), init="ones", role="vector")
             return {f"altup_{op.kind}": mixing} | ({ALTUP_SCALE: scale} if op.kind == "correct" else {})
         case Attention() if op.has_sinks:

@@ -211,7 +211,8 @@ class _Table:
 
     def _matmul(self, op: Matmul) -> OpRow:
         """Return the row of a matmul with a weight, or of one of its gradients."""
-        moves = self.collectives.get(_place(op), [])
+        # A weight that a layer uses twice is sent for the first of its matmuls.
+        moves = self.collectives.pop(_place(op), [])
         local = self.extents.local_dims
         rows, inner, columns = local(op.rows), local(op.inner), local(op.columns)
         sizes = {

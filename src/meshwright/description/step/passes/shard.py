@@ -414,7 +414,7 @@ class _BlockSharder:
             yield self._node(passes, reads=both, writes=STREAMS)
             return
         rows = op.num_streams**2 if op.kind == "predict" else op.num_streams
-        factors = self._vector(f"altup_{op.kind}", (("router", rows), ("router", op.num_streams)), streams)
+        factors = self._vector(f"altup_{op.kind}", (("norm", rows), ("router", op.num_streams)), streams)
         both = both if op.kind == "predict" else (*both, STREAM)
         yield self._node(passes, factors, reads=both, writes=STREAMS, saved=both)
         first = STREAM if op.kind == "predict" else ALTUP_ACTIVE
