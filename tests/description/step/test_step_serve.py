@@ -48,7 +48,11 @@ def test_a_device_alone_has_no_collectives():
     assert serve_step(serving, ServingLayout(MeshShape()), 8).communication == ()
 
 
-OF_WHOLE_STREAM = ("router", "shared_expert_gate", "layer_projection", "layer_gate", "layer_output")
+OF_WHOLE_STREAM = (
+    *("router", "shared_expert_gate", "layer_projection", "layer_gate", "layer_output"),
+    *("laurel_left", "laurel_right"),
+    *(f"altup_{name}_{number}" for name in ("projection", "unembedding") for number in (1, 2, 3)),
+)
 
 
 @pytest.mark.parametrize("model", [name for name, model in PRESETS.items() if not model.attention.latent])
