@@ -305,8 +305,8 @@ def check_equal(row: Row, found: Ran, wanted: Ran) -> None:
     """The loss, each gradient to 1e-5 of its norm, and three steps: each parameter to a part in 200 of its way.
 
     First updates are signs of gradients: where these may be off by 1e-5 of their norm, as many signs may be others, and
-    the updates off by the root of twice that. So metrics are equal to 1e-5, and to a part in 10,000 of what updates have
-    changed.
+    the updates off by the root of twice that. So metrics are equal to 1e-5, and to a part in 10,000 of what updates
+    have changed.
     """
     for ours, theirs in zip(found.metrics, wanted.metrics, strict=True):
         assert ours.keys() == theirs.keys()
