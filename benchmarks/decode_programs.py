@@ -19,7 +19,7 @@ from unittest import mock
 import meshwright as mw
 from meshwright.description.step.serve import serve_step
 from meshwright.errors import MeshwrightError
-from meshwright.planning.cost.serving_seconds import layers_read_seconds
+from meshwright.planning.cost.serving_seconds import layers_read_seconds, matmul_times
 from meshwright.proof.simulate.schedule import EXPOSED_COPIES
 from meshwright.proof.verification import serving
 from meshwright.proof.verification.differences import UNNAMED
@@ -92,7 +92,8 @@ def of_ops(found: serving.ServingVerification) -> str:
     shown = parts.rest["matmuls with weights"] + parts.rest.get(EXPOSED_COPIES, 0.0)
     terms = plan.predicted.breakdown_seconds
     hidden = terms["weights"] + terms["products"] - shown
-    read = layers_read_seconds(serve_step(plan.serving, plan.layout, plan.batch), plan.serving, plan.system)
+    step = serve_step(plan.serving, plan.layout, plan.batch)
+    read = layers_read_seconds(matmul_times(step, plan.serving, plan.system))
     return f"{parts.count:7,}{show_seconds(parts.least_seconds):>9}{show_percent(max(0.0, hidden) / read):>8}"
 
 

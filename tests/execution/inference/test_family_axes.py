@@ -27,7 +27,7 @@ CORE = {("qwen3", "sp"), ("gemma3_text", "pp")}
 
 
 def cases(axes):
-    """The pairs of family and axis."""
+    """The pairs of family and axis. Which can be split takes plans, so tests of others skip and say so."""
     for family in FAMILIES:
         for axis in axes:
             marks = pytest.mark.matrix if axes is TRAINING and (family, axis) in CORE else pytest.mark.exhaustive

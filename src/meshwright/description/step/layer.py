@@ -470,8 +470,8 @@ class Program:
     stacks: tuple[Stack, ...]
     logits: tuple[EndOp, ...]
     layer_inputs: tuple[EndOp, ...] = ()
-    widening: tuple[EndOp, ...] = ()
-    narrowing: tuple[EndOp, ...] = ()
+    widening: tuple[Linear, ...] = ()
+    narrowing: tuple[Linear, ...] = ()
 
 
 def alternating(stacks: Iterable[Stack]) -> tuple[tuple[Stack, ...], ...]:

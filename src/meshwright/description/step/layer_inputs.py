@@ -96,39 +96,18 @@ def check_altup(altup: AltUp, with_keys: int | None, *, name: str, has_inputs: b
         )
 
 
-def stream_matmuls(altup: AltUp, embed: int, name: str) -> tuple[EndOp, ...]:
+def stream_matmuls(altup: AltUp, embed: int, name: str) -> tuple[Linear, ...]:
     """Return the matmuls of all streams but the first, before or after the layers: `{name}_1`, `{name}_2` and so on."""
-    return tuple(
-        Linear(
-            name=f"{name}_{number}",
-            source=STREAM,
-            target=f"{name}_{number}",
-            inputs=(("embed", embed),),
-            outputs=((LAYER_INPUT, embed),),
-            is_rounded=False,
-            is_on_residual=True,
-        )
-        for number in range(1, altup.num_streams)
-    )
+    names = (f"{name}_{number}" for number in range(1, altup.num_streams))
+    return tuple(_linear(own, STREAM, own, ("embed", embed), (LAYER_INPUT, embed)) for own in names)
 
 
 def mix_ops(altup: AltUp, kind: Literal["predict", "correct"], norm: Norm) -> tuple[LayerOp, ...]:
     """Return the ops of AltUp before a layer or after its MLP. norm: a norm of the residual stream."""
     normed = replace(norm, name="altup_norm", source=STREAM, target="altup_normed", factor=1 / norm.size)
-    router = Linear(
-        name="altup_router",
-        source=normed.target,
-        target="altup_logits",
-        inputs=(("embed", norm.size),),
-        outputs=(("router", altup.num_streams),),
-        is_rounded=False,
-        is_on_residual=True,
-    )
-    return (
-        normed,
-        router,
-        Mix(kind=kind, source=router.target, num_streams=altup.num_streams, size=norm.size),
-    )
+    count, embed = altup.num_streams, ("embed", norm.size)
+    router = _linear("altup_router", normed.target, "altup_logits", embed, ("router", count))
+    return normed, router, Mix(kind=kind, source=router.target, num_streams=count, size=norm.size)
 
 
 def laurel_ops(altup: AltUp, source: str, norm: Norm) -> tuple[LayerOp, ...]:
@@ -136,17 +115,9 @@ def laurel_ops(altup: AltUp, source: str, norm: Norm) -> tuple[LayerOp, ...]:
 
     norm: a norm of the residual stream.
     """
-    left = Linear(
-        name="laurel_left",
-        source=source,
-        target="laurel",
-        inputs=(("embed", norm.size),),
-        outputs=((LAYER_INPUT, altup.laurel_rank),),
-        is_rounded=False,
-        is_on_residual=True,
-    )
-    right = replace(left, name="laurel_right", source=left.target, target="laurel_output")
-    right = replace(right, inputs=left.outputs, outputs=left.inputs)
+    embed, rank = ("embed", norm.size), (LAYER_INPUT, altup.laurel_rank)
+    left = _linear("laurel_left", source, "laurel", embed, rank)
+    right = _linear("laurel_right", left.target, "laurel_output", rank, embed)
     return left, right, replace(norm, name="laurel_norm", source=right.target, target="laurel_added")
 
 
@@ -167,15 +138,8 @@ def input_ops(inputs: LayerInputs, num_layers: int, norm: Norm) -> tuple[EndOp, 
         target=LAYER_INPUT,
         multiplier=half * math.sqrt(inputs.width),
     )
-    projection = Linear(
-        name="layer_projection",
-        source=STREAM,
-        target="layer_projected",
-        inputs=(("embed", norm.size),),
-        outputs=((LAYER_INPUT, columns),),
-        is_rounded=False,
-        is_on_residual=True,
-    )
+    embed, of_input = ("embed", norm.size), (LAYER_INPUT, columns)
+    projection = _linear("layer_projection", STREAM, "layer_projected", embed, of_input)
     # The projection is divided by the root of its inputs before the norm, which changes nothing but its epsilon.
     of_layers = replace(
         norm,
@@ -199,15 +163,7 @@ def input_block(
     function: the activation of the gate. norm: a norm of the residual stream. add: the op that adds to it.
     """
     of_input, of_stream = (LAYER_INPUT, inputs.width), ("embed", norm.size)
-    gate = Linear(
-        name="layer_gate",
-        source=ALTUP_ACTIVE if altup else STREAM,
-        target="layer_gate",
-        inputs=(of_stream,),
-        outputs=(of_input,),
-        is_rounded=False,
-        is_on_residual=True,
-    )
+    gate = _linear("layer_gate", ALTUP_ACTIVE if altup else STREAM, "layer_gate", of_stream, of_input)
     gated = Gated(
         sources=(gate.target, LAYER_INPUT),
         target="layer_gated",
@@ -215,11 +171,23 @@ def input_block(
         width=inputs.width,
         is_on_residual=True,
     )
-    output = replace(gate, name="layer_output", source=gated.target, target="layer_output")
-    output = replace(output, inputs=gate.outputs, outputs=gate.inputs)
+    output = _linear("layer_output", gated.target, "layer_output", of_input, of_stream)
     normed = replace(norm, name="layer_output_norm", source=output.target, target="layer_added")
     ops = gate, gated, output, normed
     if not altup:
         return Block(name="layer_input", ops=(*ops, replace(add, sources=(normed.target,))))
     added = Mix(kind="add", source=normed.target, num_streams=altup.num_streams, size=norm.size)
     return Block(name="layer_input", ops=(*mix_ops(altup, "correct", norm), *ops, added))
+
+
+def _linear(name: str, source: str, target: str, inputs: tuple[str, int], outputs: tuple[str, int]) -> Linear:
+    """Return a matmul in the layout of the residual stream. inputs, outputs: logical axis and size of its dims."""
+    return Linear(
+        name=name,
+        source=source,
+        target=target,
+        inputs=(inputs,),
+        outputs=(outputs,),
+        is_rounded=False,
+        is_on_residual=True,
+    )

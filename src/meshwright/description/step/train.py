@@ -62,10 +62,9 @@ from meshwright.description.step.passes.rematerialize import keeps_read, recompu
 from meshwright.description.step.passes.shard import shard_stack
 from meshwright.description.step.passes.shard_ends import (
     embedding_nodes,
-    layer_input_nodes,
     logits_nodes,
+    residual_nodes,
     shared_key_nodes,
-    stream_nodes,
 )
 from meshwright.description.step.rules import RULES, rules_of
 from meshwright.description.step.sequence import has_attention
@@ -175,9 +174,9 @@ def _ops(
     ops += (op for op in entry if before is not None or not (isinstance(op, Matmul) and op.phase == "recompute"))
     # Whether the stages' input has a gradient.
     is_entry_trained = build.has_gradient
-    ops += build.ends(layer_input_nodes(found.layer_inputs, layout), is_recomputed=False)
+    ops += build.ends(residual_nodes(found.layer_inputs, layout), is_recomputed=False)
     build.has_input_gradient = build.has_gradient
-    ops += build.ends(stream_nodes(found.widening, layout), is_recomputed=False)
+    ops += build.ends(residual_nodes(found.widening, layout), is_recomputed=False)
     for stack in found.stacks:
         if stack is before:
             ops += build.stack(stack, ahead, "block", is_whole=stack.num_layers > 1)
@@ -185,7 +184,7 @@ def _ops(
         else:
             ops += build.ends(shared_key_nodes(stack, layout), is_recomputed=False)
             ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
-    ops += build.ends(stream_nodes(found.narrowing, layout), is_recomputed=False)
+    ops += build.ends(residual_nodes(found.narrowing, layout), is_recomputed=False)
     is_recomputed = is_spmd_pipeline(mesh, strategy) and strategy.schedule == "gpipe"
     ops += build.ends(logits_nodes(found.logits, layout, objective), is_recomputed=is_recomputed)
     if is_packed and layout.sequence and layout.sp_method != "ring" and has_attention(model):

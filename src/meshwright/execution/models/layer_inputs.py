@@ -43,11 +43,7 @@ def layer_inputs(
     with jax.named_scope("layer_inputs"):
         table = layout.weight(params[lookup.name], "vocab", LAYER_COLUMNS, dtype=embedded.dtype)
         rows = _lookup(table, tokens, layout) * jnp.asarray(lookup.multiplier, embedded.dtype)
-        if layout.cache_split is not None:
-            made = stationary_product(embedded, params[projection.name], projection, layout)
-            made = layout.place(made, *INPUT_OF_LAYER)
-        else:
-            made = residual_linear(embedded, params[projection.name], projection, layout)
+        made = outside_layers(embedded, params, projection, layout, LAYER_INPUT)
         shape = (*tokens.shape, model.num_layers, of_layers.size)
         split: Any = layout.spec(*RESIDUAL[:2], "layers", LAYER_INPUT)
         rows, made = (lax.reshape(array, shape, out_sharding=split) for array in (rows, made))
@@ -59,6 +55,16 @@ def layer_inputs(
                 by_stack[stack.name] = jnp.moveaxis(inputs[:, :, start + place : stop : len(group)], 2, 0)
             start = stop
         return by_stack
+
+
+def outside_layers(x: Array, params: Weights, op: Linear, layout: ShardingContext, columns: str) -> Array:
+    """Multiply the residual stream x [b, s, d] by a weight before or after the layers.
+
+    columns: in generation, the logical axis of the result's last dim.
+    """
+    if layout.cache_split is not None:
+        return layout.place(stationary_product(x, params[op.name], op, layout), *RESIDUAL[:2], columns)
+    return residual_linear(x, params[op.name], op, layout)
 
 
 def _lookup(table: Array, tokens: Array, layout: ShardingContext) -> Array:

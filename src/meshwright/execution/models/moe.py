@@ -23,7 +23,7 @@ from meshwright.description.step.strategy import MatmulDtype
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.activation import activate
 from meshwright.execution.models.quantised.experts import expert_product
-from meshwright.execution.models.quantised.scaled import ScaledWeight
+from meshwright.execution.models.quantised.scaled import ScaledWeight, specs
 from meshwright.execution.models.remat import INTERMEDIATE, PRODUCT
 from meshwright.execution.runtime.experts.dispatch import ExpertAxes, dispatch_combine
 from meshwright.execution.runtime.experts.products import expert_of_rows
@@ -120,7 +120,7 @@ def moe_layer(
         in_specs=(
             *(stream, routed, P(), P(), layout.spec("batch", "sequence")),
             {name: jax.typeof(bias).sharding.spec for name, bias in biases.items()},
-            *(jax.tree.map(lambda array: jax.typeof(array).sharding.spec, weight) for weight in used),
+            *map(specs, used),
         ),
         out_specs=(
             layout.spec(*STREAM, unreduced=split.width) if is_partial else stream,

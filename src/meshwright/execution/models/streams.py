@@ -9,11 +9,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from meshwright.description.step.blocks import program
-from meshwright.description.step.layer import EndOp, Linear
 from meshwright.description.step.model import ModelConfig
 from meshwright.execution.models.context import Weights
-from meshwright.execution.models.generation.stationary import stationary_product
-from meshwright.execution.models.linear import RESIDUAL, residual_linear
+from meshwright.execution.models.layer_inputs import outside_layers
+from meshwright.execution.models.linear import RESIDUAL
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
 
@@ -23,7 +22,7 @@ def widened(params: Weights, x: Array, model: ModelConfig, layout: ShardingConte
     if not ops:
         return x
     with jax.named_scope("streams"):
-        others = (_multiplied(x, params, op, layout) for op in ops)
+        others = (outside_layers(x, params, op, layout, RESIDUAL[2]) for op in ops)
         return jnp.stack([x, *_as_large(others, x)], axis=2)
 
 
@@ -34,7 +33,7 @@ def narrowed(params: Weights, x: Array, model: ModelConfig, layout: ShardingCont
         return x
     with jax.named_scope("streams"):
         first, *others = (x[:, :, number] for number in range(len(ops) + 1))
-        made = (_multiplied(other, params, op, layout) for op, other in zip(ops, others, strict=True))
+        made = (outside_layers(other, params, op, layout, RESIDUAL[2]) for op, other in zip(ops, others, strict=True))
         return sum(_as_large(made, first), first) / (len(ops) + 1)
 
 
@@ -72,14 +71,6 @@ def _factors(logits: Array, weight: Array) -> Array:
     routed = jnp.tanh(logits.astype(jnp.float32))
     wide = lax.broadcast_to_rank(weight.astype(jnp.float32), 4)
     return jnp.sum(routed[:, :, None] * wide, axis=-1)
-
-
-def _multiplied(x: Array, params: Weights, op: EndOp, layout: ShardingContext) -> Array:
-    """Return x [b, s, d] times the weight of one stream."""
-    assert isinstance(op, Linear)
-    if layout.cache_split is not None:
-        return layout.place(stationary_product(x, params[op.name], op, layout), *RESIDUAL)
-    return residual_linear(x, params[op.name], op, layout)
 
 
 def _as_large(streams: Iterable[Array], like: Array) -> Iterator[Array]:

@@ -185,9 +185,11 @@ class States:
                 or workload.base_format(path, parameter)
             )  # fmt: skip
             total += dtype_bytes(dtype) * sum(self._stored_on(mesh, frozenset(others)))
+        if workload.quantize_base is None:
+            return total
         rules = {**RULES, "layers": ("pp",)}
         staged = staged_parameters(self._model, stages=mesh.pp, virtual_stages=self.strategy.virtual_stages)
-        for path, parameter in leaves(staged) if workload.quantize_base else ():
+        for path, parameter in leaves(staged):
             if (base := workload.base_format(path, parameter)) is not None:
                 for array in stored_weight(parameter, base):
                     shape = local_parameter_shape(array.parameter, mesh=mesh, rules=rules, what=path)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.hardware.fabric import MeshPlacement
@@ -85,10 +86,11 @@ def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: Mesh
     """
     step, system = serve_step(serving, layout, batch), laid.system
     terms = dict.fromkeys(BOUNDS, 0.0)
-    for times, time in matmul_times(step, serving, system):
+    matmuls = matmul_times(step, serving, system)
+    for times, time, _ in matmuls:
         terms["products" if time.bound == "compute" else "weights"] += times * time.seconds
     if serving.phase == "decode":
-        terms["small ops"] = small_op_seconds(step, serving.model, system, layers_read_seconds(step, serving, system))
+        terms["small ops"] = small_op_seconds(step, serving.model, system, layers_read_seconds(matmuls))
     # Whole prompts use a fused kernel that skips masked scores, and read no cache.
     flops = read = 0.0
     for op in step.ops.attention:
@@ -118,23 +120,29 @@ def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: Mesh
     return ServingStep(terms, moves)
 
 
-def matmul_times(
-    step: Step, serving: Serving, system: System, *, with_logits: bool = True
-) -> Iterator[tuple[float, OpTime]]:
-    """Yield how often one device runs each size of matmul, and the time of one. with_logits: include that of logits."""
+class MatmulTime(NamedTuple):
+    """How often one device runs a size of matmul, the time of one, and whether it is that of the logits."""
+
+    times: float
+    time: OpTime
+    is_head: bool
+
+
+def matmul_times(step: Step, serving: Serving, system: System) -> tuple[MatmulTime, ...]:
+    """Return the times of a step's matmuls by size."""
     local, counts = step.extents.local_dims, dict[tuple[tuple[float, float, float, float], bool], float]()
     for op in step.ops.matmuls:
-        if with_logits or op.region != LOGITS:
-            shape = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
-            key = shape, op.region == LOGITS
-            counts[key] = counts.get(key, 0.0) + step.repeats[op.region.name].mean
-    for (shape, is_head), times in counts.items():
-        yield times, product_time(*shape, system=system, serving=serving, is_head=is_head)
+        key = (local(op.rows), local(op.inner), local(op.columns), local(op.experts)), op.region == LOGITS
+        counts[key] = counts.get(key, 0.0) + step.repeats[op.region.name].mean
+    return tuple(
+        MatmulTime(times, product_time(*shape, system=system, serving=serving, is_head=is_head), is_head)
+        for (shape, is_head), times in counts.items()
+    )
 
 
-def layers_read_seconds(step: Step, serving: Serving, system: System) -> float:
-    """Return the seconds of reading the weights of all layers from memory."""
-    return sum(times * time.memory_seconds for times, time in matmul_times(step, serving, system, with_logits=False))
+def layers_read_seconds(matmuls: Iterable[MatmulTime]) -> float:
+    """Return the seconds of reading the weights of all layers from memory. matmuls: from `matmul_times`."""
+    return sum(times * time.memory_seconds for times, time, is_head in matmuls if not is_head)
 
 
 def _moves(

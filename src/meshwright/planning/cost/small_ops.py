@@ -68,9 +68,8 @@ def _num_ops(op: LayerOp, splits_experts: bool) -> int:
         case Rotary():
             return 2 * len(op.values)
         case Attention():
-            return (
-                7  # Before the kernel queries are padded and new tokens are put into pages; then sums divide results.
-            )
+            # Before the kernel, queries are padded and new tokens are put into pages; after it, sums divide results.
+            return 7
         case Dispatch():
             # The choice of experts, two sorts, and the gathers of rows into their order and back; with experts on other
             # devices also the numbers of rows that are exchanged, and the sort of those that arrive.

@@ -12,10 +12,9 @@ from meshwright.description.families import gemma, gemma2, llama
 from meshwright.description.families.family import Features, Published, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields, activation_name
 from meshwright.description.families.rope_fields import longest_sequence, read_rotary_by_window, rope_by_layer
-from meshwright.description.families.variants.gemma4 import LAYER_INPUT_NAMES, NORMS
+from meshwright.description.families.variants.gemma4 import LAYER_INPUT_NAMES, NORMS, UNUSED_KEYS, check_sharing_layers
 from meshwright.description.step.attention import KeySharing
 from meshwright.description.step.frequencies import Frequencies
-from meshwright.description.step.layer import of_layers
 from meshwright.description.step.layer_inputs import AltUp, LayerInputs
 from meshwright.description.step.model import AttentionConfig, Family, ModelConfig, RotaryPositions, Scales
 
@@ -42,12 +41,7 @@ def read(fields: Fields) -> Features:
     features = llama.read(fields.with_one_width("intermediate_size", layers), norms=NORMS, has_rope=False)
     windows = fields.windows(layers, every=5)
     count = fields.whole("num_kv_shared_layers", 15)
-    every = of_layers(windows, range(layers))
-    if count >= layers or {*every} > {*every[: layers - count]}:
-        raise fields.refusal(
-            "num_kv_shared_layers",
-            f"in layer_types the other layers of num_hidden_layers={layers} are of all kinds that the model has",
-        )
+    check_sharing_layers(fields, windows, layers, count)
     features["attention"] = AttentionConfig(
         windows=windows,
         qk_norm="head",
@@ -141,10 +135,15 @@ def _names() -> dict[str, Published]:
 
 
 def _preset(
-    name: str, sizes: tuple[int, int, int, int, int, int], shared: int, altup: AltUp, **more: Any
+    name: str,
+    sizes: tuple[int, int, int, int, int, int],
+    shared: int,
+    *,
+    window: int = 512,
+    cycle: int = 5,
+    **more: Any,
 ) -> ModelConfig:
-    """Return a preset with a window in all layers but every fifth. shared: layers without keys and values."""
-    window, inputs, cycle = more.pop("window", 512), more.pop("layer_inputs"), more.pop("cycle", 5)
+    """Return a preset with a window in all layers but every `cycle`-th. shared: layers without keys and values."""
     return gemma.preset(
         name,
         sizes,
@@ -158,8 +157,6 @@ def _preset(
         ),
         positions=RotaryPositions(frequencies=(_LOCAL,) * (cycle - 1) + (_GLOBAL,)),
         scales=Scales(attention=1.0, logits_softcap=30.0),
-        layer_inputs=inputs,
-        altup=altup,
         **more,
     )
 
@@ -172,21 +169,20 @@ FAMILY = PublishedFamily(
     readers={"gemma3n_text": read},
     names=_names(),
     write=write,
-    # Of layers that attend to keys and values of earlier ones; released files have them.
-    buffers=(r"\.self_attn\.(k_proj|v_proj|k_norm)\.weight$",),
+    buffers=UNUSED_KEYS,
     presets=(
         _preset(
             "tiny-gemma3n",
             (8, 128, 384, 8, 2, 256),
             4,
-            replace(_ALTUP, laurel_rank=16, num_sparse_layers=2),
             window=32,
-            head_dim=16,
             cycle=2,
+            head_dim=16,
             layer_inputs=LayerInputs(vocab=256, width=16),
+            altup=replace(_ALTUP, laurel_rank=16, num_sparse_layers=2),
         ),
         # The text parts of google/gemma-3n-E2B and E4B, from their config.json.
-        _preset("gemma3n-e2b", (30, 2048, 8192, 8, 2, 262_400), 10, _ALTUP, layer_inputs=_INPUTS),
-        _preset("gemma3n-e4b", (35, 2048, 16_384, 8, 2, 262_400), 15, _ALTUP, layer_inputs=_INPUTS),
+        _preset("gemma3n-e2b", (30, 2048, 8192, 8, 2, 262_400), 10, layer_inputs=_INPUTS, altup=_ALTUP),
+        _preset("gemma3n-e4b", (35, 2048, 16_384, 8, 2, 262_400), 15, layer_inputs=_INPUTS, altup=_ALTUP),
     ),
 )

@@ -42,6 +42,9 @@ LAYER_INPUT_NAMES = names_of(
 ) | {"layer_embedding": Published("model.embed_tokens_per_layer.weight")}
 """The weight names of the layers' own inputs."""
 
+UNUSED_KEYS = (r"\.self_attn\.(k_proj|v_proj|k_norm)\.weight$",)
+"""Names of weights that released files have of layers that attend to keys and values of earlier ones."""
+
 _ROUTING = Routing(has_expert_scale=True)
 
 _LOCAL = Frequencies(theta=10_000.0)
@@ -69,10 +72,8 @@ def read(fields: Fields) -> Features:
     features["attention"] = AttentionConfig(
         windows=windows, qk_norm="head", has_value_norm=True, full_heads=full, sharing=sharing
     )
-    inputs, experts = (
-        _read_layer_inputs(fields, features["vocab"], has_sharing=sharing is not None),
-        _read_experts(fields),
-    )
+    inputs = _read_layer_inputs(fields, features["vocab"], has_sharing=sharing is not None)
+    experts = _read_experts(fields)
     if experts and (inputs or sharing):
         more = "hidden_size_per_layer_input" if inputs else "num_kv_shared_layers"
         raise fields.refusal("enable_moe_block", f"experts are known of models with {more}=0")
@@ -93,19 +94,26 @@ def read(fields: Fields) -> Features:
     }
 
 
+def check_sharing_layers(fields: Fields, windows: tuple[int | None, ...], layers: int, count: int) -> None:
+    """Raise unless all kinds of layers are among those with keys and values, as transformers does.
+
+    windows: the windows of layers, as a cycle. layers, count: the number of all layers, and of those without keys.
+    """
+    every = of_layers(windows, range(layers))
+    if count >= layers or {*every} > {*every[: layers - count]}:
+        raise fields.refusal(
+            "num_kv_shared_layers",
+            f"in layer_types the other layers of num_hidden_layers={layers} are of all kinds that the model has",
+        )
+
+
 def _read_sharing(fields: Fields, features: Features, windows: tuple[int | None, ...]) -> KeySharing | None:
     """Return the last layers, which have no keys and values; None if all layers have their own."""
     layers, mlp = features["num_layers"], features["mlp"]
     is_wide = fields.flag("use_double_wide_mlp", False)
     if not (count := fields.whole("num_kv_shared_layers", 0, least=0)):
         return None
-    every = of_layers(windows, range(layers))
-    # As in transformers: all kinds of layers are among those with keys and values.
-    if count >= layers or {*every} > {*every[: layers - count]}:
-        raise fields.refusal(
-            "num_kv_shared_layers",
-            f"the other layers of num_hidden_layers={layers} are of all kinds that the model has",
-        )
+    check_sharing_layers(fields, windows, layers, count)
     return KeySharing(num_layers=count, mlp=2 * mlp if is_wide else mlp)
 
 
@@ -252,8 +260,7 @@ FAMILY = PublishedFamily(
     readers={"gemma4_text": read, "gemma4_unified_text": read},
     names=_names(),
     write=write,
-    # Of layers that attend to keys and values of earlier ones; released files may have them.
-    buffers=(r"\.self_attn\.(k_proj|v_proj|k_norm)\.weight$",),
+    buffers=UNUSED_KEYS,
     presets=(
         _preset(
             "tiny-gemma4",

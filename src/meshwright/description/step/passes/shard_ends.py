@@ -76,12 +76,15 @@ def shared_key_nodes(stack: Stack, layout: Layout) -> tuple[Node, ...]:
 
 
 @lru_cache(maxsize=1 << 10)
-def layer_input_nodes(ops: tuple[EndOp, ...], layout: Layout) -> tuple[Node, ...]:
-    """Return the nodes that compute each layer's own input, in the layout of the residual stream."""
-    return tuple(_layer_input_nodes(ops, layout))
+def residual_nodes(ops: tuple[EndOp, ...], layout: Layout) -> tuple[Node, ...]:
+    """Return the nodes of ops outside the layers in the layout of the residual stream.
+
+    They compute each layer's own input, or before and after the layers the streams of AltUp but the first.
+    """
+    return tuple(_residual_nodes(ops, layout))
 
 
-def _layer_input_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
+def _residual_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
     for op in ops:
         match op:
             case Lookup():
@@ -106,12 +109,6 @@ def _layer_input_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]
                 yield _node(EMBEDDING, Block.EMBEDDING, *_scales(op, layout), writes=op.target)
             case _:
                 pass
-
-
-@lru_cache(maxsize=1 << 10)
-def stream_nodes(ops: tuple[EndOp, ...], layout: Layout) -> tuple[Node, ...]:
-    """Return the nodes of AltUp's streams before or after the layers: a matmul of each stream but the first."""
-    return tuple(_layer_input_nodes(ops, layout))
 
 
 def _rows_of_columns(columns: Dim, layout: Layout) -> Iterator[Work]:

@@ -65,7 +65,8 @@ def write_and_attend(
         cache = cache if new is None else with_tokens_in_pages(cache, new, layer, positions)
         whole: Any = jax.typeof(cache.pages.rows).sharding.spec
         stored, rows = whole[1:], whole[1]
-        heads, key, value = (query.shape[2], *query.shape[-1:] * 2) if new is None else _sizes(new)
+        of_queries = query.shape[2], query.shape[4], query.shape[4]
+        heads, key, value = of_queries if new is None else (*new.key.shape[2:], new.value.shape[3])
         sizes = TokenSizes(heads // layout.mesh.degree(whole[3] or ()), key, value)
         kernel = _kernel_of(cache, sizes)
         arrays: Any = (cache.pages, jnp.asarray(layer), *(jax.reshard(x, P(rows)) for x in cache[1:3]))
@@ -108,11 +109,6 @@ def write_and_attend(
     )
     # Results return through the same intermediate sharding.
     return jax.reshard(jax.reshard(heads_output, between), P(batch, None, heads, group, None)), cache
-
-
-def _sizes(new: Cache) -> tuple[int, int, int]:
-    """Return the kv heads of new tokens, and the dims of their keys and of their values."""
-    return new.key.shape[2], new.key.shape[3], new.value.shape[3]
 
 
 def _read_slots(

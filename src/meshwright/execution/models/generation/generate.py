@@ -299,8 +299,6 @@ def _prefill(
         positions = positions._replace(numbers=jnp.minimum(positions.numbers, model.positions.rows - 1))
     strategy = DEFAULT if model.needs_scores else replace(DEFAULT, attention="flash", sp_method=sp_method)
     x, _ = embed(params, tokens, positions, model, layout, dtype)
-    inputs = layer_inputs(params, tokens, x, model, layout)
-    x = widened(params, x, model, layout)
     declared: Any = parameters(model)
     shared: dict[int | None, Cache] = {}
 
@@ -333,8 +331,7 @@ def _prefill(
     def rows(state: DeltaState) -> DeltaCache:
         return DeltaCache(state, jnp.arange(tokens.shape[0]), jnp.zeros_like(lengths), lengths)
 
-    x, caches = _through_layers(layer, params, x, caches, model, inputs)
-    return narrowed(params, x, model, layout), caches
+    return _through_layers(layer, params, tokens, x, caches, model, layout)
 
 
 def through_cache(
@@ -360,8 +357,6 @@ def through_cache(
         The residual stream [rows, s, d] after all layers, the embedding table, and the updated caches.
     """
     x, table = embed(params, tokens, PositionInfo(positions, {}), model, layout, dtype, slots)
-    inputs = layer_inputs(params, tokens, x, model, layout)
-    x = widened(params, x, model, layout)
     # A device may have fewer rows of queries, keys and values than of the residual stream.
     rows = head_rows(layout, model.attention.latent is not None) or None
     ends = None if lengths is None else jax.reshard(lengths, P(rows, None))
@@ -380,8 +375,8 @@ def through_cache(
         assert result.cache is not None, "a layer without attention"
         return result.stream, result.cache
 
-    x, caches = _through_layers(layer, params, x, caches, model, inputs)
-    return narrowed(params, x, model, layout), table, caches
+    x, caches = _through_layers(layer, params, tokens, x, caches, model, layout)
+    return x, table, caches
 
 
 def _through_states(stack: Stack, x: Array, weights: Any, context: LayerContext) -> tuple[Array, DeltaState]:
@@ -394,10 +389,11 @@ def _through_states(stack: Stack, x: Array, weights: Any, context: LayerContext)
 def _through_layers(
     layer: Callable[[Stack, Array, Any, Any, Array | int, Array | None], tuple[Array, Any]],
     params: Any,
+    tokens: Array,
     x: Array,
     caches: tuple[Any, ...],
     model: ModelConfig,
-    inputs: Mapping[str, Array],
+    layout: ShardingContext,
 ) -> tuple[Array, Any]:
     """Run all layers; return the residual stream and the updated caches.
 
@@ -407,8 +403,10 @@ def _through_layers(
     Args:
         layer: runs one layer: (its `Stack`, stream, weights, cache of its window, index in that cache, own input) ->
           stream and cache. A layer that attends to keys and values of an earlier one has the index of that layer.
-        inputs: as `layer_inputs` returns them.
+        tokens, x: [b, s], and the residual stream before the layers.
     """
+    inputs = layer_inputs(params, tokens, x, model, layout)
+    x = widened(params, x, model, layout)
     windows = list(layers_by_window(model))
     # For each cache, the number of its layers in earlier stacks.
     before = [0] * len(caches)
@@ -460,7 +458,7 @@ def _through_layers(
         x, caches = cycle((x, caches), cycles, last)
         for place, own in enumerate(caches_of):
             before[own] += 0 if members[place].is_sharing else cycles + (place < last)
-    return x, caches
+    return narrowed(params, x, model, layout), caches
 
 
 def _attends(stack: Stack) -> bool:

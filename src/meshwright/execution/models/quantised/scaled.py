@@ -206,8 +206,8 @@ def as_declared(weight: Any, layout: ShardingContext, dtype: Any) -> Any:
     return on_shards(local, layout, in_specs=(specs(weight),), out_specs=out)(weight)
 
 
-def specs(weight: ScaledWeight) -> ScaledWeight:
-    """Return the specs of a weight's arrays, for `shard_map`."""
+def specs(weight: Any) -> Any:
+    """Return the specs of a weight's arrays, for `shard_map`: of one array, or of those of a `ScaledWeight`."""
     return jax.tree.map(lambda array: jax.typeof(array).sharding.spec, weight)
 
 
