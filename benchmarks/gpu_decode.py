@@ -93,16 +93,16 @@ def grouped_product(rows: int, inputs: int, outputs: int, has_zeros: bool) -> tu
     zero = jnp.asarray(random.integers(-8, 8, (1, groups, 1, outputs)), jnp.int8) if has_zeros else None
     scale = jnp.asarray(random.uniform(0.005, 0.02, (1, groups, 1, outputs)), jnp.bfloat16)
     weight = ScaledWeight(jnp.asarray(packed, jnp.uint8), scale, zero, (), ())
-    x = jnp.asarray(random.normal(size=(1, rows, inputs)), jnp.bfloat16)
+    x = jnp.asarray(random.normal(size=(rows, inputs)), jnp.bfloat16)
     whole = (codes - (0 if zero is None else zero.astype(jnp.float32))) * scale.astype(jnp.float32)
-    wanted = jnp.matmul(x[0].astype(jnp.float32), whole.reshape(inputs, outputs), precision="highest")
-    multiply = jax.jit(lambda x, weight: multiply_scaled_blocks(x, weight, jnp.zeros(1, int), jnp.ones(1, bool)))
+    wanted = jnp.matmul(x.astype(jnp.float32), whole.reshape(inputs, outputs), precision="highest")
+    multiply = jax.jit(lambda x, weight: multiply_scaled_blocks(x, weight, jnp.array([[0, 0, rows]]), rows))
     found = jax.block_until_ready(multiply(x, weight))
     began = time.perf_counter()
     for _ in range(100):
         made = multiply(x, weight)
     jax.block_until_ready(made)
-    error = float(jnp.max(jnp.abs(found[0] - wanted)) / jnp.max(jnp.abs(wanted)))
+    error = float(jnp.max(jnp.abs(found - wanted)) / jnp.max(jnp.abs(wanted)))
     return error, (time.perf_counter() - began) / 100
 
 
@@ -218,9 +218,15 @@ def measure(name: str, steps: int, on: str | None) -> list[Row]:
         return (0.02 * jax.random.normal(key, shape, jnp.bfloat16)).astype(dtype)
 
     keys = iter(jax.random.split(jax.random.key(0), 1000))
-    params, pages = (
-        jax.tree.map(lambda leaf: draw(next(keys), leaf.shape, leaf.dtype), tree) for tree in (params, pages)
-    )
+
+    def drawn(path: Any, leaf: Any) -> Any:
+        """Norms scale by 1 and routers have no bias: experts are chosen as evenly as by random tokens."""
+        words = jax.tree_util.keystr(path)
+        if "norm" in words or "bias" in words:
+            return jnp.full(leaf.shape, "norm" in words, leaf.dtype)
+        return draw(next(keys), leaf.shape, leaf.dtype)
+
+    params, pages = (jax.tree.map_with_path(drawn, tree) for tree in (params, pages))
     entries = table_entries(serving)
     columns = Shape(batch, 1, entries).columns
     table = np.zeros(numbers.shape, np.int32)
