@@ -1,13 +1,15 @@
 """Decode steps of one GPU that is here, predicted beside measured: milliseconds, tokens/s, share of HBM's bandwidth.
 
     .venv/bin/python benchmarks/gpu_decode.py [--rows "llama3-8b 64x2048 int4" …] [--steps 20] [--kernels] [--json FILE]
+    .venv/bin/python benchmarks/gpu_decode.py --kept
 
 A row is a model (with `:N`, its first N layers) and rows x tokens: so many sequences, each with so many tokens in the
 cache; then, if they are not bf16, the dtype of weights and that of the cache, as in `int8` or `bf16 fp8`. The step is
 the server's own (`greedy_program`), with random weights and pages, every sequence at its full length. Measured: the
 median of steps that are waited for, and the mean of steps that are only dispatched (the host's work is hidden); how
 many kernels ran in a step, by JAX's profiler, and the seconds in which one did. HBM: weights and cache, read once, over
-the measured time and the chip's bandwidth. Each row runs in a process of its own. Set
+the measured time and the chip's bandwidth. With --kept: what an H200 took, kept in `tests/data/measured_h200.json`,
+beside the plan of today; no GPU is needed. Each row runs in a process of its own. Set
 XLA_PYTHON_CLIENT_MEM_FRACTION=0.95, so that JAX takes the GPU's memory.
 """
 
@@ -17,6 +19,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +47,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--on", help="plan for this chip instead of the one that is here, as h100")
     parser.add_argument("--kernels", action="store_true", help="compare the kernels' results with the gather's alone")
+    parser.add_argument("--kept", action="store_true", help="print what is kept of an H200 instead of measuring")
     args = parser.parse_args()
     if args.kernels:
         for case in KERNELS:
@@ -52,10 +56,8 @@ def main() -> None:
             print("int4", *sizes, *(f"{figure:.1e}" for figure in grouped_product(*sizes)))
         return
     found: list[Row] = []
-    print(
-        f"{'':28}{'predicted':>12}{'waited for':>12}{'dispatched':>12}  p/m   of HBM    tokens/s  kernels   in kernels"
-    )
-    for row in measured_apart(args.rows, measure, args.steps, args.on):
+    print(f"{'':28}{'predicted':>12}{'waited for':>12}{'dispatched':>12}  p/m   of HBM    tokens/s  kernels")
+    for row in kept() if args.kept else measured_apart(args.rows, measure, args.steps, args.on):
         print(line(row), flush=True)
         found.append(row)
         if args.json:
@@ -176,26 +178,30 @@ def line(row: Row) -> str:
         return f"{row['row']:28}{row['error']}"
     times = "".join(f"{1000 * row[name]:9.2f} ms" for name in ("predicted_seconds", "seconds", "dispatched_seconds"))
     shares = f"{row['ratio']:6.2f}{row['hbm_share']:8.0%}{row['tokens_per_second']:12,.0f}"
-    return f"{row['row']:28}{times}{shares}{row['num_kernels']:9.0f}{1000 * row['kernel_seconds']:10.2f} ms"
+    kernels = f"{row['num_kernels']:9.0f}" if "num_kernels" in row else ""
+    return f"{row['row']:28}{times}{shares}{kernels}"
 
 
-def measure(name: str, steps: int, on: str | None) -> list[Row]:
-    """The row of one model."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
+def kept() -> Iterator[Row]:
+    """The rows that are kept of a measurement, with what is planned for them."""
+    measured = json.loads(Path(__file__, "../../tests/data/measured_h200.json").resolve().read_text())
+    for row in measured["decode"]:
+        serving, plan = planned(row["row"], f"{measured['chip']}:1")
+        yield {
+            **row,
+            "seconds": row["waited_seconds"],
+            **in_words(plan, serving.batch, row["seconds"]),
+        }
 
+
+def planned(name: str, on: str) -> tuple[Any, Any]:
+    """The decode step of a row's name, and its plan on one GPU."""
     from meshwright.description.families.registry import PRESETS
     from meshwright.description.hardware.system import parse_system
-    from meshwright.description.step.serve import table_entries
     from meshwright.description.step.serving import Serving, ServingLayout
-    from meshwright.execution.runtime.mesh import build_mesh
     from meshwright.mesh import MeshShape
     from meshwright.planning.serving.plan import make_serving_plan
-    from meshwright.serving.engine.lowered import lower_engine_step
-    from meshwright.serving.engine.programs import FROM_LAST, Columns, Shape
 
-    system = parse_system(f"{on}:1") if on else here()
     title, size, *dtypes = name.split()
     weight_dtype, kv_dtype = (*dtypes, "bf16", "bf16")[:2]
     title, _, layers = title.partition(":")
@@ -205,8 +211,35 @@ def measure(name: str, steps: int, on: str | None) -> list[Row]:
     serving = Serving(
         model=model, prompt_len=context - 64, output_len=64, batch=batch, weight_dtype=weight_dtype, kv_dtype=kv_dtype
     )
-    layout = ServingLayout(MeshShape())
-    plan = make_serving_plan(serving, layout, system)
+    return serving, make_serving_plan(serving, ServingLayout(MeshShape()), parse_system(on))
+
+
+def in_words(plan: Any, batch: int, dispatched: float) -> Row:
+    """What a row tells of a plan and of the seconds of a step."""
+    memory = plan.predicted.memory_bytes
+    return {
+        "predicted_seconds": plan.seconds,
+        "dispatched_seconds": dispatched,
+        "ratio": plan.seconds / dispatched,
+        "hbm_share": (memory["weights"] + memory["cache"]) / dispatched / plan.system.hbm_bytes_per_second,
+        "tokens_per_second": batch / dispatched,
+    }
+
+
+def measure(name: str, steps: int, on: str | None) -> list[Row]:
+    """The row of one model."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from meshwright.description.step.serve import table_entries
+    from meshwright.execution.runtime.mesh import build_mesh
+    from meshwright.mesh import MeshShape
+    from meshwright.serving.engine.lowered import lower_engine_step
+    from meshwright.serving.engine.programs import FROM_LAST, Columns, Shape
+
+    serving, plan = planned(name, f"{on}:1" if on else str(here()))
+    batch, context = serving.batch, serving.prompt_len + serving.output_len
     lowered = lower_engine_step(build_mesh(MeshShape()), serving=asdict(serving), cache="heads")
     compiled = lowered.compile()
     (params, pages, last, numbers, _), _ = lowered.args_info
@@ -220,11 +253,11 @@ def measure(name: str, steps: int, on: str | None) -> list[Row]:
     keys = iter(jax.random.split(jax.random.key(0), 1000))
 
     def drawn(path: Any, leaf: Any) -> Any:
-        """Norms scale by 1 and routers have no bias: experts are chosen as evenly as by random tokens."""
+        """The residual stream is mostly the token's own embedding, so that experts are chosen evenly."""
         words = jax.tree_util.keystr(path)
         if "norm" in words or "bias" in words:
             return jnp.full(leaf.shape, "norm" in words, leaf.dtype)
-        return draw(next(keys), leaf.shape, leaf.dtype)
+        return draw(next(keys), leaf.shape, leaf.dtype) * (500 if words == "['embedding']" else 1)
 
     params, pages = (jax.tree.map_with_path(drawn, tree) for tree in (params, pages))
     entries = table_entries(serving)
@@ -258,21 +291,14 @@ def measure(name: str, steps: int, on: str | None) -> list[Row]:
     jax.block_until_ready(made)
     dispatched = (time.perf_counter() - began) / steps
     kernels = traced_kernels(lambda: [jax.block_until_ready(step()) for _ in range(TRACED_STEPS)])
-    seconds, memory = statistics.median(times[2:]), plan.predicted.memory_bytes
-    read = memory["weights"] + memory["cache"]
     row = {
         "row": name,
         "device": jax.devices()[0].device_kind,
-        "predicted_seconds": plan.seconds,
-        "seconds": seconds,
-        "dispatched_seconds": dispatched,
-        "ratio": plan.seconds / dispatched,
-        "hbm_share": read / dispatched / system.hbm_bytes_per_second,
-        "tokens_per_second": batch / dispatched,
+        "seconds": statistics.median(times[2:]),
+        **in_words(plan, batch, dispatched),
         "num_kernels": sum(count for count, _ in kernels.values()) / TRACED_STEPS,
-        "kernel_seconds": sum(taken for _, taken in kernels.values()) / TRACED_STEPS,
         "kernels": kernels,
-        "memory": memory,
+        "memory": plan.predicted.memory_bytes,
         "breakdown_seconds": dict(plan.predicted.breakdown_seconds),
         "memory_measured": (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
     }
