@@ -85,3 +85,13 @@ def test_a_decode_step_takes_what_is_planned(row):
     )  # fmt: skip
     assert row["seconds"] < 0.65 * row.get("gathered_seconds", math.inf)
     assert 0.93 < found.seconds / row["seconds"] < 1.11
+
+
+def test_a_plan_says_where_narrow_weights_save_no_time():
+    def notes(on, dtype, batch):
+        return mw.plan("llama3-8b", on, serve="decode", mesh="dp=1", batch=batch, weight_dtype=dtype).predicted.notes
+
+    told = "int4 weights save memory on h200, not time: with bf16 a step would take"
+    assert any(told in note for note in notes("h200:1", "int4", 64))
+    assert not any("not time" in note for note in notes("h200:1", "int4", 1))
+    assert not any("not time" in note for note in notes("v5p:1x1x1", "int4", 64))

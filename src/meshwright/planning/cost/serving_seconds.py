@@ -275,7 +275,7 @@ def product_time(
     if form is not None and not is_head:
         moved += max(1, inner / (form.group or inner)) * columns * (form.scale_bytes + form.zero_bytes)
     launch, reading = launch_seconds(system), count * moved / (HBM_SHARE * system.hbm_bytes_per_second)
-    if system.chip.kind == "gpu" and form is not None and not is_head:
+    if system.chip.kind == "gpu" and form is not None and not is_head and dtype == activation_dtype:
         narrow, name = gpu_products()["decode"], serving.weight_dtype
         each = narrow["value_seconds"][name] + min(rows, MOST_ROWS) * narrow["value_row_seconds"][name]
         reading = max(reading, count * inner * columns * each)
