@@ -275,12 +275,16 @@ def test_experts_run_over_ep_and_in_stages():
     with pytest.raises(MeshwrightError, match=r"on pp=32 cut the 31 layers of mixtral-8x7b .* use pp up to 31"):
         check_runnable(mixed, MeshShape(pp=32))
     sparse = replace(model, experts=replace(model.experts, layers=(False, True)))
-    with pytest.raises(
-        MeshwrightError, match="pp=2; the layers of mixtral-8x7b are of several kinds, which no pipeline"
-    ):
-        check_mesh(Workload(model=sparse, batch=16, seq_len=64), MeshShape(pp=2))
+    check_mesh(Workload(model=sparse, batch=16, seq_len=64), MeshShape(pp=16))
+    with pytest.raises(MeshwrightError, match=r"pp=32 stages for the 16 cycles of 2 layers of .*; use pp in 1 to 16"):
+        check_mesh(Workload(model=sparse, batch=16, seq_len=64), MeshShape(pp=32))
+    with pytest.raises(MeshwrightError, match=r"on pp=8 cut the 16 cycles of 2 layers .* use virtual_stages 1 to 2"):
+        check_runnable(sparse, MeshShape(pp=8), Strategy(virtual_stages=3, num_microbatches=8))
+    irregular = replace(model, experts=replace(model.experts, layers=(True, False, True, True, True)))
+    with pytest.raises(MeshwrightError, match=r"pp=2 stages for the 1 cycle of 32 layers of .*; use pp=1"):
+        check_mesh(Workload(model=irregular, batch=16, seq_len=64), MeshShape(pp=2))
     small = PRESETS["gemma4-e2b"]
-    with pytest.raises(MeshwrightError, match="pp=5; the layers of gemma4-e2b are of several kinds, which no pipeline"):
+    with pytest.raises(MeshwrightError, match="pp=5; layers of gemma4-e2b read keys and values of earlier layers, or"):
         check_mesh(Workload(model=small, batch=10, seq_len=64), MeshShape(pp=5))
     with pytest.raises(MeshwrightError, match="several layers of gemma4-e2b attend to the same keys, which"):
         check_runnable(small, MeshShape(sp=2), Strategy(attention="flash"))
