@@ -1,8 +1,8 @@
 """The mesh axes that split each family, in training and in serving: `python tests/references/axes.py`.
 
-It follows from plans of the references' config.json over two devices; over pp, a model of one cycle of layers of several
-kinds has two. `test_family_axes.py` takes steps of each family over each of these axes and compares them with those of
-one device.
+It follows from plans of the references' config.json over two devices; over pp, a model of only one cycle of layers
+gets two. `test_family_axes.py` takes steps of each family over each of these axes and compares them with those of one
+device.
 """
 
 import textwrap

@@ -75,7 +75,7 @@ def test_a_pipeline_equals_one_device(kind, shape, virtual_stages, microbatches,
 @pytest.mark.parametrize(
     ("kind", "shape", "virtual_stages", "microbatches", "num_cycles"),
     [
-        ("gpipe", MeshShape(pp=2, fsdp=2), 1, 4, 3),
+        ("gpipe", MeshShape(pp=2), 1, 2, 3),
         ("1f1b", MeshShape(pp=4, tp=2), 1, 8, 6),
         pytest.param("1f1b", MeshShape(pp=2), 2, 4, 4, marks=MATRIX),
         pytest.param("gpipe", MeshShape(pp=2), 2, 4, 5, marks=MATRIX),
