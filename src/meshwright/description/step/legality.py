@@ -213,10 +213,11 @@ def _check_attention(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
                 f"model {model.name} has attention sinks, which attention={strategy.attention!r} does not have;"
                 f" use attention='scores'"
             )
-    if mesh.pp > 1 and any(len(op.windows) > 1 for op in attention_ops(model)):
+    if mesh.pp > 1 and mesh.sp > 1 and any(len(op.windows) > 1 for op in attention_ops(model)):
         raise MeshwrightError(
-            f"the layers of {model.name} differ in their windows, which attention={strategy.attention!r} does not take"
-            f" in the stages of pp={mesh.pp}; use attention='scores', or pp=1"
+            f"the layers of {model.name} differ in their windows: with attention={strategy.attention!r}, stages of"
+            f" pp={mesh.pp} run different branches, which cannot communicate over sp={mesh.sp}; use"
+            f" attention='scores', sp=1 or pp=1"
         )
 
 

@@ -234,10 +234,10 @@ def test_a_model_with_ops_that_nothing_runs_is_planned_and_not_run(name, what):
         check_runnable(PRESETS[name], MeshShape())
 
 
-@pytest.mark.parametrize(("model", "strategy"), [("gemma2-9b", "attention='scores'"), ("gemma3-1b", "or pp=1")])
+@pytest.mark.parametrize(("model", "strategy"), [("gemma2-9b", "attention='scores'"), ("gemma3-1b", "sp=1 or pp=1")])
 def test_attention_that_a_kernel_does_not_have_is_refused_in_one_line(model, strategy):
     with pytest.raises(MeshwrightError, match=strategy):
-        check_runnable(PRESETS[model], MeshShape(pp=2), Strategy(attention="flash", num_microbatches=2))
+        check_runnable(PRESETS[model], MeshShape(sp=2, pp=2), Strategy(attention="flash", num_microbatches=2))
 
 
 @pytest.mark.parametrize(
