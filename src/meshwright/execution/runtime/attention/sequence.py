@@ -86,14 +86,15 @@ def attend(
     has_all_keys = bool(axes) and jax.typeof(key).sharding.spec[1] is None
     if axes and method == "ulysses":
         check_divides("kv_heads", key.shape[2], layout.mesh, (*layout.axes("kv_heads"), *axes))
-    kernel: Kernel
     if value.shape[-1] != query.shape[-1]:
         # No other kernel takes values whose head dim differs from that of the queries.
         kernel = "blockwise"
     elif axes and method != "ulysses":
         kernel = select_kernel_for_chunks(query.shape[1] // layout.mesh.degree(axes))
     else:
-        (kernel,) = {select_kernel(attention, query, query.shape[1], own.segments, own.mask) for own in masks}
+        length = query.shape[1]
+        kernels: set[Kernel] = {select_kernel(attention, query, length, own.segments, own.mask) for own in masks}
+        (kernel,) = kernels
     queries, keys, tokens = (layout.spec(*names) for names in (QUERIES, KEYS, TOKENS))
     if has_all_keys:
         keys = P(keys[0], None, *keys[2:])
