@@ -268,8 +268,9 @@ def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...], tp_strea
     sizes = [(size, [axes.index(axis) for axis in over if axis in axes]) for size, over in limits(workload, rules)]
     stages = axes.index("pp") if "pp" in axes else None
     found, shapes = list[MeshShape](), list(factorings(num_devices, len(axes)))
+    most = most_stages(workload.model)
     for degrees in shapes:
-        if stages is not None and degrees[stages] > most_stages(workload.model):
+        if stages is not None and degrees[stages] > most:
             continue
         for size, over in sizes:
             for index in over:
