@@ -1,19 +1,30 @@
 """The mesh axes that split each family, in training and in serving: `python tests/references/axes.py`.
 
-It follows from plans of the references' config.json over two devices. `test_family_axes.py` takes steps of each family
-over each of these axes and compares them with those of one device.
+It follows from plans of the references' config.json over two devices; over pp, a model of only one cycle of layers
+gets two. `test_family_axes.py` takes steps of each family over each of these axes and compares them with those of one
+device.
 """
 
 import textwrap
 from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 
 from fields import FOLDER, in_order
 
 import meshwright as mw
+from meshwright.description.families.load import load_model
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.stages import most_stages
 
 FAMILIES = in_order(path.parent.name for path in FOLDER.glob("*/config.json"))
 TRAINING, SERVING = ("dp", "fsdp", "tp", "sp", "ep", "pp"), ("dp", "fsdp", "tp", "sp", "ep")
+
+
+def model_of(family: str, axis: str) -> ModelConfig:
+    """The model of a family's config.json, over pp with at least two cycles of layers."""
+    model = load_model(FOLDER / family)
+    return replace(model, num_layers=2 * model.num_layers) if axis == "pp" and most_stages(model) == 1 else model
 
 
 @cache
@@ -22,7 +33,7 @@ def axes_of(family: str) -> tuple[str, str]:
 
     def can_be(axis: str, **options: object) -> bool:
         try:
-            mw.plan(str(FOLDER / family), on="cpu:2", batch=4, mesh=f"{axis}=2", **options)
+            mw.plan(model_of(family, axis), on="cpu:2", batch=4, mesh=f"{axis}=2", **options)
         except mw.MeshwrightError:
             return False
         return True

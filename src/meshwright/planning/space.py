@@ -20,7 +20,7 @@ from meshwright.description.step.model import Model
 from meshwright.description.step.padding import divides_padded, kv_copies
 from meshwright.description.step.rules import RULES, stream_rules
 from meshwright.description.step.sequence import sequence_method
-from meshwright.description.step.stages import STAGE_REMATS, num_staged_layers
+from meshwright.description.step.stages import STAGE_REMATS, most_stages, num_cycles
 from meshwright.description.step.strategy import DEFAULT, Attention, SequenceMethod, Strategy, TpStream
 from meshwright.description.step.workload import REMATS, Remat, Workload, with_remat
 from meshwright.errors import MeshwrightError
@@ -135,7 +135,7 @@ class Space:
         if self.zero_stage is not None and mesh.fsdp > 1:
             stages = (self.zero_stage,)
         model = self.workload.model
-        found = _forms(_on_mesh(base, model, mesh), num_staged_layers(model), mesh.pp, is_whole, stages)
+        found = _forms(_on_mesh(base, model, mesh), num_cycles(model), mesh.pp, is_whole, stages)
         return self._runnable_strategies(mesh, found) if self.is_runnable else found
 
     @cached_property
@@ -268,8 +268,9 @@ def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...], tp_strea
     sizes = [(size, [axes.index(axis) for axis in over if axis in axes]) for size, over in limits(workload, rules)]
     stages = axes.index("pp") if "pp" in axes else None
     found, shapes = list[MeshShape](), list(factorings(num_devices, len(axes)))
+    most = most_stages(workload.model)
     for degrees in shapes:
-        if stages is not None and degrees[stages] > workload.model.num_layers:
+        if stages is not None and degrees[stages] > most:
             continue
         for size, over in sizes:
             for index in over:
@@ -300,14 +301,14 @@ def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...], tp_strea
 
 
 @lru_cache(maxsize=1 << 12)
-def _forms(base: Strategy, num_layers: int, stages: int, is_whole: bool, zero: tuple[int, ...]) -> tuple[Strategy, ...]:
+def _forms(base: Strategy, num_cycles: int, stages: int, is_whole: bool, zero: tuple[int, ...]) -> tuple[Strategy, ...]:
     """Return the variants of a strategy with every ZeRO stage in `zero` and every pipeline schedule.
 
-    Virtual stages need equally many layers each, and microbatches in multiples of the stages (arXiv:2104.04473, section
-    2.2). is_whole: whether `stages` divides the number of microbatches. The variants have `stages` or 1 microbatches as
-    a placeholder, which `_with_microbatches` replaces.
+    Virtual stages need equally many cycles of layers each, and microbatches in multiples of the stages
+    (arXiv:2104.04473, section 2.2). is_whole: whether `stages` divides the number of microbatches. The variants have
+    `stages` or 1 microbatches as a placeholder, which `_with_microbatches` replaces.
     """
-    each, rest = divmod(num_layers, stages)
+    each, rest = divmod(num_cycles, stages)
     schedules = [("1f1b", 1)]
     if stages > 1:
         virtual = _divisors(each)[1:] if not rest and is_whole else []

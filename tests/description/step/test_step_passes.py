@@ -18,7 +18,7 @@ from meshwright.description.step.passes.differentiate import backward_ops, gathe
 from meshwright.description.step.passes.microbatch import extents_of
 from meshwright.description.step.passes.nodes import Core, Move, Product, Vector, Weight, moves_between
 from meshwright.description.step.passes.optimizer import update_moves
-from meshwright.description.step.passes.pipeline import EMBEDDING, LOGITS, repeats, stage_moves
+from meshwright.description.step.passes.pipeline import EMBEDDING, KEPT_INPUTS, LOGITS, repeats, stage_moves
 from meshwright.description.step.passes.rematerialize import recomputed
 from meshwright.description.step.passes.shard import shard_stack
 from meshwright.description.step.strategy import STAGES_APART, Strategy
@@ -268,6 +268,17 @@ def test_stages_in_lockstep_run_their_layers_in_every_tick():
     assert (found[EMBEDDING].executed, found[LOGITS].executed) == (11, 8)
 
 
+def test_stages_in_lockstep_run_whole_cycles_and_keep_the_inputs_of_each_kind_of_layer():
+    """5 cycles of 2 layers on 2 stages: 3 slots of each kind, which 4 microbatches pass in 5 ticks."""
+    experts = replace(PRESETS["tiny-moe"].experts, layers=(False, True))
+    model, strategy = replace(PRESETS["tiny-moe"], num_layers=10, experts=experts), Strategy(num_microbatches=4)
+    found = repeats(program(model), MeshShape(pp=2), strategy)
+    assert [(found[name].once, found[name].executed) for name in ("layers_0", "layers_1")] == [(3, 5 * 3)] * 2
+    moves = list(stage_moves(program(model), STAGED, strategy, layout("pp")))
+    assert [op.array.dims[0].size for op in moves if op.name == KEPT_INPUTS] == [3, 3]
+    assert [op.array.dims[0].size for op in moves if op.name == "load of experts"] == [6]
+
+
 def test_branches_of_virtual_stages_stand_in_the_text_as_if_taken_in_every_tick():
     """4 microbatches through 2 chunks on each of 2 stages are 9 ticks; in 4 of them one enters."""
     found = repeats(program(LLAMA), MeshShape(pp=2), Strategy(num_microbatches=4, virtual_stages=2))
@@ -324,6 +335,14 @@ def test_the_ops_of_a_step_do_not_depend_on_degrees_or_the_batch():
     small = train_step(Workload(model=LLAMA, batch=64, seq_len=2048), MeshShape(fsdp=2, tp=2))
     large = train_step(Workload(model=LLAMA, batch=1024, seq_len=2048), MeshShape(fsdp=16, tp=8))
     assert small.ops is large.ops
+
+
+def test_all_layers_of_a_loop_have_a_backward_pass_where_one_of_them_is_trained():
+    """Adapters of attention alone, beside linear attention: two cycles of four layers, of which the last has them."""
+    model = with_adapters(replace(PRESETS["tiny-qwen3-next"], num_layers=8), rank=4, targets=("o_proj",))
+    step = train_step(Workload(model=model, batch=8, seq_len=32), MeshShape(fsdp=2))
+    backward = {op.region.name for op in step.ops.matmuls if op.phase == "backward"}
+    assert {f"layers_{place}" for place in range(4)} < backward
 
 
 def test_one_layer_is_no_loop_so_that_nothing_leads_to_what_is_frozen_before_it():

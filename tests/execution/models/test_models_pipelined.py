@@ -9,6 +9,7 @@ import pytest
 
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.step.legality import check_runnable
+from meshwright.description.step.model import AttentionConfig
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.strategy import Strategy
 from meshwright.errors import MeshwrightError
@@ -32,13 +33,13 @@ def packed():
     return BATCH | {"positions": (place - lengths * segments).astype(np.int32), "segments": segments}
 
 
-def loss_and_gradients(shape, run, batch):
+def loss_and_gradients(shape, run, batch, model=MODEL):
     """Loss and gradients of one batch in float32, the arrays whole."""
     mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), ShardingContext(shape)
     with jax.set_mesh(mesh):
-        params = initialise(parameters(MODEL), jax.random.key(0), mesh, layout, "f32")
+        params = initialise(parameters(model), jax.random.key(0), mesh, layout, "f32")
         batch = jax.device_put(batch, jax.sharding.NamedSharding(mesh, layout.spec("batch", "sequence")))
-        step = jax.jit(jax.value_and_grad(lambda params: run(params, batch, MODEL, layout)))
+        step = jax.jit(jax.value_and_grad(lambda params: run(params, batch, model, layout)))
         value, gradients = jax.block_until_ready(step(params))
     return float(value), jax.tree.map(np.asarray, gradients)
 
@@ -61,13 +62,32 @@ def staged(strategy, remat):
     ],
 )
 def test_documents_packed_in_a_row_stay_apart_in_stages(shape, schedule):
-    strategy = Strategy(num_microbatches=8, schedule=schedule, attention="flash", sp_method="ring")
-    found = loss_and_gradients(shape, staged(strategy, "block"), packed())
+    check_equal(MODEL, shape, Strategy(num_microbatches=8, schedule=schedule, attention="flash", sp_method="ring"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "schedule"),
+    [
+        (MeshShape(pp=2), "gpipe"),
+        pytest.param(MeshShape(pp=2, tp=2), "1f1b", marks=pytest.mark.matrix),
+    ],
+)
+@pytest.mark.parametrize("is_chunked", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_stages_whose_layers_differ_in_windows_run_a_fused_kernel_in_branches(shape, schedule, is_chunked):
+    windows = AttentionConfig(windows=(5, 5, None), is_chunked=is_chunked)
+    strategy = Strategy(num_microbatches=2, schedule=schedule, attention="flash")
+    check_equal(replace(MODEL, attention=windows), shape, strategy)
+
+
+def check_equal(model, shape, strategy):
+    """The loss and every gradient of packed documents are those of one device."""
+    found = loss_and_gradients(shape, staged(strategy, "block"), packed(), model)
 
     def whole(*given):
         return loss_and_load(*given, dtype=jnp.float32, remat="none", strategy=Strategy(attention="flash"))[0]
 
-    wanted = loss_and_gradients(MeshShape(), whole, packed())
+    wanted = loss_and_gradients(MeshShape(), whole, packed(), model)
     assert found[0] == pytest.approx(wanted[0], rel=1e-6)
     for (path, one), (_, other) in zip(leaves(found[1]), leaves(wanted[1]), strict=True):
         assert np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(other), path

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from meshwright.description.families.adapters import ALL_LINEAR, with_adapters
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.step.attention import FullHeads, KeySharing, LatentAttention, LinearAttention
+from meshwright.description.step.blocks import program
 from meshwright.description.step.frequencies import Frequencies, LongRopeScaling, QueryScaling, YarnRopeScaling
 from meshwright.description.step.layer_inputs import AltUp, LayerInputs
 from meshwright.description.step.model import (
@@ -28,6 +29,7 @@ from meshwright.description.step.model import (
     Scales,
     rotary,
 )
+from meshwright.description.step.stages import staged_stacks
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.workload import Remat, Workload
 from meshwright.mesh import MeshShape
@@ -111,6 +113,7 @@ class Row:
         return frozenset(
             {*words, ("lora" in words, self.model.experts is not None), *axes, *strategy.items(), self.remat}
             | {("packed", self.packed), ("z_loss", self.z_loss)}
+            | {("cycles in stages", self.mesh.pp > 1 and len(staged_stacks(program(self.model))) > 1)}
             | set(self.frozen)
         )
 
@@ -437,6 +440,8 @@ DELTA = replace(
 )
 """With the gated delta rule in every second layer, and attention whose output has a gate in the others."""
 
+EIGHT_DELTA = replace(DELTA, num_layers=8)
+
 QWEN3_NEXT = narrow(
     "tiny-qwen3-next",
     attention=replace(
@@ -447,6 +452,12 @@ QWEN3_NEXT = narrow(
 )
 SPARSE = with_experts("sparse", shared_mlp=32, layers=(False, True))
 """With experts in every second layer, as decoder_sparse_step=2 has it."""
+
+SIX_SPARSE = replace(SPARSE, num_layers=6)
+"""With three cycles of layers, which two stages do not divide."""
+
+AFTER_ONE = replace(SPARSE, name="sparseafterone", num_layers=5, experts=replace(SPARSE.experts, num_dense_layers=1))
+"""With a dense layer before the cycles."""
 
 ONE_DENSE = with_experts("onedense", layers=(True, False, True, True))
 """With layers in no cycle: experts in all but the second, as mlp_only_layers=[1] has it."""
@@ -586,6 +597,19 @@ FAMILIES = [
     Row(SPARSE, MeshShape(ep=2, tp=2)),
     Row(SPARSE, MeshShape(dp=2, fsdp=2, sp=2), parts(2), "none"),
     Row(SPARSE, MeshShape(fsdp=2, sp=2, tp=2), remat="matmuls"),
+    # Layers of several kinds, of which a stage has whole cycles.
+    Row(DELTA, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
+    Row(DELTA, MeshShape(fsdp=2, pp=2), ALTERNATING, packed=True),
+    Row(EIGHT_DELTA, MeshShape(fsdp=2, pp=2), parts(4, virtual_stages=2)),
+    Row(SPARSE, MeshShape(ep=2, fsdp=2, pp=2), GPIPE),
+    Row(SIX_SPARSE, MeshShape(dp=2, pp=2), parts(4, dropout=0.2)),
+    Row(SIX_SPARSE, MeshShape(ep=2, fsdp=2, pp=2), Strategy(optimizer="muon", num_microbatches=4)),
+    # With AdamW, signs in its first update move the third step's gradient norm by more than 1e-5.
+    Row(replace(QWEN3_NEXT, num_layers=8), MeshShape(ep=2, tp=2, pp=2), Strategy(optimizer="sgd", num_microbatches=4)),
+    Row(LLAMA4, MeshShape(ep=2, tp=2, pp=2), ALTERNATING),
+    Row(LLAMA4, MeshShape(fsdp=2, sp=2, pp=2), GPIPE, "matmuls"),
+    Row(GEMMA4, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
+    Row(GEMMA4_MOE, MeshShape(ep=2, fsdp=2, pp=2), ALTERNATING),
     Row(ONE_DENSE, MeshShape(ep=2, fsdp=2, tp=2)),
     Row(LLAMA4, MeshShape(ep=2, fsdp=2, tp=2)),
     Row(LLAMA4, MeshShape(ep=2, sp=2, tp=2), parts(2), "none"),
@@ -615,11 +639,8 @@ FAMILIES = [
     Row(IN_CHUNKS, MeshShape(fsdp=2, sp=2), RING, packed=True),
     Row(IN_CHUNKS, MeshShape(sp=2), ULYSSES, packed=True),
     Row(IN_CHUNKS, MeshShape(sp=2, tp=2), fused("gather"), packed=True),
-    Row(
-        replace(SPARSE, name="sparseafterone", num_layers=5, experts=replace(SPARSE.experts, num_dense_layers=1)),
-        MeshShape(ep=2, fsdp=2, tp=2),
-        Strategy(dropout=0.2, attention="flash"),
-    ),
+    Row(AFTER_ONE, MeshShape(ep=2, fsdp=2, tp=2), Strategy(dropout=0.2, attention="flash")),
+    Row(AFTER_ONE, MeshShape(ep=2, fsdp=2, pp=2), ALTERNATING),
 ]
 """Families with other ops than Llama's."""
 
@@ -661,6 +682,9 @@ FINE_TUNING = [
     Row(with_lora(SHARED, dropout=0.2), MeshShape(ep=2, fsdp=2, tp=2), remat="none"),
     Row(with_lora(NEOX), MeshShape(fsdp=2, sp=2, tp=2)),
     Row(with_lora(GEMMA2), MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(with_lora(DELTA, "q_proj"), MeshShape(fsdp=2, tp=2)),
+    Row(with_lora(EIGHT_DELTA, "q_proj"), MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
+    Row(with_lora(replace(SPARSE, num_layers=8)), MeshShape(fsdp=2, pp=2), GPIPE),
     Row(with_lora(GEMMA4_SMALL), MeshShape(fsdp=2, sp=2, tp=2)),
     Row(with_lora(GPT2), MeshShape(fsdp=2, sp=2, tp=2)),
     Row(with_lora(QWEN3), MeshShape(fsdp=2, sp=2, tp=2)),

@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import os
 import pickle
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -152,8 +153,8 @@ def in_order(tree: Any, layers: Slots) -> Any:
 
 
 def is_of_layers(path: Any) -> bool:
-    """Whether a leaf of a state belongs to the layers that are stacked."""
-    return "['layers']" in jax.tree_util.keystr(path)
+    """Whether a leaf of a state belongs to layers of one kind (`layers`), or of several that alternate (`layers_0`)."""
+    return re.search(r"\['layers(_\d+)?'\]", jax.tree_util.keystr(path)) is not None
 
 
 def start(row: Row) -> dict[str, Any]:

@@ -68,15 +68,35 @@ TABLE = [
 
 @pytest.mark.parametrize(("kind", "shape", "virtual_stages", "microbatches", "num_layers"), TABLE)
 def test_a_pipeline_equals_one_device(kind, shape, virtual_stages, microbatches, num_layers):
-    loss, (of_ends, of_layers) = on_one_device(num_layers, microbatches)
-    (found, (ends, layers)), schedule = run_schedule(shape, kind, virtual_stages, microbatches, num_layers)
+    check_equal(shape, kind, virtual_stages, microbatches, num_layers, num_kinds=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "shape", "virtual_stages", "microbatches", "num_cycles"),
+    [
+        ("gpipe", MeshShape(pp=2), 1, 2, 3),
+        ("1f1b", MeshShape(pp=4, tp=2), 1, 8, 6),
+        pytest.param("1f1b", MeshShape(pp=2), 2, 4, 4, marks=MATRIX),
+        pytest.param("gpipe", MeshShape(pp=2), 2, 4, 5, marks=MATRIX),
+    ],
+)
+def test_layers_of_two_kinds_in_cycles_equal_one_device(kind, shape, virtual_stages, microbatches, num_cycles):
+    check_equal(shape, kind, virtual_stages, microbatches, num_cycles, num_kinds=2)
+
+
+def check_equal(shape, kind, virtual_stages, microbatches, num_cycles, num_kinds):
+    """The loss and every gradient are those of one device."""
+    loss, (of_ends, of_layers) = on_one_device(num_cycles, microbatches, num_kinds)
+    (found, (ends, layers)), schedule = run_schedule(shape, kind, virtual_stages, microbatches, num_cycles, num_kinds)
     assert abs(float(found) - float(loss)) < 1e-5 * abs(float(loss))
-    expected = {name: in_slots(gradient, schedule) for name, gradient in of_layers.items()} | of_ends
-    for name, gradient in (layers | ends).items():
-        difference = np.linalg.norm(np.asarray(gradient) - expected[name])
-        assert difference < 1e-5 * np.linalg.norm(expected[name]), name
-        # Nothing is exactly zero but the gradients of empty slots.
-        assert not np.asarray(gradient)[expected[name] == 0].any(), name
+    wanted = [{name: in_slots(gradient, schedule) for name, gradient in own.items()} for own in of_layers]
+    for own, expected in zip((*layers, ends), (*wanted, of_ends), strict=True):
+        for name, gradient in own.items():
+            difference = np.linalg.norm(np.asarray(gradient) - expected[name])
+            assert difference < 1e-5 * np.linalg.norm(expected[name]), name
+            # Nothing is exactly zero but the gradients of empty slots.
+            assert not np.asarray(gradient)[expected[name] == 0].any(), name
 
 
 @cache

@@ -18,7 +18,7 @@ from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.arrays import abstract
 from meshwright.execution.runtime.attention.segments import Mask, Segments, pairwise_mask
-from meshwright.execution.runtime.attention.sequence import KEYS, QUERIES, TOKENS, attend
+from meshwright.execution.runtime.attention.sequence import KEYS, QUERIES, TOKENS, LayerMask, attend
 from meshwright.execution.runtime.mesh import build_mesh
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.step import lower_train_step
@@ -76,7 +76,7 @@ def sharded(shape, method, mask):
         key_ids = None if places is None else layout.place(places.ids, "batch", "activation")
 
         def attention(query, key, value):
-            return attend(query, key, value, places, layout, method=method, mask=mask, key_ids=key_ids)
+            return attend(query, key, value, layout, method=method, masks=[LayerMask(mask, places, key_ids)])
 
         output, back = jax.vjp(attention, *arrays[:3])
         return output, *back(arrays[3])

@@ -10,6 +10,7 @@ import pytest
 import meshwright as mw
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.step.legality import check_runnable
+from meshwright.description.step.model import Experts
 from meshwright.description.step.parameter_tree import leaves
 from meshwright.description.step.passes.schedule import slot_layers
 from meshwright.description.step.rules import rules_of
@@ -26,38 +27,46 @@ from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
 
 MODEL = replace(PRESETS["tiny"], num_layers=5, embed=32, mlp=32, num_heads=2, num_kv_heads=2, head_dim=8)
-WORKLOAD = Workload(model=MODEL, batch=8, seq_len=8, compute_dtype="f32")
+CYCLES = replace(MODEL, num_layers=10, experts=Experts(count=4, num_active=2, mlp=16, layers=(False, True)))
+"""With experts in every second layer: five cycles of two layers."""
+
+MODELS = {"layers": MODEL, "cycles": CYCLES}
 OPTIMIZER = Optimizer(warmup_steps=1, decay_steps=10, first_rate=0.0)
 INTERLEAVED = Strategy(num_microbatches=4, virtual_stages=2)
 
 STAGES = [
-    (MeshShape(pp=2), Strategy(num_microbatches=4)),
-    (MeshShape(pp=2, fsdp=2), INTERLEAVED),
-    (MeshShape(pp=4, tp=2), Strategy(num_microbatches=4, schedule="gpipe")),
+    ("layers", MeshShape(pp=2), Strategy(num_microbatches=4)),
+    ("layers", MeshShape(pp=2, fsdp=2), INTERLEAVED),
+    ("layers", MeshShape(pp=4, tp=2), Strategy(num_microbatches=4, schedule="gpipe")),
+    ("cycles", MeshShape(pp=2, ep=2), INTERLEAVED),
 ]
 
 
+def workload(model):
+    """Steps of a model of `MODELS`."""
+    return Workload(model=MODELS[model], batch=8, seq_len=8, compute_dtype="f32")
+
+
 @cache
-def drawn(shape, strategy):
+def drawn(model, shape, strategy):
     """The first state on a mesh, and what lies it there."""
     mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), ShardingContext(shape, rules_of(strategy))
     with jax.set_mesh(mesh):
-        return initial_state(WORKLOAD, layout, OPTIMIZER, mesh, strategy, seed=0), mesh, layout
+        return initial_state(workload(model), layout, OPTIMIZER, mesh, strategy, seed=0), mesh, layout
 
 
-@pytest.fixture(scope="module")
-def alone():
+def alone(model):
     """The parameters of the first state on one device."""
-    return jax.tree.map(np.asarray, drawn(MeshShape(), Strategy())[0]["params"])
+    return jax.tree.map(np.asarray, drawn(model, MeshShape(), Strategy())[0]["params"])
 
 
-@pytest.mark.parametrize(("shape", "strategy"), STAGES)
-def test_what_is_drawn_does_not_depend_on_the_stages(shape, strategy, alone):
-    state, _, _ = drawn(shape, strategy)
-    order = slot_layers(MODEL.num_layers, shape.pp, strategy.virtual_stages)
-    for (path, whole), (_, staged) in zip(leaves(alone), leaves(state["params"]), strict=True):
+@pytest.mark.parametrize(("model", "shape", "strategy"), STAGES)
+def test_what_is_drawn_does_not_depend_on_the_stages(model, shape, strategy):
+    state, _, _ = drawn(model, shape, strategy)
+    order = slot_layers(5, shape.pp, strategy.virtual_stages)
+    for (path, whole), (_, staged) in zip(leaves(alone(model)), leaves(state["params"]), strict=True):
         staged = np.asarray(staged)
-        if not path.startswith("layers."):
+        if not path.startswith("layers"):
             assert np.array_equal(staged, whole), path
             continue
         assert staged.shape[0] == len(order)
@@ -65,15 +74,16 @@ def test_what_is_drawn_does_not_depend_on_the_stages(shape, strategy, alone):
             assert np.array_equal(staged[slot], np.zeros_like(whole[0]) if layer is None else whole[layer]), path
 
 
-@pytest.mark.parametrize(("shape", "strategy"), STAGES)
-def test_a_state_in_order_is_that_of_one_device_and_comes_back(shape, strategy, alone):
-    state, mesh, layout = drawn(shape, strategy)
-    lies = in_order(layout, MODEL, strategy)
+@pytest.mark.parametrize(("model", "shape", "strategy"), STAGES)
+def test_a_state_in_order_is_that_of_one_device_and_comes_back(model, shape, strategy):
+    state, mesh, layout = drawn(model, shape, strategy)
+    work = workload(model)
+    lies = in_order(layout, work.config, strategy)
     with jax.set_mesh(mesh):
-        wanted, slotted = (abstract_state(WORKLOAD, one, OPTIMIZER, mesh, strategy) for one in (lies, layout))
-        kept = jax.jit(lambda state: to_order(state, wanted, MODEL, layout, strategy))(state)
-        back = jax.jit(lambda state: to_stage_layout(state, slotted, MODEL, layout, strategy))(kept)
-    for (path, whole), (_, array) in zip(leaves(alone), leaves(kept["params"]), strict=True):
+        wanted, slotted = (abstract_state(work, one, OPTIMIZER, mesh, strategy) for one in (lies, layout))
+        kept = jax.jit(lambda state: to_order(state, wanted, work.config, layout, strategy))(state)
+        back = jax.jit(lambda state: to_stage_layout(state, slotted, work.config, layout, strategy))(kept)
+    for (path, whole), (_, array) in zip(leaves(alone(model)), leaves(kept["params"]), strict=True):
         assert np.array_equal(np.asarray(array), whole), path
     assert jax.tree.map(lambda array: array.sharding, back) == jax.tree.map(lambda leaf: leaf.sharding, slotted)
     assert all(map(np.array_equal, *(jax.tree.leaves(jax.tree.map(np.asarray, tree)) for tree in (state, back))))
@@ -90,7 +100,8 @@ def test_layers_in_order_take_no_more_room_than_in_slots():
 
 
 @pytest.mark.matrix
-def test_a_run_goes_on_over_other_stages_and_writes_text_without_any(tmp_path, monkeypatch):
+@pytest.mark.parametrize("model", MODELS)
+def test_a_run_goes_on_over_other_stages_and_writes_text_without_any(model, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "meshwright.execution.training.loop.build_mesh",
         lambda shape: build_mesh(shape, jax.devices()[: shape.num_devices]),
@@ -98,7 +109,7 @@ def test_a_run_goes_on_over_other_stages_and_writes_text_without_any(tmp_path, m
 
     def config(shape, steps, name):
         return RunConfig(
-            workload=WORKLOAD,
+            workload=workload(model),
             mesh=shape,
             hardware=name,
             optimizer=OPTIMIZER,

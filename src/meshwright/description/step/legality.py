@@ -14,7 +14,7 @@ from meshwright.description.step.padding import check_padding, is_padded, padded
 from meshwright.description.step.parameter_tree import Parameter, Tree, leaves, parameters
 from meshwright.description.step.rules import RULES, Rules, check_rules, local_parameter_shape, rules_of
 from meshwright.description.step.sequence import attention_ops, check_sequence, has_attention, is_zigzag
-from meshwright.description.step.stages import check_stages
+from meshwright.description.step.stages import check_stages, counted_layers, most_stages
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.trained import LEAST_BLOCK, blocked_dim, stored_weight
 from meshwright.description.step.workload import Workload
@@ -32,21 +32,21 @@ def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> Non
                 f"mesh {mesh} has {axis}={degree}, which would split nothing of {workload.model.name};"
                 f" use {axis}=1 (the axes that split something are {', '.join(sorted(used))})"
             )
-    if mesh.pp > workload.model.num_layers:
+    model, most = workload.model, most_stages(workload.model)
+    if mesh.pp > 1 and reads_other_layers(model):
         raise MeshwrightError(
-            f"mesh {mesh} has pp={mesh.pp} stages for the {workload.model.num_layers} layers of"
-            f" {workload.model.name}, so that some would split nothing; use pp in 1 to {workload.model.num_layers}"
+            f"mesh {mesh} has pp={mesh.pp}; layers of {model.name} read keys and values of earlier layers, or inputs of"
+            f" their own, which no pipeline stage sends to the next: use pp=1 and more fsdp, tp or ep"
         )
-    model = workload.model
+    if mesh.pp > most:
+        raise MeshwrightError(
+            f"mesh {mesh} has pp={mesh.pp} stages for the {counted_layers(model, most)} of {model.name}, so that some"
+            f" would split nothing; use {f'pp in 1 to {most}' if most > 1 else 'pp=1'}"
+        )
     if mesh.sp > 1 and has_linear_attention(model):
         raise MeshwrightError(
             f"mesh {mesh} has sp={mesh.sp}; the linear attention of {model.name} carries a state from token to token,"
             f" which no sp passes on yet: use sp=1 and more fsdp or tp"
-        )
-    if mesh.pp > 1 and has_alternating_layers(model):
-        raise MeshwrightError(
-            f"mesh {mesh} has pp={mesh.pp}; the layers of {model.name} are of several kinds, which no pipeline has yet:"
-            f" use pp=1 and more fsdp, tp or ep"
         )
     if workload.objective == "dpo" and mesh.pp > 1:
         raise MeshwrightError(
@@ -101,7 +101,7 @@ def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tup
             # Quantised heads are not padded.
             found.update((size, rules[name]) for name, size in dims if base or not is_padded(workload.model, name))
     found.update((1, (axis,)) for axis in AXES if axis not in _used_axes(workload.model, rules))
-    if workload.objective == "dpo" or has_alternating_layers(workload.model):
+    if workload.objective == "dpo" or reads_other_layers(workload.model):
         found.add((1, ("pp",)))
     if has_linear_attention(workload.model):
         found.add((1, ("sp",)))
@@ -113,9 +113,10 @@ def has_linear_attention(model: Model) -> bool:
     return isinstance(model, ModelConfig) and model.attention.linear is not None
 
 
-def has_alternating_layers(model: Model) -> bool:
-    """Whether layers of several kinds alternate in a model; it then has a stack for each kind."""
-    return any(stack.is_alternating for stack in program(model).stacks)
+def reads_other_layers(model: Model) -> bool:
+    """Whether layers read more than the output of the layer before: keys of earlier layers, or inputs of their own."""
+    found = program(model)
+    return bool(found.layer_inputs) or any(stack.is_sharing for stack in found.stacks)
 
 
 def _used_axes(model: Model, rules: Rules) -> set[str]:
@@ -212,10 +213,11 @@ def _check_attention(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
                 f"model {model.name} has attention sinks, which attention={strategy.attention!r} does not have;"
                 f" use attention='scores'"
             )
-    if mesh.pp > 1 and any(len(op.windows) > 1 for op in attention_ops(model)):
+    if mesh.pp > 1 and mesh.sp > 1 and any(len(op.windows) > 1 for op in attention_ops(model)):
         raise MeshwrightError(
-            f"the layers of {model.name} differ in their windows, which attention={strategy.attention!r} does not take"
-            f" in the stages of pp={mesh.pp}; use attention='scores', or pp=1"
+            f"the layers of {model.name} differ in their windows: with attention={strategy.attention!r}, stages of"
+            f" pp={mesh.pp} run different branches, which cannot communicate over sp={mesh.sp}; use"
+            f" attention='scores', sp=1 or pp=1"
         )
 
 

@@ -1,9 +1,10 @@
 """Layers of a model as pipeline stages store them: stacked over slots for layers, some of which may be empty.
 
-All stages run one program, so each has the same number of slots for each kind of layer. Slots for the few dense layers
-before MoE layers would be empty in all but the first stage, and still take time. So every stage stores these layers,
-like the embedding, and runs them on its share of each microbatch's sequences (or on all sequences, if pp does not
-divide them). These layers save nothing for backward.
+All stages run one program, so each has the same number of slots for each kind of layer. If layers of several kinds
+alternate, stages consist of whole cycles, with one layer of each kind. Slots for the few dense layers before MoE layers
+would be empty in all but the first stage, and still take time. So every stage stores these layers, like the embedding,
+and runs them on its share of each microbatch's sequences (or on all sequences, if pp does not divide them). These
+layers save nothing for backward.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from meshwright.description.step.blocks import program
+from meshwright.description.step.layer import Program, Stack, alternating
 from meshwright.description.step.model import Model
 from meshwright.description.step.parameter_tree import Parameter, Tree, map_leaves, parameters
 from meshwright.description.step.rules import RULES
@@ -36,9 +39,28 @@ def chunk_slots(num_layers: int, stages: int, virtual_stages: int) -> int:
     return math.ceil(num_layers / (stages * virtual_stages))
 
 
-def num_staged_layers(model: Model) -> int:
-    """Return how many layers the stages share: all but the dense layers before MoE layers."""
-    return model.num_layers - (model.num_dense_layers if model.experts else 0)
+def staged_stacks(found: Program) -> tuple[Stack, ...]:
+    """Return the stacks of the layers that the stages share: all but the dense layers before MoE layers.
+
+    There are several if their layers alternate; the layers of a cycle are then on one stage.
+    """
+    return alternating(found.stacks)[-1]
+
+
+def num_cycles(model: Model) -> int:
+    """Return how many cycles of layers the stages share; if the layers do not alternate, how many layers."""
+    return staged_stacks(program(model))[0].num_layers
+
+
+def most_stages(model: Model) -> int:
+    """Return the largest pp: the number of layers or, if layers of several kinds alternate, of their cycles."""
+    return num_cycles(model) if len(staged_stacks(program(model))) > 1 else model.num_layers
+
+
+def counted_layers(model: Model, count: int) -> str:
+    """Return `count` layers in words: "4 layers", or "4 cycles of 2 layers" if layers of several kinds alternate."""
+    cycle = len(staged_stacks(program(model)))
+    return f"{count} layers" if cycle == 1 else f"{count} cycle{'s' * (count > 1)} of {cycle} layers"
 
 
 def batch_before_stages(batch: int, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
@@ -53,7 +75,8 @@ def batch_before_stages(batch: int, mesh: MeshShape, strategy: Strategy) -> tupl
 def staged_parameters(model: Model, *, stages: int, virtual_stages: int) -> Tree[Parameter]:
     """Return the declarations of a model's parameters, with layers stacked over the layer slots of all stages in order.
 
-    `step.passes.schedule.slot_layers` returns the layer in each slot. With one stage, there is a slot for each layer.
+    `step.passes.schedule.slot_layers` returns the layer of its stack in each slot. With one stage, there is a slot for
+    each layer.
     """
     if stages == 1:
         return parameters(model)
@@ -68,15 +91,18 @@ def staged_parameters(model: Model, *, stages: int, virtual_stages: int) -> Tree
 
 
 def check_stages(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise an error if a strategy cannot cut a model into the mesh's stages with at least one layer in each chunk."""
-    stages, virtual, layers = mesh.pp, strategy.virtual_stages, num_staged_layers(model)
+    """Raise an error if a strategy cannot cut a model into the mesh's stages with at least one layer in each chunk.
+
+    If layers of several kinds alternate, chunks have whole cycles of them.
+    """
+    stages, virtual, layers = mesh.pp, strategy.virtual_stages, num_cycles(model)
     if stages == 1:
         return
     if stages * virtual > layers:
         most = layers // stages
         nearest = {0: f"pp up to {layers}", 1: "virtual_stages 1"}.get(most, f"virtual_stages 1 to {most}")
         raise MeshwrightError(
-            f"{virtual} virtual stages on pp={stages} cut the {layers} layers of {model.name} into"
+            f"{virtual} virtual stages on pp={stages} cut the {counted_layers(model, layers)} of {model.name} into"
             f" {stages * virtual} chunks, so that some would have none; use {nearest}"
         )
     if virtual > 1 and (rest := strategy.num_microbatches % stages):
@@ -88,9 +114,9 @@ def check_stages(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
         )
     if strategy.optimizer == "adafactor" and layers % (stages * virtual):
         raise MeshwrightError(
-            f"adafactor scales an array by its mean, and {layers} layers leave slots of pp={stages} with virtual_stages"
-            f" {virtual} empty: {layers} % {stages * virtual} = {layers % (stages * virtual)}; use adamw, lion or sgd,"
-            f" or stages that divide the layers"
+            f"adafactor scales an array by its mean, and {counted_layers(model, layers)} leave slots of pp={stages}"
+            f" with virtual_stages {virtual} empty: {layers} % {stages * virtual} = {layers % (stages * virtual)}; use"
+            f" adamw, lion or sgd, or stages that divide the layers"
         )
 
 

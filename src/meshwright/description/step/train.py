@@ -22,7 +22,7 @@ from meshwright.description.step.ir import (
     Region,
     Step,
 )
-from meshwright.description.step.layer import STREAM, Lookup, Stack
+from meshwright.description.step.layer import STREAM, Lookup, Stack, alternating
 from meshwright.description.step.layer_inputs import LAYER_INPUT
 from meshwright.description.step.model import Model
 from meshwright.description.step.padding import kv_copies, padded
@@ -177,13 +177,15 @@ def _ops(
     ops += build.ends(residual_nodes(found.layer_inputs, layout), is_recomputed=False)
     build.has_input_gradient = build.has_gradient
     ops += build.ends(residual_nodes(found.widening, layout), is_recomputed=False)
-    for stack in found.stacks:
-        if stack is before:
-            ops += build.stack(stack, ahead, "block", is_whole=stack.num_layers > 1)
-            is_entry_trained = build.has_gradient
-        else:
-            ops += build.ends(shared_key_nodes(stack, layout), is_recomputed=False)
-            ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
+    for stacks in alternating(found.stacks):
+        build.begin_loop(stacks)
+        for stack in stacks:
+            if stack is before:
+                ops += build.stack(stack, ahead, "block", is_whole=stack.num_layers > 1)
+                is_entry_trained = build.has_gradient
+            else:
+                ops += build.ends(shared_key_nodes(stack, layout), is_recomputed=False)
+                ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
     ops += build.ends(residual_nodes(found.narrowing, layout), is_recomputed=False)
     is_recomputed = is_spmd_pipeline(mesh, strategy) and strategy.schedule == "gpipe"
     ops += build.ends(logits_nodes(found.logits, layout, objective), is_recomputed=is_recomputed)
@@ -241,6 +243,15 @@ class _Builder:
         self.has_input_gradient = False
         self.sums_load = False
 
+    def begin_loop(self, stacks: tuple[Stack, ...]) -> None:
+        """Note the gradient that enters a loop over the layers of some stacks, which alternate if there are several.
+
+        All layers of a loop have a backward pass if one of them has a trained parameter; one cycle alone is no loop.
+        """
+        if stacks[0].num_layers > 1:
+            nodes = (node for stack in stacks for node in shard_stack(stack, self.layout))
+            self.has_gradient |= any(node.is_trained for node in nodes)
+
     def stack(self, stack: Stack, layout: Layout, remat: Remat, *, is_whole: bool) -> Iterator[Op]:
         """Yield the ops of one layer of a stack: forward, recompute, backward, and its weights' collectives.
 
@@ -250,7 +261,7 @@ class _Builder:
         is_whole: as in `recomputed`.
         """
         nodes = shard_stack(stack, layout)
-        with_gradient = {STREAM} if self.has_gradient or stack.num_layers > 1 else set[str]()
+        with_gradient = {STREAM} if self.has_gradient else set[str]()
         outside = from_outside(stack.ops, layout).keys()
         with_gradient |= outside - {LAYER_INPUT} if self.has_gradient else set()
         with_gradient |= outside & {LAYER_INPUT} if self.has_input_gradient else set()

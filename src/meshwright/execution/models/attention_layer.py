@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +68,7 @@ def scoring_of(op: Attention) -> Scoring:
 
 
 def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Array:
-    """Return the attention output of a fused kernel; layers with different windows take branches of a `lax.switch`."""
+    """Return the attention output of a fused kernel; layers with different windows take different branches."""
     segments, strategy = context.positions.segments, context.strategy
     if op.softcap:
         raise MeshwrightError(f"attention={strategy.attention!r} has no cap of scores; use attention='scores'")
@@ -80,32 +79,28 @@ def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Ar
     # Without segments (prompts) tokens are in order.
     order = None if segments is None else sequence.token_order(query.shape[1], context.layout, strategy)
 
-    def attend_within(window: int | None, query: Array, key: Array, value: Array) -> Array:
+    def mask_within(window: int | None) -> sequence.LayerMask:
         own, key_ids = segments, context.positions.key_ids
         mask = Mask(window=window, is_chunked=op.is_chunked)
         if op.is_chunked and window is not None and own is not None and own.ids is not None:
             ids, key_ids = chunk_ids(own.positions, own.ids, key_ids, window, order)
             own, mask = own._replace(ids=ids), Mask()
-        return sequence.attend(
-            query,
-            key,
-            value,
-            own,
-            context.layout,
-            key_ids=key_ids,
-            order=order,
-            method=strategy.sp_method,
-            mask=mask,
-            attention=strategy.attention,
-        )
+        return sequence.LayerMask(mask, own, key_ids)
 
-    if len(set(op.windows)) == 1:
-        return attend_within(op.windows[0], query, *new)
-    # Kernels need windows at compile time.
-    kinds = tuple(dict.fromkeys(op.windows))
-    of_kind = (is_of_kind(window, op.windows, context.layer).astype(jnp.int32) for window in kinds)
-    kind = sum(number * share for number, share in enumerate(of_kind))
-    return jax.lax.switch(kind, [partial(attend_within, window) for window in kinds], query, *new)
+    windows, kind = tuple(dict.fromkeys(op.windows)), None
+    if len(windows) > 1:
+        of_kind = (is_of_kind(window, op.windows, context.layer).astype(jnp.int32) for window in windows)
+        kind = sum((number * share for number, share in enumerate(of_kind)), jnp.int32(0))
+    return sequence.attend(
+        query,
+        *new,
+        context.layout,
+        masks=[mask_within(window) for window in windows],
+        kind=kind,
+        order=order,
+        method=strategy.sp_method,
+        attention=strategy.attention,
+    )
 
 
 def chunk_ids(

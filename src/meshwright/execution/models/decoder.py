@@ -136,6 +136,11 @@ def through_layers(
     return narrowed(params, x, model, layout), load
 
 
+def number_in_cycles(cycle: Array, place: int, num_kinds: int) -> Array:
+    """Return the number of a layer among layers of `num_kinds` kinds that alternate, given its cycle and its place."""
+    return cycle if num_kinds == 1 else cycle * num_kinds + place
+
+
 class _OfLayer(NamedTuple):
     """What a layer reads besides the residual stream, the fields as in `LayerContext`: its weights and its number."""
 
@@ -176,7 +181,7 @@ def _layers(
             weights = plain(weights, x.dtype)
             here = None
             if rng is not None and number is not None:
-                here = rng.fold_in(number if len(stacks) == 1 else number * len(stacks) + place)
+                here = rng.fold_in(number_in_cycles(number, place, len(stacks)))
             context = LayerContext(positions=positions, layout=layout, strategy=strategy, rng=here, layer=number)
             context = replace(context, own_input=own_input, shared=keys)
             result = run_layer(stack, checkpoint_name(x, LAYER_INPUT), weights, context)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,24 +12,26 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from meshwright.description.step.blocks import layers, program
-from meshwright.description.step.layer import Lookup
+from meshwright.description.step.layer import Lookup, Stack
 from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.passes.microbatch import num_moe_layers
 from meshwright.description.step.passes.schedule import Schedule, slot_layers
-from meshwright.description.step.stages import batch_before_stages, check_stage_remat, num_staged_layers
+from meshwright.description.step.stages import batch_before_stages, check_stage_remat, num_cycles, staged_stacks
 from meshwright.description.step.strategy import Strategy
 from meshwright.description.step.workload import Remat
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.context import KEY_SEGMENTS, LayerContext, Weights, positions_of, with_key_segments
-from meshwright.execution.models.decoder import STACKS
+from meshwright.execution.models.decoder import STACKS, number_in_cycles
 from meshwright.execution.models.dropout import DropoutRng
 from meshwright.execution.models.ends import LossParts, embed, logits, mean_losses, table_in_use
 from meshwright.execution.models.layer import run_layer
+from meshwright.execution.models.moe import load_of_layers
 from meshwright.execution.models.quantised.weights import plain
 from meshwright.execution.models.remat import rematerialized
 from meshwright.execution.runtime.experts.routing import ExpertLoad
 from meshwright.execution.runtime.pipeline.gpipe import pipelined_loss, wait_for_input
 from meshwright.execution.runtime.pipeline.one_forward_one_backward import pipelined_loss_1f1b
-from meshwright.execution.runtime.pipeline.stages import LayerOutput, Pipeline
+from meshwright.execution.runtime.pipeline.stages import Layer, LayerOutput, Pipeline
 from meshwright.execution.runtime.replicas import stack_replicas, unstack_replicas
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
@@ -60,8 +62,9 @@ def staged_loss_and_load(
     specs = jax.tree.map(lambda array: jax.typeof(array).sharding.spec, params)
     before = layout_before_stages(layout, batch["tokens"].shape[0], strategy) if "dense_layers" in params else layout
     pipeline = _pipeline(specs, model, layout, before, strategy, dtype, remat, z_loss)
-    ends = jax.tree.map(lambda weights: stack_replicas(weights, 0), _without(params, "layers"))
-    stacked = jax.tree.map(lambda weights: stack_replicas(weights, 1), params["layers"])
+    names = [stack.name for stack in staged_stacks(program(model))]
+    ends = jax.tree.map(lambda weights: stack_replicas(weights, 0), _without(params, *names))
+    stacked = tuple(jax.tree.map(lambda weights: stack_replicas(weights, 1), params[name]) for name in names)
     count = strategy.num_microbatches
     parts: dict[str, Any] = {name: microbatches(array, count, layout) for name, array in batch.items()}
     if rng is not None:
@@ -69,7 +72,7 @@ def staged_loss_and_load(
         parts["rng"] = replace(rng, key=keys, tokens=microbatches(rng.tokens, count, layout))
     run: Any = pipelined_loss_1f1b if strategy.schedule == "1f1b" else pipelined_loss
     loss, (means, loads) = run(pipeline, ends, stacked, parts)
-    return loss, LossParts(means, None if loads is None else _load_by_layer(loads, pipeline))
+    return loss, LossParts(means, _load_by_layer(loads, pipeline))
 
 
 def layout_before_stages(layout: ShardingContext, batch: int, strategy: Strategy) -> ShardingContext:
@@ -98,7 +101,7 @@ def _pipeline(
         virtual_stages=strategy.virtual_stages,
     )
     stage, has_dense = replace(layout, is_stage=True), "dense_layers" in specs
-    stack = layers(model)[-1]
+    stacks = staged_stacks(program(model))
 
     def whole(ends: Weights, given: Any) -> tuple[Weights, Any]:
         # Without a barrier some compilers gather the embeddings before the first tick and keep them in memory.
@@ -111,21 +114,24 @@ def _pipeline(
         x, _ = embed(ends, part["tokens"], positions_of(part, model), model, before, dtype)
         return _dense_layers(ends["dense_layers"], x, part, model, before, strategy) if has_dense else x
 
-    def layer(weights: Weights, x: Array, part: Weights, number: Array) -> LayerOutput:
-        stored = jax.tree.map(
-            lambda rows, spec: unstack_replicas(rows, _of_layer(spec), stage), weights, specs["layers"]
-        )
-        context = LayerContext(
-            positions=positions_of(part, model),
-            layout=stage,
-            strategy=strategy,
-            rng=_rng(part, STACKS.index("layers"), number),
-            layer=number,
-        )
-        result = run_layer(stack, x, plain(stored, x.dtype), context)
-        if result.load is None:
-            return LayerOutput(result.stream)
-        return LayerOutput(result.stream, *_balance(result.load, model))
+    def layer_of(stack: Stack, place: int) -> Layer:
+        def layer(weights: Weights, x: Array, part: Weights, number: Array) -> LayerOutput:
+            stored = jax.tree.map(
+                lambda rows, spec: unstack_replicas(rows, _of_layer(spec), stage), weights, specs[stack.name]
+            )
+            context = LayerContext(
+                positions=positions_of(part, model),
+                layout=stage,
+                strategy=strategy,
+                rng=_rng(part, STACKS.index("layers"), number_in_cycles(number, place, len(stacks))),
+                layer=number,
+            )
+            result = run_layer(stack, x, plain(stored, x.dtype), context)
+            if result.load is None:
+                return LayerOutput(result.stream)
+            return LayerOutput(result.stream, *_balance(result.load, model))
+
+        return rematerialized(wait_for_input(layer), remat)
 
     def last(ends: Weights, x: Array, part: Weights) -> Array:
         ends, x = whole(_without(ends, "dense_layers"), x)
@@ -137,10 +143,10 @@ def _pipeline(
         first = jax.checkpoint(first)
     return Pipeline(
         first,
-        rematerialized(wait_for_input(layer), remat),
+        tuple(layer_of(stack, place) for place, stack in enumerate(stacks)),
         last,
         schedule,
-        num_staged_layers(model),
+        num_cycles(model),
         loss_shape=(1 if z_loss == 0 else 2,),
     )
 
@@ -165,8 +171,8 @@ def _dense_layers(
     return lax.scan(layer, x, (weights, jnp.arange(stack.num_layers)))[0]
 
 
-def _without(weights: Weights, stack: str) -> Weights:
-    return {name: array for name, array in weights.items() if name != stack}
+def _without(weights: Weights, *stacks: str) -> Weights:
+    return {name: array for name, array in weights.items() if name not in stacks}
 
 
 def _rng(part: Weights, stack: int, number: Array) -> DropoutRng | None:
@@ -185,15 +191,19 @@ def _balance(load: Array, model: ModelConfig) -> tuple[Array | None, Array]:
     if model.experts is None:
         return None, load
     balance_loss = ExpertLoad(load[0], load[1], load[2]).balance_loss
-    return model.experts.balance_weight * balance_loss / num_staged_layers(model), load
+    return model.experts.balance_weight * balance_loss / num_moe_layers(model), load
 
 
-def _load_by_layer(loads: Array, pipeline: Pipeline) -> ExpertLoad:
-    """Return the load of each layer, given that of each pipeline slot [slots, 3, e], in the order of layers."""
+def _load_by_layer(loads: Sequence[Array | None], pipeline: Pipeline) -> ExpertLoad | None:
+    """Return the load of each layer with experts, in the order of layers; None if there are none.
+
+    loads: for each layer of a cycle, its load in each pipeline slot [slots, 3, e]; None without experts.
+    """
     schedule = pipeline.schedule
-    layers = slot_layers(pipeline.num_layers, schedule.stages, schedule.virtual_stages)
-    slots = sorted((slot for slot, layer in enumerate(layers) if layer is not None), key=lambda slot: layers[slot] or 0)
-    return ExpertLoad(*jnp.moveaxis(jax.reshard(loads, P(None, None, None))[jnp.array(slots)], 1, 0))
+    cycles = slot_layers(pipeline.num_cycles, schedule.stages, schedule.virtual_stages)
+    slots = sorted((slot for slot, cycle in enumerate(cycles) if cycle is not None), key=lambda slot: cycles[slot] or 0)
+    found = [jax.reshard(load, P(None, None, None))[jnp.array(slots)] for load in loads if load is not None]
+    return load_of_layers([load[:, None] for load in found]) if found else None
 
 
 def microbatches(batch: Array, count: int, layout: ShardingContext, *, group_size: int = 1) -> Array:

@@ -19,22 +19,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from meshwright.description.step.blocks import program
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
 from meshwright.description.step.passes.schedule import slot_layers
-from meshwright.description.step.stages import num_staged_layers
+from meshwright.description.step.stages import num_cycles, staged_stacks
 from meshwright.description.step.strategy import Strategy
 from meshwright.execution.runtime.arrays import fit
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
 Tree = Any
-"""A pytree of arrays or abstract arrays, with the stacked layers under the key `layers`."""
+"""A pytree of arrays or abstract arrays, with the layers of a stack under its name."""
 
 
 def layer_of_slots(model: ModelConfig, layout: ShardingContext, strategy: Strategy) -> tuple[int | None, ...]:
-    """Return, for each slot, the number of its layer, or None if it is empty; without stages, layers in model order."""
+    """Return, for each slot, the number of its layer, or None if it is empty; without stages, layers in model order.
+
+    If layers of several kinds alternate, numbers are those of their cycles.
+    """
     stages = layout.mesh.degree(layout.axes("layers"))
-    return slot_layers(num_staged_layers(model), stages, strategy.virtual_stages if stages > 1 else 1)
+    return slot_layers(num_cycles(model), stages, strategy.virtual_stages if stages > 1 else 1)
 
 
 def in_order(layout: ShardingContext, model: ModelConfig, strategy: Strategy) -> ShardingContext:
@@ -45,7 +49,7 @@ def in_order(layout: ShardingContext, model: ModelConfig, strategy: Strategy) ->
         """Return the axes of embed with `more`, if all together divide it; else without."""
         return axes if model.embed % layout.mesh.degree((*axes, *more)) else (*axes, *more)
 
-    if layer_of_slots(model, layout, strategy) != tuple(range(num_staged_layers(model))):
+    if layer_of_slots(model, layout, strategy) != tuple(range(num_cycles(model))):
         stages, rules = layout.axes("layers"), {**rules, "layers": ()}
         if (embed := widened(rules["embed"], stages)) != rules["embed"]:
             rules |= {"embed": embed, "vocab": tuple(axis for axis in rules["vocab"] if axis not in stages)}
@@ -81,11 +85,11 @@ def to_stage_layout(state: Tree, wanted: Tree, model: ModelConfig, layout: Shard
         wanted: the abstract state to return, with its shapes and shardings.
         layout: the sharding context of `wanted`.
     """
-    layers, count = layer_of_slots(model, layout, strategy), num_staged_layers(model)
+    layers, count = layer_of_slots(model, layout, strategy), num_cycles(model)
     # An index past the end gives zeros.
     rows = np.array([count if layer is None else layer for layer in layers])
     is_same = layers == tuple(range(count))
-    return _reshard_as(_fit(state if is_same else _rows(state, rows), wanted), wanted)
+    return _reshard_as(_fit(state if is_same else _rows(state, rows, model), wanted), wanted)
 
 
 def move_to_stage_layout(
@@ -102,7 +106,7 @@ def move_to_stage_layout(
         return jax.jit(lambda tree: to_stage_layout(tree, {name: to}, model, layout, strategy))
 
     def move(path: tuple[Any, ...], array: Array, to: jax.ShapeDtypeStruct) -> Array:
-        name = "layers" if any(getattr(key, "key", None) == "layers" for key in path) else "other"
+        name = staged_stacks(program(model))[0].name if _is_staged(path, model) else "other"
         moved = jax.block_until_ready(to_stages(name, to)({name: array})[name])
         array.delete()
         return moved
@@ -116,10 +120,10 @@ def to_order(state: Tree, wanted: Tree, model: ModelConfig, layout: ShardingCont
     `wanted` is the abstract state to return. It must not shard dims along which layers move or padding is removed;
     `in_order` returns such a sharding context. `layout` is the sharding context of `state`.
     """
-    layers, count = layer_of_slots(model, layout, strategy), num_staged_layers(model)
+    layers, count = layer_of_slots(model, layout, strategy), num_cycles(model)
     state = _reshard_as(state, wanted)
     if layers != tuple(range(count)):
-        state = _rows(state, np.array([layers.index(layer) for layer in range(count)]))
+        state = _rows(state, np.array([layers.index(layer) for layer in range(count)]), model)
     return _fit(state, wanted)
 
 
@@ -133,14 +137,14 @@ def _reshard_as(state: Tree, wanted: Tree) -> Tree:
     return jax.tree.map(lambda array, to: jax.reshard(array, to.sharding.spec), state, wanted)
 
 
-def _rows(state: Tree, rows: np.ndarray) -> Tree:
+def _rows(state: Tree, rows: np.ndarray, model: ModelConfig) -> Tree:
     """Return a state whose stacked arrays have the layers at the indices `rows`; an index past the end gives zeros.
 
     The layer dim must not be sharded.
     """
 
     def take(path: tuple[Any, ...], array: Array) -> Array:
-        if not any(getattr(key, "key", None) == "layers" for key in path) or array.ndim == 0:
+        if not _is_staged(path, model) or array.ndim == 0:
             return array
         spec = jax.typeof(array).sharding.spec
         taken = jax.shard_map(
@@ -149,3 +153,9 @@ def _rows(state: Tree, rows: np.ndarray) -> Tree:
         return taken(array)
 
     return jax.tree.map_with_path(take, state)
+
+
+def _is_staged(path: tuple[Any, ...], model: ModelConfig) -> bool:
+    """Whether the array at a path of a state belongs to layers that pipeline stages share."""
+    names = {stack.name for stack in staged_stacks(program(model))}
+    return any(getattr(key, "key", None) in names for key in path)

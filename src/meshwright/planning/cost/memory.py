@@ -410,10 +410,10 @@ class _Step:
         GPipe in lockstep also saves the inputs of the loss.
         """
         if self.is_spmd_pipeline:
-            layers = kept_layers(self.stacks[-1].num_layers, self.mesh, self.strategy) * self.activations.kept
-            is_kept = self.strategy.schedule == "gpipe"
+            cycle = sum(own.kept for own, _ in self._kinds)
+            cycles = kept_layers(self.stacks[0].num_layers, self.mesh, self.strategy)
             inputs = self.strategy.num_microbatches * self.activations.compute_bytes * self.activations.stream
-            return layers + is_kept * inputs
+            return cycles * cycle + (self.strategy.schedule == "gpipe") * inputs
         flight = in_flight(self.mesh, self.strategy, last=last)
         return sum(count * flight * own.kept for own, count in self._kinds) + flight * self.activations.between_layers
 

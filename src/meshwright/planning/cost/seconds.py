@@ -95,20 +95,20 @@ def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, stra
     found = program(workload.model)
     before = pre_pipeline_stack(found, mesh, strategy)
     timed = _timed(workload, mesh, system, strategy)
-    ends = timed.ends
-    if before is not None:
+    ends, stacks = timed.ends, [stack for stack in found.stacks if stack is not before]
+    layer = _mean([(timed.layer(stack.name), stack.num_layers) for stack in stacks])
+    if mesh.pp == 1 or strategy.profile.spmd_pipeline:
+        slots = sum(stage_slots(stack.num_layers, mesh, strategy) for stack in stacks)
+        stage = layer * slots + ends * (1 / mesh.pp)
+        if before is None:
+            return stage
         copies = mesh.pp if is_shared_before(found, workload.batch, mesh, strategy) else 1
         ahead = _timed(
             with_remat(workload, "block"), mesh, system, pre_pipeline_strategy(strategy, before),
             share=copies,
         )  # fmt: skip
-        stack = found.stacks[-1]
-        stage = timed.layer(stack.name) * stage_slots(stack.num_layers, mesh, strategy) + ends * (1 / mesh.pp)
         return stage + ahead.layer(before.name) * before.num_layers
     num_layers = workload.model.num_layers
-    layer = _mean([(timed.layer(stack.name), stack.num_layers) for stack in found.stacks])
-    if mesh.pp == 1 or strategy.profile.spmd_pipeline:
-        return layer * stage_slots(num_layers, mesh, strategy) + ends * (1 / mesh.pp)
     most = stage_layers(num_layers, mesh)
     last = max(num_layers - most * (mesh.pp - 1), 0)
     return max(layer * most, layer * last + ends, key=lambda stage: stage.total)

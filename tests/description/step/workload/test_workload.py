@@ -234,10 +234,10 @@ def test_a_model_with_ops_that_nothing_runs_is_planned_and_not_run(name, what):
         check_runnable(PRESETS[name], MeshShape())
 
 
-@pytest.mark.parametrize(("model", "strategy"), [("gemma2-9b", "attention='scores'"), ("gemma3-1b", "or pp=1")])
+@pytest.mark.parametrize(("model", "strategy"), [("gemma2-9b", "attention='scores'"), ("gemma3-1b", "sp=1 or pp=1")])
 def test_attention_that_a_kernel_does_not_have_is_refused_in_one_line(model, strategy):
     with pytest.raises(MeshwrightError, match=strategy):
-        check_runnable(PRESETS[model], MeshShape(pp=2), Strategy(attention="flash", num_microbatches=2))
+        check_runnable(PRESETS[model], MeshShape(sp=2, pp=2), Strategy(attention="flash", num_microbatches=2))
 
 
 @pytest.mark.parametrize(
@@ -275,12 +275,16 @@ def test_experts_run_over_ep_and_in_stages():
     with pytest.raises(MeshwrightError, match=r"on pp=32 cut the 31 layers of mixtral-8x7b .* use pp up to 31"):
         check_runnable(mixed, MeshShape(pp=32))
     sparse = replace(model, experts=replace(model.experts, layers=(False, True)))
-    with pytest.raises(
-        MeshwrightError, match="pp=2; the layers of mixtral-8x7b are of several kinds, which no pipeline"
-    ):
-        check_mesh(Workload(model=sparse, batch=16, seq_len=64), MeshShape(pp=2))
+    check_mesh(Workload(model=sparse, batch=16, seq_len=64), MeshShape(pp=16))
+    with pytest.raises(MeshwrightError, match=r"pp=32 stages for the 16 cycles of 2 layers of .*; use pp in 1 to 16"):
+        check_mesh(Workload(model=sparse, batch=16, seq_len=64), MeshShape(pp=32))
+    with pytest.raises(MeshwrightError, match=r"on pp=8 cut the 16 cycles of 2 layers .* use virtual_stages 1 to 2"):
+        check_runnable(sparse, MeshShape(pp=8), Strategy(virtual_stages=3, num_microbatches=8))
+    irregular = replace(model, experts=replace(model.experts, layers=(True, False, True, True, True)))
+    with pytest.raises(MeshwrightError, match=r"pp=2 stages for the 1 cycle of 32 layers of .*; use pp=1"):
+        check_mesh(Workload(model=irregular, batch=16, seq_len=64), MeshShape(pp=2))
     small = PRESETS["gemma4-e2b"]
-    with pytest.raises(MeshwrightError, match="pp=5; the layers of gemma4-e2b are of several kinds, which no pipeline"):
+    with pytest.raises(MeshwrightError, match="pp=5; layers of gemma4-e2b read keys and values of earlier layers, or"):
         check_mesh(Workload(model=small, batch=10, seq_len=64), MeshShape(pp=5))
     with pytest.raises(MeshwrightError, match="several layers of gemma4-e2b attend to the same keys, which"):
         check_runnable(small, MeshShape(sp=2), Strategy(attention="flash"))

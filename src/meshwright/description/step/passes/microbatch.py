@@ -56,7 +56,7 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
             "A": tokens * experts.num_active / parts,
             "sent": experts.num_stored + mesh.ep,
             "gathered": experts.num_stored * mesh.tp,
-            "M": -(-_num_moe_layers(workload.model) // mesh.pp),
+            "M": -(-num_moe_layers(workload.model) // mesh.pp),
         }
     if strategy.optimizer == "muon":
         sizes |= matrix_counts(workload.model, mesh, strategy)
@@ -64,7 +64,7 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
 
 
 @lru_cache(maxsize=1 << 6)
-def _num_moe_layers(model: Model) -> int:
+def num_moe_layers(model: Model) -> int:
     """Return the number of layers with experts."""
     routed = (stack for stack in program(model).stacks if any(isinstance(op, Dispatch) for op in stack.ops))
     return sum(stack.num_layers for stack in routed)

@@ -15,10 +15,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from meshwright.description.step.ir import Array, Communicate, Dim, Region, Repeat
-from meshwright.description.step.layer import Dispatch, Lookup, Program, Stack
+from meshwright.description.step.layer import Dispatch, Lookup, Program, Stack, alternating
 from meshwright.description.step.passes.nodes import Layout
 from meshwright.description.step.passes.schedule import Schedule
-from meshwright.description.step.stages import batch_before_stages, chunk_slots
+from meshwright.description.step.stages import batch_before_stages, chunk_slots, staged_stacks
 from meshwright.description.step.strategy import Strategy
 from meshwright.mesh import MeshShape
 from meshwright.record import Phase
@@ -51,7 +51,7 @@ def stage_layers(num_layers: int, mesh: MeshShape) -> int:
 
 
 def stage_slots(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
-    """Return the number of layers that the largest stage runs per microbatch.
+    """Return the number of layers of a stack that the largest stage runs per microbatch.
 
     In an SPMD pipeline, it is the number of slots for layers (`step.stages`), which may be empty.
     """
@@ -64,7 +64,8 @@ def pre_pipeline_stack(program: Program, mesh: MeshShape, strategy: Strategy) ->
 
     None without such layers or such a pipeline.
     """
-    return program.stacks[0] if is_spmd_pipeline(mesh, strategy) and len(program.stacks) > 1 else None
+    first, *others = alternating(program.stacks)
+    return first[0] if is_spmd_pipeline(mesh, strategy) and others else None
 
 
 def pre_pipeline_strategy(strategy: Strategy, stack: Stack) -> Strategy:
@@ -118,9 +119,7 @@ def _equal_counts(count: int, mean: float | None = None, once: int = 1) -> Repea
 def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> dict[str, Repeat]:
     """Return how often a device runs each region in a step of an SPMD pipeline, by the region's name."""
     schedule, virtual, parts = schedule_of(mesh, strategy), strategy.virtual_stages, strategy.num_microbatches
-    ticks, stack = schedule.ticks, program.stacks[-1]
-    slots = stage_slots(stack.num_layers, mesh, strategy)
-    in_ticks = ticks * chunk_slots(stack.num_layers, mesh.pp, virtual)
+    ticks = schedule.ticks
     first = ticks if virtual == 1 else parts
     last = parts if virtual == 1 else ticks - schedule.warm_up
     found = {
@@ -129,8 +128,11 @@ def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> 
         LOGITS: Repeat(useful=parts, executed=parts, static=last, mean=parts),
         STAGES: Repeat(useful=parts * virtual, executed=ticks, static=ticks, mean=ticks),
         UPDATE: _equal_counts(1),
-        stack.name: Repeat(useful=parts * slots, executed=in_ticks, static=in_ticks, mean=in_ticks, once=slots),
     }
+    for stack in staged_stacks(program):
+        slots = stage_slots(stack.num_layers, mesh, strategy)
+        in_ticks = ticks * chunk_slots(stack.num_layers, mesh.pp, virtual)
+        found[stack.name] = Repeat(useful=parts * slots, executed=in_ticks, static=in_ticks, mean=in_ticks, once=slots)
     if before := pre_pipeline_stack(program, mesh, strategy):
         count = before.num_layers
         found[before.name] = Repeat(
@@ -140,7 +142,7 @@ def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> 
 
 
 def kept_layers(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
-    """Return the largest number of layer inputs that a device of an SPMD pipeline saves for backward at a time.
+    """Return the largest number of layer inputs of a stack that an SPMD pipeline's device saves for backward at a time.
 
     GPipe: one per layer slot and tick. 1F1B: for each layer slot, one for each saved microbatch (`Schedule.kept`), one
     in transit between paired stages, and one in progress.
@@ -171,19 +173,20 @@ def stage_moves(program: Program, mesh: MeshShape, strategy: Strategy, layout: L
                 whole = Array("stream", (*layout.tokens, width))
                 yield replace(_over_pp("stream", "all-gather", whole, phase, region), axes=("tp",))
         return
-    schedule, layers = schedule_of(mesh, strategy), program.stacks[-1]
+    schedule, stacks = schedule_of(mesh, strategy), staged_stacks(program)
     # With two stages the compiler removes the send of the last tick's gradient, which is unused.
     is_seen = schedule.kind == "1f1b" and schedule.warm_up == 1
     yield _over_pp("stream", "collective-permute", stream, "forward", region)
     yield replace(_over_pp("stream", "collective-permute", stream, "backward", region), skipped=int(is_seen))
     if schedule.is_balanced:
-        kept = replace(stream, dims=(Dim("slots", chunk_slots(layers.num_layers, mesh.pp, 1)), *stream.dims))
-        yield _over_pp(KEPT_INPUTS, "collective-permute", kept, "forward", region)
-    for op in layers.ops:
-        if isinstance(op, Dispatch):
+        kept = replace(stream, dims=(Dim("slots", chunk_slots(stacks[0].num_layers, mesh.pp, 1)), *stream.dims))
+        for _ in stacks:
+            yield _over_pp(KEPT_INPUTS, "collective-permute", kept, "forward", region)
+    for stack in stacks:
+        for op in (op for op in stack.ops if isinstance(op, Dispatch)):
             # Each stage has only the loads of its own layers.
             once = Region(STAGES, is_once=True)
-            slots = mesh.pp * stage_slots(layers.num_layers, mesh, strategy)
+            slots = mesh.pp * stage_slots(stack.num_layers, mesh, strategy)
             load = Array("load", (Dim("slots", slots), Dim("load", 3 * op.num_experts)), width="float32")
             yield _over_pp("load of experts", "all-gather", load, "forward", once)
 

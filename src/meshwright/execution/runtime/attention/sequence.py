@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -32,17 +34,29 @@ KEYS = ("batch", "sequence", "kv_heads", "head_dim")
 TOKENS = ("batch", "sequence")
 
 
+class LayerMask(NamedTuple):
+    """Which keys the queries of a layer attend to.
+
+    mask: by their distance. segments: positions and document ids, [b, s] each; None if every row is one document in
+    order. key_ids: document ids of whole rows [b, s], on every device; read by Ulysses and gather if sp splits the
+    sequence.
+    """
+
+    mask: Mask
+    segments: Segments | None = None
+    key_ids: Array | None = None
+
+
 def attend(
     query: Array,
     key: Array,
     value: Array,
-    segments: Segments | None,
     layout: ShardingContext,
     *,
     method: SequenceMethod,
-    mask: Mask,
+    masks: Sequence[LayerMask],
+    kind: Array | None = None,
     attention: Attention = "flash",
-    key_ids: Array | None = None,
     order: np.ndarray | None = None,
 ) -> Array:
     """Return attention of queries [b, s, k, g, h] over keys and values [b, s, k, h], sharded by the rules of `layout`.
@@ -53,12 +67,13 @@ def attend(
       query: [b, s, k, g, h] with g query heads for each of k kv heads.
       key: [b, s, k, h]; keys and values may be replicated over sp, and then tokens are in order.
       value: [b, s, k, h]; h may differ from that of the keys.
-      segments: positions and document ids, [b, s] each; None if every row is one document in order.
       layout: mesh and rules.
       method: how keys reach queries over sp. Ulysses needs tokens in order; ring and gather take any order.
-      mask: which keys a query attends to.
+      masks: which keys a query attends to; of layers of several kinds, those of each kind. A kernel needs its mask at
+        compile time, so each kind is a branch.
+      kind: the index in `masks` of this layer's kind, a scalar; None if there is one mask. Pipeline stages, each with a
+        kind of its own, take different branches, which then must not communicate: sp is 1.
       attention: the kernel, see `select_kernel` and `select_kernel_for_chunks`.
-      key_ids: document ids of whole rows [b, s], on every device; read by Ulysses and gather if sp splits the sequence.
       order: the position in its row of each stored token [s], see `token_order`; None if tokens are stored in order.
 
     Returns:
@@ -77,20 +92,30 @@ def attend(
     elif axes and method != "ulysses":
         kernel = select_kernel_for_chunks(query.shape[1] // layout.mesh.degree(axes))
     else:
-        kernel = select_kernel(attention, query, query.shape[1], segments, mask)
+        length = query.shape[1]
+        kernels: set[Kernel] = {select_kernel(attention, query, length, own.segments, own.mask) for own in masks}
+        (kernel,) = kernels
     queries, keys, tokens = (layout.spec(*names) for names in (QUERIES, KEYS, TOKENS))
     if has_all_keys:
         keys = P(keys[0], None, *keys[2:])
-    local = partial(_local, axes=axes, method=method, mask=mask, kernel=kernel, has_all_keys=has_all_keys, order=order)
+    local = [
+        partial(_local, axes=axes, method=method, mask=own.mask, kernel=kernel, has_all_keys=has_all_keys, order=order)
+        for own in masks
+    ]
+
+    def of_kind(query: Array, key: Array, value: Array, kind: Array | None, ids: list[Any]) -> Array:
+        branches = [lambda *given, run=run, own=own: run(*given, *own) for run, own in zip(local, ids, strict=True)]
+        return branches[0](query, key, value) if kind is None else jax.lax.switch(kind, branches, query, key, value)
+
     # Types of a Pallas kernel's results do not say over which mesh axes they vary, so the check is off for kernels.
     sharded = on_shards(
-        local,
+        of_kind,
         layout,
-        in_specs=(queries, keys, keys, tokens, P(tokens[0], None)),
+        in_specs=(queries, keys, keys, P(), [(tokens, P(tokens[0], None)) for _ in masks]),
         out_specs=queries,
         check_vma=kernel == "blockwise",
     )
-    return sharded(query, key, value, segments, key_ids)
+    return sharded(query, key, value, kind, [(own.segments, own.key_ids) for own in masks])
 
 
 def token_order(length: int, layout: ShardingContext, strategy: Strategy) -> np.ndarray | None:

@@ -7,10 +7,10 @@ ICML 2023), so that each holds the inputs of p microbatches.
 
 An early stage (in the first half) sends its saved inputs to its partner at once, gets them back after p - 1 - 2 s
 ticks, and holds them for the p ticks until their backward. A late stage holds its own and its partner's inputs, of p
-microbatches in all. One permute per tick, of the inputs of a chunk's layers, serves both directions: early stages send
-their newest inputs, late stages return the oldest of their partner's, and received inputs take the freed slot. Per
-tick, this adds one layer input per layer to the traffic between stages. No computation waits for the permute within its
-tick, but over a slow network it may take longer than a tick.
+microbatches in all. One permute per tick for each layer of a cycle, of the inputs of a chunk's layers, serves both
+directions: early stages send their newest inputs, late stages return the oldest of their partner's, and received inputs
+take the freed slot. Per tick, this adds one layer input per layer to the traffic between stages. No computation waits
+for the permute within its tick, but over a slow network it may take longer than a tick.
 
 With virtual stages, inputs are not exchanged: a device holds those of `Schedule.kept` ticks.
 """
@@ -32,12 +32,13 @@ from meshwright.execution.runtime.shards import STAGES
 class SavedInputs(NamedTuple):
     """Layer inputs that backward will read.
 
-    slots: the inputs of a chunk's layers in each slot [slots, c, p, ...]. in_flight: inputs in transit between partners
-    [c, p, ...]; None without an exchange. in_flight_slot: for each stage, the slot to which they will be written [p].
+    slots: the inputs of a chunk's layers in each slot, for each layer of a cycle [slots, c, p, ...]. in_flight: inputs
+    in transit between partners, for each layer of a cycle [c, p, ...]; None without an exchange. in_flight_slot: for
+    each stage, the slot to which they will be written [p].
     """
 
-    slots: Array
-    in_flight: Array | None
+    slots: tuple[Array, ...]
+    in_flight: tuple[Array, ...] | None
     in_flight_slot: Array
 
 
@@ -69,14 +70,18 @@ def slots_in_tick(pipeline: Pipeline, tick: Array, unit: Unit) -> Slots:
 def zero_saved(pipeline: Pipeline, stream: Array) -> SavedInputs:
     """Return `SavedInputs` of zeros, for layer inputs shaped like `stream` [p, ...]."""
     schedule, spec = pipeline.schedule, jax.typeof(stream).sharding.spec
-    layers = (max(pipeline.counts), *stream.shape)
+    layers, count = (max(pipeline.counts), *stream.shape), len(pipeline.layers)
     slots = jnp.zeros((schedule.kept, *layers), stream.dtype, out_sharding=P(None, None, *spec))
-    in_flight = jnp.zeros(layers, stream.dtype, out_sharding=P(None, *spec)) if schedule.is_balanced else None
-    return SavedInputs(slots, in_flight, jnp.zeros_like(pipeline.stages))
+    in_flight = jnp.zeros(layers, stream.dtype, out_sharding=P(None, *spec))
+    return SavedInputs(
+        (slots,) * count, (in_flight,) * count if schedule.is_balanced else None, jnp.zeros_like(pipeline.stages)
+    )
 
 
-def save_inputs(saved: SavedInputs, layer_inputs: Array, tick_slots: Slots, schedule: Schedule) -> SavedInputs:
-    """Return `saved` with the layer inputs [c, p, ...] of a tick, and exchange inputs between partners.
+def save_inputs(
+    saved: SavedInputs, layer_inputs: tuple[Array, ...], tick_slots: Slots, schedule: Schedule
+) -> SavedInputs:
+    """Return `saved` with the layer inputs of a tick, and exchange inputs between partners.
 
     Received inputs are stored in the next tick, so that their transfer overlaps with this tick's work. All slots are
     written before any is read, which keeps XLA from copying the slots.
@@ -86,9 +91,10 @@ def save_inputs(saved: SavedInputs, layer_inputs: Array, tick_slots: Slots, sche
     if saved.in_flight is None:
         return saved._replace(slots=slots)
     pairs = [(stage, schedule.stages - 1 - stage) for stage in range(schedule.stages)]
-    spec = jax.typeof(layer_inputs).sharding.spec
+    spec = jax.typeof(layer_inputs[0]).sharding.spec
     send = jax.shard_map(lambda x: lax.ppermute(x, STAGES, pairs), in_specs=spec, out_specs=spec)
-    return SavedInputs(slots, send(read_slot(slots, tick_slots.to_partner)), tick_slots.to_partner)
+    in_flight = tuple(send(inputs) for inputs in read_slot(slots, tick_slots.to_partner))
+    return SavedInputs(slots, in_flight, tick_slots.to_partner)
 
 
 def store_in_flight(saved: SavedInputs) -> SavedInputs:
@@ -98,20 +104,22 @@ def store_in_flight(saved: SavedInputs) -> SavedInputs:
     return saved._replace(slots=_write_slot(saved.slots, saved.in_flight, saved.in_flight_slot))
 
 
-def _write_slot(slots: Array, layer_inputs: Array, place: Array) -> Array:
-    spec = jax.typeof(slots).sharding.spec
-    return jax.shard_map(
+def _write_slot(slots: tuple[Array, ...], layer_inputs: tuple[Array, ...], place: Array) -> tuple[Array, ...]:
+    spec = jax.typeof(slots[0]).sharding.spec
+    write = jax.shard_map(
         lambda slots, layer_inputs, place: lax.dynamic_update_index_in_dim(slots, layer_inputs, place[0], 0),
         in_specs=(spec, P(*spec[1:]), P(STAGES)),
         out_specs=spec,
-    )(slots, layer_inputs, place)
+    )
+    return tuple(write(own, inputs, place) for own, inputs in zip(slots, layer_inputs, strict=True))
 
 
-def read_slot(slots: Array, place: Array) -> Array:
-    """Return the layer inputs in one slot of each stage, [c, p, ...]."""
-    spec = jax.typeof(slots).sharding.spec
-    return jax.shard_map(
+def read_slot(slots: tuple[Array, ...], place: Array) -> tuple[Array, ...]:
+    """Return the layer inputs in one slot of each stage, for each layer of a cycle [c, p, ...]."""
+    spec = jax.typeof(slots[0]).sharding.spec
+    read = jax.shard_map(
         lambda slots, place: lax.dynamic_index_in_dim(slots, place[0], keepdims=False),
         in_specs=(spec, P(STAGES)),
         out_specs=P(*spec[1:]),
-    )(slots, place)
+    )
+    return tuple(read(own, place) for own in slots)

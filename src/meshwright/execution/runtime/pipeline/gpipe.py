@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from meshwright.execution.runtime.pipeline.stages import (
+    Layer,
     LayerOutput,
     Pipeline,
     PipelineData,
@@ -28,16 +28,19 @@ from meshwright.execution.runtime.pipeline.stages import (
 )
 
 
-def pipelined_loss(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -> tuple[Array, tuple[Array, Tree]]:
+def pipelined_loss(
+    pipeline: Pipeline, ends: Tree, layers: tuple[Tree, ...], inputs: Tree
+) -> tuple[Array, tuple[Array, Tree]]:
     """Return the loss of a batch, as `mean_loss` does: (mean loss, (mean result of `pipeline.last`, layers' stats)).
 
-    Call it under `jax.set_mesh` of an explicit mesh. Values that `pipeline.layer` saves for backward are saved for all
-    microbatches, so the layer needs a remat policy around `wait_for_input`. Of `pipeline.first` and `pipeline.last`
+    Call it under `jax.set_mesh` of an explicit mesh. Values that `pipeline.layers` save for backward are saved for all
+    microbatches, so each layer needs a remat policy around `wait_for_input`. Of `pipeline.first` and `pipeline.last`
     only the inputs are saved.
 
     Args:
         ends: parameters of `pipeline.first` and `pipeline.last`.
-        layers: parameters of layers, stacked over slots in the order of `slot_layers`; slots are sharded over stages.
+        layers: parameters of each layer of a cycle, stacked over slots in the order of `slot_layers`; slots are sharded
+            over stages.
         inputs: the microbatches [m, ...].
     """
     schedule, data = pipeline.schedule, PipelineData(ends, by_chunk(layers, pipeline), inputs)
@@ -57,9 +60,7 @@ def pipelined_loss(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -
     return mean_loss(pipeline, carry[1])
 
 
-def wait_for_input(
-    layer: Callable[[Tree, Array, Tree, Array], LayerOutput],
-) -> Callable[[Tree, Array, Tree, Array], LayerOutput]:
+def wait_for_input(layer: Layer) -> Layer:
     """Return a layer function whose weights are not used before its input is ready (optimization barrier).
 
     Values that depend only on weights, for example gathered weights, are equal in all ticks, so without the barrier JAX

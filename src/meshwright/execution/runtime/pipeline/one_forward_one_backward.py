@@ -28,21 +28,22 @@ from meshwright.execution.runtime.pipeline.bpipe import (
 )
 from meshwright.execution.runtime.pipeline.gpipe import pipelined_loss
 from meshwright.execution.runtime.pipeline.stages import (
+    Layer,
     Pipeline,
     PipelineData,
     Sums,
     Tree,
-    active_layers,
+    active_slots,
     add_chunk,
     broadcast_flags,
     by_chunk,
     chunk,
     clip_unit,
+    cycle_numbers,
     flatten_slots,
     inject,
     is_unit,
     last_stage_loss,
-    layer_numbers,
     mean_loss,
     send_to_next,
     stage_forward,
@@ -70,13 +71,15 @@ class State(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def pipelined_loss_1f1b(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -> tuple[Array, tuple[Array, Tree]]:
+def pipelined_loss_1f1b(
+    pipeline: Pipeline, ends: Tree, layers: tuple[Tree, ...], inputs: Tree
+) -> tuple[Array, tuple[Array, Tree]]:
     """Return what `gpipe.pipelined_loss` does, with gradients from alternating forward and backward passes."""
     return pipelined_loss(pipeline, ends, layers, inputs)
 
 
 def _forward(
-    pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree
+    pipeline: Pipeline, ends: Tree, layers: tuple[Tree, ...], inputs: Tree
 ) -> tuple[tuple[Array, tuple[Array, Tree]], tuple[Tree, Tree]]:
     """Return the result of `pipelined_loss`, and the gradients of the loss as residuals for backward."""
     schedule, data = pipeline.schedule, PipelineData(ends, by_chunk(layers, pipeline), inputs)
@@ -167,14 +170,14 @@ def _stage_backward(
     pipeline: Pipeline,
     data: PipelineData,
     state: State,
-    layer_inputs: Array,
+    layer_inputs: tuple[Array, ...],
     loss_gradient: Array | None,
     work: BackwardWork,
 ) -> State:
     """Run one unit backward on each stage; return the state with the gradients.
 
     Args:
-      layer_inputs: saved inputs of the unit's layers [c, p, ...].
+      layer_inputs: saved inputs of the unit's layers, for each layer of a cycle [c, p, ...].
       loss_gradient: gradient of the loss with respect to the stages' outputs [p, ...]; None in ticks without a loss.
       work: the unit that each stage runs.
     """
@@ -200,31 +203,36 @@ def _stage_backward(
 
 
 def _layers_backward(
-    pipeline: Pipeline, data: PipelineData, layer_inputs: Array, gradient: Array, work: BackwardWork
-) -> tuple[Array, Tree]:
+    pipeline: Pipeline, data: PipelineData, layer_inputs: tuple[Array, ...], gradient: Array, work: BackwardWork
+) -> tuple[Array, tuple[Tree, ...]]:
     """Return the gradients of each stage's input [p, ...], and of the parameters of its chunk's layers [c, p, ...].
 
-    gradient: gradient of each stage's output [p, ...].
+    layer_inputs: as in `_stage_backward`. gradient: gradient of each stage's output [p, ...].
     """
     ours, share = stage_inputs(data, work.unit), 1 / pipeline.schedule.microbatches
 
-    def made(number: Array, weights: Tree, x: Array) -> tuple[Array, Array | None]:
-        found = jax.vmap(pipeline.layer)(weights, x, ours, number)
+    def made(layer: Layer, number: Array, weights: Tree, x: Array) -> tuple[Array, Array | None]:
+        found = jax.vmap(layer)(weights, x, ours, number)
         return found.x, found.loss
 
-    def step(gradient: Array, item: tuple[Tree, Array, Array | None, Array]) -> tuple[Array, Tree]:
-        weights, x, is_layer, number = item
-        is_there = work.is_active if is_layer is None else work.is_active & is_layer
-        (_, loss), pull = jax.vjp(partial(made, number), weights, x)
-        of_loss = None if loss is None else jnp.where(is_there, share, jnp.zeros_like(loss))
-        of_weights, of_x = pull((where_active(is_layer, gradient, jnp.zeros_like(gradient)), of_loss))
+    def step(
+        gradient: Array, item: tuple[tuple[Tree, ...], tuple[Array, ...], Array | None, Array]
+    ) -> tuple[Array, tuple[Tree, ...]]:
+        weights, inputs, is_cycle, number = item
+        is_there = work.is_active if is_cycle is None else work.is_active & is_cycle
+        of_x, of_weights = where_active(is_cycle, gradient, jnp.zeros_like(gradient)), list[Tree]()
+        for layer, own, x in reversed(list(zip(pipeline.layers, weights, inputs, strict=True))):
+            (_, loss), pull = jax.vjp(partial(made, layer, number), own, x)
+            of_loss = None if loss is None else jnp.where(is_there, share, jnp.zeros_like(loss))
+            of_own, of_x = pull((of_x, of_loss))
+            of_weights.insert(0, of_own)
         # The integers of quantised weights have no gradients; sums over microbatches have zeros for them.
-        of_weights = jax.tree.map(
-            lambda own, g: jnp.zeros_like(own) if g.dtype == jax.dtypes.float0 else g, weights, of_weights
+        found = jax.tree.map(
+            lambda own, g: jnp.zeros_like(own) if g.dtype == jax.dtypes.float0 else g, weights, tuple(of_weights)
         )
-        return where_active(is_layer, of_x, gradient), of_weights
+        return where_active(is_cycle, of_x, gradient), found
 
-    there, numbers = active_layers(pipeline, work.unit), layer_numbers(pipeline, work.unit)
+    there, numbers = active_slots(pipeline, work.unit), cycle_numbers(pipeline, work.unit)
     items = (chunk(data, work.unit, pipeline), layer_inputs, there, numbers)
     return lax.scan(step, gradient, items, reverse=True)
 

@@ -5,8 +5,9 @@ lockstep without diverging branches, and a layer keeps its shardings over the ot
 device computes on zeros instead of waiting. Every stage computes the embedding, for its share of a microbatch or for
 all of it, and the whole output head, on the output that the last stage broadcasts.
 
-A tick is one iteration of the program's loop over time. A stage has one or more chunks of consecutive layers (virtual
-stages), each with a slot for every layer; the slot of a shorter chunk's missing layer is empty. A unit is one
+A tick is one iteration of the program's loop over time. Layers of several kinds repeat in cycles, of one layer of each
+kind; if all layers are alike, a cycle is one layer. A stage has one or more chunks of consecutive cycles (virtual
+stages), each with a slot for every cycle; the slot of a shorter chunk's missing cycle is empty. A unit is one
 microbatch in one chunk. Dims: p stages, v chunks of a stage, c slots of a chunk, m microbatches.
 
 The schedules are in `gpipe` and `one_forward_one_backward`.
@@ -45,6 +46,10 @@ class LayerOutput(NamedTuple):
     stats: Tree = None
 
 
+Layer = Callable[[Tree, Array, Tree, Array], LayerOutput]
+"""The function of a layer (`Pipeline.layers`)."""
+
+
 class StageWork(NamedTuple):
     """The forward work of each stage in a tick, [p] each.
 
@@ -62,24 +67,25 @@ class Pipeline:
     Attributes:
         first: (ends, input) -> x, the input of the first layer for a microbatch `input`; its first dim may be sharded
             over stages. `ends` are the parameters before and after the layers (embedding, head).
-        layer: (weights, x, input, number) -> output of layer `number`, which must be finite if x is zeros.
+        layers: for each layer of a cycle, (weights, x, input, number) -> its output in cycle `number`, which must be
+            finite if x is zeros.
         last: (ends, x, input) -> the loss of a microbatch: a scalar, or parts [n] that add up to it.
         schedule: the order of the units.
-        num_layers: number of layers in the stages.
+        num_cycles: number of cycles of layers in the stages.
         loss_shape: the shape of `last`'s result.
     """
 
     first: Callable[[Tree, Tree], Array]
-    layer: Callable[[Tree, Array, Tree, Array], LayerOutput]
+    layers: tuple[Layer, ...]
     last: Callable[[Tree, Array, Tree], Array]
     schedule: Schedule
-    num_layers: int
+    num_cycles: int
     loss_shape: tuple[int, ...] = ()
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The number of layers of each chunk of all stages, in the order in which tokens pass through the chunks."""
-        return chunk_layers(self.num_layers, self.schedule.stages * self.schedule.virtual_stages)
+        """The number of cycles of each chunk of all stages, in the order in which tokens pass through the chunks."""
+        return chunk_layers(self.num_cycles, self.schedule.stages * self.schedule.virtual_stages)
 
     @property
     def stages(self) -> Array:
@@ -93,10 +99,14 @@ class Pipeline:
 
 
 class PipelineData(NamedTuple):
-    """The data of a pipeline: parameters of the ends, parameters of the layers [p, v, c, ...], microbatches."""
+    """The data of a pipeline.
+
+    ends: parameters of the ends. weights: for each layer of a cycle, its parameters [p, v, c, ...]. inputs: the
+    microbatches [m, ...].
+    """
 
     ends: Tree
-    weights: Tree
+    weights: tuple[Tree, ...]
     inputs: Tree
 
 
@@ -128,39 +138,45 @@ def inject(pipeline: Pipeline, data: PipelineData, arriving: Array, begun: Unit)
 class Sums(NamedTuple):
     """Sums over microbatches.
 
-    loss: the sum of the results of `Pipeline.last`. of_layers: the sums of each layer's (loss, stats) [p, v, c, ...].
+    loss: the sum of the results of `Pipeline.last`. of_layers: for each layer of a cycle, the sums of its (loss, stats)
+    [p, v, c, ...].
     """
 
     loss: Array
-    of_layers: Tree
+    of_layers: tuple[tuple[Array | None, Tree], ...]
 
 
 def zero_sums(pipeline: Pipeline, data: PipelineData) -> Sums:
     """Return the sums before the first microbatch: zeros."""
     stage_work, stream = pipeline.stage_work(jnp.zeros((), int)), zero_stream(pipeline, data)
     weights = jax.tree.map(lambda array: array[0], chunk(data, stage_work.unit, pipeline))
-    number = layer_numbers(pipeline, stage_work.unit)[0]
-    made = jax.eval_shape(jax.vmap(pipeline.layer), weights, stream, stage_inputs(data, stage_work.unit), number)
+    number = cycle_numbers(pipeline, stage_work.unit)[0]
+    ours, made = stage_inputs(data, stage_work.unit), []
+    for layer, own in zip(pipeline.layers, weights, strict=True):
+        output = jax.eval_shape(jax.vmap(layer), own, stream, ours, number)
+        made.append((output.loss, output.stats))
     dims = (pipeline.schedule.virtual_stages, max(pipeline.counts))
 
     def zeros(like: Any) -> Array:
         shape, spec = like.shape, like.sharding.spec
         return jnp.zeros((shape[0], *dims, *shape[1:]), like.dtype, out_sharding=P(spec[0], None, None, *spec[1:]))
 
-    return Sums(jnp.zeros(pipeline.loss_shape), jax.tree.map(zeros, (made.loss, made.stats)))
+    return Sums(jnp.zeros(pipeline.loss_shape), jax.tree.map(zeros, tuple(made)))
 
 
 def mean_loss(pipeline: Pipeline, sums: Sums) -> tuple[Array, tuple[Array, Tree]]:
-    """Return (mean loss, (mean result of `Pipeline.last`, layers' stats [slots, ...])), given sums over microbatches.
+    """Return (mean loss, (mean result of `Pipeline.last`, stats [slots, ...])), given sums over microbatches.
 
-    The mean loss includes the layers' losses. The second part has no gradient.
+    The mean loss includes the layers' losses. The second part has no gradient; its stats are those of each layer of a
+    cycle.
     """
-    losses, stats = sums.of_layers
     means = sums.loss / pipeline.schedule.microbatches
     loss = jnp.sum(means)
-    if losses is not None:
-        loss += jnp.sum(losses) / pipeline.schedule.microbatches
-    return loss, (lax.stop_gradient(means), jax.tree.map(flatten_slots, stats))
+    for losses, _ in sums.of_layers:
+        if losses is not None:
+            loss += jnp.sum(losses) / pipeline.schedule.microbatches
+    stats = tuple(jax.tree.map(flatten_slots, of_layer) for _, of_layer in sums.of_layers)
+    return loss, (lax.stop_gradient(means), stats)
 
 
 def flatten_slots(array: Array) -> Array:
@@ -171,25 +187,30 @@ def flatten_slots(array: Array) -> Array:
 
 def stage_forward(
     pipeline: Pipeline, data: PipelineData, x: Array, stage_work: StageWork, sums: Sums
-) -> tuple[Array, Array, Sums]:
+) -> tuple[Array, tuple[Array, ...], Sums]:
     """Run one unit on each stage, with input x [p, ...].
 
-    Returns the output of each stage [p, ...], the inputs of the layers of its chunk [c, p, ...], and the updated sums.
+    Returns the output of each stage [p, ...], the inputs of the layers of its chunk, for each layer of a cycle
+    [c, p, ...], and the updated sums.
     """
     ours = stage_inputs(data, stage_work.unit)
 
-    def step(x: Array, layer: tuple[Tree, Array | None, Array]) -> tuple[Array, tuple[Array, Tree]]:
-        weights, is_layer, number = layer
-        made = jax.vmap(pipeline.layer)(weights, x, ours, number)
-        is_counted = stage_work.is_active if is_layer is None else stage_work.is_active & is_layer
-        beside_x = (made.loss, lax.stop_gradient(made.stats))
-        counted = jax.tree.map(lambda y: jnp.where(broadcast_flags(is_counted, y), y, 0), beside_x)
-        return where_active(is_layer, made.x, x), (x, counted)
+    def step(x: Array, cycle: tuple[tuple[Tree, ...], Array | None, Array]) -> tuple[Array, tuple[Any, Tree]]:
+        weights, is_cycle, number = cycle
+        is_counted = stage_work.is_active if is_cycle is None else stage_work.is_active & is_cycle
+        start, layer_inputs, beside_x = x, list[Array](), list[Tree]()
+        for layer, own in zip(pipeline.layers, weights, strict=True):
+            layer_inputs.append(x)
+            made = jax.vmap(layer)(own, x, ours, number)
+            beside_x.append((made.loss, lax.stop_gradient(made.stats)))
+            x = made.x
+        counted = jax.tree.map(lambda y: jnp.where(broadcast_flags(is_counted, y), y, 0), tuple(beside_x))
+        return where_active(is_cycle, x, start), (tuple(layer_inputs), counted)
 
     items = (
         chunk(data, stage_work.unit, pipeline),
-        active_layers(pipeline, stage_work.unit),
-        layer_numbers(pipeline, stage_work.unit),
+        active_slots(pipeline, stage_work.unit),
+        cycle_numbers(pipeline, stage_work.unit),
     )
     x, (layer_inputs, made) = lax.scan(step, x, items)
     return x, layer_inputs, sums._replace(of_layers=add_chunk(sums.of_layers, made, stage_work.unit, pipeline))
@@ -282,8 +303,8 @@ def chunk(data: PipelineData, unit: Unit, pipeline: Pipeline) -> Tree:
     return jax.tree.map(take, data.weights)
 
 
-def active_layers(pipeline: Pipeline, unit: Unit) -> Array | None:
-    """Return a boolean [layer slots of a chunk, stages]: whether a slot of each stage's current chunk has a layer.
+def active_slots(pipeline: Pipeline, unit: Unit) -> Array | None:
+    """Return a boolean [slots of a chunk, stages]: whether a slot of each stage's current chunk has a cycle of layers.
 
     None if all slots have one. `unit`: the microbatch and the chunk that each stage runs in this tick.
     """
@@ -291,19 +312,19 @@ def active_layers(pipeline: Pipeline, unit: Unit) -> Array | None:
     least = min(counts)
     if least == max(counts):
         return None
-    # The first chunks are one layer longer.
-    is_longer = _chunk_number(pipeline, unit) < pipeline.num_layers - least * len(counts)
+    # The first chunks are one cycle longer.
+    is_longer = _chunk_number(pipeline, unit) < pipeline.num_cycles - least * len(counts)
     count = least + is_longer.astype(jnp.int32)
     return jnp.arange(max(counts))[:, None] < count[None]
 
 
-def layer_numbers(pipeline: Pipeline, unit: Unit) -> Array:
-    """Return the layer number of each slot in the chunk of each stage's unit [c, p].
+def cycle_numbers(pipeline: Pipeline, unit: Unit) -> Array:
+    """Return the number of the cycle in each slot of the chunk of each stage's unit [c, p].
 
-    An empty slot has the number of the next layer.
+    An empty slot has the number of the next cycle.
     """
     counts, number = pipeline.counts, _chunk_number(pipeline, unit)
-    longer = jnp.minimum(number, pipeline.num_layers - min(counts) * len(counts))
+    longer = jnp.minimum(number, pipeline.num_cycles - min(counts) * len(counts))
     return jnp.arange(max(counts))[:, None] + (number * min(counts) + longer)[None]
 
 
@@ -312,9 +333,9 @@ def _chunk_number(pipeline: Pipeline, unit: Unit) -> Array:
     return unit.chunk * pipeline.schedule.stages + pipeline.stages
 
 
-def where_active(is_layer: Array | None, x: Array, other: Array) -> Array:
-    """Return x [p, ...] on stages where is_layer [p] is True, and `other` elsewhere; x if is_layer is None."""
-    return x if is_layer is None else jnp.where(broadcast_flags(is_layer, x), x, other)
+def where_active(is_cycle: Array | None, x: Array, other: Array) -> Array:
+    """Return x [p, ...] on stages where is_cycle [p] is True, and `other` elsewhere; x if is_cycle is None."""
+    return x if is_cycle is None else jnp.where(broadcast_flags(is_cycle, x), x, other)
 
 
 def select_microbatch(inputs: Tree, microbatch: Array | int) -> Tree:
