@@ -93,7 +93,7 @@ def of_ops(found: serving.ServingVerification) -> str:
     terms = plan.predicted.breakdown_seconds
     hidden = terms["weights"] + terms["products"] - shown
     step = serve_step(plan.serving, plan.layout, plan.batch)
-    read = layers_read_seconds(matmul_times(step, plan.serving, plan.system))
+    read = layers_read_seconds(matmul_times(step, plan.serving, plan.system), plan.system)
     return f"{parts.count:7,}{show_seconds(parts.least_seconds):>9}{show_percent(max(0.0, hidden) / read):>8}"
 
 

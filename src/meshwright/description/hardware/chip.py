@@ -68,11 +68,12 @@ class SmallOps:
     """The compiler's estimates for the ops of a decode step, of which most have little to compute.
 
     least_seconds: the time of the smallest op. read_ahead: the fraction of the layers' weights whose reading is hidden
-    behind such ops.
+    behind such ops. reads_experts_ahead: whether those of experts are among them.
     """
 
     least_seconds: float
     read_ahead: float
+    reads_experts_ahead: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -169,7 +169,11 @@ def _small_ops(table: Table) -> SmallOps:
     read_ahead = table.number("read_ahead")
     if read_ahead > 1:
         raise table.error("read_ahead", f"= {read_ahead:g}; it is a fraction, at most 1")
-    return SmallOps(least_seconds=table.number("least_seconds"), read_ahead=read_ahead)
+    return SmallOps(
+        least_seconds=table.number("least_seconds"),
+        read_ahead=read_ahead,
+        reads_experts_ahead=table.flag("reads_experts_ahead"),
+    )
 
 
 def _torus(table: Table, compiler: Table) -> Torus:

@@ -88,10 +88,10 @@ def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: Mesh
     step, system = serve_step(serving, layout, batch), laid.system
     terms = dict.fromkeys(BOUNDS, 0.0)
     matmuls = matmul_times(step, serving, system)
-    for times, time, _ in matmuls:
+    for times, time, *_ in matmuls:
         terms["products" if time.bound == "compute" else "weights"] += times * time.seconds
     if serving.phase == "decode":
-        terms["small ops"] = small_op_seconds(step, serving.model, system, layers_read_seconds(matmuls))
+        terms["small ops"] = small_op_seconds(step, serving.model, system, layers_read_seconds(matmuls, system))
     # Whole prompts use a fused kernel that skips masked scores, and read no cache.
     flops = read = 0.0
     for op in step.ops.attention:
@@ -125,28 +125,38 @@ MOST_ROWS = 64
 
 
 class MatmulTime(NamedTuple):
-    """How often one device runs a size of matmul, the time of one, and whether it is that of the logits."""
+    """How often one device runs a size of matmul, the time of one, and whether it is of the logits or of experts."""
 
     times: float
     time: OpTime
     is_head: bool
+    is_of_experts: bool
 
 
 def matmul_times(step: Step, serving: Serving, system: System) -> tuple[MatmulTime, ...]:
     """Return the times of a step's matmuls by size."""
-    local, counts = step.extents.local_dims, dict[tuple[tuple[float, float, float, float], bool], float]()
+    local, counts = step.extents.local_dims, dict[tuple[tuple[float, float, float, float], bool, bool], float]()
     for op in step.ops.matmuls:
-        key = (local(op.rows), local(op.inner), local(op.columns), local(op.experts)), op.region == LOGITS
+        shape = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
+        key = shape, op.region == LOGITS, bool(op.experts)
         counts[key] = counts.get(key, 0.0) + step.repeats[op.region.name].mean
     return tuple(
-        MatmulTime(times, product_time(*shape, system=system, serving=serving, is_head=is_head), is_head)
-        for (shape, is_head), times in counts.items()
+        MatmulTime(times, product_time(*shape, system=system, serving=serving, is_head=is_head), is_head, is_of_experts)
+        for (shape, is_head, is_of_experts), times in counts.items()
     )
 
 
-def layers_read_seconds(matmuls: Iterable[MatmulTime]) -> float:
-    """Return the seconds of reading the weights of all layers from memory. matmuls: from `matmul_times`."""
-    return sum(times * time.memory_seconds for times, time, is_head in matmuls if not is_head)
+def layers_read_seconds(matmuls: Iterable[MatmulTime], system: System) -> float:
+    """Return the seconds of reading those weights of layers of which some are read ahead (`SmallOps`).
+
+    matmuls: from `matmul_times`.
+    """
+    small = system.chip.small_ops
+    return sum(
+        each.times * each.time.memory_seconds
+        for each in matmuls
+        if not each.is_head and (not each.is_of_experts or (small is not None and small.reads_experts_ahead))
+    )
 
 
 def _moves(

@@ -36,7 +36,7 @@ def small_op_seconds(step: Step, model: ModelConfig, system: System, read_second
     On GPUs it is that of all kernels but those of matmuls and attention. The TPU compiler reads weights ahead while
     small ops run, so their time counts only as far as it is longer than that of the weights that it reads ahead.
 
-    read_seconds: the time of reading the weights of all layers.
+    read_seconds: the time of reading the weights of which some are read ahead.
     """
     if system.chip.kind == "gpu":
         return (STEP_KERNELS + _kernels_of_layers(model)) * small_kernel_seconds(system)
