@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.description.step.blocks import layers
-from meshwright.description.step.layer import Attention
+from meshwright.description.step.layer import Attention, GatedDelta
 from meshwright.description.step.model import Model
 from meshwright.description.step.rules import RULES
 from meshwright.description.step.strategy import SequenceMethod, Strategy
@@ -48,6 +48,19 @@ def attention_ops(model: Model) -> Iterator[Attention]:
 def has_attention(model: Model) -> bool:
     """Whether a model has attention; a device with a part of a sequence then needs the positions of its tokens."""
     return any(True for _ in attention_ops(model))
+
+
+def linear_attention_ops(model: Model) -> Iterator[GatedDelta]:
+    """Yield the linear attention of each of a model's stacks that has it."""
+    return (op for stack in layers(model) for op in stack.ops if isinstance(op, GatedDelta))
+
+
+def reads_key_segments(model: Model, method: SequenceMethod) -> bool:
+    """Whether layers read the document ids of all tokens of a packed row that sp splits.
+
+    Linear attention does, and attention except in a ring, which sends the ids with the keys.
+    """
+    return any(True for _ in linear_attention_ops(model)) or (method != "ring" and has_attention(model))
 
 
 def halves_queries(workload: Workload, mesh: MeshShape) -> bool:
