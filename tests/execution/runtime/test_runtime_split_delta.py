@@ -1,4 +1,4 @@
-"""The gated delta rule and its convolutions, over sequences that devices split, and their gradients are those of one."""
+"""The gated delta rule and its convolutions over split sequences: outputs and gradients are those of one device."""
 
 from functools import partial
 

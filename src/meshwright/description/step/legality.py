@@ -9,11 +9,18 @@ from functools import lru_cache
 
 from meshwright.description.step.blocks import program
 from meshwright.description.step.layer import Lookup
-from meshwright.description.step.model import Model, ModelConfig, ProgramModel
+from meshwright.description.step.model import Model, ProgramModel
 from meshwright.description.step.padding import check_padding, is_padded, padded
 from meshwright.description.step.parameter_tree import Parameter, Tree, leaves, parameters
 from meshwright.description.step.rules import RULES, Rules, check_rules, local_parameter_shape, rules_of
-from meshwright.description.step.sequence import attention_ops, check_sequence, has_attention, is_zigzag
+from meshwright.description.step.sequence import (
+    attention_ops,
+    check_sequence,
+    has_attention,
+    is_zigzag,
+    linear_attention_ops,
+    num_parts,
+)
 from meshwright.description.step.stages import check_stages
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.trained import LEAST_BLOCK, blocked_dim, stored_weight
@@ -38,11 +45,6 @@ def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> Non
             f" {workload.model.name}, so that some would split nothing; use pp in 1 to {workload.model.num_layers}"
         )
     model = workload.model
-    if mesh.sp > 1 and has_linear_attention(model):
-        raise MeshwrightError(
-            f"mesh {mesh} has sp={mesh.sp}; the linear attention of {model.name} carries a state from token to token,"
-            f" which no sp passes on yet: use sp=1 and more fsdp or tp"
-        )
     if mesh.pp > 1 and has_alternating_layers(model):
         raise MeshwrightError(
             f"mesh {mesh} has pp={mesh.pp}; the layers of {model.name} are of several kinds, which no pipeline has yet:"
@@ -103,14 +105,7 @@ def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tup
     found.update((1, (axis,)) for axis in AXES if axis not in _used_axes(workload.model, rules))
     if workload.objective == "dpo" or has_alternating_layers(workload.model):
         found.add((1, ("pp",)))
-    if has_linear_attention(workload.model):
-        found.add((1, ("sp",)))
     return frozenset((size, axes) for size, axes in found if axes)
-
-
-def has_linear_attention(model: Model) -> bool:
-    """Whether layers of a model have linear attention."""
-    return isinstance(model, ModelConfig) and model.attention.linear is not None
 
 
 def has_alternating_layers(model: Model) -> bool:
@@ -269,13 +264,20 @@ def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> N
         )
     if is_zigzag(mesh, strategy) and has_attention(workload.model):
         seq_len = workload.seq_len
-        parts = 2 * mesh.sp
+        parts = num_parts(mesh, strategy)
         if seq_len % parts:
             nearest = " or ".join(str(length) for length in multiples_around(seq_len, parts))
             raise MeshwrightError(
                 f"sequence length {seq_len} cannot be cut into {parts} parts, two for each of sp={mesh.sp}, as a ring"
                 f" in zigzag order needs: {seq_len} % {parts} = {seq_len % parts}; use {nearest}"
             )
+    taps = max((op.taps for op in linear_attention_ops(workload.model)), default=0)
+    if mesh.sp > 1 and workload.seq_len < taps * (parts := num_parts(mesh, strategy)):
+        raise MeshwrightError(
+            f"sequence length {workload.seq_len} is {workload.seq_len / parts:g} tokens for each of {parts} parts over"
+            f" sp={mesh.sp}, fewer than the {taps} that a convolution of {workload.model.name} reads; use"
+            f" {taps * parts} or more, or less sp"
+        )
 
 
 def unused_options(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, str]:

@@ -90,6 +90,11 @@ def visible_pairs(length: float, window: int | None, *, is_chunked: bool) -> flo
     return (whole * keys * keys + rest * rest) / 2
 
 
+def num_parts(mesh: MeshShape, strategy: Strategy) -> int:
+    """Return the number of parts into which sp cuts a sequence: one for each device, or two in zigzag order."""
+    return 2 * mesh.sp if is_zigzag(mesh, strategy) else mesh.sp
+
+
 def is_zigzag(mesh: MeshShape, strategy: Strategy) -> bool:
     """Whether tokens are in zigzag order over sp, which balances causal attention; batches then include positions.
 
