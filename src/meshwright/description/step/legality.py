@@ -18,7 +18,7 @@ from meshwright.description.step.sequence import (
     check_sequence,
     has_attention,
     is_zigzag,
-    linear_attention_ops,
+    least_length,
     num_parts,
 )
 from meshwright.description.step.stages import check_stages
@@ -262,21 +262,18 @@ def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> N
             "attention='cudnn' takes one document a row, and packed rows have several; use attention='flash', or"
             " 'scores'"
         )
-    if is_zigzag(mesh, strategy) and has_attention(workload.model):
-        seq_len = workload.seq_len
-        parts = num_parts(mesh, strategy)
-        if seq_len % parts:
-            nearest = " or ".join(str(length) for length in multiples_around(seq_len, parts))
-            raise MeshwrightError(
-                f"sequence length {seq_len} cannot be cut into {parts} parts, two for each of sp={mesh.sp}, as a ring"
-                f" in zigzag order needs: {seq_len} % {parts} = {seq_len % parts}; use {nearest}"
-            )
-    taps = max((op.taps for op in linear_attention_ops(workload.model)), default=0)
-    if mesh.sp > 1 and workload.seq_len < taps * (parts := num_parts(mesh, strategy)):
+    seq_len, cuts = workload.seq_len, num_parts(mesh, strategy)
+    if is_zigzag(mesh, strategy) and has_attention(workload.model) and seq_len % cuts:
+        nearest = " or ".join(str(length) for length in multiples_around(seq_len, cuts))
         raise MeshwrightError(
-            f"sequence length {workload.seq_len} is {workload.seq_len / parts:g} tokens for each of {parts} parts over"
-            f" sp={mesh.sp}, fewer than the {taps} that a convolution of {workload.model.name} reads; use"
-            f" {taps * parts} or more, or less sp"
+            f"sequence length {seq_len} cannot be cut into {cuts} parts, two for each of sp={mesh.sp}, as a ring"
+            f" in zigzag order needs: {seq_len} % {cuts} = {seq_len % cuts}; use {nearest}"
+        )
+    if seq_len < (least := least_length(workload.model, cuts)):
+        raise MeshwrightError(
+            f"sequence length {seq_len} has {seq_len / cuts:g} tokens in each of {cuts} parts over sp={mesh.sp}, fewer"
+            f" than the {least // cuts} that a convolution of {workload.model.name} reads; use {least} or more, or"
+            f" less sp"
         )
 
 

@@ -55,6 +55,16 @@ def linear_attention_ops(model: Model) -> Iterator[GatedDelta]:
     return (op for stack in layers(model) for op in stack.ops if isinstance(op, GatedDelta))
 
 
+def least_length(model: Model, num_parts: int) -> int:
+    """Return the fewest tokens of a sequence that sp can cut into parts.
+
+    Each part has at least as many tokens as the convolutions of linear attention read, so that they read of the part
+    before it alone.
+    """
+    taps = max((op.taps for op in linear_attention_ops(model)), default=1)
+    return taps * num_parts if num_parts > 1 else 1
+
+
 def reads_key_segments(model: Model, method: SequenceMethod) -> bool:
     """Whether layers read the document ids of all tokens of a packed row that sp splits.
 

@@ -35,6 +35,7 @@ def values_before(parts: list[Array], count: int, order: np.ndarray, axis: str) 
     """
     if not count:
         return [x[:, :, :0].reshape(-1, 0, *x.shape[3:]) for x in parts]
+    assert parts[0].shape[2] >= count, "a part has fewer tokens than the next reads of it (`least_length`)"
     last = [x[:, :, -count:].reshape(*x.shape[:2], count, -1) for x in parts]
     own = jnp.concatenate(last, axis=-1)
     pairs = [(device, device + 1) for device in range(len(order) - 1)]
