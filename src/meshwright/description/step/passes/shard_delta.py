@@ -80,8 +80,10 @@ def delta_work(op: GatedDelta, name: str, arrays: Mapping[str, Array], layout: L
         *((halo,) if op.taps > 1 else ()),
         *passes,
         *delta_matmuls(op, name, values, both),
-        PassOver(kind="delta", arrays=(replace(values, dims=(*values.dims[:-1], both)),)),
+        PassOver(kind="delta", arrays=(values,)),
+        PassOver(kind="delta_factors", arrays=(Array("factors", (*values.dims[:-1], key), width="float32"),)),
         Move(name="states", before=own, after=gathered, pending=layout.sequence),
+        PassOver(kind="delta_parts", arrays=(gathered,)),
         replace(from_state, rows=of_parts, inner=(Dim("J", op.key_dim),), source="factors of parts"),
         from_state,
     ]
