@@ -1,4 +1,4 @@
-"""The gated delta rule and its convolutions over split sequences: outputs and gradients are those of one device."""
+"""The gated delta rule and its convolutions over split sequences: outputs, gradients and plan."""
 
 from functools import partial
 
@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from test_runtime_delta import GROUP, HEADS, ROWS, VALUE, assert_close, drawn
 
+import meshwright as mw
 from meshwright.execution.runtime.attention.delta import DeltaInputs, causal_convolution, chunked_delta_rule
 from meshwright.execution.runtime.attention.split_delta import (
     ids_with_before,
@@ -83,3 +84,20 @@ def test_parts_of_a_sequence_are_the_whole(degree, length, is_zigzag, is_packed)
     assert_close(np.asarray(found), np.asarray(wanted)[:, places], 1e-5)
     assert_close(jax.tree.map(np.asarray, gradients), DeltaInputs(*(x[:, places] for x in wanted_gradients[0])), 2e-5)
     assert_close(np.asarray(of_taps), wanted_gradients[1], 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        ("sp=4", {"sp_method": "ring", "packed": True}),
+        ("sp=2,tp=2", {"remat": "matmuls"}),
+    ],
+)
+def test_parts_of_several_chunks_are_as_planned(mesh, options):
+    """Rows of the kit have parts of one chunk."""
+    found = mw.verify("tiny-qwen3.5", on="cpu:4", batch=4, seq_len=1024, mesh=mesh, **options)
+    judged = [row for row in found.rows if row.unit in ("flop", "B") and not row.quantity.startswith("memory")]
+    assert [row for row in judged if not row.is_equal] == []
+    assert {"all-gather sp forward", "reduce-scatter sp backward", "collective-permute sp forward"} <= {
+        row.quantity for row in judged
+    }

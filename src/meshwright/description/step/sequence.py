@@ -56,13 +56,13 @@ def linear_attention_ops(model: Model) -> Iterator[GatedDelta]:
 
 
 def least_length(model: Model, num_parts: int) -> int:
-    """Return the fewest tokens of a sequence that sp can cut into parts.
+    """Return the fewest tokens of a sequence that sp can cut into parts; 0 without sp or linear attention.
 
-    Each part has at least as many tokens as the convolutions of linear attention read, so that they read of the part
-    before it alone.
+    Each part has at least as many tokens as the convolutions of linear attention read, so that they read only tokens of
+    their part and of the part before it.
     """
-    taps = max((op.taps for op in linear_attention_ops(model)), default=1)
-    return taps * num_parts if num_parts > 1 else 1
+    taps = max((op.taps for op in linear_attention_ops(model)), default=0)
+    return taps * num_parts if num_parts > 1 else 0
 
 
 def reads_key_segments(model: Model, method: SequenceMethod) -> bool:
