@@ -64,6 +64,18 @@ def test_logits_and_what_follows_greedily_are_those_of_transformers(family, mesh
     assert [text.tokens for text in texts] == [tuple(row) for row in golden["continuations"].tolist()]
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("mesh", ["sp=2", "sp=4,tp=2"])
+def test_logits_of_linear_attention_over_sp_are_those_of_transformers(mesh):
+    """They were those of each device's tokens alone. Texts of one token are padded, so that each device has some."""
+    model = mw.load(GOLDENS / "qwen3_next", on="cpu:8" if "tp" in mesh else "cpu:2", mesh=mesh)
+    golden = np.load(GOLDENS / "qwen3_next" / "golden.npz")
+    wanted, lengths = golden["logits"], golden["lengths"]
+    for row in (lengths.argmin(), lengths.argmax()):
+        found = np.asarray(model.logits(golden["tokens"][row : row + 1, : lengths[row]]))[0]
+        assert np.abs(found - wanted[row, : lengths[row]]).max() <= TOLERANCE * np.ptp(wanted)
+
+
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in VARIANTS])
 def test_weights_in_and_out_are_equal_to_the_bit(family, tmp_path):
     model, _ = load(family, "1,4,2,1")

@@ -111,6 +111,7 @@ class Row:
         return frozenset(
             {*words, ("lora" in words, self.model.experts is not None), *axes, *strategy.items(), self.remat}
             | {("packed", self.packed), ("z_loss", self.z_loss)}
+            | {("linear over sp", self.model.attention.linear is not None and self.mesh.sp > 1)}
             | set(self.frozen)
         )
 
@@ -582,10 +583,10 @@ FAMILIES = [
     Row(DELTA, MeshShape(dp=2, tp=4), WHOLE_STREAM, "attention"),
     Row(DELTA, MeshShape(fsdp=2, tp=2), fused("gather", dropout=0.2), "matmuls"),
     Row(DELTA, MeshShape(dp=2, fsdp=2, tp=2), packed=True),
+    Row(DELTA, MeshShape(fsdp=2, sp=4), RING, packed=True),
     Row(DELTA, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(DELTA, MeshShape(sp=8), remat="matmuls"),
     Row(DELTA, MeshShape(dp=2, sp=4), ULYSSES, "none", packed=True),
-    Row(DELTA, MeshShape(fsdp=2, sp=4), RING, packed=True),
     Row(DELTA, MeshShape(sp=2, tp=2), fused("gather", num_microbatches=2), "attention"),
     Row(QWEN3_NEXT, MeshShape(ep=2, fsdp=2, tp=2)),
     Row(QWEN3_NEXT, MeshShape(ep=2, sp=2, tp=2), parts(2), "none"),
