@@ -86,6 +86,11 @@ def test_parts_of_a_sequence_are_the_whole(degree, length, is_zigzag, is_packed)
     assert_close(np.asarray(of_taps), wanted_gradients[1], 2e-5)
 
 
+def test_a_convolution_of_one_token_reads_none_of_the_part_before():
+    (before,) = values_before([jnp.ones((3, 2, 4, 5))], 0, part_order(2, is_zigzag=True), "sp")
+    assert before.shape == (6, 0, 5)
+
+
 @pytest.mark.parametrize(
     ("mesh", "options"),
     [

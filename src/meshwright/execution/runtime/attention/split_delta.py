@@ -34,7 +34,7 @@ def values_before(parts: list[Array], count: int, order: np.ndarray, axis: str) 
     part go to the device before it.
     """
     if not count:
-        return [x[:, :, :0].reshape(-1, 0, *x.shape[3:]) for x in parts]
+        return [jnp.zeros((x.shape[0] * x.shape[1], 0, *x.shape[3:]), x.dtype) for x in parts]
     assert parts[0].shape[2] >= count, "a part has fewer tokens than the next reads of it (`least_length`)"
     last = [x[:, :, -count:].reshape(*x.shape[:2], count, -1) for x in parts]
     own = jnp.concatenate(last, axis=-1)
