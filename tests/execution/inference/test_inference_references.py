@@ -136,3 +136,12 @@ def test_a_run_that_no_config_json_describes_is_loaded_and_not_saved(tmp_path):
     with pytest.raises(mw.MeshwrightError, match=r"no config\.json of Hugging Face describes tiny-moe-shared"):
         model.save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.matrix
+def test_a_run_of_linear_attention_over_sp_is_loaded_onto_a_mesh_that_generates(tmp_path):
+    options = {"on": "cpu:8", "steps": 1, "batch": 4, "seq_len": 32, "mesh": "fsdp=4,sp=2"}
+    mw.train("tiny-qwen3.5", tmp_path / "run", num_layers=4, **options)
+    model = mw.load(tmp_path / "run")
+    assert str(model.mesh_shape) == "fsdp=8"
+    assert len(model.generate("def ", max_tokens=2)[0].tokens) == 2
