@@ -1,12 +1,16 @@
 """Decode steps of one GPU that is here, predicted beside measured: milliseconds, tokens/s, share of HBM's bandwidth.
 
-    .venv/bin/python benchmarks/gpu_decode.py [--rows "llama3-8b 64x2048" …] [--steps 20] [--kernels] [--json FILE]
+    .venv/bin/python benchmarks/gpu_decode.py [--rows "llama3-8b 64x2048 int4" …] [--steps 20] [--kernels] [--json FILE]
+    .venv/bin/python benchmarks/gpu_decode.py --kept
 
 A row is a model (with `:N`, its first N layers) and rows x tokens: so many sequences, each with so many tokens in the
-cache. The step is the server's own (`greedy_program`), with random weights and pages, every sequence at its full
-length. Measured: the median of steps that are waited for, and the mean of steps that are only dispatched (the host's
-work is hidden). HBM: weights and cache, read once, over the measured time and the chip's bandwidth. Each row runs in a
-process of its own. Set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95, so that JAX takes the GPU's memory.
+cache; then, if they are not bf16, the dtype of weights and that of the cache, as in `int8` or `bf16 fp8`. The step is
+the server's own (`greedy_program`), with random weights and pages, every sequence at its full length. Measured: the
+median of steps that are waited for, and the mean of steps that are only dispatched (the host's work is hidden); how
+many kernels ran in a step, by JAX's profiler, and the seconds in which one did. HBM: weights and cache, read once, over
+the measured time and the chip's bandwidth. With --kept: what an H200 took, kept in `tests/data/measured_h200.json`,
+beside the plan of today; no GPU is needed. Each row runs in a process of its own. Set
+XLA_PYTHON_CLIENT_MEM_FRACTION=0.95, so that JAX takes the GPU's memory.
 """
 
 from __future__ import annotations
@@ -15,17 +19,25 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpu_rows import Row, here, measured_apart
+from gpu_rows import Row, here, measured_apart, traced_kernels
 
 ROWS = (
     "llama3-8b 1x2048", "llama3-8b 16x2048", "llama3-8b 64x2048", "llama3-8b 128x2048", "llama3-8b 16x16384",
-    "gemma3-1b 64x4096", "mixtral-8x7b:8 32x2048", "deepseek-v2:2 32x2048",
+    "gemma3-1b 64x4096", "mixtral-8x7b:8 32x2048", "deepseek-v2:2 32x2048", "qwen3-8b 64x2048", "gemma2-9b 64x2048",
+    "phi3-mini 32x2048", "gpt-oss-20b 32x2048", "llama3-8b 64x2048 int8", "llama3-8b 64x2048 int4",
+    "llama3-8b 64x2048 fp8", "llama3-8b 64x2048 bf16 fp8", "llama3-8b 64x2048 bf16 int8", "llama3-8b 1x2048 int4",
+    "mixtral-8x7b:8 32x2048 int4", "llama3-8b 128x2048 int4 fp8",
 )  # fmt: skip
-"""A model, the number of sequences and the tokens of each."""
+"""A model, the number of sequences and the tokens of each, and dtypes."""
+
+
+TRACED_STEPS = 3
 
 
 def main() -> None:
@@ -35,14 +47,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--on", help="plan for this chip instead of the one that is here, as h100")
     parser.add_argument("--kernels", action="store_true", help="compare the kernels' results with the gather's alone")
+    parser.add_argument("--kept", action="store_true", help="print what is kept of an H200 instead of measuring")
     args = parser.parse_args()
     if args.kernels:
         for case in KERNELS:
             print(*case, f"{kernel_error(*case):.1e}")
+        for sizes in GROUPED:
+            print("int4", *sizes, *(f"{figure:.1e}" for figure in grouped_product(*sizes)))
         return
     found: list[Row] = []
-    print(f"{'':26}{'predicted':>12}{'waited for':>12}{'dispatched':>12}  p/m   of HBM    tokens/s")
-    for row in measured_apart(args.rows, measure, args.steps, args.on):
+    print(f"{'':28}{'predicted':>12}{'waited for':>12}{'dispatched':>12}  p/m   of HBM    tokens/s  kernels")
+    for row in kept() if args.kept else measured_apart(args.rows, measure, args.steps, args.on):
         print(line(row), flush=True)
         found.append(row)
         if args.json:
@@ -54,10 +69,43 @@ KERNELS = (
     ("bfloat16", "bfloat16", 2, 8, (64,), 100, None), ("bfloat16", "bfloat16", 5, 2, (256,), None, 30.0),
     ("bfloat16", "int8", 1, 4, (128,), None, None),
     ("float32", "float32", 1, 16, (512, 64), None, None), ("bfloat16", "bfloat16", 1, 128, (512, 64), None, None),
-    ("bfloat16", "int8", 2, 40, (512, 64), None, None),
+    ("bfloat16", "int8", 2, 40, (512, 64), None, None), ("bfloat16", "float8_e4m3fn", 1, 4, (128,), None, None),
+    ("bfloat16", "float8_e4m3fn", 2, 8, (256,), 100, 30.0),
 )  # fmt: skip
 """dtypes of queries and of the cache, tokens, query heads of a kv head, dims of a head (of latents and of rotary keys),
 window and softcap."""
+
+
+GROUPED = ((1, 4096, 14336, True), (16, 4096, 14336, True), (64, 14336, 4096, False))
+"""rows, inputs and outputs of a matmul with an int4 weight in groups of 128, and whether groups have zero points."""
+
+
+def grouped_product(rows: int, inputs: int, outputs: int, has_zeros: bool) -> tuple[float, float]:
+    """The largest error of the kernel for int4 weights, over the largest value, and the seconds of one call."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from meshwright.execution.models.quantised.scaled import ScaledWeight
+    from meshwright.execution.models.quantised.scaled_kernel import multiply_scaled_blocks
+
+    random, groups = np.random.default_rng(0), inputs // 128
+    codes = random.integers(-8, 8, (1, groups, 128, outputs))
+    packed = (codes[:, :, :64] & 15) | ((codes[:, :, 64:] & 15) << 4)
+    zero = jnp.asarray(random.integers(-8, 8, (1, groups, 1, outputs)), jnp.int8) if has_zeros else None
+    scale = jnp.asarray(random.uniform(0.005, 0.02, (1, groups, 1, outputs)), jnp.bfloat16)
+    weight = ScaledWeight(jnp.asarray(packed, jnp.uint8), scale, zero, (), ())
+    x = jnp.asarray(random.normal(size=(rows, inputs)), jnp.bfloat16)
+    whole = (codes - (0 if zero is None else zero.astype(jnp.float32))) * scale.astype(jnp.float32)
+    wanted = jnp.matmul(x.astype(jnp.float32), whole.reshape(inputs, outputs), precision="highest")
+    multiply = jax.jit(lambda x, weight: multiply_scaled_blocks(x, weight, jnp.array([[0, 0, rows]]), rows))
+    found = jax.block_until_ready(multiply(x, weight))
+    began = time.perf_counter()
+    for _ in range(100):
+        made = multiply(x, weight)
+    jax.block_until_ready(made)
+    error = float(jnp.max(jnp.abs(found - wanted)) / jnp.max(jnp.abs(wanted)))
+    return error, (time.perf_counter() - began) / 100
 
 
 def kernel_error(
@@ -127,9 +175,55 @@ def kernel_error(
 def line(row: Row) -> str:
     """A row in words."""
     if "error" in row:
-        return f"{row['row']:26}{row['error']}"
+        return f"{row['row']:28}{row['error']}"
     times = "".join(f"{1000 * row[name]:9.2f} ms" for name in ("predicted_seconds", "seconds", "dispatched_seconds"))
-    return f"{row['row']:26}{times}{row['ratio']:6.2f}{row['hbm_share']:8.0%}{row['tokens_per_second']:12,.0f}"
+    shares = f"{row['ratio']:6.2f}{row['hbm_share']:8.0%}{row['tokens_per_second']:12,.0f}"
+    kernels = f"{row['num_kernels']:9.0f}" if "num_kernels" in row else ""
+    return f"{row['row']:28}{times}{shares}{kernels}"
+
+
+def kept() -> Iterator[Row]:
+    """The rows that are kept of a measurement, with what is planned for them."""
+    measured = json.loads(Path(__file__, "../../tests/data/measured_h200.json").resolve().read_text())
+    for row in measured["decode"]:
+        serving, plan = planned(row["row"], f"{measured['chip']}:1")
+        yield {
+            **row,
+            "seconds": row["waited_seconds"],
+            **in_words(plan, serving.batch, row["seconds"]),
+        }
+
+
+def planned(name: str, on: str) -> tuple[Any, Any]:
+    """The decode step of a row's name, and its plan on one GPU."""
+    from meshwright.description.families.registry import PRESETS
+    from meshwright.description.hardware.system import parse_system
+    from meshwright.description.step.serving import Serving, ServingLayout
+    from meshwright.mesh import MeshShape
+    from meshwright.planning.serving.plan import make_serving_plan
+
+    title, size, *dtypes = name.split()
+    weight_dtype, kv_dtype = (*dtypes, "bf16", "bf16")[:2]
+    title, _, layers = title.partition(":")
+    model = PRESETS[title]
+    model = replace(model, num_layers=int(layers)) if layers else model
+    batch, context = map(int, size.split("x"))
+    serving = Serving(
+        model=model, prompt_len=context - 64, output_len=64, batch=batch, weight_dtype=weight_dtype, kv_dtype=kv_dtype
+    )
+    return serving, make_serving_plan(serving, ServingLayout(MeshShape()), parse_system(on))
+
+
+def in_words(plan: Any, batch: int, dispatched: float) -> Row:
+    """What a row tells of a plan and of the seconds of a step."""
+    memory = plan.predicted.memory_bytes
+    return {
+        "predicted_seconds": plan.seconds,
+        "dispatched_seconds": dispatched,
+        "ratio": plan.seconds / dispatched,
+        "hbm_share": (memory["weights"] + memory["cache"]) / dispatched / plan.system.hbm_bytes_per_second,
+        "tokens_per_second": batch / dispatched,
+    }
 
 
 def measure(name: str, steps: int, on: str | None) -> list[Row]:
@@ -138,35 +232,34 @@ def measure(name: str, steps: int, on: str | None) -> list[Row]:
     import jax.numpy as jnp
     import numpy as np
 
-    from meshwright.description.families.registry import PRESETS
-    from meshwright.description.hardware.system import parse_system
     from meshwright.description.step.serve import table_entries
-    from meshwright.description.step.serving import Serving, ServingLayout
     from meshwright.execution.runtime.mesh import build_mesh
     from meshwright.mesh import MeshShape
-    from meshwright.planning.serving.plan import make_serving_plan
     from meshwright.serving.engine.lowered import lower_engine_step
     from meshwright.serving.engine.programs import FROM_LAST, Columns, Shape
 
-    system = parse_system(f"{on}:1") if on else here()
-    title, size = name.split()
-    title, _, layers = title.partition(":")
-    model = PRESETS[title]
-    model = replace(model, num_layers=int(layers)) if layers else model
-    batch, context = map(int, size.split("x"))
-    serving = Serving(model=model, prompt_len=context - 64, output_len=64, batch=batch)
-    layout = ServingLayout(MeshShape())
-    plan = make_serving_plan(serving, layout, system)
+    serving, plan = planned(name, f"{on}:1" if on else str(here()))
+    batch, context = serving.batch, serving.prompt_len + serving.output_len
     lowered = lower_engine_step(build_mesh(MeshShape()), serving=asdict(serving), cache="heads")
     compiled = lowered.compile()
     (params, pages, last, numbers, _), _ = lowered.args_info
-    draw = jax.jit(
-        lambda key, shape, dtype: 0.02 * jax.random.normal(key, shape, dtype), static_argnames=("shape", "dtype")
-    )
+
+    @partial(jax.jit, static_argnames=("shape", "dtype"))
+    def draw(key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        if jnp.issubdtype(dtype, jnp.integer):
+            return jax.random.bits(key, shape, f"uint{8 * dtype.itemsize}").astype(dtype)
+        return (0.02 * jax.random.normal(key, shape, jnp.bfloat16)).astype(dtype)
+
     keys = iter(jax.random.split(jax.random.key(0), 1000))
-    params, pages = (
-        jax.tree.map(lambda leaf: draw(next(keys), leaf.shape, leaf.dtype), tree) for tree in (params, pages)
-    )
+
+    def drawn(path: Any, leaf: Any) -> Any:
+        """The residual stream is mostly the token's own embedding, so that experts are chosen evenly."""
+        words = jax.tree_util.keystr(path)
+        if "norm" in words or "bias" in words:
+            return jnp.full(leaf.shape, "norm" in words, leaf.dtype)
+        return draw(next(keys), leaf.shape, leaf.dtype) * (500 if words == "['embedding']" else 1)
+
+    params, pages = (jax.tree.map_with_path(drawn, tree) for tree in (params, pages))
     entries = table_entries(serving)
     columns = Shape(batch, 1, entries).columns
     table = np.zeros(numbers.shape, np.int32)
@@ -197,18 +290,15 @@ def measure(name: str, steps: int, on: str | None) -> list[Row]:
         made = step()
     jax.block_until_ready(made)
     dispatched = (time.perf_counter() - began) / steps
-    seconds, memory = statistics.median(times[2:]), plan.predicted.memory_bytes
-    read = memory["weights"] + memory["cache"]
+    kernels = traced_kernels(lambda: [jax.block_until_ready(step()) for _ in range(TRACED_STEPS)])
     row = {
         "row": name,
         "device": jax.devices()[0].device_kind,
-        "predicted_seconds": plan.seconds,
-        "seconds": seconds,
-        "dispatched_seconds": dispatched,
-        "ratio": plan.seconds / dispatched,
-        "hbm_share": read / dispatched / system.hbm_bytes_per_second,
-        "tokens_per_second": batch / dispatched,
-        "memory": memory,
+        "seconds": statistics.median(times[2:]),
+        **in_words(plan, batch, dispatched),
+        "num_kernels": sum(count for count, _ in kernels.values()) / TRACED_STEPS,
+        "kernels": kernels,
+        "memory": plan.predicted.memory_bytes,
         "breakdown_seconds": dict(plan.predicted.breakdown_seconds),
         "memory_measured": (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
     }

@@ -1,7 +1,9 @@
 """Shared by the benchmarks of a GPU that is here: its system, and rows that are measured in a process each."""
 
 import multiprocessing
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
@@ -35,6 +37,26 @@ def measured_apart(names: Sequence[str], measure: Callable[..., list[Row]], *arg
             rows = [{"row": name, "error": "its process ended"}]
         child.join()
         yield from rows
+
+
+def traced_kernels(run: Callable[[], Any]) -> dict[str, tuple[int, float]]:
+    """Run `run` under JAX's profiler; return how often each kernel of the GPU ran, and its seconds in all, by name."""
+    import jax
+    from jax.profiler import ProfileData
+
+    from meshwright.execution.training.watch.trace import find_trace
+
+    found: dict[str, tuple[int, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            run()
+        profile = ProfileData.from_file(str(find_trace(Path(folder))))
+        for plane in profile.planes:
+            for line in plane.lines if plane.name.startswith("/device:GPU") else ():
+                for event in line.events if line.name.startswith("Stream") else ():
+                    count, seconds = found.get(event.name, (0, 0.0))
+                    found[event.name] = count + 1, seconds + event.duration_ns / 1e9
+    return dict(sorted(found.items(), key=lambda item: -item[1][1]))
 
 
 def _send(to: Any, measure: Callable[..., list[Row]], name: str, *args: Any) -> None:

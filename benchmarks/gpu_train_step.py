@@ -14,6 +14,8 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,15 @@ ROWS = {
     "gemma3-1b": {"batch": 8, "seq_len": 4096},
     "mixtral-8x7b": {"num_layers": 1, "batch": 8, "seq_len": 4096},
     "llama3-8b long": {"num_layers": 2, "batch": 1, "seq_len": 65536},
+    "llama3-8b lora": {"batch": 4, "seq_len": 2048, "lora_rank": 16},
+    "llama3-8b qlora": {"batch": 4, "seq_len": 2048, "lora_rank": 16, "quantize_base": "nf4"},
 }
-"""Models, cut to some of their layers, and what a step reads."""
+"""Models, some of them cut to a few layers, and what a step reads."""
+
+ATTENTION = (
+    (8, 32, 8, 2048, 128), (2, 32, 8, 8192, 128), (1, 32, 8, 32768, 128), (8, 25, 25, 1024, 64), (8, 12, 12, 4096, 64),
+)  # fmt: skip
+"""Sequences, query heads, kv heads, tokens and head dim of causal attention alone, by cuDNN in bfloat16."""
 
 PRODUCTS = (
     (16384, 4096, 4096), (16384, 4096, 14336), (16384, 14336, 4096), (4096, 16384, 14336), (16384, 4096, 128256),
@@ -44,7 +53,7 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, help="a folder for a trace of one more step of each model")
     args = parser.parse_args()
     found: list[Row] = []
-    for row in measured_apart((*args.rows, "products"), measure, args.steps, args.trace):
+    for row in measured_apart((*args.rows, "products", "attention"), measure, args.steps, args.trace):
         print(line(row), flush=True)
         found.append(row)
         if args.json:
@@ -62,8 +71,14 @@ def line(row: Row) -> str:
 
 
 def measure(name: str, steps: int, trace: Path | None) -> list[Row]:
-    """The rows of one model, or of products alone."""
-    return products() if name == "products" else [train(name, steps, trace)]
+    """The rows of one model, or of products or attention alone."""
+    match name:
+        case "products":
+            return products()
+        case "attention":
+            return attention()
+        case _:
+            return [train(name, steps, trace)]
 
 
 def train(name: str, steps: int, trace: Path | None = None) -> Row:
@@ -135,17 +150,9 @@ def products() -> list[Row]:
         x, w = jax.random.normal(keys[0], (m, k), jnp.bfloat16), jax.random.normal(keys[1], (k, n), jnp.bfloat16)
 
         multiply = jax.jit(lambda x, w: jnp.dot(x, w, preferred_element_type=jnp.float32).astype(jnp.bfloat16))
-        jax.block_until_ready(multiply(x, w))
-        times = []
-        for _ in range(5):
-            began = time.perf_counter()
-            for _ in range(20):
-                y = multiply(x, w)
-            jax.block_until_ready(y)
-            times.append((time.perf_counter() - began) / 20)
         moved = matmul_bytes(m, k, n, weight_dtype="bf16", activation_dtype="bf16")
         planned = gpu_product_seconds(gpu_figures(system.chip.name), system, m, k, n, moved_bytes=moved)
-        seconds = statistics.median(times)
+        seconds = measured_seconds(multiply, x, w)
         rows.append({
             "row": f"[{m}, {k}] @ [{k}, {n}]",
             "predicted_seconds": planned,
@@ -154,6 +161,49 @@ def products() -> list[Row]:
             "flops_per_second": 2 * m * k * n / seconds,
         })  # fmt: skip
     return rows
+
+
+def attention() -> list[Row]:
+    """Rows of attention alone: the forward pass, and forward and backward."""
+    import jax
+    import jax.numpy as jnp
+
+    from meshwright.planning.cost.rates.attention import fused_attention_time
+
+    system, rows = here(), []
+    attend = partial(jax.nn.dot_product_attention, is_causal=True, implementation="cudnn")
+    both = jax.grad(lambda *args: jnp.sum(attend(*args).astype(jnp.float32)), argnums=(0, 1, 2))
+    for batch, heads, kv_heads, length, dim in ATTENTION:
+        query, key, value = (
+            jax.random.normal(jax.random.key(index), (batch, length, count, dim), jnp.bfloat16)
+            for index, count in enumerate((heads, kv_heads, kv_heads))
+        )
+        planned = fused_attention_time(2 * batch * heads * length**2 * dim, length, dim, "cudnn", system)
+        for phase, run, seconds in (
+            ("forward", attend, planned.forward),
+            ("both", both, planned.forward + planned.backward),
+        ):
+            taken = measured_seconds(jax.jit(run), query, key, value)
+            name = f"{batch} x {length} x {heads}/{kv_heads} x {dim} {phase}"
+            rows.append(
+                {"row": name, "predicted_seconds": seconds, "measured_seconds": taken, "ratio": seconds / taken}
+            )
+    return rows
+
+
+def measured_seconds(run: Callable[..., Any], *args: Any) -> float:
+    """The seconds of a call: the median of 5 times 20, one after the other."""
+    import jax
+
+    jax.block_until_ready(run(*args))
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        for _ in range(20):
+            made = run(*args)
+        jax.block_until_ready(made)
+        times.append((time.perf_counter() - began) / 20)
+    return statistics.median(times)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Plans for one GPU beside what was measured on it, kept in `tests/data/measured_h200.json`."""
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -8,15 +9,17 @@ import pytest
 
 import meshwright as mw
 from meshwright.description.hardware.system import parse_system
+from meshwright.planning.cost.rates.attention import fused_attention_time
 from meshwright.planning.cost.rates.efficiency import gpu_figures, gpu_product_seconds
 from meshwright.planning.cost.roofline import matmul_bytes
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from gpu_train_step import PRODUCTS, ROWS
+from gpu_train_step import ATTENTION, PRODUCTS, ROWS
 
 MEASURED = json.loads((Path(__file__).parents[1] / "data/measured_h200.json").read_text())
 BY_BLOCKS = [row for row in MEASURED["steps"] if row["attention"] == "flash"]
-RUN = [row for row in MEASURED["steps"] if row["attention"] != "flash"]
+OF_ADAPTERS = [row for row in MEASURED["steps"] if row["row"].endswith("lora")]
+RUN = [row for row in MEASURED["steps"] if row["attention"] != "flash" and row not in OF_ADAPTERS]
 
 
 def plan(row):
@@ -32,6 +35,14 @@ def test_a_step_has_the_memory_that_is_planned_and_takes_little_longer(row):
     assert row["memory_compiled"] == pytest.approx(row["memory_measured"], rel=0.02)
     # 0.95 to 0.99, but where elementwise passes are much of a step: GPT-2's biases, Gemma's norms and scores.
     assert 0.79 < found.predicted.step_seconds / row["step_seconds"] < 1.02
+
+
+@pytest.mark.parametrize("row", OF_ADAPTERS, ids=lambda row: row["row"])
+def test_a_step_of_adapters_needs_less_memory_than_is_planned(row):
+    """Dequantising nf4 takes 52 ms of the step, which no plan counts."""
+    found = plan(row)
+    assert 1 < found.predicted.memory_bytes["peak"] / row["memory_measured"] < 1.13
+    assert 0.87 < found.predicted.step_seconds / row["step_seconds"] < 1
 
 
 @pytest.mark.parametrize("row", BY_BLOCKS, ids=lambda row: row["row"])
@@ -52,14 +63,35 @@ def test_products_take_what_is_priced():
     assert sum(away) / len(away) < 0.07
 
 
+def test_attention_takes_what_is_priced():
+    """0.98 to 1.17 of the time, but 0.74 for sequences of 1,024 and heads of 64, which take 0.1 ms."""
+    shares = []
+    for batch, heads, _, length, dim in ATTENTION:
+        time = fused_attention_time(2 * batch * heads * length**2 * dim, length, dim, "cudnn", parse_system("h200:1"))
+        shares += [time.forward, time.forward + time.backward]
+    shares = [planned / row["seconds"] for planned, row in zip(shares, MEASURED["attention"], strict=True)]
+    assert all(0.7 < share < 1.2 for share in shares)
+    assert 0.95 < sum(shares) / len(shares) < 1.05
+
+
 @pytest.mark.parametrize("row", MEASURED["decode"], ids=lambda row: row["row"])
-def test_a_decode_step_takes_little_longer_than_is_planned(row):
-    model, (batch, context) = row["row"].split()[0], map(int, row["row"].split()[1].split("x"))
-    name, _, layers = model.partition(":")
+def test_a_decode_step_takes_what_is_planned(row):
+    model, size, *dtypes = row["row"].split()
+    (name, _, layers), (batch, context) = model.partition(":"), map(int, size.split("x"))
+    weight_dtype, kv_dtype = (*dtypes, "bf16", "bf16")[:2]
     found = mw.plan(
         name, f"{MEASURED['chip']}:1", serve="decode", mesh="dp=1", batch=batch, prompt_len=context - 64, output_len=64,
-        **({"num_layers": int(layers)} if layers else {}),
+        weight_dtype=weight_dtype, kv_dtype=kv_dtype, **({"num_layers": int(layers)} if layers else {}),
     )  # fmt: skip
-    assert row["seconds"] < 0.65 * row["gathered_seconds"]
-    # Latents are still gathered (DeepSeek), and a small model has many launches (Gemma).
-    assert (0.6 if name in ("deepseek-v2", "gemma3-1b") else 0.84) < found.seconds / row["seconds"] < 1
+    assert row["seconds"] < 0.65 * row.get("gathered_seconds", math.inf)
+    assert 0.93 < found.seconds / row["seconds"] < 1.11
+
+
+def test_a_plan_says_where_narrow_weights_save_no_time():
+    def notes(on, dtype, batch):
+        return mw.plan("llama3-8b", on, serve="decode", mesh="dp=1", batch=batch, weight_dtype=dtype).predicted.notes
+
+    told = "int4 weights save memory on h200, not time: with bf16 a step would take"
+    assert any(told in note for note in notes("h200:1", "int4", 64))
+    assert not any("not time" in note for note in notes("h200:1", "int4", 1))
+    assert not any("not time" in note for note in notes("v5p:1x1x1", "int4", 64))

@@ -245,7 +245,8 @@ def test_where_no_layout_is_legal_one_refusal_is_told():
 
 def test_deepseek_v3_decodes_on_hopper_within_its_stated_error():
     """14.8k tokens a second on 8 H800s, at 20 to 22 a sequence, 4,989 kept on average (github.com/deepseek-ai/
-    open-infra-index, day 6: 144 GPUs). Predicted 31% under it: exchanges there hide behind a second microbatch.
+    open-infra-index, day 6: 144 GPUs). Predicted 37% under it: exchanges there hide behind a second
+    microbatch, and small kernels are fused.
     """
     serving = Serving(
         model=PRESETS["deepseek-v3"],
@@ -256,7 +257,7 @@ def test_deepseek_v3_decodes_on_hopper_within_its_stated_error():
         latency_seconds=1 / 21,
     )
     plan = rank_serving(serving, parse_system("h100:128"), MeshShape(ep=128)).candidates[0]
-    assert plan.tokens_per_second / 16 / 14_800 - 1 == pytest.approx(-0.31, abs=0.02)
+    assert plan.tokens_per_second / 16 / 14_800 - 1 == pytest.approx(-0.37, abs=0.02)
     without = plan.seconds - plan.predicted.breakdown_seconds["communication"]
     assert plan.batch / without / 16 > 14_800
 

@@ -66,11 +66,11 @@ def test_products_on_tpus_are_those_of_the_dequantised_weight(dtype, groups, gro
 @pytest.mark.parametrize(("dtype", "groups", "group", "has_zero"), CASES[:3])
 def test_the_gpu_kernel_multiplies_blocks_of_rows_by_their_experts_weights(dtype, groups, group, has_zero):
     weights, numbers = drawn(dtype, experts=3, groups=groups, group=group, columns=100, has_zero=has_zero)
-    rows, expert = drawn_rows(4, 20, groups * group), np.array([2, 0, 0, 1])
+    rows, sizes = drawn_rows(50, groups * group), [11, 0, 33]
     assert fits_scaled_kernel(20, weights)
-    is_needed = np.ones(4, np.int32)
-    made = jax.jit(partial(multiply_scaled_blocks, interpret=True))(rows, weights, expert, is_needed)
-    check(made, np.einsum("bmk,bkn->bmn", rows, numbers[expert]))
+    blocks = np.array([[0, 0, 11], [2, 11, 31], [2, 31, 44], [0, 0, 0]])
+    made = jax.jit(partial(multiply_scaled_blocks, size=20, interpret=True))(rows, weights, blocks)
+    check(made[:44], np.einsum("mk,mkn->mn", rows[:44], numbers[np.repeat(np.arange(3), sizes)]))
 
 
 def test_the_kernel_is_not_for_single_groups_nor_for_many_rows():

@@ -41,6 +41,21 @@ def test_every_op_of_a_layer_takes_the_least_time(model, of_layer):
     assert seconds == pytest.approx(1e-6 * (60 + 2 + serving.model.num_layers * of_layer), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("model", "of_layer"),
+    [
+        # Two norms and two sums; an activation; queries and pages around attention, and its division by sums.
+        ("llama3-8b", 4 + 1 + 3),
+        ("gemma3-1b", 4 + 1 + 3 + 4),  # and norms of queries, of keys, after attention and after the MLP
+        ("mixtral-8x7b", 4 + 1 + 3 + 15),  # and routing
+    ],
+)
+def test_every_small_kernel_of_a_gpu_takes_its_least_time(model, of_layer):
+    serving = Serving(model=PRESETS[model], prompt_len=1024, output_len=1024)
+    seconds = small_ops(serving, TP8, "h200:8")
+    assert seconds == pytest.approx(1.8e-6 * (11 + serving.model.num_layers * of_layer))
+
+
 def test_experts_of_other_devices_take_ops_for_what_is_exchanged():
     serving = Serving(model=PRESETS["mixtral-8x7b"], prompt_len=1024, output_len=1024)
     figures = {"least_seconds": 1e-6, "read_ahead": 1e-9}
@@ -72,6 +87,7 @@ def test_exchanges_of_rows_take_ops_before_and_after():
 
 def test_other_hardware_prefill_and_steps_that_read_long_enough_have_no_such_term():
     serving = Serving(model=PRESETS["llama3-8b"], prompt_len=1024, output_len=1024)
-    assert small_ops(serving, TP8, "h100:8") == small_ops(serving, TP8, "cpu:8") == 0
-    assert small_ops(replace(serving, phase="prefill"), TP8, "tpu7x:2x2x1") == 0
+    assert small_ops(serving, TP8, "cpu:8") == 0
+    for on in ("tpu7x:2x2x1", "h100:8"):
+        assert small_ops(replace(serving, phase="prefill"), TP8, on) == 0
     assert small_ops(serving, TP8, "v5e:2x4", 1) == 0 < small_ops(serving, TP8, "tpu7x:2x2x1", 1)

@@ -109,7 +109,7 @@ class Chip:
         torus: the network of a TPU; None on switches.
         levels: the levels of a network of switches, innermost first; empty on a torus.
         dcn: the network between slices; None if the chip has none.
-        small_ops: what small ops take; None if it is not known, or part of what launches take (GPUs).
+        small_ops: what small ops take on a TPU; None if it is not known.
         power_share: the chip's power limit divided by the full power of its die.
         is_shared: whether the figures are those of a machine that all simulated devices share.
         cloud_cores: cores per chip in Google Cloud's names: 2 if v5p-512 is 512 TensorCores in 256 chips.

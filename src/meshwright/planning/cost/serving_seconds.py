@@ -22,6 +22,7 @@ from meshwright.planning.cost.kv_cache import cache_bytes, mean_cache_bytes
 from meshwright.planning.cost.rates.achieved import HBM_SHARE
 from meshwright.planning.cost.rates.attention import attention_share
 from meshwright.planning.cost.rates.collective_time import planned_seconds, stops_ops
+from meshwright.planning.cost.rates.data_files import gpu_products
 from meshwright.planning.cost.rates.efficiency import launch_seconds, layer_shares, product_efficiency
 from meshwright.planning.cost.roofline import OpTime, critical_batch, matmul_bytes
 from meshwright.planning.cost.serving_bytes import weight_bytes
@@ -52,7 +53,7 @@ class ServingStep:
 
     breakdown_seconds: seconds by term; the terms are the keys of `BOUNDS`. `products` are compute-bound matmuls,
     `weights` matmuls bound by reading weights; `attention` is compute-bound attention, `cache` attention bound by
-    reading the cache; `small ops` is the least time of a TPU's ops in decode (`small_op_seconds`). moves: (collective,
+    reading the cache; `small ops` is the least time of ops in decode (`small_op_seconds`). moves: (collective,
     its seconds, those of them that are exposed). Collectives of activations do not overlap with compute: the next
     matmul needs their result. Gathers of weights do, as in training.
     """
@@ -96,12 +97,11 @@ def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: Mesh
     for op in step.ops.attention:
         times = step.repeats[op.region.name].mean
         flops += times * _attention_flops(op, step.extents)
-        read += times * cache_bytes(op, step.extents, serving) if serving.is_paged else 0.0
+        read += times * _cache_seconds(op, step.extents, serving, system) if serving.is_paged else 0.0
     peak = attention_share(system) * system.peak(serving.activation_dtype)
-    attention = OpTime(flops / peak, read / (HBM_SHARE * system.hbm_bytes_per_second))
+    attention = OpTime(flops / peak, read)
     terms["attention" if attention.bound == "compute" else "cache"] += attention.seconds
-    # Each chain of norms, sums, rotary embedding and activation functions is one pass over memory. Launches are not
-    # counted: a server's program is launched as a whole, and matmuls include theirs.
+    # Each chain of norms, sums, rotary embedding and activation functions is one pass over memory.
     # The bytes of a pass are given for elements of 2 bytes.
     narrow = sum(
         step.repeats[op.region.name].mean
@@ -118,6 +118,10 @@ def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: Mesh
     moves = tuple(_moves(step, serving, laid, compute))
     terms["communication"] = sum(exposed for *_, exposed in moves)
     return ServingStep(terms, moves)
+
+
+MOST_ROWS = 64
+"""Rows up to which a GPU converts narrow values as it multiplies them; of more rows, once for all of them."""
 
 
 class MatmulTime(NamedTuple):
@@ -257,7 +261,8 @@ def product_time(
     """Return the time of the flops and of the memory traffic of `count` matmuls [rows, inner] @ [inner, columns].
 
     Flops are timed at the efficiency of the size, bytes at the achieved bandwidth. On GPUs that efficiency includes
-    each matmul's launch; the time of memory traffic includes one launch for all `count` matmuls.
+    each matmul's launch; the time of memory traffic includes one launch for all `count` matmuls, and is that of
+    converting a narrow weight's values if that takes longer.
 
     is_head: whether the weight is the output head, which has no `WeightFormat`.
     """
@@ -269,8 +274,27 @@ def product_time(
     moved = matmul_bytes(rows, inner, columns, weight_dtype=weight_dtype, activation_dtype=activation_dtype)
     if form is not None and not is_head:
         moved += max(1, inner / (form.group or inner)) * columns * (form.scale_bytes + form.zero_bytes)
-    launch = launch_seconds(system)
-    return OpTime(flops_seconds, launch + count * moved / (HBM_SHARE * system.hbm_bytes_per_second))
+    launch, reading = launch_seconds(system), count * moved / (HBM_SHARE * system.hbm_bytes_per_second)
+    if system.chip.kind == "gpu" and form is not None and not is_head and dtype == activation_dtype:
+        narrow, name = gpu_products()["decode"], serving.weight_dtype
+        each = narrow["value_seconds"][name] + min(rows, MOST_ROWS) * narrow["value_row_seconds"][name]
+        reading = max(reading, count * inner * columns * each)
+    return OpTime(flops_seconds, launch + reading)
+
+
+def _cache_seconds(op: AttentionOp, extents: Extents, serving: Serving, system: System) -> float:
+    """Return the seconds of reading the cache of one layer.
+
+    On GPUs heads are padded to a power of 2 as they are read, and narrow elements are converted.
+    """
+    read = cache_bytes(op, extents, serving)
+    reading = read / (HBM_SHARE * system.hbm_bytes_per_second)
+    if system.chip.kind != "gpu":
+        return reading
+    sizes = [array.dims[-1].size or 1 for array in op.cache]
+    padding = sum(1 << (size - 1).bit_length() for size in sizes) / sum(sizes)
+    converted = gpu_products()["decode"]["cached_value_seconds"].get(serving.kv_dtype, 0.0)
+    return padding * max(reading, read / dtype_bytes(serving.kv_dtype) * converted)
 
 
 def _attention_flops(op: AttentionOp, extents: Extents) -> float:

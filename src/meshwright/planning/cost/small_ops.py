@@ -1,8 +1,9 @@
-"""The time that the ops of a server's decode step add to it on a TPU because no op is shorter than a microsecond.
+"""The time that the ops of a server's decode step add to it because no op is shorter than a microsecond.
 
-Most ops of such a step have a few rows, and take the least time of an op (`Chip.small_ops`). Numbers of ops are those
-of the decode steps of eight models, as libtpu 0.0.42.1 compiles them (`benchmarks/decode_programs.py --ops`). Other
-ops run inside these: activations, residual additions, casts and biases.
+Most ops of such a step have a few rows, and take the least time of an op: `Chip.small_ops` on TPUs, on GPUs that of a
+kernel (`small_kernel_seconds`). Numbers of ops are those of the decode steps of eight models, as libtpu 0.0.42.1
+compiles them (`benchmarks/decode_programs.py --ops`) and as they ran on an H200 (`benchmarks/gpu_decode.py`, JAX
+0.11.2). Other ops run inside these: casts and biases, on TPUs activations and residual additions.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from functools import cache
 from meshwright.description.hardware.system import System
 from meshwright.description.step.blocks import program
 from meshwright.description.step.ir import Step
-from meshwright.description.step.layer import Attention, Block, Dispatch, Gated, LayerOp, Linear, Norm, Rotary
+from meshwright.description.step.layer import Add, Attention, Block, Dispatch, Gated, LayerOp, Linear, Norm, Rotary
 from meshwright.description.step.model import ModelConfig
+from meshwright.planning.cost.rates.efficiency import small_kernel_seconds
 
 STEP_OPS = 60
 """Ops outside the layers: lookup, rotary and page tables, last norm, logits, and the choice of a token."""
+
+STEP_KERNELS = 11
+"""Kernels of a GPU outside the layers, besides that of the logits."""
 
 EXCHANGE_OPS = 2
 """Ops that bring an array into the order that a collective sends, and out of that in which it arrives.
@@ -28,15 +33,47 @@ An all-reduce needs none.
 def small_op_seconds(step: Step, model: ModelConfig, system: System, read_seconds: float) -> float:
     """Return the seconds that the least time of ops adds to a decode step; 0 on hardware without such a time.
 
-    The compiler reads weights ahead while small ops run, so their time counts only as far as it is longer than that of
-    the weights that it reads ahead. read_seconds: the time of reading the weights of all layers.
+    On GPUs it is that of all kernels but those of matmuls and attention. The TPU compiler reads weights ahead while
+    small ops run, so their time counts only as far as it is longer than that of the weights that it reads ahead.
+
+    read_seconds: the time of reading the weights of all layers.
     """
+    if system.chip.kind == "gpu":
+        return (STEP_KERNELS + _kernels_of_layers(model)) * small_kernel_seconds(system)
     small = system.chip.small_ops
     if small is None:
         return 0.0
     exchanges = sum(step.repeats[op.region.name].useful for op in step.communication if op.kind != "all-reduce")
     count = STEP_OPS + _ops_of_layers(model, step.extents.mesh.ep > 1) + EXCHANGE_OPS * exchanges
     return max(0.0, count * small.least_seconds - small.read_ahead * read_seconds)
+
+
+@cache
+def _kernels_of_layers(model: ModelConfig) -> int:
+    """Return the number of small kernels of all layers on a GPU."""
+    return sum(
+        stack.num_layers * _num_kernels(op)
+        for stack in program(model).stacks
+        for block in stack.blocks
+        for op in block.ops
+    )
+
+
+def _num_kernels(op: LayerOp) -> int:
+    """Return the number of small kernels of a GPU that one op of a layer is compiled to."""
+    match op:
+        case Norm() | Add():
+            return 1
+        case Gated() if len(op.sources) > 1:
+            return 1
+        case Attention():
+            return 3  # Queries are padded, new tokens are put into pages, and results are divided by sums.
+        case Dispatch():
+            return 15
+        case Linear() if op.num_experts and op.has_bias:
+            return 2
+        case _:
+            return 0
 
 
 @cache

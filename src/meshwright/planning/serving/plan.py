@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.description.families.registry import serving_from_data
-from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
 from meshwright.description.hardware.system import System, parse_system
 from meshwright.description.step.padding import padding_notes
 from meshwright.description.step.serving import SERVING_RULES, CacheSplit, Serving, ServingLayout, check_serving
@@ -128,10 +128,26 @@ def make_serving_plan(serving: Serving, layout: ServingLayout, system: System) -
             notes=laid.notes
             + padding_notes(serving.model, layout.mesh, SERVING_RULES)
             + borrowed_notes(system)
-            + pool_notes(system, memory["peak"]),
+            + pool_notes(system, memory["peak"])
+            + _format_notes(serving, layout, laid, step.seconds),
         ),
         hardware_file=system.chip.file,
         memory_headroom=system.memory_headroom,
+    )
+
+
+def _format_notes(serving: Serving, layout: ServingLayout, laid: MeshPlacement, seconds: float) -> tuple[str, ...]:
+    """Return a note if a GPU's step with narrow weights is no faster than with whole ones, as converting takes long."""
+    if laid.system.chip.kind != "gpu" or serving.weight_format is None or serving.batch is None:
+        return ()
+    dtype = serving.activation_dtype
+    whole = replace(serving, weight_dtype=dtype, weight_group=None, has_weight_zeros=False)
+    taken = serving_step(whole, layout, serving.batch, laid).seconds
+    if seconds < 0.97 * taken:
+        return ()
+    return (
+        f"{serving.weight_dtype} weights save memory on {laid.system.chip.name}, not time: with {dtype} a step would"
+        f" take {show_seconds(taken)}",
     )
 
 

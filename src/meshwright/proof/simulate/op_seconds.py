@@ -27,7 +27,7 @@ from meshwright.planning.cost.rates.attention import (
     tpu_kernel_share,
 )
 from meshwright.planning.cost.rates.data_files import tpu_products
-from meshwright.planning.cost.rates.efficiency import launch_seconds, product_efficiency
+from meshwright.planning.cost.rates.efficiency import launch_seconds, product_efficiency, small_kernel_seconds
 from meshwright.proof.simulate.hbm import hbm_bytes, is_free
 
 Basis = Literal["compiler", "roofline", "kernel"]
@@ -51,8 +51,8 @@ def op_seconds(module: Module, instruction: Instruction, system: System) -> OpSe
     """Return the time of one execution of an instruction on an otherwise idle device; 0 if it does nothing.
 
     If the TPU compiler estimated its cycles: the time of these cycles, at least that of its bytes at peak bandwidth.
-    Else: the time of its flops, at least that of its bytes at achieved bandwidth and, on a GPU, that of a kernel launch
-    (but no launch for hand-written kernels).
+    Else: the time of its flops, at least that of its bytes at achieved bandwidth and, on a GPU, that of launching a
+    matmul or of another kernel with little to compute (but not of hand-written kernels).
     """
     if is_free(instruction):
         return OpSeconds(0.0, "roofline")
@@ -64,8 +64,8 @@ def op_seconds(module: Module, instruction: Instruction, system: System) -> OpSe
     if (worked := kernel_seconds(module, instruction, system)) is not None:
         return OpSeconds(max(worked, moved), "kernel")
     worked = sum(_product_seconds(module, product, system) for product in _inside(module, instruction))
-    launch = launch_seconds(system)
-    return OpSeconds(max(worked, moved, launch), "roofline")
+    least = launch_seconds(system) if worked else small_kernel_seconds(system)
+    return OpSeconds(max(worked, moved, least), "roofline")
 
 
 @cache

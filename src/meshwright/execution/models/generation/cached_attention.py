@@ -267,7 +267,7 @@ def _kernel_of(cache: PagedCache, sizes: TokenSizes) -> Callable[..., Partial] |
     """Return the kernel for attention over pages on the devices of the current mesh; None where pages are gathered."""
     rows: Any = cache.pages.rows
     _, num_pages, slots, _ = jax.typeof(rows).sharding.shard_shape(rows.shape)
-    if mesh_platform() == "gpu" and fits_kernel(cache.pages, slots, sizes):
+    if mesh_platform() == "gpu" and fits_kernel(cache.pages, slots):
         return partial(attend_to_pages, sizes=sizes)
     table_size = cache.table.size * num_pages // rows.shape[1]
     if mesh_platform() == "tpu" and fits_tpu_kernel(slots, table_size):

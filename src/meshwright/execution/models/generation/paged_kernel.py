@@ -20,7 +20,7 @@ from meshwright.description.hlo.kernel_cost import KernelCost
 from meshwright.execution.models.attention import Scoring
 from meshwright.execution.models.generation.paged_cache import Pages, TokenSizes
 from meshwright.execution.models.generation.query_sets import MASKED, Partial, QuerySets
-from meshwright.execution.runtime.triton_rows import LEAST_ROWS, MOST_ROWS, padded_rows
+from meshwright.execution.runtime.triton_rows import MOST_ROWS, padded_rows
 
 
 class _Tiles(NamedTuple):
@@ -34,27 +34,28 @@ class _Tiles(NamedTuple):
 
 
 _DECODE_TILES = _Tiles(MOST_ROWS, 64, warps=4, stages=3, programs=1024)
+_NARROW_TILES = _Tiles(MOST_ROWS, 128, warps=4, stages=5, programs=1024)  # Of int8 and fp8.
 _CHUNK_TILES = _Tiles(64, 64, warps=4, stages=3, programs=264)
 _LATENT_TILES = _Tiles(32, 64, warps=4, stages=2, programs=264)
 """The fastest of those tried on an H200, which has 132 multiprocessors (JAX 0.11.2). Latents are wide: programs with
 more rows keep too little in registers, those with fewer read the same latents more often."""
 
 
-def fits_kernel(pages: Pages, slots: int, sizes: TokenSizes) -> bool:
+HALF = 65504
+"""The largest number in float16."""
+
+
+def fits_kernel(pages: Pages, slots: int) -> bool:
     """Whether the kernel can attend over `pages` on one device.
 
-    False for more slots than a program reads at once, for slots or head dims that are not powers of 2 and head dims
-    under 16 (Triton's matmuls), and for arrays of 2^31 to 2^32 one-byte elements: Pallas indexes arrays of up to 4 GiB
-    with signed 32-bit integers, which overflow there (JAX 0.10.2 to 0.12).
+    False for more slots than a program reads at once, for slots that are not a power of 2, and for arrays of 2^31 to
+    2^32 one-byte elements: Pallas indexes arrays of up to 4 GiB with signed 32-bit integers, which overflow there (JAX
+    0.10.2 to 0.12).
 
-    Args:
-        slots: tokens of each page on the device.
-        sizes: what the device stores of a token.
+    slots: tokens of each page on the device.
     """
     small = pages.rows.dtype.itemsize > 1 or pages.rows.size < 1 << 31 or pages.rows.size > 1 << 32
-    dims = (sizes.key, sizes.value)
-    is_matmul = min(dims) >= LEAST_ROWS and all(map(_is_power, (slots, *dims)))
-    return slots <= _DECODE_TILES.tokens and is_matmul and small
+    return slots <= _DECODE_TILES.tokens and slots & (slots - 1) == 0 and small
 
 
 def attend_to_pages(
@@ -91,11 +92,17 @@ def attend_to_pages(
     batch, length, heads, group, width = query.shape
     slots, rank = pages.rows.shape[2], sizes.key if is_latent else sizes.value
     tokens, queries = table.shape[1] * slots, length * group
-    tiles = _LATENT_TILES if is_latent else _DECODE_TILES if queries <= MOST_ROWS else _CHUNK_TILES
+    is_narrow = pages.rows.dtype.itemsize == 1
+    of_decode = _NARROW_TILES if is_narrow else _DECODE_TILES
+    tiles = _LATENT_TILES if is_latent else of_decode if queries <= MOST_ROWS else _CHUNK_TILES
+    if pages.rows.dtype == jnp.float8_e4m3fn and query.dtype == jnp.bfloat16:
+        # A GPU converts fp8 to float16, and to bfloat16 by way of that.
+        query = jnp.clip(query, -HALF, HALF).astype(jnp.float16)
     sets = QuerySets(batch, heads, length, group, min(tiles.rows, padded_rows(queries)))
     rows, parts = sets.rows, sets.parts
     work = _divided(table.shape[1], tiles.tokens // slots, max(1, tiles.programs // (batch * heads * parts)))
     own = sets.arrays(query, rank, width - rank) if is_latent else sets.arrays(query, width)
+    own = [jnp.pad(array, ((0, 0),) * 3 + ((0, padded_rows(array.shape[3]) - array.shape[3]),)) for array in own]
     numbers = [jnp.broadcast_to(jnp.asarray(one, jnp.int32), batch) for one in (first, layer, offset, 0)]
     # Merge layers, pages and slots into one dim, without a copy.
     arrays = [pages.rows.reshape(-1, pages.rows.shape[3])]
@@ -118,7 +125,7 @@ def attend_to_pages(
         entries=work.entries,
         is_latent=is_latent,
     )
-    call = _on_grid(kernel, own, work, rank, len(arrays), tiles, is_interpreted=is_interpreted)
+    call = _on_grid(kernel, own, work, padded_rows(rank), len(arrays), tiles, is_interpreted=is_interpreted)
     flops = 2 * batch * heads * queries * tokens * (width + rank)
     with jax.named_scope(KernelCost(flops, read + written).scope):
         product, sums, largest = call(
@@ -132,7 +139,7 @@ def attend_to_pages(
     weights = jnp.exp(largest - most)
 
     return Partial(
-        sets.by_token(jnp.sum(product * weights[..., None], axis=2)),
+        sets.by_token(jnp.sum(product * weights[..., None], axis=2)[..., :rank]),
         sets.by_token(jnp.sum(sums * weights, axis=2)),
         sets.by_token(most[:, :, 0]),
     )
@@ -225,6 +232,8 @@ def _kernel(
             any; the three results (see `Partial`).
         parts: how many sets of queries a kv head has.
     """
+    from jax.experimental.pallas import triton  # Imported late: 0.1 s that only GPUs need.
+
     *rotary, rows = rest[: 2 if is_latent else 1]
     *scales, product, sums, largest = rest[len(rotary) + 1 :]
     head, split = pl.program_id(0) // parts, pl.program_id(2)
@@ -233,6 +242,15 @@ def _kernel(
     wanted, queries = positions[...], [array[...] for array in (query, *rotary)]
     newest = jnp.max(wanted)
 
+    def read_dims(tokens: Array, begin: Array, size: int) -> Array:
+        """Return `size` elements of the rows of tokens, with zeros up to a power of 2."""
+        if padded_rows(size) == size:
+            return rows[tokens, pl.ds(begin, size)]
+        dims = jnp.arange(padded_rows(size))
+        is_inside = jnp.broadcast_to(dims < size, (len(tokens), len(dims)))
+        read = triton.load(rows.at[tokens[:, None], (begin + dims)[None]], mask=is_inside)
+        return jnp.where(is_inside, read.astype(query.dtype), 0)
+
     def block(number: Array, before: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         begin = (split * blocks + number) * entries
         places = jnp.arange(tokens)
@@ -240,7 +258,7 @@ def _kernel(
         pages = table[begin + places // slots]
         page, slot, column = layer * num_pages + pages, places % slots, head * sizes.of_head
         parts_of_head = (column, sizes.key), (column + sizes.key, sizes.value)
-        loaded = [rows[page * slots + slot, pl.ds(at, size)] for at, size in parts_of_head]
+        loaded = [read_dims(page * slots + slot, at, size) for at, size in parts_of_head]
         of_scales = [((page * sizes.heads + head) * 2 + which) * slots + slot for which in range(2)]
         factors = [scale[at] for scale in scales for at in of_scales]
         scores = jnp.zeros((len(wanted), tokens), jnp.float32)
@@ -272,8 +290,3 @@ def _kernel(
     left = newest // page_size + 1 - first - split * blocks * entries
     read = jnp.clip((left + entries - 1) // entries, 0, blocks)
     product[...], sums[...], largest[...] = lax.fori_loop(0, read, block, empty)
-
-
-def _is_power(size: int) -> bool:
-    """Whether a size is a power of 2."""
-    return size & (size - 1) == 0

@@ -6,6 +6,7 @@ values as it multiplies them, if groups are a dim of the matmul; on NVIDIA GPUs 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -66,8 +67,7 @@ def matrix_product(rows: Array, weight: ScaledWeight, dtype: Any) -> Array:
     moved = count * (inputs * rows.dtype.itemsize + 4 * columns) + _nbytes(weight)
     with jax.named_scope(KernelCost(2 * count * inputs * columns, moved).scope):
         one = jax.tree.map(lambda array: array[None], weight)
-        number, is_needed = jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.int32)
-        return multiply_scaled_blocks(rows[None], one, number, is_needed)[0].astype(dtype)
+        return multiply_scaled_blocks(rows, one, jnp.array([[0, 0, count]]), count).astype(dtype)
 
 
 def _nbytes(weight: ScaledWeight) -> int:
@@ -108,10 +108,8 @@ def scaled_expert_product(rows: Array, weights: ScaledWeight, sizes: Array | Non
     if platform == "gpu" and fits_scaled_kernel(size, weights):
         read = _nbytes(weights) * min(1, rows.shape[0] / num_experts)
 
-        def multiply(blocks: Array, expert: Array, is_needed: Array) -> Array:
-            return multiply_scaled_blocks(blocks, weights, expert, is_needed)
-
-        return multiply_row_blocks(rows, sizes, columns, read, multiply, rows.dtype)
+        multiply = partial(multiply_scaled_blocks, rows, weights)
+        return multiply_row_blocks(rows, sizes, columns, read, multiply).astype(rows.dtype)
     return multiply_in_blocks(rows, weights, sizes, dtype=rows.dtype, multiply=matrix_product)
 
 

@@ -131,39 +131,27 @@ def _multiply_by_kernel(rows: Array, weights: Array, sizes: Array, dtype: Any, *
     """Return `grouped_matmul` of few rows, by the GPU kernel. options: arguments of the kernel's `pallas_call`."""
     num_experts, inner, columns = weights.shape
     read = min(rows.shape[0], num_experts) * inner * columns * weights.dtype.itemsize
-
-    def multiply(blocks: Array, expert: Array, is_needed: Array) -> Array:
-        return multiply_blocks(blocks, weights, expert, is_needed, dtype, **options)
-
-    return multiply_row_blocks(rows, sizes, columns, read, multiply, dtype)
+    return multiply_row_blocks(
+        rows, sizes, columns, read, partial(multiply_blocks, rows, weights, dtype=dtype, **options)
+    )
 
 
 def multiply_row_blocks(
-    rows: Array,
-    sizes: Array,
-    columns: int,
-    weight_bytes: float,
-    multiply: Callable[[Array, Array, Array], Array],
-    dtype: Any,
+    rows: Array, sizes: Array, columns: int, weight_bytes: float, multiply: Callable[..., Array]
 ) -> Array:
-    """Return `grouped_matmul` of few rows by a kernel for blocks of rows, in `dtype`.
+    """Return `grouped_matmul` of few rows by a kernel for blocks of rows.
 
     Args:
         weight_bytes: bytes of weights that the kernel reads.
-        multiply: called with the rows of each block [n, size, d], the expert of each block and whether it is needed
-          [n]; returns the products [n, size, columns].
+        multiply: called with the blocks and their size, as in `gpu_kernel.multiply_blocks`; returns the products.
     """
     num_rows, inner = rows.shape
     count, size = expert_blocks(num_rows, sizes.shape[0])
     blocks = _blocks(sizes, count, size)
-    at = blocks.start[:, None] + jnp.arange(size)[None]
-    moved = count * size * (inner + columns) * rows.dtype.itemsize
+    ends = jnp.where(blocks.is_needed, jnp.minimum(blocks.start + size, blocks.end), blocks.start)
+    moved = num_rows * (inner + columns) * rows.dtype.itemsize
     with jax.named_scope(KernelCost(2 * num_rows * inner * columns, int(weight_bytes + moved)).scope):
-        product = multiply(rows.at[at].get(mode="clip"), blocks.expert, blocks.is_needed).astype(dtype)
-    is_own = (at < blocks.end[:, None]) & blocks.is_needed[:, None]
-    places = jnp.where(is_own, at, num_rows)  # Index `num_rows` is out of range and dropped.
-    result = jnp.zeros_like(rows, dtype=dtype, shape=(num_rows, columns))
-    return result.at[places.reshape(-1)].set(product.reshape(-1, columns), mode="drop")
+        return multiply(blocks=jnp.stack([blocks.expert, blocks.start, ends], axis=1), size=size)
 
 
 def _over_blocks(do: Any, result: Any, blocks: RowBlock) -> Any:

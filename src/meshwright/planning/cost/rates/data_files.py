@@ -28,6 +28,21 @@ class GpuLinks(TypedDict):
     share: float
 
 
+class GpuDecode(TypedDict):
+    """Times of kernels in the decode steps of a measured GPU, used for all GPUs.
+
+    kernel_seconds: the time of a kernel with little to compute. value_seconds, value_row_seconds: time for a value of a
+    narrow weight, and for it and each row that is multiplied with it, by dtype. cached_value_seconds: the time of a
+    narrow key's or value's element. What is narrow is converted before it is multiplied, which takes longer than
+    reading it.
+    """
+
+    kernel_seconds: float
+    value_seconds: Mapping[str, float]
+    value_row_seconds: Mapping[str, float]
+    cached_value_seconds: Mapping[str, float]
+
+
 class GpuProducts(TypedDict):
     """Content of data/gpu_products.json, by chip."""
 
@@ -36,6 +51,7 @@ class GpuProducts(TypedDict):
     fp8_share: Mapping[str, float]
     products: Mapping[str, GpuProduct]
     links: Mapping[str, GpuLinks]
+    decode: GpuDecode
 
 
 class TpuCycles(TypedDict):

@@ -129,8 +129,16 @@ def _tile_reuse(half: float) -> tuple[tuple[tuple[int, int], float], ...]:
 
 @cache
 def launch_seconds(system: System) -> float:
-    """Return the seconds of launching a kernel, a lower bound of every op's time on a GPU; 0 on other chips."""
+    """Return the seconds of launching a matmul, a lower bound of its time on a GPU; 0 on other chips."""
     return gpu_figures(system.chip.name).launch_seconds if system.chip.kind == "gpu" else 0.0
+
+
+def small_kernel_seconds(system: System) -> float:
+    """Return the time of a kernel with little to compute, in a program that a GPU runs as a whole; 0 on other chips.
+
+    It is that of an H200 for all GPUs (`GpuDecode`).
+    """
+    return gpu_products()["decode"]["kernel_seconds"] if system.chip.kind == "gpu" else 0.0
 
 
 def gpu_figures(name: str) -> GpuFigures:
