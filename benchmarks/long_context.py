@@ -1,11 +1,13 @@
 """One long row of packed texts over sp devices, beside the same row on one device: loss and every gradient.
 
     .venv/bin/python benchmarks/long_context.py [--length 32768] [--degrees 1,8] [--method ring]
+    .venv/bin/python benchmarks/long_context.py --model tiny-qwen3.5 --num-layers 4
     .venv/bin/python benchmarks/long_context.py --compile v4 v5p
 
-A model of two small layers in float32, with drawn parameters. The row holds texts of drawn lengths, one after another,
-each with positions from 0 and a segment of its own, and padding at its end. The first degree is what the others are
-compared with. Memory is the compiler's: arguments and temporaries of a device.
+A model of two small layers in float32, with drawn parameters; the second command has linear attention in three of four
+layers. The row holds texts of drawn lengths, one after another, each with positions from 0 and a segment of its own,
+and padding at its end. The first degree is what the others are compared with. Memory is the compiler's: arguments and
+temporaries of a device.
 
 --compile: no device. The train step of two layers of Llama 3 8B in bf16 with ring attention over one row of packed
 texts, compiled for slices of a TPU of which each chip has 32,768 tokens: memory and what a device sends, planned and
@@ -117,6 +119,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=32768)
     parser.add_argument("--degrees", default="1,8")
     parser.add_argument("--method", choices=("ring", "ulysses", "gather"), default="ring")
+    parser.add_argument("--model", default="tiny", help="a preset")
+    parser.add_argument("--num-layers", type=int, default=2)
     parser.add_argument("--compile", nargs="+", metavar="CHIP", help="TPUs whose compiler is asked, as v4 and v5p")
     args = parser.parse_args()
     if args.compile:
@@ -125,7 +129,7 @@ def main() -> None:
         for chip in args.compile:
             compile_for(chip)
         return
-    model = replace(PRESETS["tiny"], num_layers=2)
+    model = replace(PRESETS[args.model], num_layers=args.num_layers)
     workload = Workload(model=model, batch=1, seq_len=args.length, compute_dtype="f32", packed=True, remat="block")
     segments = row_of_texts(args.length, model.vocab)["segments"]
     print(f"{args.length:,} tokens: {segments.max()} texts of {np.bincount(segments[0])[1:].tolist()}, and padding")

@@ -64,6 +64,18 @@ def test_logits_and_what_follows_greedily_are_those_of_transformers(family, mesh
     assert [text.tokens for text in texts] == [tuple(row) for row in golden["continuations"].tolist()]
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("mesh", ["sp=2", "sp=4,tp=2"])
+def test_logits_of_linear_attention_over_sp_are_those_of_transformers(mesh):
+    """They were those of each device's tokens alone. Texts of one token are padded, so that each device has some."""
+    model = mw.load(GOLDENS / "qwen3_next", on="cpu:8" if "tp" in mesh else "cpu:2", mesh=mesh)
+    golden = np.load(GOLDENS / "qwen3_next" / "golden.npz")
+    wanted, lengths = golden["logits"], golden["lengths"]
+    for row in (lengths.argmin(), lengths.argmax()):
+        found = np.asarray(model.logits(golden["tokens"][row : row + 1, : lengths[row]]))[0]
+        assert np.abs(found - wanted[row, : lengths[row]]).max() <= TOLERANCE * np.ptp(wanted)
+
+
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in VARIANTS])
 def test_weights_in_and_out_are_equal_to_the_bit(family, tmp_path):
     model, _ = load(family, "1,4,2,1")
@@ -124,3 +136,12 @@ def test_a_run_that_no_config_json_describes_is_loaded_and_not_saved(tmp_path):
     with pytest.raises(mw.MeshwrightError, match=r"no config\.json of Hugging Face describes tiny-moe-shared"):
         model.save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.matrix
+def test_a_run_of_linear_attention_over_sp_is_loaded_onto_a_mesh_that_generates(tmp_path):
+    options = {"on": "cpu:8", "steps": 1, "batch": 4, "seq_len": 32, "mesh": "fsdp=4,sp=2"}
+    mw.train("tiny-qwen3.5", tmp_path / "run", num_layers=4, **options)
+    model = mw.load(tmp_path / "run")
+    assert str(model.mesh_shape) == "fsdp=8"
+    assert len(model.generate("def ", max_tokens=2)[0].tokens) == 2

@@ -114,6 +114,7 @@ class Row:
             {*words, ("lora" in words, self.model.experts is not None), *axes, *strategy.items(), self.remat}
             | {("packed", self.packed), ("z_loss", self.z_loss)}
             | {("cycles in stages", self.mesh.pp > 1 and len(staged_stacks(program(self.model))) > 1)}
+            | {("linear over sp", self.model.attention.linear is not None and self.mesh.sp > 1)}
             | set(self.frozen)
         )
 
@@ -593,7 +594,13 @@ FAMILIES = [
     Row(DELTA, MeshShape(dp=2, tp=4), WHOLE_STREAM, "attention"),
     Row(DELTA, MeshShape(fsdp=2, tp=2), fused("gather", dropout=0.2), "matmuls"),
     Row(DELTA, MeshShape(dp=2, fsdp=2, tp=2), packed=True),
+    Row(DELTA, MeshShape(fsdp=2, sp=4), RING, packed=True),
+    Row(DELTA, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(DELTA, MeshShape(sp=8), remat="matmuls"),
+    Row(DELTA, MeshShape(dp=2, sp=4), ULYSSES, "none", packed=True),
+    Row(DELTA, MeshShape(sp=2, tp=2), fused("gather", num_microbatches=2), "attention"),
     Row(QWEN3_NEXT, MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(QWEN3_NEXT, MeshShape(ep=2, sp=2, tp=2), parts(2), "none"),
     Row(SPARSE, MeshShape(ep=2, tp=2)),
     Row(SPARSE, MeshShape(dp=2, fsdp=2, sp=2), parts(2), "none"),
     Row(SPARSE, MeshShape(fsdp=2, sp=2, tp=2), remat="matmuls"),
@@ -601,6 +608,8 @@ FAMILIES = [
     Row(DELTA, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
     Row(DELTA, MeshShape(fsdp=2, pp=2), ALTERNATING, packed=True),
     Row(EIGHT_DELTA, MeshShape(fsdp=2, pp=2), parts(4, virtual_stages=2)),
+    Row(EIGHT_DELTA, MeshShape(dp=2, sp=2, pp=2), ALTERNATING, packed=True),
+    Row(EIGHT_DELTA, MeshShape(sp=4, pp=2), fused("ring", num_microbatches=2)),
     Row(SPARSE, MeshShape(ep=2, fsdp=2, pp=2), GPIPE),
     Row(SIX_SPARSE, MeshShape(dp=2, pp=2), parts(4, dropout=0.2)),
     Row(SIX_SPARSE, MeshShape(ep=2, fsdp=2, pp=2), Strategy(optimizer="muon", num_microbatches=4)),

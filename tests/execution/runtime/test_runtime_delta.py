@@ -111,6 +111,6 @@ def test_a_convolution_reads_the_tokens_before_and_no_other_document():
     longer = np.concatenate([before, x], axis=1)[0]
     wanted = np.stack([sum(longer[token + tap] * weights[tap] for tap in range(3)) for token in range(6)])
     np.testing.assert_allclose(convolve(x, weights, before, None)[0], wanted, rtol=1e-5, atol=1e-6)
-    ids = np.array([[1, 1, 2, 2, 2, 2]], np.int32)
+    ids = np.array([[1, 1, 1, 1, 2, 2, 2, 2]], np.int32)
     apart = convolve(x[:, 2:], weights, np.zeros((1, 2, 2), np.float32), None)
     np.testing.assert_allclose(convolve(x, weights, before, ids)[:, 2:], apart, rtol=1e-5, atol=1e-6)

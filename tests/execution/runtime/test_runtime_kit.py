@@ -295,7 +295,7 @@ def loss(row: Row, drawn: Mapping[str, Any]) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", [Row(DELTA, MeshShape(fsdp=2, tp=2)), Row(LLAMA4, MeshShape(ep=2, tp=2))], ids=str)
+@pytest.mark.parametrize("row", [Row(DELTA, MeshShape(sp=2, tp=2)), Row(LLAMA4, MeshShape(ep=2, tp=2))], ids=str)
 def test_layers_of_several_kinds_have_the_loss_of_one_device_on_a_mesh(row, alone):
     """A forward pass compiles in a fifth of the time of a step; `make matrix` trains rows of these models."""
     drawn = alone.start(row.alone)

@@ -224,7 +224,7 @@ class AttentionOp:
 Pass = Literal[
     "norm", "layer_norm", "residual", "low_rank", "low_rank_dropout", "branch", "rotary", "gated", "activation",
     "dropout", "accumulate", "loss", "batch_norm", "batch_norm_add", "batch_norm_shortcut", "gradients", "pool",
-    "dispatch", "combine", "convolution", "delta", "state",
+    "dispatch", "combine", "convolution", "delta", "delta_factors", "delta_parts", "state",
 ]  # fmt: skip
 
 

@@ -9,11 +9,18 @@ from functools import lru_cache
 
 from meshwright.description.step.blocks import program
 from meshwright.description.step.layer import Lookup
-from meshwright.description.step.model import Model, ModelConfig, ProgramModel
+from meshwright.description.step.model import Model, ProgramModel
 from meshwright.description.step.padding import check_padding, is_padded, padded
 from meshwright.description.step.parameter_tree import Parameter, Tree, leaves, parameters
 from meshwright.description.step.rules import RULES, Rules, check_rules, local_parameter_shape, rules_of
-from meshwright.description.step.sequence import attention_ops, check_sequence, has_attention, is_zigzag
+from meshwright.description.step.sequence import (
+    attention_ops,
+    check_sequence,
+    has_attention,
+    is_zigzag,
+    least_length,
+    num_parts,
+)
 from meshwright.description.step.stages import check_stages, counted_layers, most_stages
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.trained import LEAST_BLOCK, blocked_dim, stored_weight
@@ -42,11 +49,6 @@ def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> Non
         raise MeshwrightError(
             f"mesh {mesh} has pp={mesh.pp} stages for the {counted_layers(model, most)} of {model.name}, so that some"
             f" would split nothing; use {f'pp in 1 to {most}' if most > 1 else 'pp=1'}"
-        )
-    if mesh.sp > 1 and has_linear_attention(model):
-        raise MeshwrightError(
-            f"mesh {mesh} has sp={mesh.sp}; the linear attention of {model.name} carries a state from token to token,"
-            f" which no sp passes on yet: use sp=1 and more fsdp or tp"
         )
     if workload.objective == "dpo" and mesh.pp > 1:
         raise MeshwrightError(
@@ -103,14 +105,7 @@ def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tup
     found.update((1, (axis,)) for axis in AXES if axis not in _used_axes(workload.model, rules))
     if workload.objective == "dpo" or reads_other_layers(workload.model):
         found.add((1, ("pp",)))
-    if has_linear_attention(workload.model):
-        found.add((1, ("sp",)))
     return frozenset((size, axes) for size, axes in found if axes)
-
-
-def has_linear_attention(model: Model) -> bool:
-    """Whether layers of a model have linear attention."""
-    return isinstance(model, ModelConfig) and model.attention.linear is not None
 
 
 def reads_other_layers(model: Model) -> bool:
@@ -269,15 +264,19 @@ def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> N
             "attention='cudnn' takes one document a row, and packed rows have several; use attention='flash', or"
             " 'scores'"
         )
-    if is_zigzag(mesh, strategy) and has_attention(workload.model):
-        seq_len = workload.seq_len
-        parts = 2 * mesh.sp
-        if seq_len % parts:
-            nearest = " or ".join(str(length) for length in multiples_around(seq_len, parts))
-            raise MeshwrightError(
-                f"sequence length {seq_len} cannot be cut into {parts} parts, two for each of sp={mesh.sp}, as a ring"
-                f" in zigzag order needs: {seq_len} % {parts} = {seq_len % parts}; use {nearest}"
-            )
+    seq_len, cuts = workload.seq_len, num_parts(mesh, strategy)
+    if is_zigzag(mesh, strategy) and has_attention(workload.model) and seq_len % cuts:
+        nearest = " or ".join(str(length) for length in multiples_around(seq_len, cuts))
+        raise MeshwrightError(
+            f"sequence length {seq_len} cannot be cut into {cuts} parts, two for each of sp={mesh.sp}, as a ring"
+            f" in zigzag order needs: {seq_len} % {cuts} = {seq_len % cuts}; use {nearest}"
+        )
+    if seq_len < (least := least_length(workload.model, cuts)):
+        raise MeshwrightError(
+            f"sequence length {seq_len} has {seq_len / cuts:g} tokens in each of {cuts} parts over sp={mesh.sp}, fewer"
+            f" than the {least // cuts} that a convolution of {workload.model.name} reads; use {least} or more, or"
+            f" less sp"
+        )
 
 
 def unused_options(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.description.step.blocks import layers
-from meshwright.description.step.layer import Attention
+from meshwright.description.step.layer import Attention, GatedDelta
 from meshwright.description.step.model import Model
 from meshwright.description.step.rules import RULES
 from meshwright.description.step.strategy import SequenceMethod, Strategy
@@ -50,6 +50,29 @@ def has_attention(model: Model) -> bool:
     return any(True for _ in attention_ops(model))
 
 
+def linear_attention_ops(model: Model) -> Iterator[GatedDelta]:
+    """Yield the linear attention of each of a model's stacks that has it."""
+    return (op for stack in layers(model) for op in stack.ops if isinstance(op, GatedDelta))
+
+
+def least_length(model: Model, num_parts: int) -> int:
+    """Return the fewest tokens of a sequence that sp can cut into parts; 0 without sp or linear attention.
+
+    Each part has at least as many tokens as the convolutions of linear attention read, so that they read only tokens of
+    their part and of the part before it.
+    """
+    taps = max((op.taps for op in linear_attention_ops(model)), default=0)
+    return taps * num_parts if num_parts > 1 else 0
+
+
+def reads_key_segments(model: Model, method: SequenceMethod) -> bool:
+    """Whether layers read the document ids of all tokens of a packed row that sp splits.
+
+    Linear attention does, and attention except in a ring, which sends the ids with the keys.
+    """
+    return any(True for _ in linear_attention_ops(model)) or (method != "ring" and has_attention(model))
+
+
 def halves_queries(workload: Workload, mesh: MeshShape) -> bool:
     """Whether attention skips a quarter of the scores (`can_halve_queries`), which requires undivided sequences."""
     return mesh.degree(RULES["sequence"]) == 1 and can_halve_queries(workload.seq_len)
@@ -75,6 +98,11 @@ def visible_pairs(length: float, window: int | None, *, is_chunked: bool) -> flo
         return length * keys - keys * keys / 2
     whole, rest = divmod(length, keys)
     return (whole * keys * keys + rest * rest) / 2
+
+
+def num_parts(mesh: MeshShape, strategy: Strategy) -> int:
+    """Return the number of parts into which sp cuts a sequence: one for each device, or two in zigzag order."""
+    return 2 * mesh.sp if is_zigzag(mesh, strategy) else mesh.sp
 
 
 def is_zigzag(mesh: MeshShape, strategy: Strategy) -> bool:

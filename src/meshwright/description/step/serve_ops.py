@@ -87,7 +87,7 @@ def serving_ops(
     rules = GATHERED_RULES if split == "batch" and not is_paged else SERVING_RULES
     layout = Layout(
         rules=rules, live=live, batch=on(rules["batch"]), sequence=(), residual=() if is_paged else on(TENSOR_AXES),
-        sp_method="gather", is_packed=False, is_pair=False, collective_matmul=False,
+        sp_method="gather", is_packed=False, is_pair=False, is_zigzag=False, collective_matmul=False,
         tp_stream="whole" if is_paged else "split", dropout=False,
     )  # fmt: skip
     stored = replace(layout, rules=SERVING_RULES, batch=on(SERVING_RULES["batch"]))

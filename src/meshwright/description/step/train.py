@@ -67,7 +67,7 @@ from meshwright.description.step.passes.shard_ends import (
     shared_key_nodes,
 )
 from meshwright.description.step.rules import RULES, rules_of
-from meshwright.description.step.sequence import has_attention
+from meshwright.description.step.sequence import is_zigzag, reads_key_segments
 from meshwright.description.step.strategy import DEFAULT, XLA, Optimizer, Strategy
 from meshwright.description.step.workload import Objective, Remat, Workload, num_query_chunks
 from meshwright.mesh import MeshShape
@@ -189,7 +189,7 @@ def _ops(
     ops += build.ends(residual_nodes(found.narrowing, layout), is_recomputed=False)
     is_recomputed = is_spmd_pipeline(mesh, strategy) and strategy.schedule == "gpipe"
     ops += build.ends(logits_nodes(found.logits, layout, objective), is_recomputed=is_recomputed)
-    if is_packed and layout.sequence and layout.sp_method != "ring" and has_attention(model):
+    if is_packed and layout.sequence and reads_key_segments(model, layout.sp_method):
         # The document ids of all keys are gathered once for all layers.
         ops.append(Communicate(
             name="segments", kind="all-gather", axes=layout.sequence, phase="forward", region=Region(BATCH),
@@ -224,6 +224,7 @@ def layout_of(
         sp_method="gather" if strategy.attention == "scores" else strategy.sp_method,
         is_packed=is_packed,
         is_pair=is_pair,
+        is_zigzag=is_zigzag(MeshShape(sp=2) if "sp" in live else mesh, strategy),
         collective_matmul=strategy.collective_matmul and strategy.tp_stream == "split" and "tp" in live,
         tp_stream=strategy.tp_stream,
         dropout=strategy.dropout > 0,

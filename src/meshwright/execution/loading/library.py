@@ -66,7 +66,7 @@ def load(
           from which the last complete checkpoint is read.
         on: the hardware, for example "cpu:8"; default: the run's. A Hugging Face directory needs it.
         mesh: for example "1,4,2,1" or "fsdp=4,tp=2"; default: for a run on its own hardware, its mesh if that has no
-          pipeline stages; else fsdp over all devices.
+          pipeline stages, and no sp with linear attention; else fsdp over all devices.
         dtype: dtype of parameters and matmuls; default: the run's, or that of the weights (bf16 or f32).
         adapter: a directory with PEFT's low-rank adapters, which are merged into the weights; not for a run.
         on_bytes: called with the number of bytes of each slice that is read.
@@ -211,8 +211,10 @@ def find_model(
         # Adapters are merged into the weights when the checkpoint is read.
         model = merged_model(run.workload.config)
         system = run.system if on is None else read_system(on, run.hardware_file)
-        # Pipeline stages are for training: one token would pass through them one after the other.
-        is_same = mesh is None and str(system) == run.hardware and run.mesh.pp == 1
+        # Pipeline stages are for training: one token would pass through them one after the other. So is sp with linear
+        # attention (`check_linear_serving`).
+        can_generate = run.mesh.pp == 1 and (run.mesh.sp == 1 or model.attention.linear is None)
+        is_same = mesh is None and str(system) == run.hardware and can_generate
         shape = run.mesh if is_same else read_mesh(mesh or "dp=1,fsdp=-1", system.num_devices)
         _check(model, shape)
         return Found(

@@ -12,6 +12,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.sequence import reads_key_segments
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.execution.models.dropout import DropoutRng
 from meshwright.execution.models.generation.cache import Cache
@@ -87,13 +88,13 @@ def positions_of(
     return PositionInfo(whole, rotary_tables(jax.reshard(whole, P(split)), model, own))
 
 
-def with_key_segments(batch: Weights, layout: ShardingContext, strategy: Strategy) -> Weights:
+def with_key_segments(batch: Weights, model: ModelConfig, layout: ShardingContext, strategy: Strategy) -> Weights:
     """Return a packed batch with the document ids of all keys of a row [b, t] added, if sp splits the row's tokens.
 
-    The ids are gathered here, once for all layers. With ring attention the batch is unchanged, because the ids are
-    sent with the keys.
+    The ids are gathered here, once for all layers. If no layer reads them, as in a ring, which sends ids with the keys,
+    the batch is unchanged.
     """
-    if "segments" not in batch or not layout.axes("sequence") or strategy.sp_method == "ring":
+    if "segments" not in batch or not layout.axes("sequence") or not reads_key_segments(model, strategy.sp_method):
         return batch
     return {**batch, KEY_SEGMENTS: layout.place(batch["segments"], "batch", "activation")}
 

@@ -105,7 +105,7 @@ def stream_and_load(
     rng: DropoutRng | None,
 ) -> tuple[Array, Array, ExpertLoad | None]:
     """Return the residual stream [b, s, d] after all layers, the gathered embedding table, and the experts' load."""
-    batch = with_key_segments(batch, layout, strategy)
+    batch = with_key_segments(batch, model, layout, strategy)
     positions = positions_of(batch, model)
     x, table = embed(params, batch["tokens"], positions, model, layout, dtype)
     x, load = through_layers(params, batch["tokens"], x, positions, model, layout, remat, strategy, rng)

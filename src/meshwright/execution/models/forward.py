@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.rules import RULES
+from meshwright.description.step.sequence import least_length
 from meshwright.execution.models.context import Weights, positions_of
 from meshwright.execution.models.decoder import through_layers
 from meshwright.execution.models.ends import embed, logits, token_losses
@@ -29,7 +30,7 @@ def all_logits(
     changes none of its logits.
     """
     rows, length = tokens.shape
-    return _logits(model, mesh, rows, length, dtype)(params, *_placed(mesh, lengths, tokens))
+    return _logits(model, mesh, rows, length, dtype)(params, *_placed(model, mesh, lengths, tokens))
 
 
 def all_losses(
@@ -46,14 +47,16 @@ def all_losses(
     Other arguments are as in `all_logits`. If the vocab is split, logits are never gathered.
     """
     rows, length = tokens.shape
-    found = _losses(model, mesh, dtype)(params, *_placed(mesh, lengths, tokens, targets))
+    found = _losses(model, mesh, dtype)(params, *_placed(model, mesh, lengths, tokens, targets))
     return np.asarray(found)[:rows, :length]
 
 
-def _placed(mesh: MeshShape, lengths: np.ndarray, *tokens: np.ndarray) -> Iterator[Array]:
+def _placed(model: ModelConfig, mesh: MeshShape, lengths: np.ndarray, *tokens: np.ndarray) -> Iterator[Array]:
     """Yield lengths [b], then each array of tokens [b, s], all padded and sharded on the mesh."""
     rows, length = tokens[0].shape
-    more = -rows % mesh.degree(RULES["batch"]), -length % mesh.degree(RULES["residual_sequence"])
+    longest = max(length, least_length(model, mesh.sp))
+    longest += -longest % mesh.degree(RULES["residual_sequence"])
+    more = -rows % mesh.degree(RULES["batch"]), longest - length
     layout = ShardingContext(mesh)
     yield jax.device_put(np.pad(lengths.astype(np.int32), (0, more[0])), layout.spec("batch"))
     for array in tokens:

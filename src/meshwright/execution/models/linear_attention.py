@@ -8,11 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from meshwright.description.step.layer import LINEAR_HEADS, GatedDelta
 from meshwright.description.step.parameter_tree import DECAY_BIAS, DECAY_LOG
+from meshwright.description.step.sequence import is_zigzag
 from meshwright.execution.models.context import LayerContext
 from meshwright.execution.models.generation.delta_state import DeltaCache, DeltaState
 from meshwright.execution.runtime.attention.delta import (
@@ -20,6 +22,12 @@ from meshwright.execution.runtime.attention.delta import (
     causal_convolution,
     chunked_delta_rule,
     delta_rule_step,
+)
+from meshwright.execution.runtime.attention.split_delta import (
+    ids_with_before,
+    part_order,
+    split_delta_rule,
+    values_before,
 )
 from meshwright.execution.runtime.shards import match_varying, on_shards
 
@@ -29,7 +37,8 @@ def linear_attention(
 ) -> tuple[Array, DeltaCache | None]:
     """Return the output of linear attention [b, s, heads, group, value_dim], and the updated cache; None without one.
 
-    Each device has whole sequences of its rows and heads, so nothing is communicated.
+    Each device has its rows and heads, of whole sequences or if sp splits them of its tokens: only then it communicates
+    (`runtime.attention.split_delta`).
 
     Args:
         values: the layer's values by name, which include the op's inputs.
@@ -46,11 +55,16 @@ def linear_attention(
     specs = ([of_keys, of_keys, of_values, of_heads, of_heads], own_specs)
     tokens, rows = layout.spec("batch", "sequence"), layout.spec("batch")
     if cache is None:
-        segments = context.positions.segments
+        segments, axes = context.positions.segments, layout.axes("sequence")
         ids = None if segments is None or segments.ids is None else segments.ids
-        local = partial(_whole_rows, op=op, axes=layout.axes("batch"))
-        run = on_shards(local, layout, in_specs=(*specs, tokens), out_specs=of_values)
-        return run(inputs, parameters, ids), None
+        if not axes:
+            local = partial(_whole_rows, op=op, axes=layout.axes("batch"))
+            run = on_shards(local, layout, in_specs=(*specs, tokens), out_specs=of_values)
+            return run(inputs, parameters, ids), None
+        order = part_order(layout.mesh.degree(axes), is_zigzag=is_zigzag(layout.mesh, context.strategy))
+        local = partial(_split_rows, op=op, axes=(*layout.axes("batch"), *axes), order=order, axis=axes[0])
+        run = on_shards(local, layout, in_specs=(*specs, tokens, rows), out_specs=of_values)
+        return run(inputs, parameters, ids, context.positions.key_ids), None
     stored = jax.tree.map(lambda array: jax.typeof(array).sharding.spec, cache.state)
     local = partial(_after_state, op=op, axes=layout.axes("batch"))
     in_specs = (*specs, stored, P(), rows, rows, rows)
@@ -72,9 +86,44 @@ def _whole_rows(
     weights = {name: _per_token(weight, axes) for name, weight in weights.items()}
     rows, taps = inputs[0].shape[0], op.taps
     before = [jnp.zeros((rows, taps - 1, *x.shape[2:]), jnp.float32) for x in inputs[:3]]
-    given = _inputs(inputs, weights, before, ids, op)
+    ids_before = None if ids is None else jnp.pad(ids, ((0, 0), (taps - 1, 0)), constant_values=-1)
+    given = _inputs(inputs, weights, before, ids_before, op)
     out, _ = chunked_delta_rule(*given, ids=ids)
     return out.astype(inputs[0].dtype)
+
+
+def _split_rows(
+    inputs: list[Array],
+    weights: dict[str, Array],
+    ids: Array | None,
+    key_ids: Array | None,
+    *,
+    op: GatedDelta,
+    axes: tuple[str, ...],
+    order: np.ndarray,
+    axis: str,
+) -> Array:
+    """Return the output for one device's tokens of sequences that a mesh axis splits.
+
+    Args:
+        inputs, op: as in `_whole_rows`.
+        ids: document ids of the device's tokens; None if each row is one document.
+        key_ids: document ids of whole rows [b, t]; None if each row is one document.
+        axes: the mesh axes that split rows and tokens, over which the gradients of `weights` are summed.
+        order: see `part_order`.
+        axis: the mesh axis that splits sequences.
+    """
+    weights = {name: _per_token(weight, axes) for name, weight in weights.items()}
+    parts = [x.reshape(x.shape[0], order.shape[1], -1, *x.shape[2:]) for x in inputs]
+    before = values_before(parts[:3], op.taps - 1, order, axis)
+    rows = [x.reshape(-1, *x.shape[2:]) for x in parts]
+    longer = None
+    if ids is not None and key_ids is not None:
+        longer = ids_with_before(ids, key_ids, op.taps, order, axis)
+    of_convolution, of_rule = (None, None) if longer is None else (longer[:, 1:], longer[:, op.taps - 1 :])
+    given = _inputs(rows, weights, [x.astype(jnp.float32) for x in before], of_convolution, op)
+    out = split_delta_rule(given, order, axis, of_rule)
+    return out.reshape(inputs[2].shape).astype(inputs[0].dtype)
 
 
 def _after_state(

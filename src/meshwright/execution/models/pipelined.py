@@ -58,7 +58,7 @@ def staged_loss_and_load(
         MeshwrightError: the batch does not divide into microbatches, or the schedule does not support `remat`.
     """
     check_stage_remat(remat, layout.mesh, strategy)
-    batch = with_key_segments(batch, layout, strategy)
+    batch = with_key_segments(batch, model, layout, strategy)
     specs = jax.tree.map(lambda array: jax.typeof(array).sharding.spec, params)
     before = layout_before_stages(layout, batch["tokens"].shape[0], strategy) if "dense_layers" in params else layout
     pipeline = _pipeline(specs, model, layout, before, strategy, dtype, remat, z_loss)

@@ -25,6 +25,9 @@ from meshwright.description.step.train import train_step
 from meshwright.description.step.workload import Workload, num_query_chunks
 from meshwright.mesh import MeshShape
 
+LIVE_OF_DELTA = {"delta": 64, "delta_factors": 16, "delta_parts": 12}
+"""Bytes live in the backward pass of the gated delta rule for each element of the arrays of its passes, by kind."""
+
 
 @dataclass(frozen=True)
 class Activations:
@@ -137,11 +140,14 @@ class Activations:
         recomputed = 0.0 if self.workload.remat == "matmuls" else self.mlp_hidden
         # The gated delta rule keeps 64 bytes for each element of the values live in its backward pass, between its
         # matmuls: the float32 arrays of the pass over memory (`elementwise.OF_DELTA`), the states of all chunks, and
-        # gradients.
+        # gradients. With sp, 16 bytes for each element of a state's further columns, and three float32 arrays of the
+        # size of the gathered states: these, the states before all parts with their gradient, and the states' gradient.
         return (
             scores
             + self.compute_bytes * (stream + heads + 2 * self.gates + recomputed + self.first_products)
-            + 64 * sum(self._size(array) for op in self.ops.elementwise if op.kind == "delta" for array in op.arrays)
+            + sum(
+                LIVE_OF_DELTA.get(op.kind, 0) * self._size(array) for op in self.ops.elementwise for array in op.arrays
+            )
         )
 
     @property

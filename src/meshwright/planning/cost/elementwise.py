@@ -72,6 +72,10 @@ OF_DELTA = {
     # Between the matmuls of a chunk, per element of the values in float32: corrected values and keys, queries, keys
     # and outputs are written and read, and the scores of half as many elements three times. Backward does it twice.
     "delta": Pass(52, 104),
+    # The further columns of a state that sp needs, per element: their corrections and outputs are written and read, and
+    # the states of all parts are read and written.
+    "delta_factors": Pass(16, 32),
+    "delta_parts": Pass(8, 16),
     # A server's step reads and writes the float32 state of every row.
     "state": Pass(8, 0),
 }

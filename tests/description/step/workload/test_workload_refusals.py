@@ -79,6 +79,12 @@ BATCHES = [
         "sequence length 36 cannot be cut into 8 parts, two for each of sp=4, as a ring in zigzag order needs:"
         " 36 % 8 = 4; use 32 or 40",
     ),
+    (
+        (PRESETS["tiny-qwen3.5"], MeshShape(sp=4), RING),
+        {"seq_len": 24},
+        "sequence length 24 has 3 tokens in each of 8 parts over sp=4, fewer than the 4 that a convolution of"
+        " tiny-qwen3.5 reads; use 32 or more, or less sp",
+    ),
 ]
 
 IDLE = [

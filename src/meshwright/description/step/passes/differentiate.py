@@ -113,7 +113,7 @@ def _backward(node: Node, has_input_gradient: bool) -> Iterator[Op]:
             if has_input_gradient and math.prod(dim.size or 0 for dim in work.columns) != 1:
                 yield _matmul(node, work, "backward", "input_gradient")
             if work.weight is None or work.weight.is_trained:
-                yield _matmul(node, work, "backward", "weight_gradient")
+                yield _matmul(node, replace(work, rows=work.right_rows or work.rows), "backward", "weight_gradient")
         elif has_input_gradient:
             yield from _backward_of_rest(node, work)
 

@@ -12,6 +12,7 @@ from meshwright.description.step.passes.muon import matrix_counts
 from meshwright.description.step.passes.nodes import Weight
 from meshwright.description.step.passes.shard_delta import chunk_sizes
 from meshwright.description.step.rules import token_axes
+from meshwright.description.step.sequence import num_parts
 from meshwright.description.step.strategy import Strategy
 from meshwright.description.step.token_routing import routed_tokens, sent_tokens, stored_experts
 from meshwright.description.step.workload import Workload
@@ -23,7 +24,7 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
 
     Over all devices:
 
-    - B: sequences. S: tokens of a sequence. Z, Y: see `passes.shard_delta`.
+    - B: sequences. S: tokens of a sequence. Z, Y, W, U, X: see `passes.shard_delta`.
     - I: B times S, the rows of a contrastive batch.
     - loss: elements of the all-reduce of the loss.
 
@@ -39,7 +40,7 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
     """
     parts = strategy.num_microbatches
     sizes: dict[str, float] = {"B": workload.sequences / parts, "S": workload.seq_len}
-    sizes |= chunk_sizes(workload.seq_len, has_state=False)
+    sizes |= chunk_sizes(workload.seq_len, num_parts(mesh, strategy))
     if any(isinstance(op, DotProduct) for op in program(workload.model).logits):
         sizes["I"] = workload.tokens / parts
     # If each stage runs its own program, the last stage sums the losses of all microbatches before the all-reduce.

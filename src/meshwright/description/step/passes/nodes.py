@@ -76,6 +76,7 @@ class Layout:
         sp_method, collective_matmul, tp_stream: as in `Strategy`.
         is_packed: whether a row of the batch has several documents.
         is_pair: whether sp is 2.
+        is_zigzag: whether tokens are in zigzag order over sp, so that a device has two parts of a sequence.
         dropout: whether the strategy has dropout.
         is_gathered_once: whether weights are gathered at the start of a step (ZeRO 1 and 2), not in each layer.
         frozen: paths of parameters without gradient.
@@ -89,6 +90,7 @@ class Layout:
     sp_method: SequenceMethod
     is_packed: bool
     is_pair: bool
+    is_zigzag: bool
     collective_matmul: bool
     tp_stream: TpStream
     dropout: bool
@@ -128,7 +130,8 @@ class Product:
     """A matmul with a weight, or with the value named `right`. Fields are as in `ir.Matmul`.
 
     passes: `forward` if backward has no gradients of this matmul; `backward` if only its two gradients are computed,
-    because the forward pass computes its result in another way.
+    because the forward pass computes its result in another way. right_rows: the rows from which the gradient of the
+    right operand is computed, if they are not all.
     """
 
     name: str
@@ -143,6 +146,7 @@ class Product:
     weight: Weight | None = None
     right: str = ""
     passes: Literal["both", "forward", "backward"] = "both"
+    right_rows: tuple[Dim, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

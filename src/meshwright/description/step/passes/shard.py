@@ -6,6 +6,7 @@ sharding becomes a `Move`, whose collectives `notation.reshard` derives.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -61,7 +62,7 @@ from meshwright.description.step.passes.nodes import (
     weight_of,
 )
 from meshwright.description.step.passes.shard_attention import ring, whole_sequences
-from meshwright.description.step.passes.shard_delta import delta_matmuls
+from meshwright.description.step.passes.shard_delta import delta_work
 from meshwright.description.step.passes.shard_experts import combine_moves, dispatch_moves, routing_of_tokens, scale_sum
 from meshwright.description.step.passes.shard_low_rank import column_norms, factor
 
@@ -361,20 +362,17 @@ class _BlockSharder:
         )
 
     def _gated_delta(self, op: GatedDelta) -> Iterator[Node]:
-        """Yield the node of linear attention. It has no collectives: devices have whole sequences of their heads."""
-        source, decay = self.arrays[op.value], self.arrays[op.decay]
+        """Yield the node of linear attention."""
+        source = self.arrays[op.value]
         self.arrays[op.target] = replace(source, name=op.target)
-        work: list[Work] = []
-        for name, value, dims in op.convolved:
-            array = self.arrays[value]
-            work += [
-                PassOver(kind="convolution", arrays=(array,)),
-                self._vector(name, (("taps", op.taps), *dims), array),
-            ]
         heads = ((LINEAR_HEADS, op.num_heads), ("group", op.group))
-        work += [self._vector(name, heads, decay) for name in (DECAY_LOG, DECAY_BIAS)]
-        work += delta_matmuls(op, f"{self.stack}.{op.target}", source)
-        work.append(PassOver(kind="delta", arrays=(source,)))
+        parameters = {name: (("taps", op.taps), *dims) for name, _, dims in op.convolved}
+        work: list[Work] = []
+        for name, dims in (parameters | dict.fromkeys((DECAY_LOG, DECAY_BIAS), heads)).items():
+            vector = self._vector(name, dims, source)
+            # All axes that split rows or tokens are summed at once.
+            work.append(replace(vector, pending=(outermost_first(itertools.chain(*vector.pending)),)))
+        work += delta_work(op, f"{self.stack}.{op.target}", self.arrays, self.layout)
         reads = (op.query, op.key, op.value, op.decay, op.rate)
         yield self._node(*work, reads=reads, writes=op.target, saved=reads)
 

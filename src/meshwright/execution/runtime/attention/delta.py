@@ -48,14 +48,14 @@ def causal_convolution(x: Array, weights: Array, before: Array, ids: Array | Non
         x: the values, in float32.
         weights: [taps, ...]; the last tap multiplies the token's own value.
         before: values of the taps - 1 tokens before x [b, taps - 1, ...].
-        ids: document of each token [b, s]: values of other documents count as zeros; None if a row is one document.
+        ids: document of each of these and of x's tokens [b, taps - 1 + s]: values of other documents count as zeros;
+            None if a row is one document.
     """
     taps, length = weights.shape[0], x.shape[1]
     longer = jnp.concatenate([before, x], axis=1)
     shifted = jnp.stack([longer[:, tap : tap + length] for tap in range(taps)])
     if ids is not None:
-        ids_before = jnp.pad(ids, ((0, 0), (taps - 1, 0)), constant_values=-1)
-        same = jnp.stack([ids_before[:, tap : tap + length] == ids for tap in range(taps)])
+        same = jnp.stack([ids[:, tap : tap + length] == ids[:, taps - 1 :] for tap in range(taps)])
         shifted = jnp.where(same.reshape(*same.shape, *(1,) * (x.ndim - 2)), shifted, 0)
     return jnp.sum(shifted * weights[:, None, None], axis=0)
 
@@ -78,7 +78,8 @@ def chunked_delta_rule(
 
     Args:
         query, key, value, decay, rate: see `DeltaInputs`.
-        state: the state before the first token [b, k, g, d, v]; None if it is empty.
+        state: the state before the first token [b, k, g, d, v]; None if it is empty. It may have more columns than the
+            values; the result is then as if the values had zeros there.
         ids: document of each token [b, s]; None if a row is one document. Each document starts from an empty state,
             except that a row's first document starts from `state`.
     """
@@ -101,8 +102,9 @@ def chunked_delta_rule(
     if state is None and total.shape[1] == 1:
         return _in_rows(jnp.einsum("bnkgce,bnkgev->bnkgcv", of_queries, new_values), length), None
     if state is None:
-        shape = (*value.shape[:1], *value.shape[2:4], query.shape[-1], value.shape[-1])
-        (state,) = match_varying(jnp.zeros(shape), axes=jax.typeof(value).manual_axis_type.varying)
+        state = jnp.zeros((*value.shape[:1], *value.shape[2:4], query.shape[-1], value.shape[-1]))
+    (state,) = match_varying(state, axes=jax.typeof(value).manual_axis_type.varying)
+    new_values = jnp.pad(new_values, ((0, 0),) * 5 + ((0, state.shape[-1] - value.shape[-1]),))
     from_state = jnp.exp(total) * reads
     to_end = jnp.exp(between[..., -1, :]) * writes
     read_keys = jnp.einsum("bnkgce,bnkged->bnkgcd", inverse, key[:, :, :, None] * (rate * from_state)[..., None])

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from meshwright.description.hardware.system import System
 from meshwright.description.step.ir import Communicate
+from meshwright.description.step.passes.shard_delta import HALO
 from meshwright.description.step.strategy import Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
@@ -52,7 +53,8 @@ class RingWork:
 
 def is_round_ring(move: Collective | Communicate) -> bool:
     """Whether a collective is a send of ring attention, that is, of keys, values or their gradients."""
-    return move.kind == "collective-permute" and move.axes == ("sp",)
+    name = move.name if isinstance(move, Communicate) else move.array
+    return move.kind == "collective-permute" and move.axes == ("sp",) and name != HALO
 
 
 def ring_work(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> RingWork:
