@@ -3,7 +3,8 @@
 A weight is a matrix [inputs, columns] on each device, its inputs cut into groups; each group of a column has a scale.
 Groups are of successive inputs, and no group is on two devices. So where the mesh splits the inputs finer than a
 format's group, groups are smaller; a group of a checkpoint is then cut in parts that have the same scale. `int8` and
-`fp8` have one group on a device, and so has a checkpoint with one scale for each column. Routers, the embedding table, the output head, norms and biases keep their own dtype.
+`fp8` have one group on a device, and so has a checkpoint with one scale for each column. Routers, the embedding table,
+the output head, norms and biases keep their own dtype.
 """
 
 from __future__ import annotations
