@@ -93,6 +93,7 @@ def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
         ops=_ops(
             model,
             workload.frozen_paths,
+            workload.base_paths if strategy.zero_stage in (1, 2) else frozenset(),
             workload.remat,
             workload.objective,
             has_chunks,
@@ -133,6 +134,7 @@ def _of_layout(strategy: Strategy) -> Strategy:
 def _ops(
     model: Model,
     frozen: frozenset[str],
+    whole: frozenset[str],
     remat: Remat,
     objective: Objective,
     has_chunks: bool,
@@ -148,6 +150,7 @@ def _ops(
     Args:
         model: the padded model.
         frozen: paths of parameters without gradient.
+        whole: paths of parameters that no axis shards in storage alone, although others are (`Layout.whole`).
         remat: the remat policy.
         objective: the loss.
         has_chunks: whether attention loops over chunks of queries.
@@ -161,7 +164,7 @@ def _ops(
     found, mesh = program(model), STAGED if "pp" in live else MeshShape()
     layout = layout_of(live, mesh, _of_layout(strategy), is_pair=is_pair, is_packed=is_packed)
     if frozen:
-        layout = replace(layout, frozen=frozen)
+        layout = replace(layout, frozen=frozen, whole=whole)
     before = pre_pipeline_stack(found, mesh, strategy)
     ahead = replace(layout, batch=(*layout.batch, "pp")) if is_shared else layout
     build = _Builder(strategy, mesh, has_chunks, layout)

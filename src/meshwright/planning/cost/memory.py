@@ -314,14 +314,14 @@ class _Step:
         on_tpu = self.kind == "tpu"
         return self._in_layer() | {
             "working": max(own.in_attention(on_tpu=on_tpu) for own, _ in self._kinds) + self._arriving(),
-            "gathered": self._gathered(self._weights(_makes_heads)) + self._prefetched(),
+            "gathered": self._of_layer(self._weights(_makes_heads)) + self._prefetched(),
         }
 
     def _mlp(self) -> dict[str, float]:
         """Return bytes by term in a layer's MLP backward pass, with its weights and the gradient of one weight."""
         return self._in_layer() | {
             "working": max(own.in_mlp for own, _ in self._kinds) + self._arriving(),
-            "gathered": self._gathered(self._weights(_is_mlp) + self._weights(self._is_trained_mlp) / 3)
+            "gathered": self._of_layer(self._weights(_is_mlp) + self._weights(self._is_trained_mlp) / 3)
             + self._prefetched(),
         }
 
@@ -435,6 +435,10 @@ class _Step:
     def _gathered(self, elements: float) -> float:
         """Return the bytes of `elements` gathered weight elements; 0 below ZeRO-3, where parameters stay unsharded."""
         return self._in_compute_dtype(elements) if self.strategy.zero_stage == 3 else 0.0
+
+    def _of_layer(self, elements: float) -> float:
+        """Return the bytes of `elements` weight elements of a layer: gathered, or below ZeRO-3 dequantised ones."""
+        return self._gathered(elements) if self.workload.quantize_base is None else self._in_compute_dtype(elements)
 
     def _in_compute_dtype(self, elements: float) -> float:
         """Return the bytes of `elements` elements in the compute dtype."""
