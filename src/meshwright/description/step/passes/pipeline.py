@@ -139,6 +139,11 @@ def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> 
     return found
 
 
+def has_single_last_tick(mesh: MeshShape, strategy: Strategy) -> bool:
+    """Whether a single tick of an SPMD pipeline ends its backward passes, as with two stages; no loop is around it."""
+    return is_spmd_pipeline(mesh, strategy) and schedule_of(mesh, strategy).warm_up == 1
+
+
 def kept_layers(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
     """Return the largest number of layer inputs that a device of an SPMD pipeline saves for backward at a time.
 
@@ -173,7 +178,7 @@ def stage_moves(program: Program, mesh: MeshShape, strategy: Strategy, layout: L
         return
     schedule, layers = schedule_of(mesh, strategy), program.stacks[-1]
     # With two stages the compiler removes the send of the last tick's gradient, which is unused.
-    is_seen = schedule.kind == "1f1b" and schedule.warm_up == 1
+    is_seen = schedule.kind == "1f1b" and has_single_last_tick(mesh, strategy)
     yield _over_pp("stream", "collective-permute", stream, "forward", region)
     yield replace(_over_pp("stream", "collective-permute", stream, "backward", region), skipped=int(is_seen))
     if schedule.is_balanced:
