@@ -95,7 +95,7 @@ def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
         ops=_ops(
             model,
             workload.frozen_paths,
-            workload.base_paths if strategy.zero_stage in (1, 2) else frozenset(),
+            workload.base_paths if strategy.zero_stage in (1, 2) else frozenset[str](),
             workload.remat,
             workload.objective,
             has_chunks,

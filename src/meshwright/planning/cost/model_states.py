@@ -164,6 +164,11 @@ class States:
         virtual = self.strategy.virtual_stages if is_spmd_pipeline(self.mesh, self.strategy) else 0
         return stored_elements(self._model, mesh, is_tiled=self.is_tiled, virtual_stages=virtual, without=without)
 
+    @property
+    def frozen(self) -> float:
+        """Bytes of the frozen parameters that one device keeps from step to step, quantised ones included."""
+        return self._frozen_bytes(self._kept_on) + self.base
+
     def _frozen_bytes(self, mesh: MeshShape) -> float:
         """Return the bytes of the frozen parameters on one device of a mesh with dp of 1, each in its stored dtype.
 
@@ -205,7 +210,7 @@ class States:
     @property
     def arguments(self) -> float:
         """Bytes of the training state that a step takes as arguments: parameters, float32 copies, moments, counters."""
-        stored = self.kept * dtype_bytes(self.workload.param_dtype) + self._frozen_bytes(self._kept_on) + self.base
+        stored = self.kept * dtype_bytes(self.workload.param_dtype) + self.frozen
         return stored + self.master_weights + self.moments + 4 * COUNTERS[self.strategy.optimizer]
 
     @property
