@@ -380,7 +380,7 @@ class _Step:
             return 0.0
         if self.kind == "gpu" and self.mesh.tp > 1 and self._is_xla:
             return self.activations.logits - self.activations.compute_bytes * self.activations.inputs
-        return self._in_compute_dtype(self._logits_weight)
+        return self.activations.compute_bytes * self._logits_weight
 
     def _table(self) -> dict[str, float]:
         """Return bytes by term while the embedding table's gradient is reduced: the unsharded gradient and its sum."""
@@ -390,8 +390,8 @@ class _Step:
         return {
             "activations": self._kept() if self.is_spmd_pipeline else 0.0,
             "gradients": max(self.states.gradients(self.states.stored[0]), self._summed()),
-            "logits gradient": 0.0 if is_tied else self._in_compute_dtype(self._logits_weight),
-            "table gradient": 2 * self._in_compute_dtype(self.activations.table_elements),
+            "logits gradient": 0.0 if is_tied else self.activations.compute_bytes * self._logits_weight,
+            "table gradient": 2 * self.activations.compute_bytes * self.activations.table_elements,
         }
 
     def _update(self) -> dict[str, float]:
@@ -434,15 +434,11 @@ class _Step:
 
     def _gathered(self, elements: float) -> float:
         """Return the bytes of `elements` gathered weight elements; 0 below ZeRO-3, where parameters stay unsharded."""
-        return self._in_compute_dtype(elements) if self.strategy.zero_stage == 3 else 0.0
+        return self.activations.compute_bytes * elements if self.strategy.zero_stage == 3 else 0.0
 
     def _of_layer(self, elements: float) -> float:
-        """Return the bytes of `elements` weight elements of a layer: gathered, or below ZeRO-3 dequantised ones."""
-        return self._gathered(elements) if self.workload.quantize_base is None else self._in_compute_dtype(elements)
-
-    def _in_compute_dtype(self, elements: float) -> float:
-        """Return the bytes of `elements` elements in the compute dtype."""
-        return self.activations.compute_bytes * elements
+        """Return `_gathered` of a layer's weights; quantised ones are dequantised in the layer below ZeRO-3 too."""
+        return self.activations.compute_bytes * elements if self.workload.quantize_base else self._gathered(elements)
 
     def _weights(self, is_one: Callable[[Matmul], bool]) -> float:
         """Return the elements on one device of one layer's weights, for the matmuls that `is_one` selects.
