@@ -161,7 +161,8 @@ CALLS = """
 2 | verify tiny --serve decode --on v5e:2x2 --kv-dtype fp4                                   | kv_dtype is fp4
 2 | verify tiny --serve decode --on a100-80gb:2 --kv-dtype fp8                               | kv_dtype is fp8, and a100-80gb has no fp8; use int8
 2 | verify tiny --serve decode --on a100-80gb:2 --weight-dtype fp8                           | weight_dtype is fp8, and a100-80gb has no fp8; use int8
-2 | verify tiny --serve prefill --on v5e:2x2 --weight-dtype int8                             | weight_dtype is int8
+2 | verify tiny --serve prefill --on v5e:2x2 --kv-dtype int8                                 | kv_dtype is int8
+2 | verify tiny --serve prefill --on v5e:2x2 --weight-dtype f16                              | weight_dtype is f16
 2 | verify tiny --on cpu:8 --batch 8 --cache batch                                           | --cache is an option of
 2 | verify tiny --on cpu:8 --batch 8 --for training                                          | --serve
 2 | verify plan.yaml --batch 16                                                              | batch
@@ -285,6 +286,7 @@ CALLS = """
 2 | generate dir                                                                             | neither a run nor a Hugging Face
 2 | generate good                                                                            | needs hardware: --on
 2 | generate good --on cpu:8                                                                 | holds no weights
+2 | generate good --on cpu:8 --weight-dtype int3                                             | it is one of int8, int4, fp8
 2 | generate good --on cpu:8 --mesh pp=8                                                     | use pp=1
 2 | generate good --on cpu:8 --mesh dp=3                                                     | needs 3 devices
 2 | generate good --on cpu:8 --prompts none.jsonl                                            | cannot read none.jsonl

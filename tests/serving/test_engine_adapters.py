@@ -87,6 +87,7 @@ def of(engine, name, request):
         pytest.param("cpu:4", "fsdp=4", {"cache_split": "sequence"}, marks=pytest.mark.exhaustive),
         pytest.param("cpu:8", "fsdp=2,tp=2,sp=2", {}, marks=pytest.mark.matrix),
         pytest.param("cpu:4", "tp=4", {"config": FEW_HEADS}, marks=pytest.mark.matrix),
+        pytest.param("cpu:4", "fsdp=2,tp=2", {"config": PRESETS["tiny-gemma3n"]}, marks=pytest.mark.matrix),
     ],
 )
 def test_a_batch_of_several_adapters_has_the_tokens_of_each_merged_alone(on, mesh, options, saved):

@@ -90,6 +90,6 @@ def test_groups_are_cut_where_a_mesh_cuts_the_inputs_and_not_below_eight():
     stored, _ = stored_and_plain(model, "int4")
     # 8 heads of 16 over tp=8: 16 inputs a device. 384 of the MLP: 48 a device, of which 16 divides 128.
     assert [stored["layers"][name].values.shape[-2] * 2 for name in ("output", "down", "up")] == [16, 16, 128]
-    narrow = replace(SMALL, mlp=96)
-    with pytest.raises(MeshwrightError, match=r"gives a device 12 successive inputs; groups of 128 would be cut to 4"):
+    narrow = replace(SMALL, mlp=160)
+    with pytest.raises(MeshwrightError, match=r"gives a device 20 successive inputs; groups of 128 would be cut to 4"):
         stored_and_plain(drawn_model(MeshShape(tp=8), narrow), "int4")

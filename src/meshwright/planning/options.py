@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from meshwright.description.families.adapters import ALL_LINEAR, read_adapter_config, with_adapter_slots, with_adapters
 from meshwright.description.families.load import load_model, load_published_weights, usual_seq_len
+from meshwright.description.families.quantization import scattered_groups
 from meshwright.description.hardware.system import System
 from meshwright.description.step.legality import check_positions
 from meshwright.description.step.model import ModelConfig
@@ -193,6 +194,8 @@ def read_serving(
     published = None if isinstance(model, ModelConfig) else load_published_weights(str(model))
     # A server keeps a checkpoint's groups and zero points if its weights are in the format.
     kept = published if published is not None and published.dtype == weight_dtype else None
+    if kept is not None and kept.has_scattered_groups:
+        raise scattered_groups(str(model))
     serving = Serving(
         model=found,
         phase=phase,

@@ -15,7 +15,7 @@ from meshwright.description.hardware.fabric import lay_mesh
 from meshwright.description.hardware.system import System
 from meshwright.description.step.blocks import layers
 from meshwright.description.step.layer import Attention as AttentionOfLayer
-from meshwright.description.step.legality import check_mesh, check_positions, check_runnable, limits
+from meshwright.description.step.legality import check_mesh, check_positions, check_runnable, has_reference, limits
 from meshwright.description.step.model import Model
 from meshwright.description.step.padding import divides_padded, kv_copies
 from meshwright.description.step.rules import RULES, stream_rules
@@ -130,8 +130,9 @@ class Space:
         is_whole: whether pp divides the number of microbatches.
         """
         # There is a choice of ZeRO stage only for fsdp: over sp, parameters are always gathered for each use, as in
-        # stage 3. Stages 1 and 2 gather all weights at once, so quantised weights have only stage 3.
-        stages = (3, 2, 1) if mesh.fsdp > 1 and mesh.sp == 1 and not self.workload.quantize_base else (3,)
+        # stage 3. So do the references of DPO that read quantised weights.
+        is_shared = self.workload.quantize_base is not None and has_reference(self.workload)
+        stages = (3, 2, 1) if mesh.fsdp > 1 and mesh.sp == 1 and not is_shared else (3,)
         if self.zero_stage is not None and mesh.fsdp > 1:
             stages = (self.zero_stage,)
         model = self.workload.model

@@ -158,11 +158,10 @@ def _find_models(args: ServeArgs) -> tuple[Found, Found | None, EngineSettings]:
     )
     target = {name: options.get(name) for name in ("on", "mesh", "dtype")}
     merged, named = split_adapters(args.adapter)
-    found = find_model(args.model, adapter=merged, **target)
+    found = find_model(args.model, adapter=merged, weight_dtype=settings.weight_dtype, **target)
     if plan is not None and args.plan is not None:
         check_model(plan, args.plan, found.model, args.model)
     settings = replace(settings, **_slots(args, options, named, found.model))
-    found = replace(found, weight_dtype=settings.weight_dtype)
     if args.draft_model is None:
         return found, None, settings
     return found, find_model(args.draft_model, on=found.system, mesh=found.mesh, dtype=target["dtype"]), settings

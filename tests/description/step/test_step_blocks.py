@@ -77,8 +77,8 @@ def test_sparse_layers_are_before_those_whose_keys_are_shared():
         MeshwrightError, match=r"has altup; it is known of models whose layers have inputs of their own"
     ):
         replace(model, layer_inputs=None)
-    with pytest.raises(MeshwrightError, match="lora target 'laurel_left' is of the branch beside attention"):
-        program(replace(model, lora=LoRA(rank=4, alpha=4.0, targets=("laurel_left",))))
+    with pytest.raises(MeshwrightError, match="lora target 'altup_router' is a router, which has no adapter here"):
+        program(replace(model, lora=LoRA(rank=4, alpha=4.0, targets=("altup_router",))))
 
 
 def test_features_declare_their_parameters():

@@ -30,6 +30,7 @@ FORMATS = {
     "gptq": GPTQ,
     "gptq_v2": GPTQ | {"checkpoint_format": "gptq_v2"},
     "act-order": GPTQ | {"desc_act": True},
+    "gptq-column": GPTQ | {"group_size": -1, "desc_act": True},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True},
 }
 
@@ -52,10 +53,10 @@ def quantised(directory, name):
             plain[path] = stored[path] = array
             continue
         (outputs, inputs), module = array.shape, path.removesuffix(".weight")
-        group = np.arange(inputs) // GROUP
+        size = inputs if how["group_size"] == -1 else GROUP
+        group, groups = np.arange(inputs) // size, inputs // size
         if name == "act-order":
             group = draw.permutation(group)
-        groups = inputs // GROUP
         codes, zeros = draw.integers(0, 16, (inputs, outputs)), draw.integers(0, 16, (groups, outputs))
         scales = (draw.uniform(0.5, 1.5, (groups, outputs)) * array.std() / 5).astype(np.float16)
         plain[path] = np.ascontiguousarray(((codes - zeros[group]) * scales[group].astype(np.float32)).T, np.float32)
@@ -109,6 +110,7 @@ def served(folder, dtype, *, on, mesh):
     [
         ("gptq", "cpu:4", "fsdp=2,tp=2"),
         ("awq", "cpu:2", "tp=2"),
+        ("gptq-column", "cpu:4", "sp=2,tp=2"),
         pytest.param("gptq_v2", "cpu:1", None, marks=pytest.mark.matrix),
         pytest.param("awq", "cpu:8", "dp=2,fsdp=2,tp=2", marks=pytest.mark.matrix),
     ],
@@ -125,9 +127,11 @@ def test_a_server_keeps_the_integers_scales_and_zero_points_of_a_checkpoint(name
             assert 2 * leaf.values.nbytes == found[path].size
             assert leaf.scale.dtype == np.float16
             assert leaf.zero.shape == leaf.scale.shape
+            if name == "gptq-column":
+                assert leaf.scale.addressable_shards[0].data.shape[-3] == 1
 
 
-@pytest.mark.parametrize("name", ["gptq", "awq"])
+@pytest.mark.parametrize("name", ["gptq", "awq", "gptq-column"])
 def test_a_plan_of_a_checkpoint_counts_its_groups_and_zero_points(name, tmp_path):
     """On each device, as a server has them; the step that is compiled for the plan has arguments of this size."""
     stored, _ = quantised(tmp_path, name)
@@ -135,14 +139,15 @@ def test_a_plan_of_a_checkpoint_counts_its_groups_and_zero_points(name, tmp_path
     own = sum(array.addressable_shards[0].data.nbytes for array in jax.tree.leaves(model.params))
     plan = mw.plan(stored, "cpu:2", serve="decode", mesh="tp=2", weight_dtype="int4", prompt_len=32, output_len=16)
     assert plan.predicted.memory_bytes["weights"] == own
-    if name == "gptq":
+    if name != "awq":
         verified = verify_serving(plan)
         assert all(row.is_equal for row in verified.rows if row.quantity == "memory arguments")
 
 
 @pytest.mark.matrix
-def test_an_engine_of_a_checkpoint_writes_what_the_dequantised_weights_write(tmp_path):
-    stored, plain = quantised(tmp_path, "awq")
+@pytest.mark.parametrize("name", ["awq", "gptq-column"])
+def test_an_engine_of_a_checkpoint_writes_what_the_dequantised_weights_write(name, tmp_path):
+    stored, plain = quantised(tmp_path, name)
     model, _ = served(stored, "int4", on="cpu:2", mesh="tp=2")
     engine, outputs = Engine(model, EngineSettings(rows=2, context=32, page_size=8, weight_dtype="int4")), Queue()
     engine.start()
@@ -157,10 +162,21 @@ def test_an_engine_of_a_checkpoint_writes_what_the_dequantised_weights_write(tmp
     assert tuple(token for output in made for token in output.tokens) == wanted.tokens
 
 
-def test_groups_that_do_not_follow_each_other_are_not_served_in_int4(tmp_path):
+def test_groups_that_do_not_follow_each_other_are_neither_served_nor_planned_in_int4(tmp_path):
     stored, _ = quantised(tmp_path, "act-order")
-    with pytest.raises(MeshwrightError, match=r"do not follow each other \(g_idx, of desc_act\).*use int8"):
+    said = r"do not follow each other \(g_idx, of desc_act\).*use int8"
+    with pytest.raises(MeshwrightError, match=said):
         served(stored, "int4", on="cpu:1", mesh=None)
+    options = {"serve": "decode", "mesh": "tp=2", "prompt_len": 32, "output_len": 16}
+    with pytest.raises(MeshwrightError, match=said):
+        mw.plan(stored, "cpu:2", **options, weight_dtype="int4")
+    assert mw.plan(stored, "cpu:2", **options, weight_dtype="int8").serving.weight_group is None
+    # Groups that were fixed before the weights were ordered are those of successive inputs.
+    config = stored / "config.json"
+    data = json.loads(config.read_text())
+    data["quantization_config"]["static_groups"] = True
+    config.write_text(json.dumps(data))
+    assert mw.plan(stored, "cpu:2", **options, weight_dtype="int4").serving.weight_group == GROUP
 
 
 def test_a_checkpoint_in_int4_is_quantised_again_in_int8_and_another_one_in_int4(tmp_path):
@@ -177,8 +193,8 @@ def test_a_mesh_that_copies_heads_does_not_keep_a_checkpoints_integers(tmp_path)
     stored, plain = quantised(tmp_path, "gptq")
     with pytest.raises(MeshwrightError, match="cannot stay as they are, because mesh tp=8 pads or copies its heads"):
         served(stored, "int4", on="cpu:8", mesh="tp=8")
-    model, _ = served(plain, "int4", on="cpu:8", mesh="tp=8")
-    assert not any(isinstance(leaf, ScaledWeight) for _, leaf in leaves(model.params))
+    model, _ = served(plain, "int4", on="cpu:8", mesh="tp=8")  # Quantised once heads are copied.
+    assert isinstance(model.params["layers"]["query"], ScaledWeight)
 
 
 MODULE = "model.layers.1.mlp.down_proj"

@@ -436,6 +436,8 @@ def test_a_reference_of_a_quantised_base_is_that_base(pairs, tmp_path):
     quantised = replace(ADAPTED, quantize_base="int8")
     with pytest.raises(MeshwrightError, match="the reference reads the policy's weights in int8 where they are"):
         check_reference(quantised, MeshShape(fsdp=8), Strategy(reference_mesh=ELSEWHERE))
+    with pytest.raises(MeshwrightError, match="zero_stage=1 has the weights in int8 whole on each device"):
+        check_reference(quantised, MeshShape(fsdp=8), Strategy(zero_stage=1))
     with pytest.raises(MeshwrightError, match="reference='precomputed' is of weights before they are in int8"):
         replace(quantised, reference="precomputed")
 

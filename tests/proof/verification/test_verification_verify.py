@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+import meshwright as mw
 from meshwright.description.families.load import load_model
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.step.strategy import Strategy
@@ -288,3 +289,16 @@ def test_what_cannot_be_run_is_not_compiled():
     plan = make_plan(workload, MeshShape(dp=8), parse_system("cpu:8"))
     with pytest.raises(MeshwrightError, match="num_microbatches=2 cannot cut a device's share of the batch"):
         verify(replace(plan, strategy=Strategy(num_microbatches=2)))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_gradients_that_no_layer_reads_after_the_last_tick_are_not_planned(schedule):
+    """The embedding has no adapters, a stage one layer, and a single tick ends the backward passes of two stages."""
+    found = mw.verify(
+        "tiny", on="cpu:8", batch=16, seq_len=64, lora_rank=8, mesh="pp=2,fsdp=2,tp=2", num_microbatches=2,
+        schedule=schedule,
+    )  # fmt: skip
+    exact = [row for row in found.rows if row.unit in ("flop", "B") and row.quantity != "memory temporaries"]
+    assert all(row.is_equal for row in exact if row.quantity != "memory peak")
+    assert "reduce-scatter tp backward" in {row.quantity for row in exact}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from meshwright.description.step.weight_formats import WeightDtype
 from meshwright.errors import MeshwrightError
 from meshwright.execution.data.bad_data import Rule
 from meshwright.options.declare import Json, option, positional
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 class Args(LoadArgs):
     """Generate text with a model whose KV cache is split over the mesh, and print the speed."""
 
+    weight_dtype: Annotated[WeightDtype | None, option("int8|int4|fp8")] = None
+    """Store the weights of layers in this format, with scales, as serve does. Default: the compute dtype."""
     texts: Annotated[tuple[str, ...], positional("PROMPT…")] = ()
     """Prompts. Default: "def " for a run; with --chat on a terminal, typed there."""
     prompt: Annotated[tuple[str, ...], option("TEXT…")] = ()

@@ -72,7 +72,9 @@ def run(args: Args) -> int:
     options: GenerateOptions = {"max_tokens": args.num_tokens, "stop": args.stop}
     if args.stop_tokens:
         options["stop_tokens"] = args.stop_tokens
-    found = find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter)
+    found = find_model(
+        args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter, weight_dtype=args.weight_dtype
+    )
     compile_cache = args.compile_cache
     if prompts is None and args.chat:
         check_all_read(args, "in a conversation")
@@ -156,8 +158,10 @@ def _planned(model: LoadedModel, count: int, prompt_len: int, num_tokens: int) -
     """Return the predicted speed of generating `count` texts at once; None if the model or mesh cannot be planned."""
     from meshwright.execution.models.generation.generate import cache_split
 
-    dtypes = dict.fromkeys(("weight_dtype", "kv_dtype", "compute_dtype"), model.dtype)
-    texts = Serving(model=model.config, batch=count, prompt_len=prompt_len, output_len=num_tokens, **dtypes)
+    texts = Serving(
+        model=model.config, batch=count, prompt_len=prompt_len, output_len=num_tokens, kv_dtype=model.dtype,
+        weight_dtype=model.weight_dtype or model.dtype, compute_dtype=model.dtype,
+    )  # fmt: skip
     layout = ServingLayout(model.mesh_shape, cache_split(model.config, model.mesh_shape, count))
     speed = planned_speed(texts, layout, model.system, prompts=count)
     return speed and Speed(speed.first_token_seconds, count / speed.step_seconds if num_tokens > 1 else None)

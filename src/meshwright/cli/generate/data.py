@@ -37,7 +37,7 @@ def answer_data(args: Args, data: Path) -> int:
         from meshwright.serving.offline import PromptFile, answer_file
 
     output, rule, as_chat, compile_cache = args.output, args.bad_data, args.chat, args.compile_cache
-    settings = EngineSettings(rows=args.batch, context=args.context)
+    settings = EngineSettings(rows=args.batch, context=args.context, weight_dtype=args.weight_dtype)
     request = Request(
         prompt=(),
         max_tokens=args.num_tokens,
@@ -46,7 +46,9 @@ def answer_data(args: Args, data: Path) -> int:
         stop=args.stop,
         stop_tokens=args.stop_tokens,
     )
-    found = find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter)
+    found = find_model(
+        args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter, weight_dtype=args.weight_dtype
+    )
     check_all_read(args, "with --data" if args.temperature else "with --data at --temperature 0")
     model = load_with_bar(found, compile_cache)
     if not request.stop_tokens and model.tokenizer:
@@ -55,6 +57,8 @@ def answer_data(args: Args, data: Path) -> int:
     if args.mesh is None:
         note_advised_mesh(found, engine.layout.shards * engine.layout.rows)
     weights = " + ".join(str(path.resolve()) for path in (args.model, args.adapter) if path)
+    if args.weight_dtype is not None:
+        weights += f" in {args.weight_dtype}"
     prompts = PromptFile(data, model, request, engine.layout.context, as_chat, weights)
     began = None
 

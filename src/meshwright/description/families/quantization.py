@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from meshwright.description.families.fields import Fields
+from meshwright.description.step.weight_formats import WHOLE_COLUMN
+from meshwright.errors import MeshwrightError
 
 
 def check_quantization(fields: Fields) -> None:
@@ -48,12 +50,14 @@ def quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
 class PublishedWeights(NamedTuple):
     """The weights of a quantised checkpoint that a server can keep: their format, and how they are grouped.
 
-    group: inputs of a group; None for whole columns.
+    group: inputs of a group, or `WHOLE_COLUMN`; None for the format's. has_scattered_groups: whether the inputs of a
+    group do not follow each other.
     """
 
     dtype: Literal["int4", "fp8"]
     group: int | None
-    has_zeros: bool
+    has_zeros: bool = False
+    has_scattered_groups: bool = False
 
 
 def published_weights(config: Mapping[str, Any]) -> PublishedWeights | None:
@@ -61,9 +65,20 @@ def published_weights(config: Mapping[str, Any]) -> PublishedWeights | None:
     found = quantization(config)
     if found.get("quant_method") in ("gptq", "awq"):
         size = found.get("group_size", found.get("q_group_size"))
-        return PublishedWeights("int4", size if isinstance(size, int) and size > 0 else None, has_zeros=True)
+        group = None if not isinstance(size, int) else size if size > 0 else WHOLE_COLUMN
+        # With `static_groups`, weights are quantised in another order, but groups are those of successive inputs.
+        is_in_order = not found.get("desc_act") or found.get("static_groups") or group == WHOLE_COLUMN
+        return PublishedWeights("int4", group, has_zeros=True, has_scattered_groups=not is_in_order)
     block = fp8_block(found)
-    return None if block is None else PublishedWeights("fp8", block[1], has_zeros=False)
+    return None if block is None else PublishedWeights("fp8", block[1])
+
+
+def scattered_groups(what: str) -> MeshwrightError:
+    """Return the error that a server cannot keep weights in int4, whose groups are not of successive inputs."""
+    return MeshwrightError(
+        f"{what} has groups of inputs that do not follow each other (g_idx, of desc_act); they are not multiplied in"
+        f" int4: use int8, or leave weight_dtype out, which dequantises them"
+    )
 
 
 def fp8_block(quantization: Mapping[str, Any]) -> tuple[int, int] | None:

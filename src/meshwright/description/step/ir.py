@@ -160,6 +160,7 @@ class Matmul:
     right: str = ""  # Name of the second operand if that is a value; '' if it is a weight.
     stored: tuple[Dim, ...] = ()  # Dims of its weight in storage; empty if it has no weight.
     pending: tuple[str, ...] = ()  # Axes over which the weight's gradient is a partial sum.
+    skipped: int = 0  # As in `Communicate`.
 
     @cached_property
     def work(self) -> int:

@@ -245,11 +245,6 @@ def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> N
         raise MeshwrightError(f"{field}={shown} would have no effect on mesh {mesh}: {reason}; use {field}={default!r}")
     if workload.remat == "named" and not strategy.profile.saved_values:
         raise MeshwrightError("remat named saves what a framework's profile names, and none does; use another policy")
-    if workload.quantize_base is not None and strategy.zero_stage in (1, 2):
-        raise MeshwrightError(
-            f"zero_stage={strategy.zero_stage} gathers all weights once a step, and {workload.quantize_base} would be"
-            " nothing less then; use zero_stage=3"
-        )
     parts, axes = strategy.num_microbatches, tuple(axis for axis in RULES["batch"] if axis != "ep" or mesh.ep > 1)
     each = workload.batch // mesh.degree(axes)
     if each % parts:

@@ -76,10 +76,9 @@ def can_adapt(op: LayerOp) -> bool:
     return (
         isinstance(op, Linear)
         and not op.num_experts
-        and not op.is_on_residual
+        and op.outputs[0][0] not in ("latent", "router")
         and math.prod(size for _, size in op.outputs) > 1
         and op.inputs[0][0] != "latent_input"
-        and op.outputs[0][0] != "latent"
     )
 
 
@@ -132,8 +131,7 @@ def _no_target(target: str, program: Program, known: tuple[str, ...]) -> str:
         if op.name == target:
             what = (
                 "of experts" if op.num_experts
-                else "of the branch beside attention" if op.name.startswith("laurel_")
-                else ("a router" if op.outputs[0][0] == "router" else "of a layer's own input") if op.is_on_residual
+                else "a router" if op.outputs[0][0] == "router"
                 else "of latents" if not can_adapt(op) and (op.outputs[0][0] == "latent" or op.inputs[0][0] != "embed")
                 else "a gate of one number"
             )  # fmt: skip

@@ -91,6 +91,11 @@ def check_reference(workload: Workload, mesh: MeshShape, strategy: Strategy, *, 
         )
     if (found := reference_pass(workload, mesh, strategy)) is None:
         return
+    if base is not None and strategy.zero_stage in (1, 2):
+        raise MeshwrightError(
+            f"zero_stage={strategy.zero_stage} has the weights in {base} whole on each device, and a reference reads"
+            " them in shards; use zero_stage=3"
+        )
     try:
         check_mesh(found.workload, found.mesh, stream_rules(found.strategy.tp_stream))
         check_strategy(found.workload, found.mesh, found.strategy)

@@ -13,6 +13,7 @@ from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.rules import RULES, Rules, local_parameter_shape
 from meshwright.description.step.weight_formats import (
     WEIGHT_FORMATS,
+    WHOLE_COLUMN,
     WeightDtype,
     WeightFormat,
     has_format,
@@ -76,8 +77,8 @@ class Serving:
     output_len: int
     batch: int | None = None  # Over all devices; None: the planner chooses.
     weight_dtype: str = "bf16"  # Dtype of stored weights.
-    # Of a checkpoint whose weights are in `weight_dtype` (GPTQ, AWQ, block fp8): inputs of a group, where they are not
-    # those of the format; and whether groups have zero points.
+    # Of a checkpoint whose weights are in `weight_dtype` (GPTQ, AWQ, block fp8): inputs of a group or `WHOLE_COLUMN`,
+    # where they are not those of the format; and whether groups have zero points.
     weight_group: int | None = None
     has_weight_zeros: bool = False
     kv_dtype: str = "bf16"  # Dtype of cached keys and values.
@@ -129,7 +130,8 @@ class Serving:
         form = WEIGHT_FORMATS.get(self.weight_dtype)
         if form is None:
             return None
-        return form._replace(group=self.weight_group or form.group, zero_bytes=int(self.has_weight_zeros))
+        group = None if self.weight_group == WHOLE_COLUMN else self.weight_group or form.group
+        return form._replace(group=group, zero_bytes=int(self.has_weight_zeros))
 
     @property
     def activation_dtype(self) -> str:

@@ -52,11 +52,13 @@ from meshwright.description.step.passes.optimizer import sum_of_copies, update_m
 from meshwright.description.step.passes.pipeline import (
     BATCH,
     end_moves,
+    has_single_last_tick,
     is_shared_before,
     is_spmd_pipeline,
     pre_pipeline_stack,
     repeats,
     stage_moves,
+    stage_slots,
 )
 from meshwright.description.step.passes.rematerialize import keeps_read, recomputed
 from meshwright.description.step.passes.shard import shard_stack
@@ -93,6 +95,7 @@ def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
         ops=_ops(
             model,
             workload.frozen_paths,
+            workload.base_paths if strategy.zero_stage in (1, 2) else frozenset[str](),
             workload.remat,
             workload.objective,
             has_chunks,
@@ -102,6 +105,8 @@ def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
             shared,
             workload.packed,
             kv_copies(workload.model, mesh, rules_of(strategy)),
+            # The compiler then sees that no layer reads the gradient of the last tick's input.
+            has_single_last_tick(mesh, strategy) and stage_slots(found.stacks[-1].num_layers, mesh, strategy) == 1,
         ),
         stages=stages,
         repeats=repeats(found, mesh, strategy),
@@ -133,6 +138,7 @@ def _of_layout(strategy: Strategy) -> Strategy:
 def _ops(
     model: Model,
     frozen: frozenset[str],
+    whole: frozenset[str],
     remat: Remat,
     objective: Objective,
     has_chunks: bool,
@@ -142,12 +148,14 @@ def _ops(
     is_shared: bool,
     is_packed: bool,
     copies: tuple[tuple[str, int], ...],
+    is_last_tick_seen: bool,
 ) -> Ops:
     """Return the ops of a step. They depend on which axes are larger than 1, not on their degrees.
 
     Args:
         model: the padded model.
         frozen: paths of parameters without gradient.
+        whole: paths of parameters that no axis shards in storage alone, although others are (`Layout.whole`).
         remat: the remat policy.
         objective: the loss.
         has_chunks: whether attention loops over chunks of queries.
@@ -157,11 +165,12 @@ def _ops(
         is_shared: whether stages share the sequences of the layers before the pipeline (`is_shared_before`).
         is_packed: whether a row of the batch has several documents.
         copies: as in `kv_copies`.
+        is_last_tick_seen: whether stages have one layer each, and one tick ends the backward passes.
     """
     found, mesh = program(model), STAGED if "pp" in live else MeshShape()
     layout = layout_of(live, mesh, _of_layout(strategy), is_pair=is_pair, is_packed=is_packed)
     if frozen:
-        layout = replace(layout, frozen=frozen)
+        layout = replace(layout, frozen=frozen, whole=whole)
     before = pre_pipeline_stack(found, mesh, strategy)
     ahead = replace(layout, batch=(*layout.batch, "pp")) if is_shared else layout
     build = _Builder(strategy, mesh, has_chunks, layout)
@@ -185,7 +194,9 @@ def _ops(
                 is_entry_trained = build.has_gradient
             else:
                 ops += build.ends(shared_key_nodes(stack, layout), is_recomputed=False)
-                ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
+                is_whole = strategy.profile.recomputes_whole_blocks
+                skipped = is_last_tick_seen and not is_entry_trained and len(stacks) == 1
+                ops += build.stack(stack, layout, remat, is_whole=is_whole, skips_input_gradient=skipped)
     ops += build.ends(residual_nodes(found.narrowing, layout), is_recomputed=False)
     is_recomputed = is_spmd_pipeline(mesh, strategy) and strategy.schedule == "gpipe"
     ops += build.ends(logits_nodes(found.logits, layout, objective), is_recomputed=is_recomputed)
@@ -253,13 +264,18 @@ class _Builder:
             nodes = (node for stack in stacks for node in shard_stack(stack, self.layout))
             self.has_gradient |= any(node.is_trained for node in nodes)
 
-    def stack(self, stack: Stack, layout: Layout, remat: Remat, *, is_whole: bool) -> Iterator[Op]:
+    def stack(
+        self, stack: Stack, layout: Layout, remat: Remat, *, is_whole: bool, skips_input_gradient: bool = False
+    ) -> Iterator[Op]:
         """Yield the ops of one layer of a stack: forward, recompute, backward, and its weights' collectives.
 
         Layers before the first trained parameter have no backward. The layers of a stack run as one loop, so all have
         the same ops. A stack of one layer is inlined, and XLA drops its gradients that no trained parameter needs.
 
-        is_whole: as in `recomputed`.
+        Args:
+            is_whole: as in `recomputed`.
+            skips_input_gradient: whether compilers remove what only the gradient of the stream before the stack needs,
+                in one run of the step. Attention is then counted whole, although adapters may not need all of it.
         """
         nodes = shard_stack(stack, layout)
         with_gradient = {STREAM} if self.has_gradient else set[str]()
@@ -268,6 +284,12 @@ class _Builder:
         with_gradient |= outside & {LAYER_INPUT} if self.has_input_gradient else set()
         is_at_once = self.strategy.attention == "scores" and not self.has_chunks
         parts = tuple(nodes_with_gradients(nodes, with_gradient, is_at_once=is_at_once))
+        needed = set[Op]()
+        if skips_input_gradient:
+            for node, has_input_gradient in nodes_with_gradients(
+                nodes, with_gradient - {STREAM}, is_at_once=is_at_once
+            ):
+                needed.update(backward_ops(node, has_input_gradient=has_input_gradient))
         self.has_gradient |= any(node.is_trained for node in nodes)
         if not self.has_gradient:
             for node in nodes:
@@ -284,7 +306,9 @@ class _Builder:
                 yield from (op for op in forward_ops(node, "recompute") if not isinstance(op, Elementwise))
             if not keeps_read(remat):
                 yield from (op for op in forward_ops(node, "recompute") if isinstance(op, Elementwise))
-            yield from self._backward(node, is_recomputed=is_recomputed, has_input_gradient=has_input_gradient)
+            for op in self._backward(node, is_recomputed=is_recomputed, has_input_gradient=has_input_gradient):
+                is_skipped = skips_input_gradient and isinstance(op, Matmul | Communicate) and op not in needed
+                yield replace(op, skipped=1) if is_skipped else op
             if has_input_gradient:
                 yield from self._recomputed_scores(node, remat, is_recomputed=is_recomputed)
             yield from self._of_weights(node, is_recomputed=is_recomputed or has_input_gradient)

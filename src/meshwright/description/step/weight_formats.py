@@ -3,7 +3,8 @@
 A weight is a matrix [inputs, columns] on each device, its inputs cut into groups; each group of a column has a scale.
 Groups are of successive inputs, and no group is on two devices. So where the mesh splits the inputs finer than a
 format's group, groups are smaller; a group of a checkpoint is then cut in parts that have the same scale. `int8` and
-`fp8` have one group on a device. Routers, the embedding table, the output head, norms and biases keep their own dtype.
+`fp8` have one group on a device, and so has a checkpoint with one scale for each column. Routers, the embedding table,
+the output head, norms and biases keep their own dtype.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ WEIGHT_FORMATS: Mapping[str, WeightFormat] = {
 }
 """{`WeightDtype`: its format}. fp8 is e4m3."""
 
+WHOLE_COLUMN = -1
+"""The size of group of a checkpoint that has one group for all inputs of a column, as GPTQ's and AWQ's files say it."""
+
 
 class MatrixShape(NamedTuple):
     """One device's part of a weight as matrices: how many (layers times experts), and the sizes of each.
@@ -71,30 +75,30 @@ def matrix_shape(
     *,
     mesh: MeshShape,
     rules: Rules,
-    group: int | None = None,
     what: str = "a weight",
 ) -> MatrixShape:
-    """Return one device's part of a weight as matrices.
-
-    Args:
-        group: inputs of a group in a checkpoint; default: the format's.
-        what: the weight's name in error messages.
+    """Return one device's part of a weight as matrices. what: the weight's name in error messages.
 
     Raises:
-        MeshwrightError: groups would be so small that scales take as much memory as values.
+        MeshwrightError: groups would be so small that scales take as much memory as values, or odd with 4 bits.
     """
     local = local_parameter_shape(parameter, mesh=mesh, rules=rules, what=what)
     dims = summed_dims(parameter)
     # A device's successive inputs: those within the last dim that is split.
     last_split = max((dim for dim in dims if local[dim] != parameter.shape[dim]), default=dims[0])
     run = math.prod(local[last_split : dims[-1] + 1])
-    inputs, wanted = math.prod(local[dim] for dim in dims), group or form.group
-    size = inputs if wanted is None else math.gcd(wanted, run)
-    if wanted is not None and size < LEAST_BLOCK:
+    inputs, whole = (math.prod(shape[dim] for dim in dims) for shape in (local, parameter.shape))
+    wanted = form.group or whole
+    size = inputs if wanted >= whole else math.gcd(wanted, run)
+    why = None
+    if (form.group or form.bits < 8) and size < LEAST_BLOCK:
+        why = "whose scales take as much memory as values"
+    elif form.bits < 8 and size % 2:
+        why = "and values in 4 bits are stored in pairs"
+    if why is not None:
         raise MeshwrightError(
             f"{what} is {list(parameter.shape)}, of which mesh {mesh} gives a device {run} successive inputs; groups of"
-            f" {wanted} would be cut to {size}, whose scales take as much memory as values: split the inputs less, or"
-            f" use int8"
+            f" {wanted} would be cut to {size}, {why}: split the inputs less, or use int8"
         )
     columns = math.prod(local[dims[-1] + 1 :])
     return MatrixShape(math.prod(local[: dims[0]]), inputs // size, size, columns)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from meshwright.description.step.lora import EMBEDDING, UNEMBEDDING
 from meshwright.description.step.model import Model, ModelConfig, ProgramModel, largest
-from meshwright.description.step.parameter_tree import Parameter
+from meshwright.description.step.parameter_tree import Parameter, leaves, parameters
 from meshwright.description.step.trained import BaseFormat, can_be_quantised, frozen_paths
 from meshwright.errors import MeshwrightError
 from meshwright.support.field_types import check_fields
@@ -118,6 +118,13 @@ class Workload:
         """Return the format in which a parameter is quantised; None if it is stored in `stored_dtype`."""
         is_base = path in self.frozen_paths and can_be_quantised(parameter)
         return self.quantize_base if is_base else None
+
+    @property
+    def base_paths(self) -> frozenset[str]:
+        """Paths of the parameters that are quantised (`base_format`)."""
+        if self.quantize_base is None:
+            return frozenset()
+        return frozenset(path for path, each in leaves(parameters(self.model)) if self.base_format(path, each))
 
     @property
     def config(self) -> ModelConfig:

@@ -24,7 +24,7 @@ def advised_mesh(found: Found, batch: int) -> str | None:
         "prompt_len": min(PROMPT_LEN, longest * 4 // 5),
         "output_len": min(OUTPUT_LEN, longest // 5),
         "dtype": found.dtype,
-        "weight_dtype": found.params_dtype,
+        "weight_dtype": found.weight_dtype or found.params_dtype,
         "kv_dtype": found.dtype,
     }
     try:

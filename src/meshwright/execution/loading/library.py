@@ -14,22 +14,24 @@ from jax.sharding import Mesh
 from meshwright.description.families.adapters import adapter_config, end_modules, read_adapter_config
 from meshwright.description.families.load import load_model
 from meshwright.description.families.wrappers import text_config
+from meshwright.description.hardware.chip import Chip
 from meshwright.description.hardware.system import System
 from meshwright.description.step.legality import check_runnable
 from meshwright.description.step.lora import UNEMBEDDING
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import leaves, map_leaves, merge_trees, parameters
-from meshwright.description.step.serving import SERVING_RULES
+from meshwright.description.step.serving import SERVING_RULES, check_stored_dtypes
 from meshwright.description.step.strategy import DEFAULT
-from meshwright.description.step.weight_formats import WeightDtype
+from meshwright.description.step.weight_formats import WEIGHT_FORMATS, WeightDtype
 from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError
 from meshwright.execution.loading.scaled import is_stored_in, keeps_heads, scaled_readers
 from meshwright.execution.models.adapters import merge_adapters, merged_model
-from meshwright.execution.models.generation.generate import decode_layout
+from meshwright.execution.models.generation.generate import decode_layout, placed_params
 from meshwright.execution.models.inference.loaded import LoadedModel
 from meshwright.execution.models.inference.save import StoredDtype
+from meshwright.execution.models.quantised.scaled import in_format
 from meshwright.execution.runtime.arrays import DTYPES, abstract_for_inference, fit, shardings
 from meshwright.execution.runtime.devices import claim_devices
 from meshwright.execution.runtime.mesh import build_mesh
@@ -56,6 +58,7 @@ def load(
     mesh: str | MeshShape | None = None,
     dtype: Dtype | None = None,
     adapter: str | Path | None = None,
+    weight_dtype: WeightDtype | None = None,
     on_bytes: Callable[[int], None] = lambda n: None,
     on_note: Note = warnings.warn,
 ) -> LoadedModel:
@@ -69,6 +72,8 @@ def load(
           pipeline stages, and no sp with linear attention; else fsdp over all devices.
         dtype: dtype of parameters and matmuls; default: the run's, or that of the weights (bf16 or f32).
         adapter: a directory with PEFT's low-rank adapters, which are merged into the weights; not for a run.
+        weight_dtype: store the weights of layers in int8, int4 or fp8, with scales, as a server does; such a model
+          generates and does nothing else. Default: `dtype`.
         on_bytes: called with the number of bytes of each slice that is read.
         on_note: called with notes for the user.
 
@@ -76,9 +81,8 @@ def load(
         MeshwrightError: the directory does not exist, weights do not match config.json, or there are too few devices.
     """
     require_extra("load", "train", "serve")
-    return find_model(directory, on=on, mesh=mesh, dtype=dtype, adapter=adapter).load(
-        on_bytes=on_bytes, on_note=on_note
-    )
+    found = find_model(directory, on=on, mesh=mesh, dtype=dtype, adapter=adapter, weight_dtype=weight_dtype)
+    return found.load(on_bytes=on_bytes, on_note=on_note)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +99,9 @@ class Found:
         tensors: the tensors of a Hugging Face directory by name; empty for a run.
         adapter: the directory of PEFT's adapters to merge, and the model with these adapters; None without them.
         notes: notes for the user, shown when the model is loaded.
-        weight_dtype: format in which a server stores the weights of layers. They are read in it where no other array
-          has to be made first: from a directory without adapters to merge, onto a mesh that neither pads nor copies
-          heads.
+        weight_dtype: format in which the weights of layers are stored. They are read in it where no other array has to
+          be made first: from a directory without adapters to merge, onto a mesh that neither pads nor copies heads.
+          Others are read and then quantised.
     """
 
     path: Path
@@ -129,6 +133,9 @@ class Found:
                 params = self._read_in_format(mesh, on_bytes) or self._read(mesh, ShardingContext(self.mesh), on_bytes)
             else:
                 params = restore_params(self.path, self.run, self.mesh, mesh, on_note, dtype=self.params_dtype)
+            if self.weight_dtype is not None:
+                layout = decode_layout(self.model, self.mesh)
+                params = in_format(placed_params(params, self.model, layout), self.model, layout, self.weight_dtype)
         return LoadedModel(
             config=self.model,
             params=params,
@@ -141,10 +148,11 @@ class Found:
             source={name: (files / name).read_bytes() for name in MODEL_FILES if files and (files / name).is_file()},
             seq_len=self.run.workload.seq_len if self.run else _most_positions(self.path),
             sp_method=self.run.strategy.sp_method if self.run else "gather",
+            weight_dtype=self.weight_dtype,
         )
 
     def _read_in_format(self, mesh: Mesh, on_bytes: Callable[[int], None]) -> Any:
-        """Return the parameters as a server stores them; None if `weight_dtype` is None or not for reading.
+        """Return the parameters, those of layers in `weight_dtype`; None if it is None or not for reading.
 
         Raises:
             MeshwrightError: weights that a checkpoint has in the format cannot be read in it.
@@ -189,6 +197,7 @@ def find_model(
     mesh: str | MeshShape | None = None,
     dtype: Dtype | None = None,
     adapter: str | Path | None = None,
+    weight_dtype: WeightDtype | None = None,
 ) -> Found:
     """Return the model that `load` would load, with its hardware and mesh. No device is claimed.
 
@@ -201,6 +210,8 @@ def find_model(
         )
     if dtype is not None and dtype not in list(DTYPES):
         raise MeshwrightError(not_a_choice("dtype", dtype, DTYPES))
+    if weight_dtype is not None and weight_dtype not in WEIGHT_FORMATS:
+        raise MeshwrightError(not_a_choice("weight_dtype", weight_dtype, WEIGHT_FORMATS))
     path = Path(directory)
     if not (path / "config.json").is_file():
         raise MeshwrightError(f"{path} has no config.json; it is neither a run nor a Hugging Face directory")
@@ -216,7 +227,7 @@ def find_model(
         can_generate = run.mesh.pp == 1 and (run.mesh.sp == 1 or model.attention.linear is None)
         is_same = mesh is None and str(system) == run.hardware and can_generate
         shape = run.mesh if is_same else read_mesh(mesh or "dp=1,fsdp=-1", system.num_devices)
-        _check(model, shape)
+        _check(model, shape, system.chip, weight_dtype)
         return Found(
             path=path,
             model=model,
@@ -227,6 +238,7 @@ def find_model(
             stored_dtype=dtype
             or (run.workload.compute_dtype if run.workload.config.lora else run.workload.param_dtype),
             run=run,
+            weight_dtype=weight_dtype,
         )
     model = load_model(str(path))
     adapted = (
@@ -236,7 +248,7 @@ def find_model(
         raise MeshwrightError(f"{path} needs hardware: --on (on=…), as cpu:8 or h100:8; only a run has its own")
     system = read_system(on)
     shape = read_mesh(mesh or "fsdp=-1", system.num_devices)
-    _check(model, shape)
+    _check(model, shape, system.chip, weight_dtype)
     notes: list[str] = []
     tensors = read_tensors(path, notes.append)
     if adapter is not None:
@@ -256,6 +268,7 @@ def find_model(
         tensors=tensors,
         notes=tuple(notes),
         adapter=None if adapter is None or adapted is None else (Path(adapter), adapted),
+        weight_dtype=weight_dtype,
     )
 
 
@@ -300,8 +313,9 @@ def _most_positions(directory: Path) -> int | None:
     return config.get("max_position_embeddings") or config.get("n_positions")
 
 
-def _check(model: ModelConfig, mesh: MeshShape) -> None:
-    """Raise if a model cannot generate on this mesh, or at all."""
+def _check(model: ModelConfig, mesh: MeshShape, chip: Chip, weight_dtype: WeightDtype | None) -> None:
+    """Raise if a model cannot generate on this mesh and chip with its weights in this format, or at all."""
+    check_stored_dtypes(chip, weight_dtype=weight_dtype, kv_dtype=None)
     if mesh.pp > 1:
         raise MeshwrightError(f"mesh {mesh} has pipeline stages, which generation does not use; use pp=1")
     check_runnable(model, mesh)

@@ -16,13 +16,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from meshwright.description.families.quantization import scattered_groups
 from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import Parameter, leaves, parameters
 from meshwright.description.step.serving import SERVING_RULES
 from meshwright.description.step.trained import summed_dims
 from meshwright.description.step.weight_formats import WEIGHT_FORMATS, MatrixShape, has_format, matrix_shape
-from meshwright.errors import MeshwrightError
 from meshwright.execution.models.quantised.scaled import ScaledWeight, matrix_spec, packed, quantise, scaled_weight
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.weights.directory import Tensor
@@ -85,8 +85,10 @@ def _read_weight(
     parameter: the declaration, padded as the mesh has it.
     """
     stored = [tensors[name] for _, name in place.names() if is_stored_in(tensors[name], dtype)]
-    group = math.gcd(*map(_group, stored)) if stored else None
-    shape = matrix_shape(parameter, WEIGHT_FORMATS[dtype], mesh=layout.mesh, rules=layout.rules, group=group, what=path)
+    form = WEIGHT_FORMATS[dtype]
+    if stored:
+        form = form._replace(group=math.gcd(*map(_group, stored)))
+    shape = matrix_shape(parameter, form, mesh=layout.mesh, rules=layout.rules, what=path)
     holders: dict[Bounds, list[Any]] = {}
     whole = NamedSharding(mesh, layout.spec(*parameter.axes))
     indices: Any = whole.addressable_devices_indices_map(parameter.shape)
@@ -170,10 +172,7 @@ def _stored_int4(place: Place, tensor: Int4Tensor, within: tuple[slice, ...], sh
     inputs, outputs = matrix_indices(place, tensor, within)
     groups = tensor.groups(inputs).reshape(shape.num_groups, shape.group)
     if (groups != groups[:, :1]).any():
-        raise MeshwrightError(
-            f"{tensor.name} in {tensor.file} has groups of inputs that do not follow each other (g_idx, of desc_act);"
-            f" they are not multiplied in int4: use int8, or leave weight_dtype out, which dequantises them"
-        )
+        raise scattered_groups(f"{tensor.name} in {tensor.file}")
     codes = tensor.codes(inputs, outputs).astype(np.int8) - np.int8(8)
     scale = tensor.scales(outputs)[groups[:, 0]][:, None]
     if not np.isfinite(scale).all():

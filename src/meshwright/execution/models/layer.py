@@ -64,6 +64,7 @@ from meshwright.execution.models.linear import (
     RESIDUAL,
     column_parallel_linear,
     low_rank_columns,
+    low_rank_residual,
     low_rank_rows,
     residual_linear,
     result_dtype,
@@ -142,9 +143,12 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
     if layout.cache_split is not None:
         _run_stationary(run, block, *ops)
     elif op.is_on_residual:
-        run.values[op.target] = _with_bias(
-            residual_linear(source, run.weights[op.name], op, layout, run.used), _bias(run, op)
-        )
+        made = residual_linear(source, run.weights[op.name], op, layout, run.used)
+        if op.low_rank:
+            added = low_rank_residual(source, *factors(run.weights, op.name), op, layout, run.context.rng)
+            run.values[op.target] = _with_branch(run, op, made, added)
+        else:
+            run.values[op.target] = _with_bias(made, _bias(run, op))
     elif op.inputs[0][0] in ("embed", "latent_input"):
         weights = [run.weights[each.name] for each in ops]
         products = column_parallel_linear(source, weights, ops, layout, strategy, run.whole)

@@ -148,6 +148,22 @@ def low_rank_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingCont
     return product("bsr,rd->bsd", low, out)
 
 
+def low_rank_residual(
+    x: Array, a: Array, b: Array, op: Linear, layout: ShardingContext, rng: DropoutRng | None
+) -> Array:
+    """Return the low-rank branch (x A) B [b, s, o] of a matmul in the layout of the residual stream.
+
+    Arguments are as in `low_rank_columns`, with x [b, s, i], A [i, rank] and B [rank, o].
+    """
+    assert op.low_rank
+    ((inputs, _),), ((outputs, _),) = op.inputs, op.outputs
+    x = dropout_of_branch(x, rng, op.low_rank.dropout, op.branch)
+    into = layout.weight(a, inputs, "rank", dtype=x.dtype, along="residual_sequence")
+    low = checkpoint_name(product("bsi,ir->bsr", x, into), PRODUCT) * jnp.asarray(op.low_rank.scale, x.dtype)
+    out = layout.weight(b, "rank", outputs, dtype=x.dtype, along="residual_sequence")
+    return product("bsr,ro->bso", low, out)
+
+
 def residual_linear(
     x: Array, weight: Array, op: Linear, layout: ShardingContext, whole: dict[str, Array] | None = None
 ) -> Array:

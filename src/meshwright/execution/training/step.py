@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from meshwright.description.step.rules import rules_of, stream_rules
 from meshwright.description.step.sequence import is_zigzag
 from meshwright.description.step.stages import staged_parameters
 from meshwright.description.step.strategy import DEFAULT, Strategy, strategy_from_data
+from meshwright.description.step.trained import BaseFormat
 from meshwright.description.step.workload import Dtype, Workload
 from meshwright.execution.models.adapters import first_magnitudes
 from meshwright.execution.models.quantised.weights import abstract_quantised, quantised
@@ -191,7 +193,14 @@ def first_parameters(
 
     bases = {path: base for path in used if (base := workload.base_format(path, declared[path]))}
     found = first([path for path in used if path not in bases])
-    convert = jax.jit(quantised, static_argnums=(1, 2))
+    # While layers are not in their slots, shards are smaller, and no device has a whole weight.
+    stored_in = _base_layout(layout, strategy) if ordered == layout else ordered
+
+    @partial(jax.jit, static_argnums=(1, 2))
+    def convert(array: Array, parameter: Parameter, base: BaseFormat) -> Any:
+        to = abstract_quantised(parameter, base, mesh, stored_in)
+        return jax.tree.map(lambda own, to: jax.reshard(own, to.sharding.spec), quantised(array, parameter, base), to)
+
     for path, base in bases.items():
         # Only one weight at a time is in its unquantised dtype, because all of them may not fit.
         one = map_leaves(lambda _, array: convert(array, declared[path], base), first([path]))  # noqa: B023
@@ -234,18 +243,36 @@ def abstract_params(
 ) -> Tree[jax.ShapeDtypeStruct]:
     """Return the parameters as shapes, dtypes and shardings; with pipeline stages, the stacked layers are in slots."""
     declared = _stored(workload, layout, strategy)
-    return _abstract_parameters(declared, mesh, layout, workload, workload.param_dtype)
+    base_layout = _base_layout(layout, strategy)
+    return _abstract_parameters(declared, mesh, layout, workload, workload.param_dtype, base_layout=base_layout)
+
+
+def _base_layout(layout: ShardingContext, strategy: Strategy) -> ShardingContext:
+    """Return the sharding context of quantised weights: with ZeRO-1 and 2, no axis shards them in storage alone.
+
+    They are never updated, so that no step gathers them.
+    """
+    return layout.gathered if strategy.zero_stage in (1, 2) else layout
 
 
 def _abstract_parameters(
-    declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: ShardingContext, workload: Workload, dtype: Dtype
+    declared: Tree[Parameter],
+    mesh: Mesh | AbstractMesh,
+    layout: ShardingContext,
+    workload: Workload,
+    dtype: Dtype,
+    *,
+    base_layout: ShardingContext | None = None,
 ) -> Tree[jax.ShapeDtypeStruct]:
-    """Return parameters as shapes, dtypes and shardings: trained ones in `dtype`, frozen ones in their stored dtype."""
+    """Return parameters as shapes, dtypes and shardings: trained ones in `dtype`, frozen ones in their stored dtype.
+
+    base_layout: the sharding context of quantised weights; default: `layout`.
+    """
     by_path = dict(leaves(declared))
 
     def stored(path: str, leaf: jax.ShapeDtypeStruct) -> Any:
         if (base := workload.base_format(path, by_path[path])) is not None:
-            return abstract_quantised(by_path[path], base, mesh, layout)
+            return abstract_quantised(by_path[path], base, mesh, base_layout or layout)
         own = workload.stored_dtype(path, by_path[path]) if path in workload.frozen_paths else dtype
         return leaf.update(dtype=DTYPES[own])
 

@@ -211,7 +211,7 @@ def untaken_branch_flops(workload: Workload, mesh: MeshShape, strategy: Strategy
     """
     step = train_step(workload, mesh, strategy)
 
-    def untaken(repeat: Repeat) -> float:
+    def untaken(_: Matmul | AttentionOp, repeat: Repeat) -> float:
         return repeat.static - repeat.executed
 
     attention = _attention(step, workload, mesh, strategy, untaken)
@@ -229,27 +229,27 @@ def matmul_flops(op: Matmul, extents: Extents) -> float:
     return 2 * local(op.rows) * local(op.inner) * local(op.columns) * local(op.experts)
 
 
-def _mean(repeat: Repeat) -> float:
-    """Return how often a region (ops that repeat together) runs in a step, as the mean over pipeline stages."""
-    return repeat.mean
+def _mean(op: Matmul | AttentionOp, repeat: Repeat) -> float:
+    """Return how often an op runs in a step, as the mean over pipeline stages. repeat: that of its region."""
+    return repeat.mean - (op.skipped if isinstance(op, Matmul) else 0)
 
 
 def _attention(
-    step: Step, workload: Workload, mesh: MeshShape, strategy: Strategy, count: Callable[[Repeat], float]
+    step: Step, workload: Workload, mesh: MeshShape, strategy: Strategy, count: Callable[[AttentionOp, Repeat], float]
 ) -> StepFlops:
-    """Return the flops of attention on one device. count: returns the runs of an op, from its region's `Repeat`."""
+    """Return the flops of attention on one device. count: returns the runs of an op; takes its region's `Repeat`."""
     is_fused = strategy.attention != "scores"
     made = scores_share(workload, mesh, strategy)
     sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
     for op in step.ops.attention:
         flops = sum(product.flops for product in attention_products(op, step, is_fused=is_fused))
-        sums[op.phase] += count(step.repeats[op.region.name]) * made * flops
+        sums[op.phase] += count(op, step.repeats[op.region.name]) * made * flops
     return StepFlops(**sums)
 
 
-def _matmuls(step: Step, ops: Iterable[Matmul], count: Callable[[Repeat], float]) -> StepFlops:
-    """Return the flops of matmuls on one device. count: returns the runs of an op, from its region's `Repeat`."""
+def _matmuls(step: Step, ops: Iterable[Matmul], count: Callable[[Matmul, Repeat], float]) -> StepFlops:
+    """Return the flops of matmuls on one device. count: returns the runs of an op; takes its region's `Repeat`."""
     sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
     for op in ops:
-        sums[op.phase] += count(step.repeats[op.region.name]) * matmul_flops(op, step.extents)
+        sums[op.phase] += count(op, step.repeats[op.region.name]) * matmul_flops(op, step.extents)
     return StepFlops(**sums)

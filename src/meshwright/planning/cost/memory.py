@@ -314,14 +314,14 @@ class _Step:
         on_tpu = self.kind == "tpu"
         return self._in_layer() | {
             "working": max(own.in_attention(on_tpu=on_tpu) for own, _ in self._kinds) + self._arriving(),
-            "gathered": self._gathered(self._weights(_makes_heads)) + self._prefetched(),
+            "gathered": self._of_layer(self._weights(_makes_heads)) + self._prefetched(),
         }
 
     def _mlp(self) -> dict[str, float]:
         """Return bytes by term in a layer's MLP backward pass, with its weights and the gradient of one weight."""
         return self._in_layer() | {
             "working": max(own.in_mlp for own, _ in self._kinds) + self._arriving(),
-            "gathered": self._gathered(self._weights(_is_mlp) + self._weights(self._is_trained_mlp) / 3)
+            "gathered": self._of_layer(self._weights(_is_mlp) + self._weights(self._is_trained_mlp) / 3)
             + self._prefetched(),
         }
 
@@ -380,7 +380,7 @@ class _Step:
             return 0.0
         if self.kind == "gpu" and self.mesh.tp > 1 and self._is_xla:
             return self.activations.logits - self.activations.compute_bytes * self.activations.inputs
-        return self._in_compute_dtype(self._logits_weight)
+        return self.activations.compute_bytes * self._logits_weight
 
     def _table(self) -> dict[str, float]:
         """Return bytes by term while the embedding table's gradient is reduced: the unsharded gradient and its sum."""
@@ -390,8 +390,8 @@ class _Step:
         return {
             "activations": self._kept() if self.is_spmd_pipeline else 0.0,
             "gradients": max(self.states.gradients(self.states.stored[0]), self._summed()),
-            "logits gradient": 0.0 if is_tied else self._in_compute_dtype(self._logits_weight),
-            "table gradient": 2 * self._in_compute_dtype(self.activations.table_elements),
+            "logits gradient": 0.0 if is_tied else self.activations.compute_bytes * self._logits_weight,
+            "table gradient": 2 * self.activations.compute_bytes * self.activations.table_elements,
         }
 
     def _update(self) -> dict[str, float]:
@@ -434,11 +434,11 @@ class _Step:
 
     def _gathered(self, elements: float) -> float:
         """Return the bytes of `elements` gathered weight elements; 0 below ZeRO-3, where parameters stay unsharded."""
-        return self._in_compute_dtype(elements) if self.strategy.zero_stage == 3 else 0.0
+        return self.activations.compute_bytes * elements if self.strategy.zero_stage == 3 else 0.0
 
-    def _in_compute_dtype(self, elements: float) -> float:
-        """Return the bytes of `elements` elements in the compute dtype."""
-        return self.activations.compute_bytes * elements
+    def _of_layer(self, elements: float) -> float:
+        """Return `_gathered` of a layer's weights; quantised ones are dequantised in the layer below ZeRO-3 too."""
+        return self.activations.compute_bytes * elements if self.workload.quantize_base else self._gathered(elements)
 
     def _weights(self, is_one: Callable[[Matmul], bool]) -> float:
         """Return the elements on one device of one layer's weights, for the matmuls that `is_one` selects.

@@ -166,13 +166,13 @@ class States:
 
     @property
     def frozen(self) -> float:
-        """Bytes of the frozen parameters that one device keeps from step to step."""
-        return self._frozen_bytes(self._kept_on)
+        """Bytes of the frozen parameters that one device keeps from step to step, quantised ones included."""
+        return self._frozen_bytes(self._kept_on) + self.base
 
     def _frozen_bytes(self, mesh: MeshShape) -> float:
         """Return the bytes of the frozen parameters on one device of a mesh with dp of 1, each in its stored dtype.
 
-        Those of quantised weights include their scales.
+        Quantised weights are not counted (`base`).
         """
         workload, total = self.workload, 0.0
         if not workload.frozen_paths:
@@ -185,8 +185,18 @@ class States:
                 or workload.base_format(path, parameter)
             )  # fmt: skip
             total += dtype_bytes(dtype) * sum(self._stored_on(mesh, frozenset(others)))
+        return total
+
+    @cached_property
+    def base(self) -> float:
+        """Bytes of the quantised weights on one device and of their scales: shards with ZeRO-3, else whole.
+
+        They are never updated, so that ZeRO-1 and 2 neither shard nor gather them.
+        """
+        workload, total = self.workload, 0.0
         if workload.quantize_base is None:
             return total
+        mesh = without_copies(self.mesh) if self.strategy.zero_stage == 3 else _without_shards(self.mesh)
         rules = {**RULES, "layers": ("pp",)}
         staged = staged_parameters(self._model, stages=mesh.pp, virtual_stages=self.strategy.virtual_stages)
         for path, parameter in leaves(staged):
@@ -208,18 +218,19 @@ class States:
         """Bytes of the parameters on one device during a step, frozen ones included.
 
         With ZeRO-3 they are shards over fsdp, with ZeRO-0 unsharded. With ZeRO-1 and 2 they are the shards, and
-        unsharded copies in the compute dtype (in a lockstep pipeline, in the dtype of accumulated gradients).
+        unsharded copies in the compute dtype (in a lockstep pipeline, in the dtype of accumulated gradients); of
+        quantised weights, unsharded arrays alone.
         """
         degree, stage = self._shards, self.strategy.zero_stage
         frozen = self._frozen_bytes(without_copies(self.mesh))
         stored = self.elements * dtype_bytes(self.workload.param_dtype) + frozen
         if stage == 3 or degree == 1:
-            return stored
+            return stored + self.base
         if stage == 0:
-            return stored * degree
+            return stored * degree + self.base
         narrow = dtype_bytes(self.workload.compute_dtype)
         whole = self._summed_in if is_spmd_pipeline(self.mesh, self.strategy) else narrow
-        return stored + (self.elements * whole + frozen) * degree
+        return stored + (self.elements * whole + frozen) * degree + self.base
 
     @property
     def master_weights(self) -> float:

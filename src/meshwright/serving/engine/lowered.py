@@ -11,18 +11,16 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.description.families.registry import serving_from_data
-from meshwright.description.step.padding import padded
-from meshwright.description.step.parameter_tree import is_adapter, map_leaves, parameters
+from meshwright.description.step.parameter_tree import is_adapter, map_leaves
 from meshwright.description.step.serve import page_parts, table_entries
-from meshwright.description.step.serving import NARROW, SERVING_RULES, CacheSplit, Serving, ServingLayout, check_serving
+from meshwright.description.step.serving import NARROW, CacheSplit, Serving, ServingLayout, check_serving
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.delta_state import abstract_states
 from meshwright.execution.models.generation.generate import decode_layout
 from meshwright.execution.models.generation.paged_cache import PAGE_DTYPES, abstract_pages, page_axes
-from meshwright.execution.models.generation.serving_step import check_served, dtype_of
+from meshwright.execution.models.generation.serving_step import abstract_stored, check_served, dtype_of
 from meshwright.execution.models.generation.stationary import for_server_products
-from meshwright.execution.models.quantised.scaled import in_format
-from meshwright.execution.runtime.arrays import DTYPES, abstract
+from meshwright.execution.runtime.arrays import DTYPES
 from meshwright.mesh import MeshShape
 from meshwright.serving.engine.programs import Shape, greedy_program
 
@@ -47,22 +45,14 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
     program = Shape(read.batch, read.step_length, entries)
     counts = tuple(read.batch // shape.degree(page_axes(context, model)) * count for count in entries)
     dtype = DTYPES[dtype_of("compute_dtype", read.compute_dtype)]
-    weight_dtype = read.weight_dtype if read.weight_format is None else read.compute_dtype
     with jax.set_mesh(mesh):
         stored = PAGE_DTYPES.get(read.kv_dtype, dtype)
         pages: Any = abstract_pages(model, context, counts, read.page_size * parts, stored)
         pages = (*pages, *abstract_states(model, context, read.batch, dtype))
-        stored_in = dtype_of("weight_dtype", weight_dtype)
-        declared = parameters(padded(model, shape, SERVING_RULES))
+        pages = jax.tree.map(lambda leaf: leaf.update(sharding=NamedSharding(mesh, leaf.sharding.spec)), pages)
         params = map_leaves(
             lambda path, leaf: leaf.update(dtype=dtype) if is_adapter(path) else leaf,
-            abstract(declared, mesh, context, stored_in),
-        )
-        if read.weight_format is not None:
-            params = in_format(params, model, context, read.weight_dtype, read.weight_format)
-        params, pages = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, leaf.sharding.spec)),
-            (params, pages),
+            abstract_stored(read, mesh, context),
         )
         params = for_server_products(params, model)
         last, packed = (
@@ -75,8 +65,8 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
 def check_engine_step(serving: Serving, layout: ServingLayout) -> None:
     """Raise a `MeshwrightError` if an engine cannot run the step of a serving plan."""
     check_serving(serving, layout)
-    plain = {name: serving.compute_dtype for name, narrow in NARROW.items() if getattr(serving, name) in narrow}
-    check_served(replace(serving, **plain), layout.mesh)
+    is_narrow = serving.kv_dtype in NARROW["kv_dtype"]
+    check_served(replace(serving, kv_dtype=serving.compute_dtype) if is_narrow else serving, layout.mesh)
     context = decode_layout(serving.model, layout.mesh, layout.cache)
     shards = layout.mesh.degree(page_axes(context, serving.model))
     if serving.batch is not None and serving.batch % shards:

@@ -80,6 +80,7 @@ class Layout:
         dropout: whether the strategy has dropout.
         is_gathered_once: whether weights are gathered at the start of a step (ZeRO 1 and 2), not in each layer.
         frozen: paths of parameters without gradient.
+        whole: paths of parameters that are stored as they are used, although others are stored in shards.
     """
 
     rules: Mapping[str, tuple[str, ...]]
@@ -96,6 +97,7 @@ class Layout:
     dropout: bool
     is_gathered_once: bool = False
     frozen: frozenset[str] = frozenset()
+    whole: frozenset[str] = frozenset()
 
     @cached_property
     def live_rules(self) -> Mapping[str, tuple[str, ...]]:
@@ -179,7 +181,7 @@ def weight_of(path: str, dims: Iterable[tuple[str, int]], tokens: Iterable[str],
     split = {axis for dim in used for axis in dim.axes}
     return Weight(
         name=path,
-        stored=Array(name, layout.stored(dims)),
+        stored=Array(name, used if path in layout.whole else layout.stored(dims)),
         used=Array(name, used),
         pending=outermost_first(axis for axis in tokens if axis not in split),
         is_trained=path not in layout.frozen,

@@ -141,6 +141,11 @@ def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> 
     return found
 
 
+def has_single_last_tick(mesh: MeshShape, strategy: Strategy) -> bool:
+    """Whether a single tick of an SPMD pipeline ends its backward passes, as with two stages; no loop is around it."""
+    return is_spmd_pipeline(mesh, strategy) and schedule_of(mesh, strategy).warm_up == 1
+
+
 def kept_layers(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
     """Return the largest number of layer inputs of a stack that an SPMD pipeline's device saves for backward at a time.
 
@@ -175,7 +180,7 @@ def stage_moves(program: Program, mesh: MeshShape, strategy: Strategy, layout: L
         return
     schedule, stacks = schedule_of(mesh, strategy), staged_stacks(program)
     # With two stages the compiler removes the send of the last tick's gradient, which is unused.
-    is_seen = schedule.kind == "1f1b" and schedule.warm_up == 1
+    is_seen = schedule.kind == "1f1b" and has_single_last_tick(mesh, strategy)
     yield _over_pp("stream", "collective-permute", stream, "forward", region)
     yield replace(_over_pp("stream", "collective-permute", stream, "backward", region), skipped=int(is_seen))
     if schedule.is_balanced:

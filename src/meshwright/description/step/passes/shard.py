@@ -238,11 +238,11 @@ class _BlockSharder:
 
         The inner value [tokens, rank] is resharded over tp instead of the branch's input or output, which are larger.
         If tp splits the matmul's outputs, the inner value is computed from the stream between blocks and gathered; if
-        tp splits the inputs, the inner value is reduce-scattered to the layout of that stream.
+        tp splits the inputs, it is reduced to the layout of that stream. There, a matmul has its whole branch there.
         """
         layout, rank, path = self.layout, (RANK, branch.rank), f"{self.stack}.{op.name}"
         is_column = op.inputs[0][0] == "embed"
-        rows = (layout.residual_tokens, layout.tokens) if is_column else (layout.tokens, layout.residual_tokens)
+        rows = (layout.residual_tokens, self._rows(op)) if is_column else (self._rows(op), layout.residual_tokens)
         low, split = f"{op.target} in low rank", f"{op.target} in low rank as read"
         weight, product = factor(f"{path}{LORA_A}", rows[0], op.inputs, (rank,), layout)
         read = Array(op.source, (*rows[0], *product.inner))

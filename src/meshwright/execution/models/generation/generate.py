@@ -56,7 +56,7 @@ from meshwright.execution.models.generation.sampling import (
 from meshwright.execution.models.generation.stationary import WEIGHTS, attention_layout, head_rows
 from meshwright.execution.models.layer import run_layer
 from meshwright.execution.models.layer_inputs import layer_inputs
-from meshwright.execution.models.quantised.scaled import ScaledWeight
+from meshwright.execution.models.quantised.scaled import ScaledWeight, as_declared
 from meshwright.execution.models.quantised.weights import layer_weights
 from meshwright.execution.models.streams import narrowed, widened
 from meshwright.execution.runtime.arrays import fit
@@ -300,6 +300,7 @@ def _prefill(
     strategy = DEFAULT if model.needs_scores else replace(DEFAULT, attention="flash", sp_method=sp_method)
     x, _ = embed(params, tokens, positions, model, layout, dtype)
     declared: Any = parameters(model)
+    stored = decode_layout(model, layout.mesh)
     shared: dict[int | None, Cache] = {}
 
     def layer(
@@ -312,7 +313,9 @@ def _prefill(
     ) -> tuple[Array, Cache | DeltaState]:
         if not is_stationary:
             weights = jax.tree.map(
-                lambda parameter, array: jax.reshard(array, layout.spec(*parameter.axes[1:])),
+                lambda parameter, weight: jax.reshard(
+                    as_declared(weight, stored, dtype), layout.spec(*parameter.axes[1:])
+                ),
                 declared[stack.name],
                 weights,
             )

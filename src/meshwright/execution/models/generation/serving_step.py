@@ -18,14 +18,17 @@ from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.generate import decode_layout, programs, prompt_layout, prompt_parts
 from meshwright.execution.models.generation.sampling import Written, likeliest_of
+from meshwright.execution.models.quantised.scaled import in_format
 from meshwright.execution.runtime.arrays import DTYPES, abstract
+from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape
 
 
 def check_served(serving: Serving, mesh: MeshShape) -> None:
     """Raise if no step can be compiled for a serving plan's dtypes, model or mesh."""
     for name in ("weight_dtype", "kv_dtype", "compute_dtype"):
-        dtype_of(name, getattr(serving, name))
+        if name != "weight_dtype" or serving.weight_format is None:
+            dtype_of(name, getattr(serving, name))
     if serving.kv_dtype != serving.compute_dtype:
         raise MeshwrightError(
             f"kv_dtype is {serving.kv_dtype}; verify keys and values in the dtype of products, {serving.compute_dtype},"
@@ -43,9 +46,21 @@ def dtype_of(name: str, value: str) -> Dtype:
     for known in DTYPES:
         if value == known:
             return known
-    narrow = NARROW.get(name)
-    more = f", or {' or '.join(narrow)} of a step through pages (decode, or prefill with a chunk)" if narrow else ""
+    more = f", or {' or '.join(NARROW[name])}" if name in NARROW else ""
+    if name == "kv_dtype":
+        more += " of a step through pages (decode, or prefill with a chunk)"
     raise MeshwrightError(f"{name} is {value}, in which no step is compiled; verify {' or '.join(DTYPES)}{more}")
+
+
+def abstract_stored(serving: Serving, mesh: Mesh, layout: ShardingContext) -> Any:
+    """Return a server's parameters as `jax.ShapeDtypeStruct`s, in the format of its weights. Call under `set_mesh`."""
+    dtype = serving.weight_dtype if serving.weight_format is None else serving.compute_dtype
+    declared = parameters(padded(serving.model, layout.mesh, SERVING_RULES))
+    params = abstract(declared, mesh, layout, dtype_of("weight_dtype", dtype))
+    if serving.weight_format is None:
+        return params
+    stored = in_format(params, serving.model, layout, serving.weight_dtype, serving.weight_format)
+    return jax.tree.map(lambda leaf: leaf.update(sharding=NamedSharding(mesh, leaf.sharding.spec)), stored)
 
 
 def lower_prefill_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit) -> jax.stages.Lowered:
@@ -77,11 +92,6 @@ def lower_prefill_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit
         lengths = jax.ShapeDtypeStruct((read.batch,), jnp.int32, sharding=whole)
         seeds: Any = jax.ShapeDtypeStruct((read.batch,), jnp.uint32, sharding=whole)
         step = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
-        params = abstract(
-            parameters(padded(read.model, shape, SERVING_RULES)),
-            mesh,
-            decode_layout(read.model, shape, cache),
-            dtype_of("weight_dtype", read.weight_dtype),
-        )
+        params = abstract_stored(read, mesh, decode_layout(read.model, shape, cache))
         program = programs(read.model, shape, cache, read.batch, read.context, dtype, gathers_weights=gathers).prefill
         return program.lower(params, tokens, lengths, likeliest_of(seeds), Written(), step)

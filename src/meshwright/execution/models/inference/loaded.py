@@ -21,6 +21,7 @@ from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.parameter_tree import Tree, num_parameters
 from meshwright.description.step.rules import RULES
 from meshwright.description.step.strategy import SequenceMethod
+from meshwright.description.step.weight_formats import WeightDtype
 from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.forward import all_logits, all_losses
@@ -75,6 +76,7 @@ class LoadedModel:
           a model loaded from a run, whose config.json is generated on saving.
         seq_len: length of the sequences that the model was trained on, in tokens; None if not known.
         sp_method: how queries reached keys split over sp in training; the default of `generate`.
+        weight_dtype: format in which the weights of layers are stored, which only `generate` and `stream` read.
     """
 
     config: ModelConfig
@@ -88,6 +90,7 @@ class LoadedModel:
     source: Mapping[str, bytes]
     seq_len: int | None = None
     sp_method: SequenceMethod = "gather"
+    weight_dtype: WeightDtype | None = None
 
     def logits(self, tokens: Any, lengths: Sequence[int] | None = None) -> Array:
         """Return float32 logits [batch, seq, vocab] of tokens [batch, seq]; each row is a text from its first position.
@@ -100,6 +103,7 @@ class LoadedModel:
             MeshwrightError: tokens are not whole numbers [batch, seq] below the vocabulary's size, or lengths are not
               `batch` whole numbers from 1 to seq.
         """
+        self._check_plain("logits")
         array = _whole_numbers(tokens)
         if array is None or array.ndim != 2:
             raise MeshwrightError(f"tokens are {_short(tokens)}; they are whole numbers [batch, seq]")
@@ -148,6 +152,7 @@ class LoadedModel:
         Raises:
             MeshwrightError: there are no texts.
         """
+        self._check_plain("losses")
         rows = [self.encode(text) for text in texts]
         if not rows:
             raise MeshwrightError("there is no text; give at least one")
@@ -269,6 +274,7 @@ class LoadedModel:
         Raises:
             MeshwrightError: the directory is not empty or cannot be written, or no config.json describes the model.
         """
+        self._check_plain("saving")
         if dtype not in (None, *get_args(StoredDtype)):
             raise MeshwrightError(not_a_choice("dtype", dtype, get_args(StoredDtype)))
         stored = dtype or self.stored_dtype
@@ -298,6 +304,14 @@ class LoadedModel:
         whole = text if isinstance(text, str) else self.tokenizer.decode(tokens.tolist())
         first = self.tokenizer.decode(tokens[:1].tolist())
         return len(whole.encode(errors="surrogateescape")) - len(first.replace(REPLACEMENT, "?").encode())
+
+    def _check_plain(self, what: str) -> None:
+        """Raise if the weights of layers have scales, which only generation reads."""
+        if self.weight_dtype is not None:
+            raise MeshwrightError(
+                f"{self.config.name} is loaded with weight_dtype {self.weight_dtype}, which only generation reads;"
+                f" load it without for {what}"
+            )
 
     def _check_tokens(self, tokens: np.ndarray) -> None:
         low, high = int(tokens.min()), int(tokens.max())
