@@ -134,4 +134,5 @@ def multiply_in_tiles(
         out_shape=jax.ShapeDtypeStruct((splits, num_rows, columns), dtype, manual_axis_type=varying),
         name=name,
         **options or {"compiler_params": of_triton},
+        # Triton's arrays have sizes of powers of 2.
     )(jnp.pad(blocks.astype(jnp.int32), ((0, 0), (0, 1))), rows, *weights)
