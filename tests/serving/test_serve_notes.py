@@ -13,7 +13,7 @@ from meshwright.planning.serving.search import best_serving_plan
 
 def found(mesh, run=None, model="llama3-8b", **options):
     """A model as `find_model` finds it, as far as the note reads it."""
-    kept = {"system": parse_system("h100:8"), "dtype": "bf16", "params_dtype": "bf16"}
+    kept = {"system": parse_system("h100:8"), "dtype": "bf16", "params_dtype": "bf16", "weight_dtype": None}
     return SimpleNamespace(model=PRESETS[model], mesh=MeshShape(**mesh), run=run, **kept | options)
 
 
