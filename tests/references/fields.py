@@ -30,7 +30,7 @@ LATEST = (
     *("qwen3_next", "minimax_m2", "qwen2_moe_sparse", "qwen3_moe_sparse", "llama4_text"),
     *("qwen3_5_text", "qwen3_5_moe_text", "mistral4", "gemma4_text", "gemma4_text_moe", "gemma4_unified_text"),
     "gemma4_text_e2b",
-    "gemma3n_text",
+    *("gemma3n_text", "phimoe"),
 )
 """Families after those, for the same reason."""
 

@@ -226,6 +226,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "minimax_m2": SIZES
     | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24}
     | {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5}},
+    "phimoe": {name: size for name, size in SIZES.items() if name != "head_dim"}
+    | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24, "router_jitter_noise": 0.3}
+    | {"attention_bias": True, "lm_head_bias": True, "sliding_window": None},
     "granitemoe": SIZES
     | {"embedding_multiplier": 12.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5, "logits_scaling": 3.0}
     | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24},

@@ -122,7 +122,9 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"), (0.9,)),
     **dict.fromkeys(("residual_dropout", "embedding_dropout"), (0.9,)),
     "eod_token_id": (1,),
-    **dict.fromkeys(("summary_first_dropout", "router_jitter_noise", "router_aux_loss_coef"), (0.9,)),
+    **dict.fromkeys(
+        ("summary_first_dropout", "router_jitter_noise", "router_aux_loss_coef", "input_jitter_noise"), (0.9,)
+    ),
     "classifier_dropout": (0.9,),
     "pretraining_tp": (2,),
     **dict.fromkeys(("qk_head_dim", "num_nextn_predict_layers"), (2,)),
@@ -179,6 +181,16 @@ MINISTRAL3 = {
 }
 """The rotary embedding of the golden of that name, and of mistral4."""
 
+PHIMOE_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0, 1.5],
+    "long_factor": [2.0, 4.0],
+    "short_mscale": 1.25,
+    "long_mscale": 1.25,
+    # transformers 5.23 keeps the short factors in longer texts, other than the model's own code.
+    "original_max_position_embeddings": 32,
+}
 HUNYUAN = {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 0.0}
 """Fields of its released models' rotary embedding without effect."""
 
@@ -282,6 +294,17 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"qk_norm_type": "per_head"},
         {"use_mtp": True, "num_mtp_modules": 3, "mtp_transformer_layers": 1},
         {"attn_type_list": [1, 1, 1, 1], "layernorm_mlp_beta": 1.0, "mlp_intermediate_size": 8192},
+    ),
+    # As microsoft/Phi-3.5-MoE-instruct has them.
+    "phimoe": (
+        *({"router_jitter_noise": noise} for noise in (0.01, 0.1, 0.0, ABSENT)),
+        *({"rope_parameters": {**PHIMOE_LONG, "long_mscale": scale}} for scale in (1.25, 1.5)),
+        {"rope_parameters": {name: value for name, value in PHIMOE_LONG.items() if name != "short_mscale"}},
+        {"rope_scaling": PHIMOE_LONG, "rope_theta": 100.0, "rope_parameters": ABSENT},
+        *({"num_experts_per_tok": count} for count in (1, 3)),
+        {"lm_head_bias": False, "attention_bias": False},
+        {"input_jitter_noise": 0.1},
+        {"sliding_window": 6},
     ),
     # As Qwen/Qwen3-Next-80B-A3B-Instruct has it, and other layers of each kind.
     "qwen3_next": (

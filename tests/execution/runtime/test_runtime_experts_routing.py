@@ -20,12 +20,23 @@ ROUTINGS = [
     Routing(is_normed=False, scale=3.0),
     Routing(num_groups=4, num_active_groups=2, is_normed=False, scale=16.0),
     Routing(scores="sigmoid", is_normed=False),
+    Routing(scores="sparsemixer", tolerance=0.6, is_normed=False),
+    Routing(scores="sparsemixer", tolerance=0.02, is_normed=False, scale=2.0),
     V3,
 ]
 
 
 def by_definition(logits, routing):
     """The shares of all experts for one token, 0 of those not chosen."""
+    if routing.scores == "sparsemixer":
+        shares, left = np.zeros(COUNT), list(range(COUNT))
+        for _ in range(ACTIVE):
+            best = max(left, key=lambda expert: logits[expert])
+            most = logits[best]
+            near = [e for e in left if (most - logits[e]) / max(abs(logits[e]), most) <= routing.tolerance]
+            shares[best] = routing.scale / np.sum(np.exp(logits[near] - most))
+            left.remove(best)
+        return shares
     scores = 1 / (1 + np.exp(-logits))
     if routing.scores == "softmax":
         scores = np.exp(logits - logits.max())

@@ -45,6 +45,7 @@ from meshwright.description.families.variants import (
     nemotron,
     olmoe,
     phi,
+    phimoe,
     qwen3_5,
     seed_oss,
     smollm3,
@@ -63,7 +64,7 @@ PUBLISHED: tuple[PublishedFamily, ...] = tuple(
         *(llama, mixtral, qwen2, qwen3, qwen3_next, gemma, gemma2, gemma3, phi3, olmo2),
         *(gpt2, gpt_neox, gpt_oss, deepseek, llama4),
         *(smollm3, granite, seed_oss, ernie4_5, glm4, hunyuan, exaone4, starcoder2, cohere2, nemotron),
-        *(olmoe, glm4_moe, dots1, phi, minimax_m2, qwen3_5, mistral4, gemma4, gemma3n),
+        *(olmoe, glm4_moe, dots1, phi, minimax_m2, qwen3_5, mistral4, gemma4, gemma3n, phimoe),
     )
 )
 

@@ -28,6 +28,9 @@ ORIGINAL = "original_max_position_embeddings"
 QUERY_BETA = "llama_4_scaling_beta"
 """The field of Ministral 3 and Mistral 4 for scaling queries by their position."""
 
+MSCALES = ("short_mscale", "long_mscale")
+"""The fields of Phi-3.5-MoE for the factor of cosines and sines in short and in long sequences."""
+
 SCALING_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
@@ -262,6 +265,13 @@ def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScali
             )
         case "longrope":
             length = _original_length(fields, found)
+            if fields.family == "phimoe":
+                found["attention_factor"] = found["short_mscale"]
+                if found["short_mscale"] != found["long_mscale"]:
+                    raise MeshwrightError(
+                        f"the config.json of {fields.name} has rope scaling's long_mscale={found['long_mscale']!r};"
+                        f" it is known equal to short_mscale={found['short_mscale']!r}"
+                    )
             if "factor" not in found:
                 found["factor"] = fields.whole("max_position_embeddings") / length
             return LongRopeScaling(
@@ -280,6 +290,8 @@ def _check_scaling_fields(fields: Fields, kind: str, found: Mapping[str, Any]) -
     # transformers writes the original length for every kind of scaling. Qwen3.5 rotates by three positions (time and
     # place in an image), which are the same in a text.
     ignored = {ORIGINAL, "mrope_section", "mrope_interleaved"} if "qwen3_5" in fields.family else {ORIGINAL}
+    if kind == "longrope" and fields.family == "phimoe":
+        needed, optional = (*needed, *MSCALES), tuple(name for name in optional if name != "attention_factor")
     if kind == "yarn" and fields.family in ("ministral3", "mistral4"):
         optional = (*optional, QUERY_BETA)
         # A copy of the top-level field of that name, without effect.

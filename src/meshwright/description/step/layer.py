@@ -238,9 +238,10 @@ class Gated:
 class Routing:
     """How the router's logits choose experts for a token and weight them."""
 
-    # Score of an expert: softmax over all experts, or sigmoid of each logit (DeepSeek-V3, arXiv:2412.19437, section
-    # 2.1.2).
-    scores: Literal["softmax", "sigmoid"] = "softmax"
+    # Score of an expert: softmax over all experts, sigmoid of each logit (DeepSeek-V3, arXiv:2412.19437, section
+    # 2.1.2), or a softmax over those with near logits that were not chosen before it (arXiv:2409.12136).
+    scores: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    tolerance: float = 0.0  # Sparse mixer: how far a near logit may be below the chosen one, as a share of the larger.
     # Whether the parameter `choice_bias` is added to the scores that choose experts, but not to the weights. It has no
     # gradient.
     has_choice_bias: bool = False

@@ -36,6 +36,8 @@ def route(
         choice = route(logits, num_active, routing, choice_bias)
         own = expert_scale.astype(choice.shares.dtype).at[choice.chosen].get(mode="clip")
         return choice._replace(shares=choice.shares * own)
+    if routing.scores == "sparsemixer":
+        return _mixed(logits, num_active, routing)
     if routing.scores == "softmax" and choice_bias is None and routing.num_groups == 1:
         # Top-k of logits equals top-k of the softmax; a softmax over the chosen logits is normalised (Mixtral,
         # arXiv:2401.04088).
@@ -55,9 +57,26 @@ def route(
     return Choice(chosen, _scaled(shares, routing))
 
 
+def _mixed(logits: Array, num_active: int, routing: Routing) -> Choice:
+    """Return the choice of `sparsemixer`: an expert's weight is a softmax over the near ones not chosen before it.
+
+    Training chooses the likeliest experts too, where the paper samples them.
+    """
+    _, chosen = jax.lax.top_k(logits, num_active)
+    fixed, left, shares = jax.lax.stop_gradient(logits), logits, list[Array]()
+    for number in range(num_active):
+        own = chosen[..., number : number + 1]
+        largest = jnp.take_along_axis(fixed, own, axis=-1)
+        is_far = (largest - fixed) / jnp.maximum(jnp.abs(fixed), largest) > routing.tolerance
+        near = jax.nn.softmax(jnp.where(is_far, -jnp.inf, left), axis=-1)
+        shares.append(jnp.take_along_axis(near, own, axis=-1))
+        left = jnp.where(jax.nn.one_hot(own[..., 0], logits.shape[-1], dtype=bool), -jnp.inf, left)
+    return Choice(chosen, _scaled(jnp.concatenate(shares, axis=-1), routing))
+
+
 def _scores(logits: Array, routing: Routing) -> Array:
     """Return the score of each expert for each token [..., experts]."""
-    return jax.nn.softmax(logits, axis=-1) if routing.scores == "softmax" else jax.nn.sigmoid(logits)
+    return jax.nn.sigmoid(logits) if routing.scores == "sigmoid" else jax.nn.softmax(logits, axis=-1)
 
 
 def _scaled(shares: Array, routing: Routing) -> Array:
@@ -123,7 +142,7 @@ def probabilities(logits: Array, routing: Routing = SOFTMAX_ROUTING, is_token: A
     is_token: False for padding [...], which is left out; None if there is no padding.
     """
     scores = _scores(logits, routing)
-    if routing.scores != "softmax":
+    if routing.scores == "sigmoid":
         scores = scores / (jnp.sum(scores, axis=-1, keepdims=True) + 1e-20)
     if is_token is not None:
         scores = jnp.where(is_token[..., None], scores, 0.0)
