@@ -17,12 +17,12 @@ GOLDENS = Path(__file__).parents[1] / "references"
 FAMILIES = (
     *("llama", "gemma3_text", "deepseek_v3", "gpt2", "gpt_neox", "phi3_longrope", "qwen2_moe", "olmo2", "gemma2"),
     *("smollm3", "granitemoe", "hunyuan_v1_dense", "cohere2", "qwen3_moe_sparse", "qwen2_moe_sparse", "llama4_text"),
-    *("gemma4_text_e2b", "gemma3n_text"),
+    *("gemma4_text_e2b", "gemma3n_text", "phimoe"),
 )
 """Llama and others that differ: windows, latents with experts, learned positions, parallel blocks, long sequences, a
 shared expert, norms elsewhere, capped logits, layers without positions, factors, norms after the rotary embedding,
 parallel blocks with one norm, dense layers between those with experts, chunks, inputs of each layer and keys of earlier
-layers, several streams."""
+layers, several streams, experts weighted one after the other."""
 
 
 def cases():
