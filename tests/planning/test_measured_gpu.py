@@ -39,10 +39,9 @@ def test_a_step_has_the_memory_that_is_planned_and_takes_little_longer(row):
 
 @pytest.mark.parametrize("row", OF_ADAPTERS, ids=lambda row: row["row"])
 def test_a_step_of_adapters_needs_less_memory_than_is_planned(row):
-    """Dequantising nf4 takes 52 ms of the step, which no plan counts."""
     found = plan(row)
     assert 1 < found.predicted.memory_bytes["peak"] / row["memory_measured"] < 1.13
-    assert 0.87 < found.predicted.step_seconds / row["step_seconds"] < 1
+    assert 0.95 < found.predicted.step_seconds / row["step_seconds"] < 1
 
 
 @pytest.mark.parametrize("row", BY_BLOCKS, ids=lambda row: row["row"])

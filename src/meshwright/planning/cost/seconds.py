@@ -5,6 +5,7 @@ The time of a matmul depends on its sizes (`product_seconds`). Ops between matmu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -14,6 +15,7 @@ from meshwright.description.hardware.system import System
 from meshwright.description.step.blocks import program
 from meshwright.description.step.ir import AttentionOp, ComputingOp, Elementwise, Extents, Matmul, Step
 from meshwright.description.step.layer import DotProduct, Linear
+from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.passes.muon import ITERATIONS, matrices_per_device, matrix_products
 from meshwright.description.step.passes.pipeline import (
     is_shared_before,
@@ -22,7 +24,7 @@ from meshwright.description.step.passes.pipeline import (
     stage_layers,
     stage_slots,
 )
-from meshwright.description.step.rules import RULES, token_axes
+from meshwright.description.step.rules import RULES, local_parameter_shape, token_axes
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.token_routing import routed_tokens, sent_tokens
 from meshwright.description.step.train import train_step
@@ -42,6 +44,7 @@ from meshwright.planning.cost.flops import window_share
 from meshwright.planning.cost.model_states import trained_elements
 from meshwright.planning.cost.rates.achieved import HBM_SHARE, TPU_GATHER_SHARE, TPU_GROUPED_SHARE, product_seconds
 from meshwright.planning.cost.rates.attention import fused_attention_time
+from meshwright.planning.cost.rates.data_files import gpu_products
 from meshwright.planning.cost.rates.efficiency import launch_seconds, layer_shares
 from meshwright.record import Phase
 
@@ -402,6 +405,20 @@ def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
             each = sum(product_seconds(*sizes, system=system, dtype=dtype) for sizes in matrix_products(parameter))
             products += count * ITERATIONS * each
     return passes * states / (HBM_SHARE * system.hbm_bytes_per_second) + products
+
+
+def dequantising_seconds(workload: Workload, mesh: MeshShape, system: System) -> float:
+    """Return the seconds in which a GPU dequantises the base's weights of a stage once; 0 where it was not measured."""
+    each = gpu_products()["dequantised_value_seconds"].get(workload.quantize_base or "", 0.0)
+    if system.chip.kind != "gpu" or not each:
+        return 0.0
+    whole, base = _weights_mesh(mesh), workload.base_paths
+    values = sum(
+        math.prod(local_parameter_shape(parameter, mesh=whole, rules=RULES, what=path))
+        for path, parameter in leaves(parameters(workload.model))
+        if path in base
+    )
+    return each * values / mesh.pp
 
 
 def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> dict[Phase, float]:

@@ -44,7 +44,11 @@ class GpuDecode(TypedDict):
 
 
 class GpuProducts(TypedDict):
-    """Content of data/gpu_products.json, by chip."""
+    """Content of data/gpu_products.json, by chip.
+
+    dequantised_value_seconds: the time for a value of a frozen weight, by format: what a train step of an H200 took
+    longer with an nf4 base (`benchmarks/gpu_train_step.py`, rows lora and qlora), over its values in two passes.
+    """
 
     multiprocessors: Mapping[str, int]
     sustained_share: Mapping[str, float]
@@ -52,6 +56,7 @@ class GpuProducts(TypedDict):
     products: Mapping[str, GpuProduct]
     links: Mapping[str, GpuLinks]
     decode: GpuDecode
+    dequantised_value_seconds: Mapping[str, float]
 
 
 class TpuCycles(TypedDict):
