@@ -162,7 +162,7 @@ def step_breakdown(
     for phase, seconds in buffer_seconds(workload, mesh, system, strategy).items():
         breakdown[phase] += seconds
     # Each pass dequantises the weights that it reads.
-    dequantising = parts * dequantising_seconds(workload, mesh, system)
+    dequantising = parts * dequantising_seconds(workload, mesh, system, strategy)
     breakdown = {phase: seconds + (dequantising if seconds else 0.0) for phase, seconds in breakdown.items()}
     shares = communication.shares(*windows(breakdown), parts)
     breakdown["exposed communication"] = communication.exposed(shares)

@@ -407,14 +407,14 @@ def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
     return passes * states / (HBM_SHARE * system.hbm_bytes_per_second) + products
 
 
-def dequantising_seconds(workload: Workload, mesh: MeshShape, system: System) -> float:
-    """Return the seconds in which a GPU dequantises the base's weights of a stage once; 0 where it was not measured."""
+def dequantising_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> float:
+    """Return the seconds in which a GPU dequantises its part of a stage's base once; 0 where it was not measured."""
     each = gpu_products()["dequantised_value_seconds"].get(workload.quantize_base or "", 0.0)
     if system.chip.kind != "gpu" or not each:
         return 0.0
-    whole, base = _weights_mesh(mesh), workload.base_paths
+    stored, base = mesh if strategy.zero_stage == 3 else _weights_mesh(mesh), workload.base_paths
     values = sum(
-        math.prod(local_parameter_shape(parameter, mesh=whole, rules=RULES, what=path))
+        math.prod(local_parameter_shape(parameter, mesh=stored, rules=RULES, what=path))
         for path, parameter in leaves(parameters(workload.model))
         if path in base
     )
