@@ -147,7 +147,7 @@ def lower(mesh: Any, *, workload: dict[str, Any], strategy: dict[str, Any]) -> A
     import jax.numpy as jnp
 
     from meshwright.execution.runtime.attention.segments import Mask, Segments
-    from meshwright.execution.runtime.attention.sequence import KEYS, QUERIES, TOKENS, attend, token_order
+    from meshwright.execution.runtime.attention.sequence import KEYS, QUERIES, TOKENS, LayerMask, attend, token_order
     from meshwright.execution.runtime.sharding_context import ShardingContext
 
     asked, way = workload_from_data(workload), strategy_from_data(strategy)
@@ -165,7 +165,8 @@ def lower(mesh: Any, *, workload: dict[str, Any], strategy: dict[str, Any]) -> A
         places = Segments(positions) if is_zigzag(shape, way) else None
 
         def attention(query: Any, key: Any, value: Any) -> Any:
-            return attend(query, key, value, places, layout, method=way.sp_method, mask=Mask(), order=order)
+            masks = [LayerMask(Mask(), places)]
+            return attend(query, key, value, layout, method=way.sp_method, masks=masks, order=order)
 
         output, back = jax.vjp(attention, query, key, value)
         return output, *back(gradient)
