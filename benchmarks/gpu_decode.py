@@ -184,13 +184,13 @@ def line(row: Row) -> str:
 
 def kept() -> Iterator[Row]:
     """The rows that are kept of a measurement, with what is planned for them."""
-    measured = json.loads(Path(__file__, "../../tests/data/measured_h200.json").resolve().read_text())
+    measured = json.loads((Path(__file__).parents[1] / "tests/data/measured_h200.json").read_text())
     for row in measured["decode"]:
         serving, plan = planned(row["row"], f"{measured['chip']}:1")
         yield {
             **row,
             "seconds": row["waited_seconds"],
-            **in_words(plan, serving.batch, row["seconds"]),
+            **figures_of(plan, serving.batch, row["seconds"]),
         }
 
 
@@ -214,8 +214,8 @@ def planned(name: str, on: str) -> tuple[Any, Any]:
     return serving, make_serving_plan(serving, ServingLayout(MeshShape()), parse_system(on))
 
 
-def in_words(plan: Any, batch: int, dispatched: float) -> Row:
-    """What a row tells of a plan and of the seconds of a step."""
+def figures_of(plan: Any, batch: int, dispatched: float) -> Row:
+    """The figures of a row, from a plan and the seconds of a step."""
     memory = plan.predicted.memory_bytes
     return {
         "predicted_seconds": plan.seconds,
@@ -295,7 +295,7 @@ def measure(name: str, steps: int, on: str | None) -> list[Row]:
         "row": name,
         "device": jax.devices()[0].device_kind,
         "seconds": statistics.median(times[2:]),
-        **in_words(plan, batch, dispatched),
+        **figures_of(plan, batch, dispatched),
         "num_kernels": sum(count for count, _ in kernels.values()) / TRACED_STEPS,
         "kernels": kernels,
         "memory": plan.predicted.memory_bytes,

@@ -23,7 +23,7 @@ from meshwright.planning.cost.rates.achieved import contention_seconds, straggli
 from meshwright.planning.cost.rates.borrowed import borrowed_notes
 from meshwright.planning.cost.rates.collective_time import planned_seconds
 from meshwright.planning.cost.rates.hbm import hbm_bytes
-from meshwright.planning.cost.seconds import buffer_seconds, dequantising_seconds, microbatch_seconds, update_seconds
+from meshwright.planning.cost.seconds import buffer_seconds, microbatch_seconds, update_seconds
 from meshwright.planning.overlap import (
     NO_COMMUNICATION,
     CommunicationTime,
@@ -161,9 +161,6 @@ def step_breakdown(
     breakdown = {phase: parts * getattr(once, phase) for phase in ("forward", "recompute", "backward")}
     for phase, seconds in buffer_seconds(workload, mesh, system, strategy).items():
         breakdown[phase] += seconds
-    # Each pass dequantises the weights that it reads.
-    dequantising = parts * dequantising_seconds(workload, mesh, system, strategy)
-    breakdown = {phase: seconds + (dequantising if seconds else 0.0) for phase, seconds in breakdown.items()}
     shares = communication.shares(*windows(breakdown), parts)
     breakdown["exposed communication"] = communication.exposed(shares)
     if workload.remat == "offload":

@@ -15,7 +15,7 @@ from meshwright.description.families.family import (
     names_of,
 )
 from meshwright.description.families.fields import Fields
-from meshwright.description.families.rope_fields import frequencies_of
+from meshwright.description.families.rope_fields import check_longrope, frequencies_of
 from meshwright.description.step.frequencies import LongRopeScaling
 from meshwright.description.step.model import AttentionConfig, Family, ModelConfig
 
@@ -27,11 +27,7 @@ def read(fields: Fields) -> Features:
     fields.unused_options("resid_pdrop", "embd_pdrop", "original_max_position_embeddings")
     features = llama.read(fields, partial_field="partial_rotary_factor")
     (frequencies,) = features["positions"].frequencies
-    if not isinstance(frequencies.scaling, LongRopeScaling | None):
-        raise fields.refusal(
-            "rope_scaling" if fields.value("rope_scaling", None) else "rope_parameters",
-            "a phi3 model is known with rope_type 'default' or 'longrope'",
-        )
+    check_longrope(fields, frequencies)
     if frequencies.scaling and features["head_dim"] * features["num_heads"] != features["embed"]:
         raise fields.refusal("head_dim", "with longrope heads share hidden_size evenly among num_attention_heads")
     return features

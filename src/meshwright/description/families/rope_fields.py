@@ -187,11 +187,25 @@ def read_rotary_dims(fields: Fields, rope: Rope, head_dim: int) -> int:
     return dims % head_dim
 
 
+def scaling_field(fields: Fields) -> str:
+    """Return the name of the field that has a file's rope scaling."""
+    return "rope_scaling" if fields.mapping("rope_scaling") else "rope_parameters"
+
+
+def check_longrope(fields: Fields, frequencies: Frequencies) -> None:
+    """Raise if the frequencies are scaled other than by LongRoPE."""
+    if not isinstance(frequencies.scaling, LongRopeScaling | None):
+        raise fields.refusal(
+            scaling_field(fields), f"a {fields.family} model is known with rope_type 'default' or 'longrope'"
+        )
+
+
 def check_query_scaling(fields: Fields, frequencies: Frequencies) -> None:
     """Raise if the frequencies do not scale queries by their position, in a family that always does."""
     if not frequencies.query_scaling:
-        field = "rope_scaling" if fields.mapping("rope_scaling") else "rope_parameters"
-        raise fields.refusal(field, f"a {fields.family} model has rope_type yarn and {QUERY_BETA} there")
+        raise fields.refusal(
+            scaling_field(fields), f"a {fields.family} model has rope_type yarn and {QUERY_BETA} there"
+        )
 
 
 def frequencies_of(model: ModelConfig, *, has_window: bool = False) -> Frequencies:

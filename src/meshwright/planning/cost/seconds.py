@@ -92,6 +92,16 @@ class LayerSeconds:
 def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> PassSeconds:
     """Return the seconds of each pass of one microbatch through the slowest pipeline stage.
 
+    Each pass dequantises the weights that it reads.
+    """
+    ops = _stage_seconds(workload, mesh, system, strategy)
+    once = _dequantising_seconds(workload, mesh, system, strategy)
+    return ops + PassSeconds(once, once if ops.recompute else 0.0, once if ops.backward else 0.0) if once else ops
+
+
+def _stage_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> PassSeconds:
+    """Return the seconds of the ops of each pass of one microbatch through the slowest pipeline stage.
+
     That is a stage with most layers, or the last one, which also computes the logits; lockstep stages share the logits,
     and the layers before the pipeline if they can.
     """
@@ -407,7 +417,7 @@ def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
     return passes * states / (HBM_SHARE * system.hbm_bytes_per_second) + products
 
 
-def dequantising_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> float:
+def _dequantising_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> float:
     """Return the seconds in which a GPU dequantises its part of a stage's base once; 0 where it was not measured."""
     each = gpu_products()["dequantised_value_seconds"].get(workload.quantize_base or "", 0.0)
     if system.chip.kind != "gpu" or not each:

@@ -24,6 +24,7 @@ from meshwright.planning.cost.rates.attention import attention_share
 from meshwright.planning.cost.rates.collective_time import planned_seconds, stops_ops
 from meshwright.planning.cost.rates.data_files import gpu_products
 from meshwright.planning.cost.rates.efficiency import launch_seconds, layer_shares, product_efficiency
+from meshwright.planning.cost.rates.triton_rows import MOST_ROWS, padded_rows
 from meshwright.planning.cost.roofline import OpTime, critical_batch, matmul_bytes
 from meshwright.planning.cost.serving_bytes import weight_bytes
 from meshwright.planning.cost.small_ops import small_op_seconds
@@ -118,10 +119,6 @@ def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: Mesh
     moves = tuple(_moves(step, serving, laid, compute))
     terms["communication"] = sum(exposed for *_, exposed in moves)
     return ServingStep(terms, moves)
-
-
-MOST_ROWS = 64
-"""Rows up to which a GPU converts narrow values as it multiplies them; of more rows, once for all of them."""
 
 
 class MatmulTime(NamedTuple):
@@ -287,6 +284,7 @@ def product_time(
     launch, reading = launch_seconds(system), count * moved / (HBM_SHARE * system.hbm_bytes_per_second)
     if system.chip.kind == "gpu" and form is not None and not is_head and dtype == activation_dtype:
         narrow, name = gpu_products()["decode"], serving.weight_dtype
+        # For more rows, values are converted once for all of them.
         each = narrow["value_seconds"][name] + min(rows, MOST_ROWS) * narrow["value_row_seconds"][name]
         reading = max(reading, count * inner * columns * each)
     return OpTime(flops_seconds, launch + reading)
@@ -302,7 +300,7 @@ def _cache_seconds(op: AttentionOp, extents: Extents, serving: Serving, system: 
     if system.chip.kind != "gpu":
         return reading
     sizes = [array.dims[-1].size or 1 for array in op.cache]
-    padding = sum(1 << (size - 1).bit_length() for size in sizes) / sum(sizes)
+    padding = sum(map(padded_rows, sizes)) / sum(sizes)
     converted = gpu_products()["decode"]["cached_value_seconds"].get(serving.kv_dtype, 0.0)
     return padding * max(reading, read / dtype_bytes(serving.kv_dtype) * converted)
 

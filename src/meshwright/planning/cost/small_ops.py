@@ -8,6 +8,7 @@ compiles them (`benchmarks/decode_programs.py --ops`) and as they ran on an H200
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 from meshwright.description.hardware.system import System
@@ -51,12 +52,7 @@ def small_op_seconds(step: Step, model: ModelConfig, system: System, read_second
 @cache
 def _kernels_of_layers(model: ModelConfig) -> int:
     """Return the number of small kernels of all layers on a GPU."""
-    return sum(
-        stack.num_layers * _num_kernels(op)
-        for stack in program(model).stacks
-        for block in stack.blocks
-        for op in block.ops
-    )
+    return _over_layers(model, lambda block: sum(map(_num_kernels, block.ops)))
 
 
 def _num_kernels(op: LayerOp) -> int:
@@ -79,11 +75,12 @@ def _num_kernels(op: LayerOp) -> int:
 @cache
 def _ops_of_layers(model: ModelConfig, splits_experts: bool) -> int:
     """Return the number of ops of all layers. splits_experts: whether devices have different experts."""
-    return sum(
-        stack.num_layers * _ops_of_block(block, splits_experts)
-        for stack in program(model).stacks
-        for block in stack.blocks
-    )
+    return _over_layers(model, lambda block: _ops_of_block(block, splits_experts))
+
+
+def _over_layers(model: ModelConfig, count: Callable[[Block], int]) -> int:
+    """Return the sum over the blocks of all layers of what `count` returns."""
+    return sum(stack.num_layers * count(block) for stack in program(model).stacks for block in stack.blocks)
 
 
 def _ops_of_block(block: Block, splits_experts: bool) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 from meshwright.description.families import llama
 from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields
+from meshwright.description.families.rope_fields import scaling_field
 from meshwright.description.step.model import AttentionConfig, Family, ModelConfig, rotary
 
 HUNYUAN = Family("hunyuan_v1_dense")
@@ -21,8 +22,7 @@ def read(fields: Fields) -> Features:
 
 def _read(fields: Fields) -> Features:
     """Read Llama's fields. Rope scaling of type `dynamic` with an `alpha` changes theta, at every sequence length."""
-    name = "rope_scaling" if fields.mapping("rope_scaling") else "rope_parameters"
-    rope = fields.mapping(name)
+    rope = fields.mapping(name := scaling_field(fields))
     if "dynamic" not in (rope.get("rope_type"), rope.get("type")) or not rope.get("alpha"):
         return llama.read(fields)
     features, alpha = llama.read(fields, has_rope=False), fields.above_zero(f"{name}.alpha", rope["alpha"])

@@ -8,7 +8,7 @@ from meshwright.description.families import llama
 from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.description.families.fields import Fields
 from meshwright.description.families.mixtral import EXPERT_NAMES
-from meshwright.description.families.rope_fields import MSCALES, frequencies_of
+from meshwright.description.families.rope_fields import MSCALES, check_longrope, frequencies_of
 from meshwright.description.step.frequencies import LongRopeScaling
 from meshwright.description.step.layer import Routing
 from meshwright.description.step.model import Biases, Experts, Family, ModelConfig, Norms
@@ -27,11 +27,7 @@ def read(fields: Fields) -> Features:
     fields.unused_options("input_jitter_noise", "original_max_position_embeddings")
     noise, bias = fields.positive("router_jitter_noise", 0.01), features["biases"].qkv
     (frequencies,) = features["positions"].frequencies
-    if not isinstance(frequencies.scaling, LongRopeScaling | None):
-        raise fields.refusal(
-            "rope_scaling" if fields.value("rope_scaling", None) else "rope_parameters",
-            "a phimoe model is known with rope_type 'default' or 'longrope'",
-        )
+    check_longrope(fields, frequencies)
     experts = Experts(
         count=fields.whole("num_local_experts"),
         num_active=NUM_ACTIVE,

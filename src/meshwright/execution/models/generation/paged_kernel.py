@@ -20,7 +20,7 @@ from meshwright.description.hlo.kernel_cost import KernelCost
 from meshwright.execution.models.attention import Scoring
 from meshwright.execution.models.generation.paged_cache import Pages, TokenSizes
 from meshwright.execution.models.generation.query_sets import MASKED, Partial, QuerySets
-from meshwright.execution.runtime.triton_rows import MOST_ROWS, padded_rows
+from meshwright.planning.cost.rates.triton_rows import MOST_ROWS, padded_rows
 
 
 class _Tiles(NamedTuple):
@@ -39,10 +39,6 @@ _CHUNK_TILES = _Tiles(64, 64, warps=4, stages=3, programs=264)
 _LATENT_TILES = _Tiles(32, 64, warps=4, stages=2, programs=264)
 """The fastest of those tried on an H200, which has 132 multiprocessors (JAX 0.11.2). Latents are wide: programs with
 more rows keep too little in registers, those with fewer read the same latents more often."""
-
-
-HALF = 65504
-"""The largest number in float16."""
 
 
 def fits_kernel(pages: Pages, slots: int) -> bool:
@@ -92,12 +88,12 @@ def attend_to_pages(
     batch, length, heads, group, width = query.shape
     slots, rank = pages.rows.shape[2], sizes.key if is_latent else sizes.value
     tokens, queries = table.shape[1] * slots, length * group
-    is_narrow = pages.rows.dtype.itemsize == 1
-    of_decode = _NARROW_TILES if is_narrow else _DECODE_TILES
+    of_decode = _NARROW_TILES if pages.rows.dtype.itemsize == 1 else _DECODE_TILES
     tiles = _LATENT_TILES if is_latent else of_decode if queries <= MOST_ROWS else _CHUNK_TILES
     if pages.rows.dtype == jnp.float8_e4m3fn and query.dtype == jnp.bfloat16:
         # A GPU converts fp8 to float16, and to bfloat16 by way of that.
-        query = jnp.clip(query, -HALF, HALF).astype(jnp.float16)
+        limit = float(jnp.finfo(jnp.float16).max)
+        query = jnp.clip(query, -limit, limit).astype(jnp.float16)
     sets = QuerySets(batch, heads, length, group, min(tiles.rows, padded_rows(queries)))
     rows, parts = sets.rows, sets.parts
     work = _divided(table.shape[1], tiles.tokens // slots, max(1, tiles.programs // (batch * heads * parts)))

@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from meshwright.execution.models.quantised.scaled import ScaledWeight
 from meshwright.execution.runtime.experts.gpu_kernel import Take, Tile, multiply_in_tiles
-from meshwright.execution.runtime.triton_rows import LEAST_ROWS, MOST_ROWS, padded_rows
+from meshwright.planning.cost.rates.triton_rows import LEAST_ROWS, MOST_ROWS, padded_rows
 
 FEW_ROWS, TILES = 16, (Tile(64, 128), Tile(64, 64, stages=2))
 """The tiles of stored values for up to that many rows, and for more: the fastest of thirty on an H200 (JAX 0.11.2)."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from meshwright.execution.runtime.triton_rows import MOST_ROWS, padded_rows
+from meshwright.planning.cost.rates.triton_rows import MOST_ROWS, padded_rows
 
 
 class Tile(NamedTuple):
@@ -120,8 +120,8 @@ def multiply_in_tiles(
             triton.store(result.at[split, own[:, None], to[None]], total.astype(result.dtype), mask=is_inside)
 
     # The result varies over the mesh axes that rows or weights vary over.
-    ones = (array[(0,) * array.ndim].astype(jnp.float32) for array in (rows, *weights))
-    varying = jax.typeof(sum(ones)).manual_axis_type
+    elements = (array[(0,) * array.ndim].astype(jnp.float32) for array in (rows, *weights))
+    varying = jax.typeof(sum(elements)).manual_axis_type
     of_triton = triton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages)
     return pl.pallas_call(
         kernel,
