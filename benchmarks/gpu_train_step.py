@@ -178,7 +178,7 @@ def attention() -> list[Row]:
             jax.random.normal(jax.random.key(index), (batch, length, count, dim), jnp.bfloat16)
             for index, count in enumerate((heads, kv_heads, kv_heads))
         )
-        planned = fused_attention_time(2 * batch * heads * length**2 * dim, length, dim, "cudnn", system)
+        planned = fused_attention_time(2 * batch * heads * length**2 * dim, length, dim, dim, "cudnn", system)
         for phase, run, seconds in (
             ("forward", attend, planned.forward),
             ("both", both, planned.forward + planned.backward),

@@ -95,7 +95,7 @@ def sequence_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> l
 def attention_seconds(model: ModelConfig, length: int, degree: int, system: System) -> float:
     """The time of a fused attention, forward and backward, on one device; all have as much to do."""
     flops = length**2 / degree * model.num_heads * (model.query_key_dim + model.value_dim)
-    time = fused_attention_time(flops, length, model.head_dim, "flash", system)
+    time = fused_attention_time(flops, length, model.query_key_dim, model.value_dim, "flash", system)
     return time.forward + time.backward
 
 

@@ -28,12 +28,11 @@ from typing import Any
 
 from meshwright.description.hardware.load import load_chip
 from meshwright.description.hardware.system import make_system
-from meshwright.planning.cost.rates.attention import TPU_PRODUCTS, TpuKernel, tpu_block
+from meshwright.planning.cost.rates.attention import COMPILED_DIMS, TPU_PRODUCTS, TpuKernel, tpu_block, tpu_kernel_width
 from meshwright.proof.compiler.targets import environment
 
-DATA = Path(__file__).parents[1] / "src/meshwright/cost/data"
+DATA = Path(__file__).parents[1] / "src/meshwright/planning/cost/rates/data"
 CHIPS = ("v5e", "v6e", "v5p", "v4", "tpu7x")
-HEAD_DIMS = (128, 256)
 LENGTH = 8192
 NUM_HEADS = 2
 CORES = {"v4": 2, "v5p": 2}
@@ -56,37 +55,41 @@ class Cycles:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chips", nargs="+", default=CHIPS, choices=CHIPS)
-    parser.add_argument("--compile-here", nargs=2, metavar=("CHIP", "HEAD_DIM"), help=argparse.SUPPRESS)
+    parser.add_argument("--compile-here", nargs=2, metavar=("CHIP", "HEAD_DIMS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.compile_here:
-        compile_kernels(args.compile_here[0], int(args.compile_here[1]))
+        chip, dims = args.compile_here
+        compile_kernels(chip, *map(int, dims.split("/")))
         return
     for chip in args.chips:
-        write(chip, {str(head_dim): shares(chip, head_dim) for head_dim in HEAD_DIMS})
+        write(chip, {f"{qk_dim}/{value_dim}": shares(chip, qk_dim, value_dim) for qk_dim, value_dim in COMPILED_DIMS})
 
 
-def shares(chip: str, head_dim: int) -> dict[TpuKernel, float]:
+def shares(chip: str, qk_dim: int, value_dim: int) -> dict[TpuKernel, float]:
     """The share of the peak that each kernel has, of the flops of the blocks that it makes."""
     peak = json.loads((DATA / "tpu_products.json").read_text())["chips"][chip]["flops_per_cycle"]
     peak //= CORES.get(chip, 1)
-    block = tpu_block(head_dim)
+    block = tpu_block(qk_dim)
     rows = LENGTH // block
     made, found = rows * (rows + 1) // 2, {}
-    for kernel, cycles in compiled_cycles(chip, head_dim).items():
-        busy = TPU_PRODUCTS[kernel] * 2 * block**2 * head_dim / peak
+    for kernel, cycles in compiled_cycles(chip, f"{qk_dim}/{value_dim}").items():
+        busy = 2 * block**2 * tpu_kernel_width(kernel, qk_dim, value_dim) / peak
         taken = made * max(cycles.block, busy) + rows * rows * cycles.step + rows * cycles.row
         found[kernel] = round(made * busy / taken, 3)
-        print(f"{chip:<6} {head_dim:>4} {kernel:<4} {cycles} at least {busy:.0f}: {found[kernel]:.1%}", flush=True)
+        print(
+            f"{chip:<6} {qk_dim:>4}/{value_dim} {kernel:<4} {cycles} at least {busy:.0f}: {found[kernel]:.1%}",
+            flush=True,
+        )
     return found
 
 
-def compiled_cycles(chip: str, head_dim: int) -> dict[TpuKernel, Cycles]:
+def compiled_cycles(chip: str, dims: str) -> dict[TpuKernel, Cycles]:
     """The cycles of the kernels, from what another process has the compiler write."""
     system = make_system(load_chip(chip), (1,))
     with tempfile.TemporaryDirectory() as folder:
         variables = environment(system, os.environ)
         variables["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-        command = [sys.executable, __file__, "--compile-here", chip, str(head_dim)]
+        command = [sys.executable, __file__, "--compile-here", chip, dims]
         subprocess.run(command, env=variables, check=True, stderr=subprocess.DEVNULL)
         return {
             kernel: read_bundles(next(Path(folder).glob(f"*splash_mha_{kernel}_*-final_bundles.txt")).read_text())
@@ -110,7 +113,7 @@ def read_bundles(text: str) -> Cycles:
     return Cycles(block=block, step=address + 1 - block - sum(row), row=sum(row))
 
 
-def compile_kernels(chip: str, head_dim: int) -> None:
+def compile_kernels(chip: str, qk_dim: int, value_dim: int) -> None:
     """Compile attention forward and backward; what the kernels are made of is written as the environment says."""
     import jax
     import jax.numpy as jnp
@@ -122,9 +125,9 @@ def compile_kernels(chip: str, head_dim: int) -> None:
 
     described = topologies.get_topology_desc(**topology(make_system(load_chip(chip), (1,))))
     device = jax.sharding.SingleDeviceSharding(described.devices[0])
-    query, key = (
-        jax.ShapeDtypeStruct((1, LENGTH, NUM_HEADS, *group, head_dim), jnp.bfloat16, sharding=device)
-        for group in ((1,), ())
+    query, key, value = (
+        jax.ShapeDtypeStruct((1, LENGTH, NUM_HEADS, *dims), jnp.bfloat16, sharding=device)
+        for dims in ((1, qk_dim), (qk_dim,), (value_dim,))
     )
 
     def step(*arrays: jax.Array) -> object:
@@ -134,7 +137,7 @@ def compile_kernels(chip: str, head_dim: int) -> None:
         mixed, pullback = jax.vjp(attention, *arrays)
         return mixed, pullback(mixed)
 
-    jax.jit(step).lower(query, key, key).compile()
+    jax.jit(step).lower(query, key, value).compile()
 
 
 def write(chip: str, found: dict[str, dict[TpuKernel, float]]) -> None:

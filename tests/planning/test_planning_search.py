@@ -22,7 +22,7 @@ from meshwright.planning.library import plan_one_mesh
 from meshwright.planning.overlap import least_communication
 from meshwright.planning.prediction import predict, step_bound_seconds, step_seconds
 from meshwright.planning.search import find_best, plan_stages, rank, rank_space
-from meshwright.planning.space import factorings, runnable_space, whole_space
+from meshwright.planning.space import factorings, run_attentions, runnable_space, whole_space
 
 TINY = replace(PRESETS["tiny"], num_layers=4)
 MOE = replace(TINY, name="moe", experts=Experts(count=8, num_active=2, mlp=192))
@@ -133,6 +133,8 @@ def test_what_runs_is_searched_like_what_can_be_planned():
     assert {way.strategy.attention for way in space.candidates(MeshShape(fsdp=8))} == {"cudnn"}
     single = runnable_space(replace(workload, compute_dtype="f32"), parse_system("h100:8"), ("block",))
     assert {way.strategy.attention for way in single.candidates(MeshShape(fsdp=8))} == {"scores"}
+    wide = replace(workload, model=PRESETS["gemma3-1b"])
+    assert [run_attentions(wide, parse_system(on))[0] for on in ("h100:8", "b200:8")] == ["cudnn", "scores"]
     tpu = runnable_space(workload, parse_system("v5e:2x4"), ("block",))
     assert {way.strategy.attention for way in tpu.candidates(MeshShape(fsdp=8))} == {"flash"}
     assert {(mesh.ep, mesh.pp) for mesh in space.meshes()} == {(1, 1), (1, 2), (1, 4)}

@@ -231,6 +231,9 @@ DENSE_ON_GPUS = {
     "8b cudnn ulysses on h100": train(
         "llama3-8b", "h100:16", "fsdp=4,sp=4", 16, 16_384, attention="cudnn", sp_method="ulysses"
     ),
+    "deepseek-v2 cudnn on h200": train(
+        "deepseek-v2", "h200:512", "dp=2,fsdp=16,ep=16", 1024, 4096, attention="cudnn", workload={"remat": "none"}
+    ),
     "8b ring on h100": train(
         "llama3-8b",
         "h100:64",

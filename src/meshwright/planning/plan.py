@@ -13,8 +13,10 @@ from meshwright.description.families.registry import workload_from_data
 from meshwright.description.hardware.fabric import lay_mesh
 from meshwright.description.hardware.system import System, parse_system
 from meshwright.description.step.legality import check_mesh, check_positions, check_runnable, check_strategy
+from meshwright.description.step.model import Model
 from meshwright.description.step.reference import check_reference
 from meshwright.description.step.rules import logical_rules, stream_rules
+from meshwright.description.step.sequence import attention_ops
 from meshwright.description.step.stages import check_stage_remat
 from meshwright.description.step.strategy import DEFAULT, Strategy, strategy_from_data
 from meshwright.description.step.workload import Workload
@@ -191,7 +193,7 @@ def make_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Str
     check_mesh(workload, mesh, stream_rules(strategy.tp_stream))
     check_strategy(workload, mesh, strategy)
     check_reference(workload, mesh, strategy)
-    check_kernel(system, strategy)
+    check_kernel(workload.model, system, strategy)
     return predicted_plan(workload, mesh, system, strategy)
 
 
@@ -208,10 +210,18 @@ def predicted_plan(workload: Workload, mesh: MeshShape, system: System, strategy
     )
 
 
-def check_kernel(system: System, strategy: Strategy) -> None:
-    """Raise if a system does not have the attention kernel that a strategy names."""
-    if strategy.attention == "cudnn" and system.chip.kind != "gpu":
+def check_kernel(model: Model, system: System, strategy: Strategy) -> None:
+    """Raise if a system does not have the attention kernel that a strategy names, for the heads of a model."""
+    if strategy.attention != "cudnn":
+        return
+    if system.chip.kind != "gpu":
         raise MeshwrightError(f"attention='cudnn' is a kernel of NVIDIA GPUs, {system} has none; use attention='flash'")
+    widest = max((op.qk_dim for op in attention_ops(model)), default=0)
+    if widest > system.chip.attention_head_dim:
+        raise MeshwrightError(
+            f"attention='cudnn' takes heads of up to {system.chip.attention_head_dim} dims on {system.chip.name}, model"
+            f" {model.name} has {widest}; use attention='flash' or 'scores'"
+        )
 
 
 def as_run(plan: Plan) -> Plan:

@@ -206,7 +206,7 @@ def _space(
     bases = tuple(replace(DEFAULT, **({"attention": attention} | said)) for attention in attentions)
     bases = tuple(dict.fromkeys(bases))
     for base in bases:
-        check_kernel(system, base)
+        check_kernel(workload.model, system, base)
     # On other chips than TPUs, `offload` must be requested. With a fused kernel no scores are saved, so the policy
     # `attention` is the same as `none`.
     left_out = () if system.chip.kind == "tpu" else ("offload",)
@@ -232,9 +232,9 @@ def run_strategy(workload: Workload, mesh: MeshShape, system: System) -> Strateg
 def run_attentions(workload: Workload, system: System) -> tuple[Attention, ...]:
     """Return the attention implementations that `meshwright train` can use for a workload, best first.
 
-    No kernel supports a softcap on scores. cuDNN's supports only half precision, head sizes up to 128 that are a
-    multiple of 8 (JAX 0.10.2, `jax/_src/cudnn/fused_attention_stablehlo.py`), one document per row, no chunked windows,
-    and not all meshes.
+    No kernel supports a softcap on scores. cuDNN's supports only half precision, head sizes up to the chip's limit that
+    are a multiple of 8 (JAX 0.10.2, `jax/_src/cudnn/fused_attention_stablehlo.py`), one document per row, no chunked
+    windows, and not all meshes.
     """
     ops = [op for stack in layers(workload.model) for op in stack.ops if isinstance(op, AttentionOfLayer)]
     if any(op.softcap for op in ops) or system.chip.kind == "cpu":
@@ -242,7 +242,7 @@ def run_attentions(workload: Workload, system: System) -> tuple[Attention, ...]:
     if system.chip.kind == "tpu":
         return ("flash",)
     has_cudnn = workload.compute_dtype == "bf16" and not workload.packed and not any(op.is_chunked for op in ops)
-    has_cudnn &= all(dim <= 128 and dim % 8 == 0 for op in ops for dim in (op.qk_dim, op.value_dim))
+    has_cudnn &= all(op.value_dim <= op.qk_dim <= system.chip.attention_head_dim and op.qk_dim % 8 == 0 for op in ops)
     return ("cudnn", "scores") if has_cudnn else ("scores",)
 
 

@@ -58,6 +58,7 @@ def test_every_chip_that_is_promised_is_there():
 def test_every_table_of_a_chip_names_its_source(chip):
     tables = {"peak_flops", "hbm", "host", *({"torus", "dcn"} if chip.torus else ())}
     tables |= {"power"} if chip.power_share < 1 else set()
+    tables |= {"kernels"} if chip.attention_head_dim > 128 else set()
     tables |= {"compiler"} if chip.torus and (chip.torus.summed_scatters or chip.torus.summed_gathers) else set()
     tables |= {"small_ops"} if chip.small_ops else set()
     tables |= {f"levels.{index}" for index in range(len(chip.levels))}

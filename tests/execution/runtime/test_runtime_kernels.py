@@ -21,19 +21,20 @@ from meshwright.execution.runtime.attention.segments import Mask, Segments
 from meshwright.execution.runtime.mesh import build_mesh
 from meshwright.mesh import MeshShape
 
-MASKS = {
-    "causal": (Mask(), False),
-    "packed with a window": (Mask(window=100), True),
-    "every key": (Mask(causal=False), False),
-    "a window to both sides": (Mask(causal=False, window=60), False),
-    "chunks": (Mask(window=100, is_chunked=True), False),
+CASES = {
+    "causal": (Mask(), False, 64),
+    "packed with a window": (Mask(window=100), True, 64),
+    "packed, values of 32": (Mask(), True, 32),
+    "every key": (Mask(causal=False), False, 64),
+    "a window to both sides": (Mask(causal=False, window=60), False, 64),
+    "chunks": (Mask(window=100, is_chunked=True), False, 64),
 }
 
 
-def inputs(*, packed):
+def inputs(*, packed=False, value_dim=64):
     """Queries, keys and values of 256 tokens, a gradient of the output, and places."""
-    shape = (1, 256, 1)
-    draws = [jax.random.normal(key, (*shape, 2, 64)) for key in jax.random.split(jax.random.key(0), 4)]
+    keys = zip(jax.random.split(jax.random.key(0), 4), (64, 64, value_dim, value_dim), strict=True)
+    draws = [jax.random.normal(key, (1, 256, 1, 2, dim)) for key, dim in keys]
     positions = np.arange(256, dtype=np.int32)[None]
     starts = np.array([0, 90, 200])
     segments = (np.searchsorted(starts, positions, side="right") - 1).astype(np.int32)
@@ -43,11 +44,11 @@ def inputs(*, packed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if "packed" in name else pytest.mark.matrix) for name in MASKS]
+    "name", [pytest.param(name, marks=[] if "packed" in name else pytest.mark.matrix) for name in CASES]
 )
 def test_the_kernels_of_parts_interpreted_equal_block_by_block_in_any_order(name):
-    mask, packed = MASKS[name]
-    arrays, gradient, places = inputs(packed=packed)
+    mask, packed, value_dim = CASES[name]
+    arrays, gradient, places = inputs(packed=packed, value_dim=value_dim)
     order = zigzag(256, 4)
     *arrays, gradient = (x[:, order] for x in (*arrays, gradient))
     places = jax.tree.map(lambda x: x[:, order], places or sequential_segments(256))
@@ -69,10 +70,10 @@ def test_the_kernels_of_parts_interpreted_equal_block_by_block_in_any_order(name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", CASES)
 def test_splash_attention_interpreted_equals_block_by_block(name):
-    mask, packed = MASKS[name]
-    arrays, gradient, places = inputs(packed=packed)
+    mask, packed, value_dim = CASES[name]
+    arrays, gradient, places = inputs(packed=packed, value_dim=value_dim)
 
     @partial(jax.jit, static_argnums=0)
     def run(kernel):
@@ -86,8 +87,22 @@ def test_splash_attention_interpreted_equals_block_by_block(name):
         assert np.linalg.norm(ours - theirs) < 1e-5 * np.linalg.norm(theirs)
 
 
+def test_values_narrower_than_queries_reach_cudnn_with_zeros(monkeypatch):
+    mask, _, value_dim = CASES["packed, values of 32"]
+    arrays, _, _ = inputs(value_dim=value_dim)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", partial(_in_jax, jax.nn.dot_product_attention))
+    found, wanted = (full_sequence_attention(*arrays, None, mask, kernel=kernel) for kernel in ("cudnn", "blockwise"))
+    assert np.abs(found - wanted).max() < 2e-6
+
+
+def _in_jax(attention, *arrays, implementation, **options):
+    """JAX's attention without cuDNN, which needs a GPU."""
+    assert implementation == "cudnn"
+    return attention(*arrays, **options)
+
+
 def test_a_kernel_that_the_device_has_not_is_one_clear_error():
-    (query, _, _), _, places = inputs(packed=False)
+    (query, _, _), _, places = inputs()
     with jax.set_mesh(build_mesh(MeshShape(dp=8))):
         assert select_kernel("flash", query, 256, places, Mask()) == "blockwise"
         with pytest.raises(MeshwrightError, match="devices are of kind cpu, not NVIDIA GPUs; use attention='flash'"):

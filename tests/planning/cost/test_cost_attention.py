@@ -25,7 +25,7 @@ H100 = parse_system("h100:8")
 
 def rates(kernel, seq_len, head_dim, system=H100):
     """TFLOP/s forward and backward."""
-    time = fused_attention_time(1e15, seq_len, head_dim, kernel, system)
+    time = fused_attention_time(1e15, seq_len, head_dim, head_dim, kernel, system)
     return 1e3 / time.forward, 2.5e3 / time.backward
 
 
@@ -74,9 +74,10 @@ def test_a_tpu_makes_whole_blocks_of_scores_so_that_longer_sequences_are_faster(
 
 def test_wide_matrix_units_are_half_idle_in_heads_of_128():
     """Contractions over 128 fill half of v6e's units of 256 x 256 and all of v5e's of 128 x 128."""
-    assert tpu_kernel_share(parse_system("v6e:4"), "fwd", 128) < 0.5
-    assert tpu_kernel_share(parse_system("v5e:4"), "fwd", 128) > 0.5
-    assert tpu_kernel_share(parse_system("v6e:4"), "fwd", 256) > tpu_kernel_share(parse_system("v6e:4"), "fwd", 128)
+    v5e, v6e = (parse_system(chips) for chips in ("v5e:4", "v6e:4"))
+    assert tpu_kernel_share(v6e, "fwd", 128, 128) < 0.5
+    assert tpu_kernel_share(v5e, "fwd", 128, 128) > 0.5
+    assert tpu_kernel_share(v6e, "fwd", 256, 256) > tpu_kernel_share(v6e, "fwd", 128, 128)
 
 
 def test_the_kernels_of_a_measured_layer_take_about_as_long():
@@ -84,7 +85,7 @@ def test_the_kernels_of_a_measured_layer_take_about_as_long():
 
     github.com/vlasenkoalexey/tpu_performance_autoresearch_wiki, Qwen3-8B; its backward is one kernel of five products.
     """
-    time = fused_attention_time(2 * 3 * 32 * 8192**2 * 128, 8192, 128, "flash", parse_system("v6e:8"))
+    time = fused_attention_time(2 * 3 * 32 * 8192**2 * 128, 8192, 128, 128, "flash", parse_system("v6e:8"))
     assert time.forward == pytest.approx(6.0e-3, rel=0.25)
     assert time.backward == pytest.approx(13.5e-3, rel=0.3)
 

@@ -392,7 +392,7 @@ def test_attention_kernels_that_say_no_flops_are_counted_by_their_name(kernel, b
     worked = products * 2 * 2 * 8 * 4096**2 * 128 * 36 / 64
     assert [event.basis for event in schedule.events] == ["kernel"]
     reached = worked / (schedule.step_seconds * V5E.peak())
-    assert reached == pytest.approx(tpu_kernel_share(V5E, kernel, 128))
+    assert reached == pytest.approx(tpu_kernel_share(V5E, kernel, 128, 128))
     assert schedule.notes == ("1 calls a step of tpu_custom_call have no known flops",)
 
 

@@ -111,6 +111,7 @@ class Chip:
         levels: the levels of a network of switches, innermost first; empty on a torus.
         dcn: the network between slices; None if the chip has none.
         small_ops: what small ops take on a TPU; None if it is not known.
+        attention_head_dim: the widest heads of cuDNN's fused attention, in training too.
         power_share: the chip's power limit divided by the full power of its die.
         is_shared: whether the figures are those of a machine that all simulated devices share.
         cloud_cores: cores per chip in Google Cloud's names: 2 if v5p-512 is 512 TensorCores in 256 chips.
@@ -133,6 +134,7 @@ class Chip:
     levels: tuple[Level, ...] = ()
     dcn: Dcn | None = None
     small_ops: SmallOps | None = None
+    attention_head_dim: int = 128
     power_share: float = 1.0
     is_shared: bool = False
     cloud_cores: int = 1

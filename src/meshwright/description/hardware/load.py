@@ -90,7 +90,7 @@ def _chip_named(name: str) -> Chip:
 def _chip(table: Table) -> Chip:
     peaks, hbm, host = table.table("peak_flops"), table.table("hbm"), table.table("host")
     torus, dcn, levels = table.table("torus"), table.table("dcn"), table.tables("levels")
-    power, compiler, small = (table.table(name) for name in ("power", "compiler", "small_ops"))
+    power, compiler, small, kernels = (table.table(name) for name in ("power", "compiler", "small_ops", "kernels"))
     if bool(torus.data) == bool(levels):
         raise table.error("fabric", "must be one of [torus] and [[levels]]")
     chip = Chip(
@@ -121,10 +121,11 @@ def _chip(table: Table) -> Chip:
         if dcn.data
         else None,
         small_ops=_small_ops(small) if small.data else None,
+        attention_head_dim=kernels.whole("attention_head_dim", 128),
         power_share=_power_share(power) if power.data else 1.0,
         sources={
             part.name: part.text("source")
-            for part in (peaks, hbm, power, torus, compiler, small, dcn, host, *levels)
+            for part in (peaks, hbm, power, kernels, torus, compiler, small, dcn, host, *levels)
             if part.data
         },
     )
@@ -135,7 +136,7 @@ def _chip(table: Table) -> Chip:
         raise hbm.error("physical_bytes", f"= {chip.physical_bytes:g}; it is about bytes = {chip.hbm_bytes:g}")
     if chip.runtime_bytes >= chip.physical_bytes:
         raise hbm.error("runtime_bytes", f"= {chip.runtime_bytes:g}; it must leave some of physical_bytes")
-    for part in (table, peaks, hbm, power, host, torus, compiler, small, dcn, *levels):
+    for part in (table, peaks, hbm, power, kernels, host, torus, compiler, small, dcn, *levels):
         part.close()
     return chip
 

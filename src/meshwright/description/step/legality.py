@@ -188,10 +188,10 @@ def _check_attention(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
     if strategy.attention == "scores":
         return
     for op in attention_ops(model):
-        if strategy.attention == "cudnn" and op.qk_dim != op.value_dim:
+        if strategy.attention == "cudnn" and op.qk_dim < op.value_dim:
             raise MeshwrightError(
-                f"model {model.name} has queries of {op.qk_dim} dims and values of {op.value_dim}, which"
-                f" attention='cudnn' does not have; use attention='flash' or 'scores'"
+                f"model {model.name} has queries of {op.qk_dim} dims and values of {op.value_dim}, but"
+                f" attention='cudnn' takes no values wider than queries; use attention='flash' or 'scores'"
             )
         if strategy.attention == "cudnn" and op.is_chunked:
             raise MeshwrightError(

@@ -116,6 +116,8 @@ def _parts(chip: Chip) -> Iterator[tuple[str, str, dict[str, str]]]:
     )
     if "power" in chip.sources:
         yield "power", "power", {"limit": f"{show_percent(chip.power_share)} of what the die is otherwise sold with"}
+    if "kernels" in chip.sources:
+        yield "kernels", "kernels", {"heads of cuDNN's fused attention": f"up to {chip.attention_head_dim} dims"}
     if chip.torus:
         yield "torus", "torus", _torus_figures(chip)
         if "compiler" in chip.sources:

@@ -340,9 +340,10 @@ class OpTimer:
         if self.strategy.attention == "scores":
             forward, backward = self._scores(op, pairs, seq_len)
         else:
-            flops = pairs * (op.qk_dim + op.value_dim) * window_share(op, seq_len)
-            head_dim = (op.qk_dim + op.value_dim) / 2
-            time = fused_attention_time(flops, int(seq_len), head_dim, self.strategy.attention, self.system)
+            kernel = self.strategy.attention
+            value_dim = op.qk_dim if kernel == "cudnn" else op.value_dim  # cuDNN gets narrower values with zeros.
+            flops = pairs * (op.qk_dim + value_dim) * window_share(op, seq_len)
+            time = fused_attention_time(flops, int(seq_len), op.qk_dim, value_dim, kernel, self.system)
             rate = self.strategy.profile.attention_rate
             forward, backward = time.forward / rate, time.backward / rate
         if op.phase == "backward":

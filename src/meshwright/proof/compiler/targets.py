@@ -130,8 +130,8 @@ def topology(system: System) -> dict[str, Any]:
         hosts = system.num_hosts
         # A stream_executor.GpuTargetConfigProto, as text.
         gpu = dict(_gpus()[system.chip.name])
-        description, (major, minor) = gpu.pop("description"), gpu.pop("capability")
-        fields = "".join(f"  {key}: {value}\n" for key, value in gpu.items())
+        description, (major, minor) = gpu.pop("description"), gpu_capability(system)
+        fields = "".join(f"  {key}: {value}\n" for key, value in gpu.items() if key != "capability")
         capability = f"  cuda_compute_capability {{ major: {major} minor: {minor} }}\n"
         return {
             "platform": "cuda",
@@ -156,6 +156,12 @@ def topology(system: System) -> dict[str, Any]:
     if system.chip.name == "v4":
         arguments["chip_config_name"] = "megacore"  # else two devices a chip
     return arguments
+
+
+def gpu_capability(system: System) -> tuple[int, int]:
+    """The CUDA compute capability of a system's GPUs: (major, minor)."""
+    major, minor = _gpus()[system.chip.name]["capability"]
+    return major, minor
 
 
 @cache

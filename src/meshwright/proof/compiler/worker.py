@@ -38,7 +38,7 @@ from meshwright.proof.compiler.program import (
     LoweredProgram,
     MeshMethod,
 )
-from meshwright.proof.compiler.targets import compiler_name, compiler_options
+from meshwright.proof.compiler.targets import compiler_name, compiler_options, gpu_capability
 
 _DUMPED_PASSES = "shardy-xla|spmd-partitioning"
 
@@ -90,6 +90,8 @@ def run(request: CompileRequest) -> CompiledProgram:
     """
     system = parse_system(request.hardware)
     mesh, mesh_method = make_device_mesh(system, request.mesh)
+    if system.chip.kind == "gpu":
+        _declare_capability(gpu_capability(system))
     program = load_function(request.function)(mesh, **request.arguments)
     if isinstance(program, jax.stages.Lowered):
         program = LoweredProgram(program)
@@ -99,6 +101,19 @@ def run(request: CompileRequest) -> CompiledProgram:
         )
     options = compiler_options(system, request.effort)
     return compile_lowered(program, options=options, compiler=compiler_name(system), mesh_method=mesh_method)
+
+
+def _declare_capability(capability: tuple[int, int]) -> None:
+    """Make JAX take `capability` as that of the process's GPUs, by which it limits the heads of cuDNN's attention.
+
+    JAX (0.10.2 to 0.12.0.1) asks the process's own devices, which are CPUs here, and has no argument for it.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo  # Imported late: only GPUs need it.
+
+    def has_capability(least: str) -> bool:
+        return capability >= tuple(map(int, least.split(".")))
+
+    fused_attention_stablehlo.check_compute_capability = has_capability
 
 
 class CompileError(Exception):

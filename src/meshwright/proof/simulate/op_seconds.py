@@ -20,11 +20,11 @@ from meshwright.description.hlo.loops import count_executions
 from meshwright.description.hlo.module import Instruction, Module
 from meshwright.planning.cost.rates.achieved import HBM_SHARE
 from meshwright.planning.cost.rates.attention import (
-    TPU_PRODUCTS,
     TpuKernel,
     attention_share,
     fused_attention_time,
     tpu_kernel_share,
+    tpu_kernel_width,
 )
 from meshwright.planning.cost.rates.data_files import tpu_products
 from meshwright.planning.cost.rates.efficiency import launch_seconds, product_efficiency, small_kernel_seconds
@@ -89,28 +89,33 @@ def kernel_seconds(module: Module, instruction: Instruction, system: System) -> 
         return None
     if cudnn := _CUDNN.search(" ".join(instruction.attributes.values())):
         # Queries are [batch, seq, heads, head_dim].
-        query, key = (operand.shape.dims for operand in module.operands(instruction)[:2])
-        batch, queries, heads, head_dim = query
+        query, key, value = (operand.shape.dims for operand in module.operands(instruction)[:3])
+        batch, queries, heads, qk_dim = query
         is_causal = re.search(r'"mask_type":\s*"CAUSAL"', instruction.attributes.get("backend_config", ""))
-        flops = 4 * batch * heads * queries * key[1] * head_dim / (2 if is_causal else 1)
-        time = fused_attention_time(flops, key[1], head_dim, "cudnn", system)
+        flops = 2 * batch * heads * queries * key[1] * (qk_dim + value[3]) / (2 if is_causal else 1)
+        time = fused_attention_time(flops, key[1], qk_dim, value[3], "cudnn", system)
         return time.backward if cudnn[1] else time.forward
     flops = flops_of(module, instruction)
     found = _ATTENTION.search(f"{instruction.name} {instruction.op_name}")
     operands = [operand.shape for operand in module.operands(instruction)]
-    # The float operands are queries and keys (block masks are integers). With a batch of one they have 3 dims.
+    # Float operands (block masks are integers) have 3 dims with a batch of one. Splash attention's first three are
+    # queries, keys and values; the last two of flash attention, which declares its flops, are keys and values.
     shapes = [shape.dims for shape in operands if "f" in shape.dtype and len(shape.dims) in (3, 4)]
-    if found is None or len(shapes) < 2:
+    if found is None or len(shapes) < 3:
         return None if flops is None else flops / (system.peak() * attention_share(system))
     kernel: TpuKernel = found[1]  # type: ignore[assignment]
-    (*batch, heads, queries, head_dim), keys = shapes[0], shapes[1][-2]
+    (*batch, heads, queries, _), (*_, keys, qk_dim), (*_, value_dim) = (
+        shapes[0],
+        *(shapes[-2:] if flops else shapes[1:3]),
+    )
     if flops is None:
         block = _BLOCK.search(" ".join(instruction.attributes.values()))
         blocks = max(1, queries // int(block[1])) if block else queries
-        products = TPU_PRODUCTS[kernel] * 2 * math.prod(batch) * heads * queries * keys * head_dim
-        flops = products * (blocks + 1) // (2 * blocks)
+        scores = math.prod(batch) * heads * queries * keys
+        flops = 2 * scores * tpu_kernel_width(kernel, qk_dim, value_dim) * (blocks + 1) // (2 * blocks)
     is_tpu = system.chip.kind == "tpu"
-    return flops / (system.peak() * (tpu_kernel_share(system, kernel, head_dim) if is_tpu else attention_share(system)))
+    share = tpu_kernel_share(system, kernel, qk_dim, value_dim) if is_tpu else attention_share(system)
+    return flops / (system.peak() * share)
 
 
 def main_dtype(module: Module, system: System) -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 from meshwright.description.hardware.system import System
 from meshwright.description.step.reference import reference_pass
-from meshwright.description.step.sequence import is_zigzag
+from meshwright.description.step.sequence import attention_ops, is_zigzag
 from meshwright.description.step.strategy import Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
@@ -26,7 +26,7 @@ from meshwright.planning.cost.flops import (
     untaken_branch_flops,
 )
 from meshwright.planning.cost.memory import argument_bytes
-from meshwright.planning.cost.rates.attention import BACKWARD_FLOPS, TPU_PRODUCTS, tpu_chunk_kernel, tpu_kernel
+from meshwright.planning.cost.rates.attention import TPU_PRODUCTS, tpu_chunk_kernel, tpu_kernel, tpu_kernel_width
 from meshwright.planning.plan import Plan, as_run
 from meshwright.proof.compiler.compile import compile_all, compile_in_child
 from meshwright.proof.compiler.program import CompiledProgram, CompileRequest
@@ -129,7 +129,10 @@ def _declared_beyond(
         is_in_chunks = is_zigzag(mesh, strategy)
         kernel = tpu_chunk_kernel(workload.seq_len // mesh.sp) if is_in_chunks else tpu_kernel(workload.seq_len)
         if kernel == "flash":
-            backward = (TPU_PRODUCTS["dkv"] + TPU_PRODUCTS["dq"]) / (BACKWARD_FLOPS * TPU_PRODUCTS["fwd"])
+            op = next(attention_ops(workload.model))
+            width = {name: tpu_kernel_width(name, op.qk_dim, op.value_dim) for name in TPU_PRODUCTS}
+            made = width["dkv"] + width["dq"]
+            backward = made / (made - width["fwd"])
             declared = (planned.forward + planned.recompute + backward * planned.backward) / 2
             return {Difference.KERNEL_ESTIMATES: declared - planned.total}
     return {Difference.OPAQUE_KERNELS: -planned.total} if kernel in ("splash", "cudnn") else {}

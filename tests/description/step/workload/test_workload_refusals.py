@@ -151,6 +151,13 @@ def test_what_would_change_nothing_on_a_mesh_is_refused(strategy, field, why):
 def test_a_kernel_that_the_chip_has_not_is_refused():
     said = "attention='cudnn' is a kernel of NVIDIA GPUs, cpu:4 has none; use attention='flash'"
     assert refusal(TINY, MeshShape(dp=4), Strategy(attention="cudnn")) == said
+    with pytest.raises(MeshwrightError, match="takes heads of up to 128 dims on b200, model gemma3-1b has 256; use"):
+        make_plan(
+            Workload(model=PRESETS["gemma3-1b"], batch=8, seq_len=64),
+            MeshShape(dp=8),
+            parse_system("b200:8"),
+            Strategy(attention="cudnn"),
+        )
 
 
 def test_a_kernel_that_knows_no_documents_is_refused_for_packed_rows():

@@ -7,7 +7,8 @@ The bounds of each block's positions and document ids show whether a block is fu
 computed) or fully visible (it is computed without a mask).
 
 Queries are already scaled, and heads come before tokens: queries [b, n, s, h] with n = k * g heads; keys and values
-[b, k, t, h]; softmax sums [b, n, 1, s]. Lengths are multiples of `LANES`. Letters of dims are as in `blockwise`.
+[b, k, t, h], where h of values may differ; softmax sums [b, n, 1, s]. Lengths are multiples of `LANES`. Letters of dims
+are as in `blockwise`.
 """
 
 from __future__ import annotations
@@ -37,22 +38,20 @@ Add = Callable[[Callable[[Array], Array]], None]
 
 
 def init(query: Array, value_dim: int) -> SoftmaxState:
-    """Return the softmax state before any key. These kernels require values with the head dim of queries."""
-    assert value_dim == query.shape[-1], (value_dim, query.shape)
+    """Return the softmax state before any key, for values with head dim `value_dim`."""
     b, n, s, _ = query.shape
     sums = jnp.zeros((b, n, 1, s), jnp.float32)
-    return SoftmaxState(jnp.zeros(query.shape, jnp.float32), sums + MASKED_SCORE, sums)
+    return SoftmaxState(jnp.zeros((b, n, s, value_dim), jnp.float32), sums + MASKED_SCORE, sums)
 
 
 def update(state: SoftmaxState, query: Array, segments: Segments, keys: Keys, mask: Mask) -> SoftmaxState:
     """Return the softmax state updated with more keys and values."""
-    found = Grid(query.shape, keys.key.shape, mask).call(
+    found = Grid(query.shape, keys.key.shape, keys.value.shape[3], mask).call(
         _update_kernel,
-        "flash_fwd",
+        "fwd",
         (segments, keys.segments),
         carried=(("queries", state.numerator), ("sums", state.max_score), ("sums", state.normalizer)),
         read=(("queries", query), ("keys", keys.key), ("keys", keys.value)),
-        num_products=2,
         num_scratch=2,
     )
     return SoftmaxState(*found)
@@ -73,7 +72,7 @@ def backward(
     gradient: Array, inputs: BackwardInputs, segments: Segments, keys: Keys, mask: Mask
 ) -> tuple[Array, Array, Array]:
     """Like `blockwise.backward`, with heads before tokens in every array."""
-    shapes, both = (inputs.query.shape, keys.key.shape), (segments, keys.segments)
+    shapes, both = (inputs.query.shape, keys.key.shape, keys.value.shape[3]), (segments, keys.segments)
     read: Arrays = (
         ("queries", inputs.query),
         ("queries", inputs.output_gradient),
@@ -84,10 +83,8 @@ def backward(
     )
     zeros: Arrays = [("keys", jnp.zeros(x.shape, jnp.float32)) for x in (keys.key, keys.value)]
     grid, grid_by_keys = Grid(*shapes, mask), Grid(*shapes, mask, by_keys=True)
-    of_query = grid.call(
-        _backward_queries_kernel, "flash_dq", both, carried=[("queries", gradient)], read=read, num_products=3
-    )
-    of_keys = grid_by_keys.call(_backward_keys_kernel, "flash_dkv", both, carried=zeros, read=read, num_products=4)
+    of_query = grid.call(_backward_queries_kernel, "dq", both, carried=[("queries", gradient)], read=read)
+    of_keys = grid_by_keys.call(_backward_keys_kernel, "dkv", both, carried=zeros, read=read)
     return of_query[0], of_keys[0], of_keys[1]
 
 

@@ -1,7 +1,7 @@
 """The grid of the Pallas attention kernels: which block of queries and which block of keys each grid step reads.
 
-Queries are [b, n, s, h] with n = k * g heads, keys and values [b, k, t, h], softmax sums [b, n, 1, s]; letters of dims
-are as in `blockwise`. Inside a kernel, blocks have no batch and head dims.
+Queries are [b, n, s, h] with n = k * g heads, keys and values [b, k, t, h], where h of values may differ, softmax sums
+[b, n, 1, s]; letters of dims are as in `blockwise`. Inside a kernel, blocks have no batch and head dims.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 
 from meshwright.execution.runtime.attention.segments import Bounds, Mask, Segments, bounds, bounds_any_visible
-from meshwright.planning.cost.rates.attention import LANES
+from meshwright.planning.cost.rates.attention import LANES, TpuKernel, tpu_kernel_width
 
 Ref = Any
 """A block of an array inside a kernel, read and written in place."""
@@ -42,12 +42,13 @@ class GridStep(NamedTuple):
 class Grid:
     """A grid over the blocks of queries and keys.
 
-    queries, keys: shapes of both. by_keys: False if the inner loop runs over blocks of keys; True if it runs over
-    blocks of queries, of all query heads of a kv head.
+    queries, keys: shapes of both. value_dim: head dim of the values. by_keys: False if the inner loop runs over blocks
+    of keys; True if it runs over blocks of queries, of all query heads of a kv head.
     """
 
     queries: tuple[int, ...]
     keys: tuple[int, ...]
+    value_dim: int
     mask: Mask
     by_keys: bool = False
 
@@ -89,12 +90,11 @@ class Grid:
     def call(
         self,
         kernel: Callable[..., None],
-        name: str,
+        name: TpuKernel,
         segments: tuple[Segments, Segments],
         *,
         carried: Arrays,
         read: Arrays,
-        num_products: int,
         num_scratch: int = 0,
     ) -> list[Array]:
         """Run a kernel over the grid and return the updated `carried` arrays.
@@ -105,11 +105,10 @@ class Grid:
 
         Args:
           kernel: the kernel body.
-          name: the kernel's name in profiles.
+          name: the kernel's name; with the prefix `flash_` also in profiles.
           segments: segments of queries and of keys.
           carried: arrays that the kernel updates in place.
           read: arrays that the kernel only reads.
-          num_products: number of matmuls per block, of 2 * scores * head dim flops each, for the cost estimate.
           num_scratch: number of scratch buffers.
         """
         from jax.experimental.pallas import tpu as pltpu  # Imported late: 0.2 s that only TPUs need.
@@ -134,11 +133,11 @@ class Grid:
             # Operands 0 and 1 are the bounds.
             input_output_aliases={2 + index: index for index in range(len(carried))},
             cost_estimate=pl.CostEstimate(
-                flops=2 * num_products * scores * self.queries[3],
+                flops=2 * scores * tpu_kernel_width(name, self.queries[3], self.value_dim),
                 bytes_accessed=sum(array.size * array.dtype.itemsize for array in arrays),
                 transcendentals=scores,
             ),
-            name=name,
+            name=f"flash_{name}",
         )(*limits, *arrays, *lines)
 
     def _spec(self, kind: Kind, shape: tuple[int, ...]) -> pl.BlockSpec:

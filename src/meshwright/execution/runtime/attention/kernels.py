@@ -59,22 +59,24 @@ def full_sequence_attention(
 ) -> Array:
     """Return attention of queries [b, s, k, g, h] over keys and values [b, s, k, h] of the same tokens, in order.
 
-    The result has the query's shape and dtype. segments: positions within documents, and document ids; None if each row
-    is one document.
+    The result has the query's shape and dtype, but the head dim of the values. segments: positions within documents,
+    and document ids; None if each row is one document.
     """
     if kernel == "splash":
         return _splash(query, key, value, segments.ids if segments else None, mask)
     if kernel == "cudnn":
         b, s, k, g, h = query.shape
+        # `jax.nn` takes values of the queries' head dim alone: narrower ones get zeros.
+        value_dim = value.shape[3]
         mixed = jax.nn.dot_product_attention(
             query.reshape(b, s, k * g, h),
             key,
-            value,
+            jnp.pad(value, ((0, 0),) * 3 + ((0, h - value_dim),)),
             is_causal=mask.causal,
             local_window_size=None if mask.window is None else (mask.window - 1, 0),
             implementation="cudnn",
         )
-        return mixed.reshape(b, s, k, g, h)
+        return mixed[..., :value_dim].reshape(b, s, k, g, value_dim)
     segments = segments or sequential_segments(query.shape[1])
     return chunked_attention(query, segments, Keys(key, value, segments), mask, kernel=kernel)
 
@@ -85,7 +87,7 @@ def chunked_attention(
     """Return attention of queries [b, s, k, g, h] over this device's keys and values [b, t, k, h].
 
     With `axis`, attend over the keys and values of all devices of this mesh axis, by a ring. Call it inside
-    `jax.shard_map`. The result has the query's shape and dtype.
+    `jax.shard_map`. The result has the query's shape and dtype, but the head dim of the values.
     """
     if kernel != "flash":
         return ring_attention(query, segments, keys, axis, mask)
@@ -115,7 +117,7 @@ def _splash(query: Array, key: Array, value: Array, segments: Array | None, mask
     arrays = (_heads_first(query), jnp.moveaxis(key, 1, 2), jnp.moveaxis(value, 1, 2))
     documents = None if segments is None else splash.SegmentIds(segments, segments)
     mixed: Any = jax.vmap(attend, in_axes=(0, 0, 0, None if documents is None else 0))(*arrays, documents)
-    return jnp.moveaxis(mixed, 1, 2).reshape(b, s, k, g, h)
+    return jnp.moveaxis(mixed, 1, 2).reshape(b, s, k, g, -1)
 
 
 def _heads_first(query: Array) -> Array:

@@ -86,10 +86,7 @@ def attend(
     has_all_keys = bool(axes) and jax.typeof(key).sharding.spec[1] is None
     if axes and method == "ulysses":
         check_divides("kv_heads", key.shape[2], layout.mesh, (*layout.axes("kv_heads"), *axes))
-    if value.shape[-1] != query.shape[-1]:
-        # No other kernel takes values whose head dim differs from that of the queries.
-        kernel = "blockwise"
-    elif axes and method != "ulysses":
+    if axes and method != "ulysses":
         kernel = select_kernel_for_chunks(query.shape[1] // layout.mesh.degree(axes))
     else:
         length = query.shape[1]

@@ -22,11 +22,17 @@ SIMULATED_SHARE = 0.6
 
 TpuKernel = Literal["fwd", "dkv", "dq"]
 
-TPU_PRODUCTS: dict[TpuKernel, int] = {"fwd": 2, "dkv": 4, "dq": 3}
-"""The number of matmuls in each attention kernel of `jax.experimental.pallas`, each as large as queries times keys.
+TPU_PRODUCTS: dict[TpuKernel, tuple[int, int]] = {"fwd": (1, 1), "dkv": (2, 2), "dq": (2, 1)}
+"""The number of matmuls in each TPU attention kernel: over the head dim of queries, and over that of values.
 
 `fwd` is the forward kernel, `dkv` computes the gradients of keys and values, `dq` those of queries. Splash and flash
 attention have the same numbers: github.com/jax-ml/jax, jax/experimental/pallas/ops/tpu (0.10.2).
+"""
+
+COMPILED_DIMS = ((128, 128), (192, 128), (256, 256))
+"""Head dims of queries and of values for which TPU kernels were compiled, in ascending order.
+
+192 and 128 are those of DeepSeek's latent attention.
 """
 
 LANES = 128
@@ -55,12 +61,14 @@ class AttentionTime:
     backward: float
 
 
-def fused_attention_time(flops: float, seq_len: int, head_dim: float, kernel: str, system: System) -> AttentionTime:
+def fused_attention_time(
+    flops: float, seq_len: int, qk_dim: int, value_dim: int, kernel: str, system: System
+) -> AttentionTime:
     """Return the seconds of causal attention in bf16 by `flash` (FlashAttention-2) or `cudnn`.
 
-    flops: the flops of the forward pass, counting unmasked scores only.
+    flops: the flops of the forward pass, counting unmasked scores only. qk_dim, value_dim: head dims.
     """
-    forward, backward = _shares(system, kernel, seq_len, head_dim)
+    forward, backward = _shares(system, kernel, seq_len, qk_dim, value_dim)
     ideal = flops / system.peak("bf16")
     return AttentionTime(ideal / forward, BACKWARD_FLOPS * ideal / backward)
 
@@ -80,33 +88,41 @@ def tpu_chunk_kernel(length: int) -> Literal["flash", "blockwise"]:
     return "blockwise" if length % LANES else "flash"
 
 
-def tpu_block(head_dim: float) -> int:
-    """Return the number of queries, or of keys, in a block of a TPU's kernel.
+def tpu_block(qk_dim: int) -> int:
+    """Return the number of queries, or of keys, in a block of a TPU's kernel, by the head dim of queries.
 
     Larger blocks have less overhead and compute more masked scores. For wide heads, blocks of 1024 do not fit on the
     chip (`execution/runtime/attention/kernels.py`).
     """
-    return 1024 if head_dim <= 128 else 512
+    return 1024 if qk_dim <= LANES else 512
 
 
-def tpu_kernel_share(system: System, kernel: TpuKernel, head_dim: float) -> float:
+def tpu_kernel_width(kernel: TpuKernel, qk_dim: int, value_dim: int) -> int:
+    """Return the head dims of all matmuls of a TPU's kernel, added: its flops are 2 x scores x this."""
+    of_queries, of_values = TPU_PRODUCTS[kernel]
+    return of_queries * qk_dim + of_values * value_dim
+
+
+def tpu_kernel_share(system: System, kernel: TpuKernel, qk_dim: int, value_dim: int) -> float:
     """Return the fraction of bf16 peak that a TPU's kernel reaches on long sequences, counting masked scores too.
 
-    Heads narrower than a register (128) take as long as heads of 128. Chips for which no kernels were compiled use the
-    fractions of v5p.
+    Heads narrower than those of a compiled kernel take as long as these. Chips for which no kernels were compiled use
+    the fractions of v5p.
     """
     chips = tpu_attention_shares()
     shares = chips.get(system.chip.name, chips["v5p"])
-    return shares["128" if head_dim <= 128 else "256"][kernel] * min(1.0, head_dim / 128)
+    compiled = next((dims for dims in COMPILED_DIMS if qk_dim <= dims[0] and value_dim <= dims[1]), COMPILED_DIMS[-1])
+    filled = tpu_kernel_width(kernel, qk_dim, value_dim) / tpu_kernel_width(kernel, *compiled)
+    return shares["/".join(map(str, compiled))][kernel] * min(1.0, filled)
 
 
 def attention_share(system: System) -> float:
     """Return the fraction of bf16 peak that FlashAttention-2 reaches in a long forward pass with heads of size 128."""
-    return _shares(system, "flash", LONG, 128)[0]
+    return _shares(system, "flash", LONG, 128, 128)[0]
 
 
 @lru_cache(maxsize=1 << 10)
-def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple[float, float]:
+def _shares(system: System, kernel: str, seq_len: int, qk_dim: int, value_dim: int) -> tuple[float, float]:
     """Return the fractions of bf16 peak that attention reaches: (forward, backward).
 
     On GPUs they are at most the fraction that matmuls reach under the power limit.
@@ -114,12 +130,11 @@ def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple
     if system.chip.kind == "tpu":
         # Kernels compute whole blocks: of n blocks of keys, causal attention computes (n + 1) / 2 on average. Backward
         # is two kernels with seven matmuls. Two of these repeat others, so five are counted as flops.
-        rows = max(1, seq_len // tpu_block(head_dim))
-        seen = rows / (rows + 1)
-        seconds = {kernel: count / tpu_kernel_share(system, kernel, head_dim) for kernel, count in TPU_PRODUCTS.items()}
-        forward = TPU_PRODUCTS["fwd"] / seconds["fwd"]
-        backward = BACKWARD_FLOPS * TPU_PRODUCTS["fwd"] / (seconds["dkv"] + seconds["dq"])
-        return seen * forward, seen * backward
+        rows = max(1, seq_len // tpu_block(qk_dim))
+        seen, dims = rows / (rows + 1), (qk_dim, value_dim)
+        passes = [tpu_kernel_width(each, *dims) / tpu_kernel_share(system, each, *dims) for each in ("dkv", "dq")]
+        backward = BACKWARD_FLOPS * tpu_kernel_width("fwd", *dims) / sum(passes)
+        return seen * tpu_kernel_share(system, "fwd", *dims), seen * backward
     if system.chip.kind != "gpu":
         return SIMULATED_SHARE, SIMULATED_SHARE
     data, name, scale = gpu_attention(), system.chip.name, (1.0, 1.0)
@@ -128,7 +143,7 @@ def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple
         kernel = best["kernel"]
         most = data["curves"][kernel]["128"]
         scale = best["forward"] / most["forward"][-2], best["backward"] / most["backward"][-2]
-    curves = data["curves"][kernel]["64" if head_dim < 96 else "128"]
+    curves = data["curves"][kernel]["64" if (qk_dim + value_dim) / 2 < 96 else "128"]
     causal, full, back = (
         _interpolated(seq_len, data["seq_lens"], curves[key]) for key in ("causal_forward", "forward", "backward")
     )
