@@ -35,6 +35,7 @@ ROWS = {
 
 ATTENTION = (
     (8, 32, 8, 2048, 128), (2, 32, 8, 8192, 128), (1, 32, 8, 32768, 128), (8, 25, 25, 1024, 64), (8, 12, 12, 4096, 64),
+    (2, 64, 64, 4096, 192), (8, 4, 1, 4096, 256),
 )  # fmt: skip
 """Sequences, query heads, kv heads, tokens and head dim of causal attention alone, by cuDNN in bfloat16."""
 
