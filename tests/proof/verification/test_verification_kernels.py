@@ -1,4 +1,4 @@
-"""Fused attention of latent heads, whose values are narrower than their queries, as compilers of TPUs and GPUs make it."""
+"""Fused attention of latent heads, whose values are narrower than their queries, compiled for TPUs and GPUs."""
 
 from dataclasses import replace
 
