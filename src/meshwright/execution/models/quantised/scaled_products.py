@@ -65,7 +65,7 @@ def matrix_product(rows: Array, weight: ScaledWeight, dtype: Any) -> Array:
         cut, values = rows.reshape(count, num_groups, -1), dequantised(weight, rows.dtype)
         return jnp.einsum("mgi,gin->mn", cut, values, preferred_element_type=dtype)
     moved = count * (inputs * rows.dtype.itemsize + 4 * columns) + _nbytes(weight)
-    with jax.named_scope(KernelCost(2 * count * inputs * columns, moved).scope):
+    with jax.named_scope(KernelCost(2 * count * inputs * columns, moved, weights=inputs * columns).scope):
         one = jax.tree.map(lambda array: array[None], weight)
         return multiply_scaled_blocks(rows, one, jnp.array([[0, 0, count]]), count).astype(dtype)
 
