@@ -214,8 +214,10 @@ def serving_flops(serving: Serving, batch: int) -> float:
 
 def serving_device_flops(
     serving: Serving, layout: ServingLayout, batch: int, *, keys: float | None = None, logits: int = 1
-) -> float:
+) -> int:
     """Return the flops of a step on the device with most work: matmuls with weights, and attention to the whole cache.
+
+    They are rounded, as the mean number of experts that are read times their mean number of rows is whole.
 
     keys: keys per query, masked ones included; by default only unmasked ones. logits: how often the output head is
     counted.
@@ -223,8 +225,9 @@ def serving_device_flops(
     step = serve_step(serving, layout, batch)
     extents = step.extents if keys is None else replace(step.extents, sizes={**step.extents.sizes, "keys": keys})
     counts = {name: repeat.mean * (logits if name == LOGITS.name else 1) for name, repeat in step.repeats.items()}
-    return sum(counts[op.region.name] * matmul_flops(op, extents) for op in step.ops.matmuls) + sum(
-        step.repeats[op.region.name].mean * _attention_flops(op, extents) for op in step.ops.attention
+    products = sum(counts[op.region.name] * matmul_flops(op, extents) for op in step.ops.matmuls)
+    return round(
+        products + sum(step.repeats[op.region.name].mean * _attention_flops(op, extents) for op in step.ops.attention)
     )
 
 
