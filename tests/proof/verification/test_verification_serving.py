@@ -273,6 +273,24 @@ def test_a_decode_step_for_gpus_computes_what_is_planned_and_copies_neither_cach
     assert rows["flops"].is_equal or found.plan.mesh.ep > 1
 
 
+@pytest.mark.matrix
+def test_a_decode_step_for_gpus_computes_nothing_twice_where_pages_fill_half_of_the_memory():
+    """XLA:GPU counted pages twice, took the memory for full, and ran matmuls again: 5% more flops."""
+    pytest.importorskip("jax_cuda13_plugin")
+    found = mw.verify(
+        "llama3-8b",
+        serve="decode",
+        on="h100:1",
+        mesh="dp=1",
+        batch=1280,
+        prompt_len=1024,
+        output_len=1024,
+        num_layers=4,
+    )
+    assert found.plan.predicted.memory_bytes["cache"] > found.plan.system.hbm_bytes / 2
+    assert next(row for row in found.rows if row.quantity == "flops").is_equal
+
+
 def test_a_serving_plan_says_its_layout_itself(tmp_path):
     plan = best_serving_plan("tiny", "decode", {"on": "cpu:8", "batch": 8, "prompt_len": 48, "output_len": 16})
     path = tmp_path / "served.yaml"

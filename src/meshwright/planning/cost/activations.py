@@ -15,6 +15,7 @@ from meshwright.description.step.blocks import program
 from meshwright.description.step.ir import Array, Block, ForwardOps, Step
 from meshwright.description.step.layer import Linear, Lookup
 from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.parameter_tree import is_adapter
 from meshwright.description.step.passes.pipeline import EMBEDDING, LOGITS, is_spmd_pipeline
 from meshwright.description.step.passes.rematerialize import keeps_read
 from meshwright.description.step.rules import RULES, token_axes
@@ -61,8 +62,9 @@ class Activations:
         """Bytes that one layer saves for backward in the memory of one device, per microbatch.
 
         Without recompute a layer saves the residual stream before each block (attention, MLP) and the block's gathered
-        input; queries, keys and values as attention reads them; attention's output; the MLP's gate and up outputs. The
-        policy `matmuls` saves queries, keys and values before the rotary embedding, and no gathered inputs.
+        input, if a trained weight reads it; queries, keys and values as attention reads them; attention's output; the
+        MLP's gate and up outputs. The policy `matmuls` saves queries, keys and values before the rotary embedding, and
+        no gathered inputs.
         """
         stream, heads, profile = self.streams + self.stream, self.queries + self.own_keys_values, self.strategy.profile
         match self.workload.remat:
@@ -89,7 +91,8 @@ class Activations:
                 elements = self.stream + sum(sizes[name] for name in profile.saved_values)
             case _:
                 inputs = self.stream if profile.saves_shards else self.inputs
-                elements = stream + 2 * inputs + self.queries + self.attention_output + self.saved_keys_values
+                elements = stream + self._num_saved_inputs * inputs + self.queries + self.attention_output
+                elements += self.saved_keys_values
                 # Of silu(gate) * up, PyTorch saves silu(gate) and the product, of another activation its result.
                 elements += self.gates + self.first_products * (2 if profile.saves_results else 1)
         return self.compute_bytes * elements + self._kept_scores
@@ -200,6 +203,17 @@ class Activations:
         ops = program(self.workload.model).embedding
         tables = (op for op in ops if isinstance(op, Lookup) and not op.is_positional)
         return any(op.name not in self.workload.frozen_paths for op in tables)
+
+    @cached_property
+    def _num_saved_inputs(self) -> int:
+        """The number of blocks (attention, MLP) whose gathered input is saved, because a trained weight reads it.
+
+        Adapters read the residual stream before it is gathered, after a norm that backward computes again. In PyTorch
+        they save what they read.
+        """
+        trained = (op for op in self.ops.matmuls if op.name not in self.workload.frozen_paths)
+        is_pytorch = not self.strategy.profile.spmd_pipeline
+        return len({op.block for op in trained if is_pytorch or not is_adapter(op.name)})
 
     @cached_property
     def lookup_elements(self) -> float:

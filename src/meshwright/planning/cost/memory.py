@@ -259,20 +259,19 @@ class _Step:
             return {}
         forward = _Step(*own, self.kind)
         logits = 4 * forward.activations.logit_elements + forward.activations.compute_bytes * forward.activations.inputs
-        return {
-            "activations": 0.0,
-            "gradients": 0.0,
-            "reference pass": logits + forward._gathered(forward._logits_weight),
-        }
+        logits += forward._gathered(forward._logits_weight)
+        return {"activations": 0.0, "gradients": 0.0, "reference pass": logits}
 
     def _loss(self) -> dict[str, float]:
         """Return bytes by term in the loss: logits, output head, and the head's gradient.
 
-        The head and its gradient are live together, except with tied embeddings and in PyTorch on GPUs.
+        The head and its gradient are live together, except with tied embeddings and in PyTorch on GPUs. A frozen head
+        has no gradient, and no copy if it is stored whole.
         """
         is_apart = self.kind == "gpu" and not self._is_xla
         both = 1 if self.workload.model.tied_embeddings or is_apart or not self._trains_logits else 2
-        weight, narrow = self._gathered(self._logits_weight), self._narrow_logits()
+        is_copied = self._trains_logits or self.mesh.degree(RULES["embed"]) > 1
+        weight, narrow = self._gathered(self._logits_weight) if is_copied else 0.0, self._narrow_logits()
         if self.kind == "tpu":
             # The head's gradient is computed from the logits' gradient in the compute dtype, once the float32 logits
             # are freed.
@@ -294,9 +293,9 @@ class _Step:
     def _narrow_logits(self) -> float:
         """Return the bytes of the logits' gradient in the compute dtype, next to the float32 logits.
 
-        XLA:GPU always writes it, for two matmuls. The TPU compiler fuses it into each of them, except for a microbatch
-        of one sequence per device with fewer tokens than vocabulary entries, outside a pipeline and without a softcap
-        on the logits.
+        XLA:GPU always writes it, for two matmuls. The TPU compiler fuses it into each of them, except, with a trained
+        head, for a microbatch of one sequence per device with fewer tokens than vocabulary entries, outside a pipeline
+        and without a softcap on the logits.
         """
         size = dtype_bytes(self.workload.compute_dtype)
         if self.kind == "cpu" or not self._is_xla or size == 4:
@@ -305,7 +304,7 @@ class _Step:
             op, local = self.activations.step.ops.forward[LOGITS].matmuls[0], self.activations.step.extents.local_dims
             is_one = local(op.rows[:1]) == 1 and local(op.rows) < local(op.columns) and self.mesh.pp == 1
             losses = (op for op in program(self.workload.model).logits if isinstance(op, CrossEntropy))
-            if not is_one or any(loss.softcap for loss in losses):
+            if not (is_one and self._trains_logits) or any(loss.softcap for loss in losses):
                 return 0.0
         return size * self.activations.logit_elements
 

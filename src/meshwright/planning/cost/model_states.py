@@ -12,6 +12,8 @@ from functools import cached_property, lru_cache
 from itertools import permutations
 
 from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.step.blocks import program
+from meshwright.description.step.layer import Lookup
 from meshwright.description.step.model import Model
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import leaves, parameters
@@ -169,10 +171,10 @@ class States:
         """Bytes of the frozen parameters that one device keeps from step to step, quantised ones included."""
         return self._frozen_bytes(self._kept_on) + self.base
 
-    def _frozen_bytes(self, mesh: MeshShape) -> float:
+    def _frozen_bytes(self, mesh: MeshShape, without: frozenset[str] = frozenset()) -> float:
         """Return the bytes of the frozen parameters on one device of a mesh with dp of 1, each in its stored dtype.
 
-        Quantised weights are not counted (`base`).
+        Quantised weights are not counted (`base`). without: paths of parameters to leave out.
         """
         workload, total = self.workload, 0.0
         if not workload.frozen_paths:
@@ -181,7 +183,7 @@ class States:
         for dtype in {workload.compute_dtype, workload.param_dtype}:
             others = (
                 path for path, parameter in declared.items()
-                if path not in workload.frozen_paths or workload.stored_dtype(path, parameter) != dtype
+                if path not in workload.frozen_paths - without or workload.stored_dtype(path, parameter) != dtype
                 or workload.base_format(path, parameter)
             )  # fmt: skip
             total += dtype_bytes(dtype) * sum(self._stored_on(mesh, frozenset(others)))
@@ -219,7 +221,8 @@ class States:
 
         With ZeRO-3 they are shards over fsdp, with ZeRO-0 unsharded. With ZeRO-1 and 2 they are the shards, and
         unsharded copies in the compute dtype (in a lockstep pipeline, in the dtype of accumulated gradients); of
-        quantised weights, unsharded arrays alone.
+        quantised weights, unsharded arrays alone. With one microbatch and without pp the copy of a frozen embedding
+        table is freed after its lookup.
         """
         degree, stage = self._shards, self.strategy.zero_stage
         frozen = self._frozen_bytes(without_copies(self.mesh))
@@ -230,6 +233,9 @@ class States:
             return stored * degree + self.base
         narrow = dtype_bytes(self.workload.compute_dtype)
         whole = self._summed_in if is_spmd_pipeline(self.mesh, self.strategy) else narrow
+        if self.strategy.num_microbatches == self.mesh.pp == 1 and not self.workload.model.tied_embeddings:
+            tables = (op.name for op in program(self.workload.model).embedding if isinstance(op, Lookup))
+            frozen = self._frozen_bytes(without_copies(self.mesh), without=frozenset(tables))
         return stored + (self.elements * whole + frozen) * degree + self.base
 
     @property

@@ -22,9 +22,9 @@ from meshwright.planning.cost.kv_cache import cache_bytes, mean_cache_bytes
 from meshwright.planning.cost.rates.achieved import HBM_SHARE
 from meshwright.planning.cost.rates.attention import attention_share
 from meshwright.planning.cost.rates.collective_time import planned_seconds, stops_ops
-from meshwright.planning.cost.rates.data_files import gpu_products
 from meshwright.planning.cost.rates.efficiency import launch_seconds, layer_shares, product_efficiency
-from meshwright.planning.cost.rates.triton_rows import MOST_ROWS, padded_rows
+from meshwright.planning.cost.rates.narrow_values import cached_seconds, weight_conversion_seconds
+from meshwright.planning.cost.rates.triton_rows import padded_rows
 from meshwright.planning.cost.roofline import OpTime, critical_batch, matmul_bytes
 from meshwright.planning.cost.serving_bytes import weight_bytes
 from meshwright.planning.cost.small_ops import small_op_seconds
@@ -214,8 +214,10 @@ def serving_flops(serving: Serving, batch: int) -> float:
 
 def serving_device_flops(
     serving: Serving, layout: ServingLayout, batch: int, *, keys: float | None = None, logits: int = 1
-) -> float:
+) -> int:
     """Return the flops of a step on the device with most work: matmuls with weights, and attention to the whole cache.
+
+    They are rounded, as the mean number of experts that are read times their mean number of rows is whole.
 
     keys: keys per query, masked ones included; by default only unmasked ones. logits: how often the output head is
     counted.
@@ -223,8 +225,9 @@ def serving_device_flops(
     step = serve_step(serving, layout, batch)
     extents = step.extents if keys is None else replace(step.extents, sizes={**step.extents.sizes, "keys": keys})
     counts = {name: repeat.mean * (logits if name == LOGITS.name else 1) for name, repeat in step.repeats.items()}
-    return sum(counts[op.region.name] * matmul_flops(op, extents) for op in step.ops.matmuls) + sum(
-        step.repeats[op.region.name].mean * _attention_flops(op, extents) for op in step.ops.attention
+    products = sum(counts[op.region.name] * matmul_flops(op, extents) for op in step.ops.matmuls)
+    return round(
+        products + sum(step.repeats[op.region.name].mean * _attention_flops(op, extents) for op in step.ops.attention)
     )
 
 
@@ -283,10 +286,7 @@ def product_time(
         moved += max(1, inner / (form.group or inner)) * columns * (form.scale_bytes + form.zero_bytes)
     launch, reading = launch_seconds(system), count * moved / (HBM_SHARE * system.hbm_bytes_per_second)
     if system.chip.kind == "gpu" and form is not None and not is_head and dtype == activation_dtype:
-        narrow, name = gpu_products()["decode"], serving.weight_dtype
-        # For more rows, values are converted once for all of them.
-        each = narrow["value_seconds"][name] + min(rows, MOST_ROWS) * narrow["value_row_seconds"][name]
-        reading = max(reading, count * inner * columns * each)
+        reading = max(reading, weight_conversion_seconds(serving.weight_dtype, count * inner * columns, rows))
     return OpTime(flops_seconds, launch + reading)
 
 
@@ -296,13 +296,11 @@ def _cache_seconds(op: AttentionOp, extents: Extents, serving: Serving, system: 
     On GPUs heads are padded to a power of 2 as they are read, and narrow elements are converted.
     """
     read = cache_bytes(op, extents, serving)
-    reading = read / (HBM_SHARE * system.hbm_bytes_per_second)
     if system.chip.kind != "gpu":
-        return reading
+        return read / (HBM_SHARE * system.hbm_bytes_per_second)
     sizes = [array.dims[-1].size or 1 for array in op.cache]
     padding = sum(map(padded_rows, sizes)) / sum(sizes)
-    converted = gpu_products()["decode"]["cached_value_seconds"].get(serving.kv_dtype, 0.0)
-    return padding * max(reading, read / dtype_bytes(serving.kv_dtype) * converted)
+    return cached_seconds(serving.kv_dtype, padding * read / dtype_bytes(serving.kv_dtype), system)
 
 
 def _attention_flops(op: AttentionOp, extents: Extents) -> float:

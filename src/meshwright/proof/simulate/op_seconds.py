@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from meshwright.description.hardware.dtypes import canonical_dtype
 from meshwright.description.hardware.system import System
+from meshwright.description.hlo.dataflow import VIEWS_AND_CASTS, forwarded_from
 from meshwright.description.hlo.flops import flops_of, is_kernel
+from meshwright.description.hlo.kernel_cost import cost_of
 from meshwright.description.hlo.loops import count_executions
 from meshwright.description.hlo.module import Instruction, Module
 from meshwright.planning.cost.rates.achieved import HBM_SHARE
@@ -28,6 +31,7 @@ from meshwright.planning.cost.rates.attention import (
 )
 from meshwright.planning.cost.rates.data_files import tpu_products
 from meshwright.planning.cost.rates.efficiency import launch_seconds, product_efficiency, small_kernel_seconds
+from meshwright.planning.cost.rates.narrow_values import cached_seconds, weight_conversion_seconds
 from meshwright.proof.simulate.hbm import hbm_bytes, is_free
 
 Basis = Literal["compiler", "roofline", "kernel"]
@@ -51,8 +55,9 @@ def op_seconds(module: Module, instruction: Instruction, system: System) -> OpSe
     """Return the time of one execution of an instruction on an otherwise idle device; 0 if it does nothing.
 
     If the TPU compiler estimated its cycles: the time of these cycles, at least that of its bytes at peak bandwidth.
-    Else: the time of its flops, at least that of its bytes at achieved bandwidth and, on a GPU, that of launching a
-    matmul or of another kernel with little to compute (but not of hand-written kernels).
+    Else: the time of its flops, at least that of its bytes at achieved bandwidth. On a GPU it is also at least that of
+    converting a narrow weight or cache, of launching a matmul, or of another kernel with little to compute (but not of
+    hand-written kernels, except those of matmuls).
     """
     if is_free(instruction):
         return OpSeconds(0.0, "roofline")
@@ -62,8 +67,8 @@ def op_seconds(module: Module, instruction: Instruction, system: System) -> OpSe
         return OpSeconds(max(int(cycles[1]) / clock_hertz(system), moved), "compiler")
     moved /= HBM_SHARE
     if (worked := kernel_seconds(module, instruction, system)) is not None:
-        return OpSeconds(max(worked, moved), "kernel")
-    worked = sum(_product_seconds(module, product, system) for product in _inside(module, instruction))
+        return OpSeconds(_with_conversion(module, instruction, max(worked, moved), system), "kernel")
+    worked = sum(_product_seconds(module, product, instruction, system) for product in _inside(module, instruction))
     least = launch_seconds(system) if worked else small_kernel_seconds(system)
     return OpSeconds(max(worked, moved, least), "roofline")
 
@@ -118,6 +123,25 @@ def kernel_seconds(module: Module, instruction: Instruction, system: System) -> 
     return flops / (system.peak() * share)
 
 
+def _with_conversion(module: Module, kernel: Instruction, seconds: float, system: System) -> float:
+    """Return the time of a hand-written kernel that takes `seconds` for its flops and bytes.
+
+    A GPU's kernel converts the weight or the cache that it states to read (`KernelCost`), which is its largest operand;
+    that of a matmul is launched.
+    """
+    cost = cost_of(kernel)
+    if cost is None or system.chip.kind != "gpu":
+        return seconds
+    stored = max((operand.shape for operand in module.operands(kernel)), key=lambda shape: shape.hbm_bytes).dtype
+    dtype = "int4" if stored == "u8" else canonical_dtype(stored)  # Two 4-bit values share a byte.
+    if cost.cached:
+        seconds = max(seconds, cached_seconds(dtype, cost.cached, system))
+    if cost.weights:
+        rows = cost.flops / (2 * cost.weights)
+        seconds = launch_seconds(system) + max(seconds, weight_conversion_seconds(dtype, cost.weights, rows))
+    return seconds
+
+
 def main_dtype(module: Module, system: System) -> str:
     """Return the dtype with most flops in a program's matmuls, of those the chip has a peak for; default bf16."""
     times, flops = count_executions(module).times, Counter({"bf16": 0})
@@ -137,10 +161,13 @@ def _inside(module: Module, instruction: Instruction) -> Iterator[Instruction]:
         yield from _inside(module, inner)
 
 
-def _product_seconds(module: Module, product: Instruction, system: System) -> float:
+def _product_seconds(module: Module, product: Instruction, op: Instruction, system: System) -> float:
     """Return the time of a dot, convolution or GEMM call at the efficiency that its size reaches; 0 for other ops.
 
-    As [m, k] @ [k, n], k follows from flops = 2 m k n, and n is the second operand's elements divided by k.
+    As [m, k] @ [k, n], k follows from flops = 2 m k n, and n is the second operand's elements divided by k. On GPUs an
+    operand that is converted as it is multiplied is read in the dtype in which it is stored.
+
+    op: the product itself, or the fusion that it is inside.
     """
     flops = flops_of(module, product)
     if not flops:
@@ -148,8 +175,25 @@ def _product_seconds(module: Module, product: Instruction, system: System) -> fl
     result, right = next(product.shape.arrays()), module.operand(product, 1).shape
     k = max(1, flops // (2 * result.size)) if result.size else 1
     n = min(result.size, max(1, right.size // k))
-    dtype = _peak_dtype(module.operand(product).shape.dtype, system)
-    return flops / (system.peak(dtype) * product_efficiency(system, math.ceil(result.size / n), k, n, dtype=dtype))
+    dtype, moved, converting = _peak_dtype(module.operand(product).shape.dtype, system), None, 0.0
+    operands = module.operands(product)[:2]
+    stored = [_stored(module, operand, op).shape for operand in operands]
+    if system.chip.kind == "gpu" and [shape.dtype for shape in stored] != [each.shape.dtype for each in operands]:
+        moved = sum(shape.hbm_bytes for shape in (result, *stored))
+        converting = launch_seconds(system) + sum(
+            weight_conversion_seconds(canonical_dtype(shape.dtype), shape.size, flops / (2 * shape.size))
+            for shape in stored
+        )
+    share = product_efficiency(system, math.ceil(result.size / n), k, n, dtype=dtype, moved_bytes=moved)
+    return max(flops / (system.peak(dtype) * share), converting)
+
+
+def _stored(module: Module, operand: Instruction, op: Instruction) -> Instruction:
+    """Return the value that a matmul's operand is a view or cast of, followed back to an operand of the fusion `op`."""
+    value, before = operand, operand
+    while before is not None and before.computation != op.computation:
+        value, before = before, forwarded_from(module, before, VIEWS_AND_CASTS)
+    return value
 
 
 def _peak_dtype(dtype: str, system: System) -> str:

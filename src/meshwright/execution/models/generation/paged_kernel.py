@@ -123,7 +123,8 @@ def attend_to_pages(
     )
     call = _on_grid(kernel, own, work, padded_rows(rank), len(arrays), tiles, is_interpreted=is_interpreted)
     flops = 2 * batch * heads * queries * tokens * (width + rank)
-    with jax.named_scope(KernelCost(flops, read + written).scope):
+    loaded = batch * heads * tokens * (padded_rows(sizes.key) + padded_rows(sizes.value))
+    with jax.named_scope(KernelCost(flops, read + written, cached=loaded).scope):
         product, sums, largest = call(
             jnp.stack(numbers, axis=1),
             jnp.tile(sets.positions(positions), (heads, 1, 1)),

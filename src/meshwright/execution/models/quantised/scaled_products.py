@@ -56,7 +56,9 @@ def scaled_product(x: Array, weight: ScaledWeight, layout: ShardingContext, *, d
 def matrix_product(rows: Array, weight: ScaledWeight, dtype: Any) -> Array:
     """Multiply rows [m, inputs] by one matrix of a device, which gives [m, columns] in `dtype`; sums are in float32.
 
-    On GPUs many rows are multiplied with a dequantized copy, if the weight has several groups.
+    On GPUs many rows are multiplied with a dequantized copy, if the weight has several groups. A weight of one group is
+    multiplied by XLA: on an H200 its fusion takes 35 us for 64 rows by [4096, 14336] in int8 or fp8, and the kernel at
+    least 54. Of experts XLA would copy each weight first (`scaled_expert_product`).
     """
     (count, inputs), (num_groups, _, columns), platform = rows.shape, weight.scale.shape, mesh_platform()
     if num_groups == 1 or platform == "cpu" or (platform == "tpu" and count <= MOST_GROUPED_ROWS):
@@ -65,7 +67,7 @@ def matrix_product(rows: Array, weight: ScaledWeight, dtype: Any) -> Array:
         cut, values = rows.reshape(count, num_groups, -1), dequantised(weight, rows.dtype)
         return jnp.einsum("mgi,gin->mn", cut, values, preferred_element_type=dtype)
     moved = count * (inputs * rows.dtype.itemsize + 4 * columns) + _nbytes(weight)
-    with jax.named_scope(KernelCost(2 * count * inputs * columns, moved).scope):
+    with jax.named_scope(KernelCost(2 * count * inputs * columns, moved, weights=inputs * columns).scope):
         one = jax.tree.map(lambda array: array[None], weight)
         return multiply_scaled_blocks(rows, one, jnp.array([[0, 0, count]]), count).astype(dtype)
 

@@ -110,9 +110,12 @@ def dequantised(weight: Any, dtype: Any) -> Any:
     values, scale = weight
     dim = next(dim for dim, (own, one) in enumerate(zip(values.shape, scale.shape, strict=True)) if own != one)
     halves = (values & jnp.uint8(15), values >> jnp.uint8(4))
+    # The table depends on the layer: `jax.lax.scan` would make an array of the weight's size of each of its values once
+    # for all layers, which GPUs then read from memory (JAX 0.10.2).
+    table, _ = jax.lax.optimization_barrier((jnp.asarray(NF4, jnp.float32), scale))
     # Each half is computed by itself, so that compilers write no array to memory but the result.
     blocks = jnp.concatenate(
-        [(_values_of_codes(half, NF4) * scale.astype(jnp.float32)).astype(dtype) for half in halves], dim
+        [(_values_of_codes(half, list(table)) * scale.astype(jnp.float32)).astype(dtype) for half in halves], dim
     )
     spec: Any = jax.typeof(values).sharding.spec
     shape = (*blocks.shape[: dim - 1], blocks.shape[dim - 1] * blocks.shape[dim], *blocks.shape[dim + 1 :])
@@ -129,10 +132,10 @@ def is_quantised(leaf: Any) -> bool:
     return isinstance(leaf, Int8Weight | Nf4Weight)
 
 
-def _values_of_codes(codes: Array, table: Sequence[float]) -> Array:
+def _values_of_codes(codes: Array, table: Sequence[Array]) -> Array:
     """Return table[code] of each code, by selects, which run at memory speed on every device; TPUs index slower."""
     if len(table) == 1:
-        return jnp.full((), table[0], jnp.float32)
+        return table[0]
     half = len(table) // 2
     is_high = (codes & jnp.uint8(half)) != 0
     return jnp.where(is_high, _values_of_codes(codes, table[half:]), _values_of_codes(codes, table[:half]))

@@ -150,7 +150,8 @@ def multiply_row_blocks(
     blocks = _blocks(sizes, count, size)
     ends = jnp.where(blocks.is_needed, jnp.minimum(blocks.start + size, blocks.end), blocks.start)
     moved = num_rows * (inner + columns) * rows.dtype.itemsize
-    with jax.named_scope(KernelCost(2 * num_rows * inner * columns, int(weight_bytes + moved)).scope):
+    read = min(num_rows, sizes.shape[0]) * inner * columns
+    with jax.named_scope(KernelCost(2 * num_rows * inner * columns, int(weight_bytes + moved), weights=read).scope):
         return multiply(blocks=jnp.stack([blocks.expert, blocks.start, ends], axis=1), size=size)
 
 

@@ -47,7 +47,8 @@ class GpuProducts(TypedDict):
     """Content of data/gpu_products.json, by chip.
 
     dequantised_value_seconds: the time for a value of a frozen weight, by format: what a train step of an H200 took
-    longer with an nf4 base (`benchmarks/gpu_train_step.py`, rows lora and qlora), over its values in two passes.
+    longer with an nf4 base (`benchmarks/gpu_train_step.py`, rows lora and qlora), over its values in two passes. It is
+    too long now: `quantised.weights.dequantised` then read an array for each value of the table.
     """
 
     multiprocessors: Mapping[str, int]
