@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from meshwright.description.families.registry import workload_from_data
@@ -36,6 +37,7 @@ from meshwright.description.step.workload import Dtype, Workload
 from meshwright.execution.models.adapters import first_magnitudes
 from meshwright.execution.models.quantised.weights import abstract_quantised, quantised
 from meshwright.execution.runtime.arrays import DTYPES, abstract, initialise, widest
+from meshwright.execution.runtime.mesh import mesh_platform
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.compiler import compiler_options
 from meshwright.execution.training.copies import each_once, sum_over_copies
@@ -48,6 +50,7 @@ from meshwright.execution.training.update.transformation import transformation
 from meshwright.execution.weights.load import load_weights, read_tensors
 from meshwright.execution.weights.peft import read_adapter
 from meshwright.mesh import MeshShape
+from meshwright.planning.cost.model_states import tiled_dims
 
 State = dict[str, Any]
 """Trees of arrays: `params`, `optimizer`, and `master`, float32 copies of parameters if these have a narrower dtype."""
@@ -73,7 +76,7 @@ def train_step(
         limit = batch.pop(NORM_LIMIT, None)
         (_, parts), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy, preference)
         with jax.named_scope("update"):
-            gradients = sum_over_copies(gradients, workload, layout)
+            gradients = _tables_in_stored_order(sum_over_copies(gradients, workload, layout))
             # The norm adds squares of several dtypes, which needs standard promotion.
             with jax.numpy_dtype_promotion("standard"):
                 norm = optax.tree.norm(each_once(gradients, workload, layout))
@@ -88,6 +91,25 @@ def train_step(
             return updated, metrics
 
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options())
+
+
+def _tables_in_stored_order(gradients: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return gradients, of which on TPUs those of tables have the memory layout in which the parameters are stored.
+
+    A TPU stores a table [v, d] with the vocabulary innermost where this needs less padding; a lookup's gradient is made
+    of whole rows. Without this, XLA:TPU copies the parameter and its moments to the gradient's layout for the update,
+    and back after it (libtpu 0.0.42.1).
+    """
+    if mesh_platform() != "tpu":
+        return gradients
+
+    def in_order(own: Any) -> Any:
+        if not isinstance(own, Array) or own.ndim != 2:
+            return own
+        order = tiled_dims(jax.typeof(own).sharding.shard_shape(own.shape))
+        return with_layout_constraint(own, Layout(order))
+
+    return {name: in_order(own) for name, own in gradients.items()}
 
 
 def _updated(state: State, gradients: Any, workload: Workload, rule: optax.GradientTransformation) -> State:
