@@ -16,7 +16,10 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from meshwright.description.families.registry import workload_from_data
+from meshwright.description.step.blocks import program
+from meshwright.description.step.layer import Lookup
 from meshwright.description.step.legality import check_mesh, check_runnable, check_strategy
+from meshwright.description.step.model import Model
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import (
     Parameter,
@@ -76,7 +79,7 @@ def train_step(
         limit = batch.pop(NORM_LIMIT, None)
         (_, parts), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy, preference)
         with jax.named_scope("update"):
-            gradients = _tables_in_stored_order(sum_over_copies(gradients, workload, layout))
+            gradients = _tables_in_stored_order(sum_over_copies(gradients, workload, layout), workload.model)
             # The norm adds squares of several dtypes, which needs standard promotion.
             with jax.numpy_dtype_promotion("standard"):
                 norm = optax.tree.norm(each_once(gradients, workload, layout))
@@ -93,23 +96,22 @@ def train_step(
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options())
 
 
-def _tables_in_stored_order(gradients: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return gradients, of which on TPUs those of tables have the memory layout in which the parameters are stored.
+def _tables_in_stored_order(gradients: Mapping[str, Any], model: Model) -> Mapping[str, Any]:
+    """Return gradients, of which on TPUs those of embedding tables have the memory layout of their parameters.
 
-    A TPU stores a table [v, d] with the vocabulary innermost where this needs less padding; a lookup's gradient is made
-    of whole rows. Without this, XLA:TPU copies the parameter and its moments to the gradient's layout for the update,
+    Where it needs less padding, a TPU stores a table [v, d] with the vocabulary innermost, but a lookup's gradient has
+    whole rows. Without this, XLA:TPU copies the parameter and its moments to the gradient's layout before the update,
     and back after it (libtpu 0.0.42.1).
     """
     if mesh_platform() != "tpu":
         return gradients
-
-    def in_order(own: Any) -> Any:
-        if not isinstance(own, Array) or own.ndim != 2:
-            return own
-        order = tiled_dims(jax.typeof(own).sharding.shard_shape(own.shape))
-        return with_layout_constraint(own, Layout(order))
-
-    return {name: in_order(own) for name, own in gradients.items()}
+    found, ordered = program(model), dict(gradients)
+    for op in (*found.embedding, *found.layer_inputs):
+        if isinstance(op, Lookup) and not op.is_positional and op.name in gradients:
+            own = gradients[op.name]
+            if (order := tiled_dims(jax.typeof(own).sharding.shard_shape(own.shape))) != (0, 1):
+                ordered[op.name] = with_layout_constraint(own, Layout(order))
+    return ordered
 
 
 def _updated(state: State, gradients: Any, workload: Workload, rule: optax.GradientTransformation) -> State:
