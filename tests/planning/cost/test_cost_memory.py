@@ -209,7 +209,7 @@ def test_scores_are_twice_there_in_float32_where_no_products_want_them_narrow():
     ],
 )
 def test_cpus_recompute_a_layer_of_each_kind_at_once(name, remat, compiled):
-    """Megabytes of temporaries of steps that jaxlib 0.10.2 compiled for cpu:8; they were planned at a fifth to two thirds of them."""
+    """Megabytes of temporaries by jaxlib 0.10.2 for cpu:8, of which a fifth to two thirds were planned before."""
     workload = Workload(model=PRESETS[name], batch=16, seq_len=128, remat=remat, compute_dtype="f32")
     mesh = MeshShape(fsdp=8)
     temporaries = {

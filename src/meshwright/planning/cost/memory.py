@@ -348,7 +348,7 @@ class _Step:
 
         repeats = self.activations.step.repeats
         groups = [(repeats[group[0].name].once, list(map(recomputed, group))) for group in alternating(self.stacks)]
-        looped = max((sizes for count, sizes in groups if count > 1), key=sum, default=[])
+        looped = max((sizes for count, sizes in groups if count > 1), key=sum, default=list[float]())
         live = [*looped, *(size for count, sizes in groups if count == 1 for size in sizes)]
         return sum(live) - max(live)
 
