@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.layer_inputs import LayerInputs
 from meshwright.description.step.model import Experts, ModelConfig
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.workload import Workload
@@ -34,6 +35,8 @@ FEW = replace(EVEN, name="few", num_kv_heads=2)
 SIX = replace(EVEN, name="six", experts=Experts(count=6, num_active=2, mlp=1024), num_layers=2)
 SLOTTED = replace(SIX, name="six slotted", experts=Experts(count=6, num_active=2, mlp=1024, capacity_factor=1.5))
 UNEVEN = replace(EVEN, name="uneven", num_layers=5)
+# A device's columns of the table, 1120, are no multiple of 128.
+TABLED = replace(EVEN, name="tabled", layer_inputs=LayerInputs(vocab=EVEN.vocab, width=1120))
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ ROWS = (
     Row(FEW, MeshShape(fsdp=2, tp=4)),
     Row(SIX, MeshShape(fsdp=2, ep=4)),
     Row(SLOTTED, MeshShape(fsdp=2, ep=4)),
+    Row(TABLED, MeshShape(dp=2, fsdp=4)),
     Row(UNEVEN, MeshShape(fsdp=4, pp=2), Strategy(num_microbatches=4)),
     Row(UNEVEN, MeshShape(fsdp=2, tp=2, pp=2), Strategy(num_microbatches=4, virtual_stages=2)),
 )

@@ -18,7 +18,8 @@ from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.comm_volume import step_collectives, step_moves
 from meshwright.planning.cost.flops import model_flops, step_flops
-from meshwright.planning.cost.memory import host_bytes, offloaded_bytes, pool_notes, step_memory
+from meshwright.planning.cost.gpu_pool import pool_notes
+from meshwright.planning.cost.memory import host_bytes, offloaded_bytes, step_memory
 from meshwright.planning.cost.rates.achieved import contention_seconds, straggling_seconds
 from meshwright.planning.cost.rates.borrowed import borrowed_notes
 from meshwright.planning.cost.rates.collective_time import planned_seconds

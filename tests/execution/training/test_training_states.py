@@ -12,7 +12,8 @@ from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.execution.runtime.mesh import build_mesh
 from meshwright.execution.runtime.sharding_context import ShardingContext
-from meshwright.execution.training.step import abstract_batch, abstract_state
+from meshwright.execution.training import step
+from meshwright.execution.training.step import abstract_batch, abstract_state, initial_state
 from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.memory import argument_bytes
@@ -53,3 +54,21 @@ def test_a_steps_arguments_are_the_planned_bytes(workload, shape, strategy):
         given = jax.tree.leaves((state, abstract_batch(workload, layout, mesh, strategy)))
     kept = sum(np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in given)
     assert argument_bytes(workload, shape, strategy) == kept
+
+
+def test_gradients_of_tables_in_a_tpus_order_change_no_value(monkeypatch):
+    """A device's part of the table, [256, 16], needs less padding with its rows innermost; TPUs store it so."""
+    workload, shape = replace(F32, model=replace(MODEL, num_layers=1)), MeshShape(fsdp=8)
+    mesh, layout = build_mesh(shape), ShardingContext(shape, rules_of(DEFAULT))
+    tokens = np.arange(8 * 17).reshape(8, 17) % 256
+    batch = {"tokens": tokens[:, :-1].astype(np.int32), "targets": tokens[:, 1:].astype(np.int32)}
+    updated, constraints = [], []
+    for platform in ("cpu", "tpu"):
+        monkeypatch.setattr(step, "mesh_platform", lambda platform=platform: platform)
+        with jax.set_mesh(mesh):
+            state = initial_state(workload, layout, Optimizer(), mesh, seed=0)
+            lowered = step.train_step(workload, layout, Optimizer()).lower(state, batch)
+            updated.append(jax.device_get(lowered.compile()(state, batch)[0]))
+            constraints.append(lowered.as_text().count("result_layouts = [dense<[0, 1]>"))
+    assert constraints == [0, 1]
+    jax.tree.map(np.testing.assert_array_equal, *updated)

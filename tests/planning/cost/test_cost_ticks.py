@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+import meshwright as mw
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.step.blocks import program
@@ -13,6 +14,7 @@ from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.comm_volume import step_collectives, untaken_branch_collectives
 from meshwright.planning.cost.flops import step_flops, untaken_branch_flops
+from meshwright.planning.plan import as_run
 from meshwright.planning.prediction import predict
 
 MODEL = replace(PRESETS["tiny"], num_layers=8)
@@ -142,3 +144,22 @@ def test_what_the_text_says_of_branches_is_beyond_the_plan():
     assert more["softmax", "forward"] == 3 * (6 - 4)
     logits = 3 * 2 * WORKLOAD.tokens * MODEL.embed * MODEL.vocab / 2
     assert untaken_branch_flops(WORKLOAD, mesh, interleaved) == pytest.approx(logits * (6 / 4 - 1))
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "parts", "schedule", "remat", "targets", "compiled"),
+    [
+        ("tiny", "fsdp=2,sp=2,pp=2", 1, "gpipe", "attention", "down", 395_575_296),
+        ("tiny-gpt2", "fsdp=2,sp=2,pp=2", 2, "gpipe", "matmuls", "down", 276_955_136),
+        ("tiny-gpt2", "tp=4,pp=2", 4, "gpipe", "attention", "query,value", 259_129_344),
+        ("tiny-gemma2", "fsdp=2,tp=2,pp=2", 1, "gpipe", "matmuls", "output", 468_451_328),
+        ("tiny", "fsdp=4,pp=2", 4, "1f1b", "block", "query,value", 423_755_776),
+    ],
+)
+def test_the_last_tick_runs_what_trained_matmuls_need(model, mesh, parts, schedule, remat, targets, compiled):
+    """Flops that jaxlib 0.10.2 compiled for two stages of a layer each, of which the first has no trained input."""
+    plan = mw.plan(
+        replace(PRESETS[model], num_layers=2), on="cpu:8", mesh=mesh, batch=16, seq_len=64, num_microbatches=parts,
+        schedule=schedule, remat=remat, lora_rank=4, lora_targets=targets,
+    )  # fmt: skip
+    assert as_run(plan).predicted.flops == compiled

@@ -292,12 +292,23 @@ def test_what_cannot_be_run_is_not_compiled():
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_gradients_that_no_layer_reads_after_the_last_tick_are_not_planned(schedule):
+@pytest.mark.parametrize(
+    ("schedule", "remat", "targets"),
+    [
+        ("1f1b", "block", "query,key,value,output"),
+        ("gpipe", "block", "query,key,value,output"),
+        # The last tick needs no backward pass of attention, or no gradient of keys; and no weights of these.
+        ("1f1b", "block", "down"),
+        ("gpipe", "attention", "query,value"),
+        ("gpipe", "matmuls", "output"),
+        ("gpipe", "none", "value"),
+    ],
+)
+def test_gradients_that_no_layer_reads_after_the_last_tick_are_not_planned(schedule, remat, targets):
     """The embedding has no adapters, a stage one layer, and a single tick ends the backward passes of two stages."""
     found = mw.verify(
-        "tiny", on="cpu:8", batch=16, seq_len=64, lora_rank=8, mesh="pp=2,fsdp=2,tp=2", num_microbatches=2,
-        schedule=schedule,
+        "tiny", on="cpu:8", batch=16, seq_len=64, lora_rank=8, lora_targets=targets, mesh="pp=2,fsdp=2,tp=2",
+        num_microbatches=2, schedule=schedule, remat=remat,
     )  # fmt: skip
     exact = [row for row in found.rows if row.unit in ("flop", "B") and row.quantity != "memory temporaries"]
     assert all(row.is_equal for row in exact if row.quantity != "memory peak")

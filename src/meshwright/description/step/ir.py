@@ -197,6 +197,7 @@ class AttentionOp:
     cache: tuple[Array, ...] = ()  # In a server's step: the cached keys and values that a device has.
     gradients: frozenset[Operand] = OPERANDS  # Operands whose gradient backward computes.
     is_sharing: bool = False  # Whether its keys and values are those of an earlier layer.
+    skipped: float = 0.0  # As in `Communicate`; a fraction where the compiler removes some of its matmuls.
 
     @cached_property
     def work(self) -> int:
@@ -220,6 +221,13 @@ class AttentionOp:
             ("scores", "right"): "key" in self.gradients,
         }
         return tuple(product for product, is_made in made.items() if is_made)  # type: ignore[return-value]
+
+    @property
+    def pair_flops(self) -> int:
+        """Flops of its matmuls for each query and key of a head, where scores go through memory."""
+        if self.phase == "backward":
+            return sum(2 * (self.qk_dim if kind == "scores" else self.value_dim) for kind, _ in self.gradient_products)
+        return 2 * (self.qk_dim + (0 if self.is_scores_alone else self.value_dim))
 
 
 Pass = Literal[

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from meshwright.description.step.blocks import program
 from meshwright.description.step.ir import (
+    OPERANDS,
     Array,
     AttentionOp,
     Communicate,
@@ -243,6 +244,10 @@ def layout_of(
     )
 
 
+_Parts = tuple[tuple[Node, bool], ...]
+"""The nodes of a layer, and whether an input of each has a gradient (`nodes_with_gradients`)."""
+
+
 class _Builder:
     """Builder of the ops of a step's regions, for one strategy."""
 
@@ -275,7 +280,7 @@ class _Builder:
         Args:
             is_whole: as in `recomputed`.
             skips_input_gradient: whether compilers remove what only the gradient of the stream before the stack needs,
-                in one run of the step. Attention is then counted whole, although adapters may not need all of it.
+                in one run of the step.
         """
         nodes = shard_stack(stack, layout)
         with_gradient = {STREAM} if self.has_gradient else set[str]()
@@ -284,12 +289,13 @@ class _Builder:
         with_gradient |= outside & {LAYER_INPUT} if self.has_input_gradient else set()
         is_at_once = self.strategy.attention == "scores" and not self.has_chunks
         parts = tuple(nodes_with_gradients(nodes, with_gradient, is_at_once=is_at_once))
-        needed = set[Op]()
+        in_last_run, gathered_last = dict[Op, Op](), frozenset(range(len(nodes)))
         if skips_input_gradient:
-            for node, has_input_gradient in nodes_with_gradients(
-                nodes, with_gradient - {STREAM}, is_at_once=is_at_once
-            ):
-                needed.update(backward_ops(node, has_input_gradient=has_input_gradient))
+            last = tuple(nodes_with_gradients(nodes, with_gradient - {STREAM}, is_at_once=is_at_once))
+            made = self._for_gradients(last, remat, is_whole=is_whole)
+            in_last_run = {_whole(op): op for ops in made for op in ops}
+            gathered_last = self._recomputed(last, remat, is_whole=is_whole)
+            gathered_last |= {at for at, (_, has_input_gradient) in enumerate(last) if has_input_gradient}
         self.has_gradient |= any(node.is_trained for node in nodes)
         if not self.has_gradient:
             for node in nodes:
@@ -297,22 +303,51 @@ class _Builder:
                 yield from self._of_weights(node, is_recomputed=False)
                 yield from self._without_policy(node)
             return
-        saved = self.strategy.profile.saved_values
-        positions = recomputed(tuple(node for node, _ in parts), remat, is_whole=is_whole, saved=saved)
-        for at, (node, has_input_gradient) in enumerate(parts):
+        positions = self._recomputed(parts, remat, is_whole=is_whole)
+        made = self._for_gradients(parts, remat, is_whole=is_whole)
+        for at, ((node, has_input_gradient), ops) in enumerate(zip(parts, made, strict=True)):
             yield from forward_ops(node)
-            is_recomputed = at in positions
-            if is_recomputed:
-                yield from (op for op in forward_ops(node, "recompute") if not isinstance(op, Elementwise))
-            if not keeps_read(remat):
-                yield from (op for op in forward_ops(node, "recompute") if isinstance(op, Elementwise))
-            for op in self._backward(node, is_recomputed=is_recomputed, has_input_gradient=has_input_gradient):
-                is_skipped = skips_input_gradient and isinstance(op, Matmul | Communicate) and op not in needed
+            if skips_input_gradient:
+                yield from (self._without_last_run(op, in_last_run.get(_whole(op))) for op in ops)
+            else:
+                yield from ops
+            for op in self._of_weights(node, is_recomputed=at in positions or has_input_gradient):
+                is_skipped = op.phase == "recompute" and isinstance(op, Communicate) and at not in gathered_last
                 yield replace(op, skipped=1) if is_skipped else op
-            if has_input_gradient:
-                yield from self._recomputed_scores(node, remat, is_recomputed=is_recomputed)
-            yield from self._of_weights(node, is_recomputed=is_recomputed or has_input_gradient)
             yield from self._without_policy(node)
+
+    def _recomputed(self, parts: _Parts, remat: Remat, *, is_whole: bool) -> frozenset[int]:
+        """Return the indices of the nodes that are recomputed: `rematerialize.recomputed`."""
+        saved = self.strategy.profile.saved_values
+        return recomputed(tuple(node for node, _ in parts), remat, is_whole=is_whole, saved=saved)
+
+    def _for_gradients(self, parts: _Parts, remat: Remat, *, is_whole: bool) -> Iterator[tuple[Op, ...]]:
+        """Yield the recomputed and the backward ops of each node, without collectives of weights.
+
+        parts: as `nodes_with_gradients` yields them.
+        """
+        positions = self._recomputed(parts, remat, is_whole=is_whole)
+        for at, (node, has_input_gradient) in enumerate(parts):
+            ops, is_recomputed = list[Op](), at in positions
+            if is_recomputed:
+                ops += (op for op in forward_ops(node, "recompute") if not isinstance(op, Elementwise))
+            if not keeps_read(remat):
+                ops += (op for op in forward_ops(node, "recompute") if isinstance(op, Elementwise))
+            ops += self._backward(node, is_recomputed=is_recomputed, has_input_gradient=has_input_gradient)
+            if has_input_gradient:
+                ops += self._recomputed_scores(node, remat, is_recomputed=is_recomputed)
+            yield tuple(ops)
+
+    def _without_last_run(self, op: Op, last: Op | None) -> Op:
+        """Return an op without what compilers remove of its last run in a step.
+
+        last: the op of that run; None if nothing is left of it.
+        """
+        if isinstance(op, AttentionOp):
+            left = last.pair_flops if isinstance(last, AttentionOp) else 0
+            is_fused = self.strategy.attention != "scores"
+            return replace(op, skipped=float(not left) if is_fused else 1 - left / op.pair_flops)
+        return replace(op, skipped=1) if last is None and not isinstance(op, Elementwise) else op
 
     def _backward(self, node: Node, *, is_recomputed: bool, has_input_gradient: bool) -> Iterator[Op]:
         """Yield a node's backward ops.
@@ -405,6 +440,11 @@ class _Builder:
                     yield replace(op, region=once)
             if self.strategy.num_microbatches > 1 and _has_product(node):
                 yield gradient_sum(work, region, node.block)
+
+
+def _whole(op: Op) -> Op:
+    """Return an op, attention with the gradients of all its operands."""
+    return replace(op, gradients=OPERANDS) if isinstance(op, AttentionOp) else op
 
 
 def _has_product(node: Node) -> bool:

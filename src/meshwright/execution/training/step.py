@@ -12,10 +12,14 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from meshwright.description.families.registry import workload_from_data
+from meshwright.description.step.blocks import program
+from meshwright.description.step.layer import Lookup
 from meshwright.description.step.legality import check_mesh, check_runnable, check_strategy
+from meshwright.description.step.model import Model
 from meshwright.description.step.padding import padded
 from meshwright.description.step.parameter_tree import (
     Parameter,
@@ -36,6 +40,7 @@ from meshwright.description.step.workload import Dtype, Workload
 from meshwright.execution.models.adapters import first_magnitudes
 from meshwright.execution.models.quantised.weights import abstract_quantised, quantised
 from meshwright.execution.runtime.arrays import DTYPES, abstract, initialise, widest
+from meshwright.execution.runtime.mesh import mesh_platform
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.compiler import compiler_options
 from meshwright.execution.training.copies import each_once, sum_over_copies
@@ -48,6 +53,7 @@ from meshwright.execution.training.update.transformation import transformation
 from meshwright.execution.weights.load import load_weights, read_tensors
 from meshwright.execution.weights.peft import read_adapter
 from meshwright.mesh import MeshShape
+from meshwright.planning.cost.model_states import tiled_dims
 
 State = dict[str, Any]
 """Trees of arrays: `params`, `optimizer`, and `master`, float32 copies of parameters if these have a narrower dtype."""
@@ -73,7 +79,7 @@ def train_step(
         limit = batch.pop(NORM_LIMIT, None)
         (_, parts), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy, preference)
         with jax.named_scope("update"):
-            gradients = sum_over_copies(gradients, workload, layout)
+            gradients = _tables_in_stored_order(sum_over_copies(gradients, workload, layout), workload.model)
             # The norm adds squares of several dtypes, which needs standard promotion.
             with jax.numpy_dtype_promotion("standard"):
                 norm = optax.tree.norm(each_once(gradients, workload, layout))
@@ -88,6 +94,24 @@ def train_step(
             return updated, metrics
 
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options())
+
+
+def _tables_in_stored_order(gradients: Mapping[str, Any], model: Model) -> Mapping[str, Any]:
+    """Return gradients, of which on TPUs those of embedding tables have the memory layout of their parameters.
+
+    Where it needs less padding, a TPU stores a table [v, d] with the vocabulary innermost, but a lookup's gradient has
+    whole rows. Without this, XLA:TPU copies the parameter and its moments to the gradient's layout before the update,
+    and back after it (libtpu 0.0.42.1).
+    """
+    if mesh_platform() != "tpu":
+        return gradients
+    found, ordered = program(model), dict(gradients)
+    for op in (*found.embedding, *found.layer_inputs):
+        if isinstance(op, Lookup) and not op.is_positional and op.name in gradients:
+            own = gradients[op.name]
+            if (order := tiled_dims(jax.typeof(own).sharding.shard_shape(own.shape))) != (0, 1):
+                ordered[op.name] = with_layout_constraint(own, Layout(order))
+    return ordered
 
 
 def _updated(state: State, gradients: Any, workload: Workload, rule: optax.GradientTransformation) -> State:

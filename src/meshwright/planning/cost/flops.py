@@ -231,7 +231,7 @@ def matmul_flops(op: Matmul, extents: Extents) -> float:
 
 def _mean(op: Matmul | AttentionOp, repeat: Repeat) -> float:
     """Return how often an op runs in a step, as the mean over pipeline stages. repeat: that of its region."""
-    return repeat.mean - (op.skipped if isinstance(op, Matmul) else 0)
+    return repeat.mean - op.skipped
 
 
 def _attention(

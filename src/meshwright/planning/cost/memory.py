@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from meshwright.description.hardware.dtypes import dtype_bytes
-from meshwright.description.hardware.system import System
 from meshwright.description.step.blocks import program
 from meshwright.description.step.ir import Block, Matmul
 from meshwright.description.step.layer import CrossEntropy, Stack, alternating
@@ -31,18 +29,11 @@ from meshwright.description.step.workload import Workload, with_remat
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.activations import Activations
 from meshwright.planning.cost.model_states import States, stored_elements
-from meshwright.units import show_bytes
 
 Kind = Literal["tpu", "gpu", "cpu"]
 
 _ROUNDING = 64
 """Upper bound on the bytes by which rounding all terms down to whole numbers lowers their sum."""
-
-JAX_POOL = 0.75
-"""Fraction of a GPU's memory that JAX reserves by default.
-
-XLA_PYTHON_CLIENT_MEM_FRACTION changes it (docs.jax.dev/en/latest/gpu_memory_allocation.html).
-"""
 
 ALWAYS = ("parameters", "optimizer", "activations", "gradients")
 """Memory terms reported even when zero."""
@@ -133,23 +124,6 @@ def in_flight(mesh: MeshShape, strategy: Strategy, *, last: bool = False) -> flo
     if virtual > 1 and not last:
         most *= 1 + (stages - 1) / (stages * virtual)
     return min(most, strategy.num_microbatches)
-
-
-def pool_notes(system: System, peak: float) -> tuple[str, ...]:
-    """Return a note with the setting to use if a plan needs more GPU memory than JAX reserves by default; else ().
-
-    peak: bytes on one device.
-    """
-    physical = system.chip.physical_bytes
-    pool, wanted = JAX_POOL * physical, peak * (1 + (system.memory_headroom or 0.0))
-    if system.chip.kind != "gpu" or not pool < wanted <= system.usable_bytes:
-        return ()
-    # In steps of 5%, at most what the CUDA context leaves free.
-    fraction = min(math.ceil(20 * wanted / physical) / 20, math.floor(100 * system.chip.usable_bytes / physical) / 100)
-    return (
-        f"JAX takes {JAX_POOL:.0%} of a GPU's memory by default, {show_bytes(pool)}: set"
-        f" XLA_PYTHON_CLIENT_MEM_FRACTION={fraction:.2f} for this plan",
-    )
 
 
 @dataclass(frozen=True)
@@ -353,7 +327,29 @@ class _Step:
         if elements := self._transposed():
             each = dtype_bytes(self.workload.param_dtype) / (self.mesh.fsdp * self.mesh.sp)
             terms["transposed weights"] = self.layers * each * elements
+        if early := self._recomputed_early():
+            terms["recomputed early"] = early
         return terms
+
+    def _recomputed_early(self) -> float:
+        """Return the bytes of layers that are recomputed, but not the one whose backward pass runs; 0 except on CPUs.
+
+        XLA:CPU removes the optimization barriers of `jax.checkpoint` before it schedules. All layers of a loop's body,
+        one of each kind that alternates, are then recomputed before the backward pass of the last of them. A loop that
+        runs once is unrolled, so that its layers are beside those of other loops.
+        """
+        if self.kind != "cpu" or not self._is_xla:
+            return 0.0
+
+        def recomputed(stack: Stack) -> float:
+            own = replace(self.activations, stack=stack.name)
+            return own.in_attention(on_tpu=False) - own.kept + self._of_layer(self._elements(own.ops.matmuls))
+
+        repeats = self.activations.step.repeats
+        groups = [(repeats[group[0].name].once, list(map(recomputed, group))) for group in alternating(self.stacks)]
+        looped = max((sizes for count, sizes in groups if count > 1), key=sum, default=list[float]())
+        live = [*looped, *(size for count, sizes in groups if count == 1 for size in sizes)]
+        return sum(live) - max(live)
 
     def _transposed(self) -> float:
         """Return the elements of one layer's weights that a compiler copies once per step into its matmuls' layout.

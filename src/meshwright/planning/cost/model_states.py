@@ -91,17 +91,27 @@ def stored_elements(
 def tiled_elements(shape: tuple[int, ...]) -> int:
     """Return the number of elements that an array occupies in a TPU's memory, where two of its dims fill whole tiles.
 
-    The compiler chooses the two dims that need least padding as the rows and columns of tiles. If there are fewer than
-    8 rows, tiles are smaller (openxla.org/xla/tiled_layout; seen in the layouts of compiled steps).
+    The compiler chooses the two dims that need least padding (`tiled_dims`). If there are fewer than 8 rows, tiles are
+    smaller.
     """
-    rows, columns = TILE
     if len(shape) < 2:
         return math.prod(shape)
-    size = math.prod(shape)
-    return min(
-        size // (row * column) * _filled(row, min(rows, 1 << (row - 1).bit_length())) * _filled(column, columns)
-        for row, column in permutations(shape, 2)
-    )
+    return _tiled(shape, *tiled_dims(shape))
+
+
+def tiled_dims(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return the two dims of an array that are the rows and the columns of tiles in a TPU's memory.
+
+    They are those that need least padding (openxla.org/xla/tiled_layout; seen in the layouts of compiled steps).
+    """
+    return min(permutations(range(len(shape)), 2), key=lambda dims: _tiled(shape, *dims))
+
+
+def _tiled(shape: tuple[int, ...], row: int, column: int) -> int:
+    """Return the number of elements of an array with whole tiles. row, column: the dims of their rows and columns."""
+    rows, columns = TILE
+    others = math.prod(size for dim, size in enumerate(shape) if dim not in (row, column))
+    return others * _filled(shape[row], min(rows, 1 << (shape[row] - 1).bit_length())) * _filled(shape[column], columns)
 
 
 def _filled(dim: int, tile: int) -> int:

@@ -15,7 +15,7 @@ from meshwright.description.step.padding import padding_notes
 from meshwright.description.step.serving import SERVING_RULES, CacheSplit, Serving, ServingLayout, check_serving
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.planning.cost.memory import pool_notes
+from meshwright.planning.cost.gpu_pool import pool_notes
 from meshwright.planning.cost.rates.borrowed import borrowed_notes
 from meshwright.planning.cost.serving_bytes import serving_memory
 from meshwright.planning.cost.serving_seconds import moves_fewer_weights, serving_flops, serving_step
