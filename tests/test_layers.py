@@ -239,8 +239,10 @@ def test_the_lower_floors_name_neither_jax_nor_numpy():
     assert wrong == []
 
 
-def test_no_file_uses_jax_internals():
-    assert [str(path.relative_to(ROOT)) for path in FILES if "jax._src" in path.read_text()] == []
+def test_no_file_uses_jax_internals_but_the_one_that_compiles_for_absent_gpus():
+    """JAX asks the process's own GPUs for their compute capability, and has no public argument for that of a target."""
+    using = [path.relative_to(ROOT).as_posix() for path in FILES if "jax._src" in path.read_text()]
+    assert using == ["proof/compiler/worker.py"]
 
 
 def test_no_file_is_longer_than_500_lines():
