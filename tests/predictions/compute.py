@@ -21,6 +21,7 @@ from meshwright.description.step.serving import Serving, ServingLayout
 from meshwright.description.step.strategy import DEFAULT, FrameworkProfile, Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.mesh import parse_mesh
+from meshwright.planning.cost.arguments import argument_bytes
 from meshwright.planning.cost.comm_volume import (
     dropless_padding_collectives,
     step_collectives,
@@ -33,7 +34,7 @@ from meshwright.planning.cost.flops import (
     step_flops,
     untaken_branch_flops,
 )
-from meshwright.planning.cost.memory import argument_bytes, host_bytes, offloaded_bytes, step_memory
+from meshwright.planning.cost.memory import host_bytes, offloaded_bytes, step_memory
 from meshwright.planning.cost.rates.hbm import hbm_bytes
 from meshwright.planning.cost.serving_seconds import serving_collectives, serving_flops
 from meshwright.planning.plan import Plan, make_plan

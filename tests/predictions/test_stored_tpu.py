@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from records import TPU, read
 from tpu_rows import CASES, compiled
 
-from meshwright.planning.cost.memory import argument_bytes
+from meshwright.planning.cost.arguments import argument_bytes
 from meshwright.proof.verification.comparison import compare, quantity_of
 from meshwright.proof.verification.differences import Difference
 from meshwright.proof.verification.plans import static_overhead

@@ -40,7 +40,7 @@ from meshwright.execution.training.step import abstract_state, initial_state, tr
 from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.execution.training.update.skipping import NORM_LIMIT
 from meshwright.mesh import MeshShape
-from meshwright.planning.cost.memory import argument_bytes
+from meshwright.planning.cost.arguments import argument_bytes
 from meshwright.planning.plan import make_plan
 from meshwright.proof.verification.comparison import compare, in_plans_terms
 from meshwright.proof.verification.differences import Difference

@@ -40,7 +40,7 @@ from meshwright.execution.training.step import initial_state, train_step
 from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.execution.training.watching import EvaluationConfig
 from meshwright.mesh import MeshShape
-from meshwright.planning.cost.memory import argument_bytes
+from meshwright.planning.cost.arguments import argument_bytes
 from meshwright.planning.cost.model_states import States
 from meshwright.planning.plan import make_plan
 from meshwright.proof.verification.plans import verify_plan

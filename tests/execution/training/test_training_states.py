@@ -16,7 +16,7 @@ from meshwright.execution.training import step
 from meshwright.execution.training.step import abstract_batch, abstract_state, initial_state
 from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
-from meshwright.planning.cost.memory import argument_bytes
+from meshwright.planning.cost.arguments import argument_bytes
 
 MODEL = replace(PRESETS["tiny"], embed=128, mlp=256, num_heads=4, num_kv_heads=2, head_dim=32)
 F32 = Workload(model=MODEL, batch=8, seq_len=16)

@@ -11,7 +11,8 @@ from meshwright.description.step.strategy import DEFAULT, FrameworkProfile, Stra
 from meshwright.description.step.workload import REMATS, Workload
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.activations import Activations
-from meshwright.planning.cost.memory import argument_bytes, host_bytes, in_flight, step_memory
+from meshwright.planning.cost.arguments import argument_bytes
+from meshwright.planning.cost.memory import host_bytes, in_flight, step_memory
 from meshwright.planning.cost.model_states import tiled_elements
 
 STATES = ("parameters", "master weights", "optimizer", "reference")
@@ -184,6 +185,25 @@ def test_the_peak_with_a_fused_kernel_is_what_xla_allocates_on_gpus(remat, atten
     assert peak / 1e9 == pytest.approx(wanted, rel=0.015)
 
 
+@pytest.mark.parametrize(
+    ("name", "layers", "mesh", "remat", "wanted"),
+    [
+        ("mixtral-8x7b", 2, MeshShape(fsdp=8), "block", 14.69),
+        ("mixtral-8x7b", 2, MeshShape(fsdp=4, ep=2), "block", 16.38),
+        ("mixtral-8x7b", 2, MeshShape(fsdp=8), "matmuls", 17.42),
+        ("mixtral-8x7b", 2, MeshShape(fsdp=8), "none", 18.57),
+        ("qwen3-30b-a3b", 4, MeshShape(fsdp=2, ep=4), "matmuls", 23.01),
+        ("qwen3-30b-a3b", 4, MeshShape(fsdp=2, ep=4), "none", 31.03),
+        ("qwen3-30b-a3b", 2, MeshShape(dp=2, ep=4), "block", 22.85),
+    ],
+)
+def test_the_peak_of_experts_in_loops_is_what_xla_allocates_on_gpus(name, layers, mesh, remat, wanted):
+    """GB that jax-cuda13-plugin 0.10.2 allocates on 8 H100 for 16 sequences of 4,096 tokens, with cuDNN's kernel."""
+    workload = Workload(model=replace(PRESETS[name], num_layers=layers), batch=16, seq_len=4096, remat=remat)
+    peak = step_memory(workload, mesh, Strategy(attention="cudnn"), kind="gpu")["peak"]
+    assert peak / 1e9 == pytest.approx(wanted, rel=0.06)
+
+
 def test_scores_are_twice_there_in_float32_where_no_products_want_them_narrow():
     """In backward of attention beside weights: the gradient of what the softmax gives; half as much narrow, of both."""
     bf16, f32 = (
@@ -212,9 +232,6 @@ def test_cpus_recompute_a_layer_of_each_kind_at_once(name, remat, compiled):
     """Megabytes of temporaries by jaxlib 0.10.2 for cpu:8, of which a fifth to two thirds were planned before."""
     workload = Workload(model=PRESETS[name], batch=16, seq_len=128, remat=remat, compute_dtype="f32")
     mesh = MeshShape(fsdp=8)
-    temporaries = {
-        kind: step_memory(workload, mesh, kind=kind)["peak"] - argument_bytes(workload, mesh, kind=kind)
-        for kind in ("cpu", "gpu")
-    }
-    assert temporaries["cpu"] == pytest.approx(1e6 * compiled, rel=0.21)
-    assert (temporaries["cpu"] > 1.15 * temporaries["gpu"]) == (name != "tiny")
+    memory = step_memory(workload, mesh)
+    assert memory["peak"] - argument_bytes(workload, mesh) == pytest.approx(1e6 * compiled, rel=0.21)
+    assert ("recomputed early" in memory) == (name != "tiny")

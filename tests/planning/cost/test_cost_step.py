@@ -14,10 +14,10 @@ from meshwright.description.step.workload import REMATS, Workload
 from meshwright.execution.runtime.mesh import build_mesh
 from meshwright.execution.training.step import lower_train_step
 from meshwright.mesh import MeshShape, parse_mesh
+from meshwright.planning.cost.arguments import argument_bytes
 from meshwright.planning.cost.comm_volume import step_collectives
 from meshwright.planning.cost.elementwise import OF_EXPERTS
 from meshwright.planning.cost.flops import model_flops, step_flops
-from meshwright.planning.cost.memory import argument_bytes
 from meshwright.planning.prediction import predict
 from meshwright.proof.verification.comparison import compare, in_plans_terms
 from meshwright.proof.verification.differences import Cause, Difference

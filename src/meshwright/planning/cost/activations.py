@@ -170,6 +170,20 @@ class Activations:
         )
 
     @property
+    def kept_by_loops(self) -> float:
+        """Bytes that a layer saves beside `kept` if its experts' matmuls run in loops: their inputs."""
+        saved = self.workload.remat in ("none", "attention") and self.routed > 0
+        return self.compute_bytes * (self.routed + self.mlp_hidden) if saved else 0.0
+
+    @property
+    def in_loops(self) -> float:
+        """Bytes that are live beside `in_mlp` if experts' matmuls run in loops, each of which writes to an array.
+
+        They are the gradients of experts' input rows by the gate and by the up matmul, and their sum.
+        """
+        return self.compute_bytes * 3 * self.routed
+
+    @property
     def logits(self) -> float:
         """Bytes per device that are live in the loss, until the gradient of the logits has been used.
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.step.blocks import program
 from meshwright.description.step.ir import Block, Matmul
 from meshwright.description.step.layer import CrossEntropy, Stack, alternating
-from meshwright.description.step.padding import padded
-from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.passes.pipeline import (
     LOGITS,
     is_spmd_pipeline,
@@ -21,16 +18,14 @@ from meshwright.description.step.passes.pipeline import (
     pre_pipeline_strategy,
     stage_layers,
 )
-from meshwright.description.step.reference import reference_pass, shares_base
-from meshwright.description.step.rules import RULES, rules_of, token_axes
-from meshwright.description.step.sequence import has_attention, is_zigzag
+from meshwright.description.step.reference import reference_pass
+from meshwright.description.step.rules import RULES
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.workload import Workload, with_remat
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.activations import Activations
-from meshwright.planning.cost.model_states import States, stored_elements
-
-Kind = Literal["tpu", "gpu", "cpu"]
+from meshwright.planning.cost.arguments import Kind, batch_bytes, reference_bytes
+from meshwright.planning.cost.model_states import States
 
 _ROUNDING = 64
 """Upper bound on the bytes by which rounding all terms down to whole numbers lowers their sum."""
@@ -63,37 +58,6 @@ def peak_within(
 ) -> int | None:
     """Return the peak of `step_memory` in bytes; None, which is faster to compute, if it exceeds `num_bytes`."""
     return _Step(workload, mesh, strategy, kind).peak_within(num_bytes)
-
-
-def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, kind: Kind = "cpu") -> int:
-    """Return the bytes of a step's arguments on one device: parameters, optimizer state and batch.
-
-    Included are dropout's random key, the gradient norm from which on a step is skipped, and the arguments of a frozen
-    reference model (`reference_bytes`).
-    """
-    states = States(workload, mesh, strategy, is_tiled=kind == "tpu")
-    scalars = 8 * (max(strategy.dropout, workload.lora_dropout) > 0) + 4 * (strategy.on_bad_step == "skip")
-    own = int(states.arguments) + _batch_bytes(workload, mesh, strategy) + scalars
-    return own + int(reference_bytes(workload, mesh, strategy, kind=kind))
-
-
-def reference_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy, *, kind: Kind = "cpu") -> float:
-    """Return the bytes on one device that a reference model adds to a step's arguments; 0 if a step has none.
-
-    They are its copy of the batch and, unless it uses the trained model's base weights (`step.reference.shares_base`),
-    its parameters.
-    """
-    if (own := reference_pass(workload, mesh, strategy)) is None:
-        return 0.0
-    total = float(_text_bytes(own.workload, own.mesh, own.strategy))
-    if shares_base(workload, mesh, strategy):
-        return total
-    model, mesh = padded(own.workload.model, own.mesh, rules_of(own.strategy)), replace(own.mesh, dp=1)
-    paths = {path: parameter.role == "vector" for path, parameter in leaves(parameters(model))}
-    for of_vectors, dtype in ((False, workload.compute_dtype), (True, workload.param_dtype)):
-        others = frozenset(path for path, is_vector in paths.items() if is_vector is not of_vectors)
-        total += dtype_bytes(dtype) * sum(stored_elements(model, mesh, is_tiled=kind == "tpu", without=others))
-    return total
 
 
 def host_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
@@ -211,7 +175,7 @@ class _Step:
         always["reference"] = reference_bytes(self.workload, self.mesh, self.strategy, kind=self.kind)
         if self.strategy.profile.memory_bytes:
             always["framework"] = self.strategy.profile.memory_bytes
-        always["batch"] = _batch_bytes(self.workload, self.mesh, self.strategy)
+        always["batch"] = batch_bytes(self.workload, self.mesh, self.strategy)
         return always
 
     def memory(self, *, is_first_stage: bool = False) -> dict[str, int]:
@@ -293,7 +257,7 @@ class _Step:
     def _mlp(self) -> dict[str, float]:
         """Return bytes by term in a layer's MLP backward pass, with its weights and the gradient of one weight."""
         return self._in_layer() | {
-            "working": max(own.in_mlp for own, _ in self._kinds) + self._arriving(),
+            "working": max(own.in_mlp + self._has_loops * own.in_loops for own, _ in self._kinds) + self._arriving(),
             "gathered": self._of_layer(self._weights(_is_mlp) + self._weights(self._is_trained_mlp) / 3)
             + self._prefetched(),
         }
@@ -324,9 +288,9 @@ class _Step:
             terms["gradients"] += self.states.gradients(self.states.stored[0]) / self.strategy.virtual_stages
         if self.mesh.pp == 1:
             terms["logits gradient"] = self._pending()
-        if elements := self._transposed():
+        if elements := self.layers * self._transposed() + self._transposed_experts():
             each = dtype_bytes(self.workload.param_dtype) / (self.mesh.fsdp * self.mesh.sp)
-            terms["transposed weights"] = self.layers * each * elements
+            terms["transposed weights"] = each * elements
         if early := self._recomputed_early():
             terms["recomputed early"] = early
         return terms
@@ -364,6 +328,21 @@ class _Step:
                 lambda op: op.is_summed and (op.block is Block.ATTENTION or op.region.name not in mixed)
             )
         return self._weights(_makes_heads) if self.kind == "tpu" and self.is_spmd_pipeline else 0.0
+
+    def _transposed_experts(self) -> float:
+        """Return the elements of all layers' experts that XLA:GPU copies once per step, to gather them over fsdp.
+
+        It gathers along the outermost dim, which in these weights is that of experts. The weights of a single layer are
+        copied in the layer.
+        """
+        if self.kind != "gpu" or not self._is_xla or self.mesh.fsdp * self.mesh.sp == 1:
+            return 0.0
+        step = self.activations.step
+        counts = {stack.name: step.repeats[stack.name].once for stack in self.stacks}
+        return sum(
+            count * self._elements(op for op in step.ops.forward[name].matmuls if op.experts)
+            for name, count in counts.items() if count > 1
+        )  # fmt: skip
 
     def _pending(self) -> float:
         """Return the bytes that the loss leaves live in the layers' backward: the output head's gradient, unreduced.
@@ -405,12 +384,18 @@ class _Step:
         GPipe in lockstep also saves the inputs of the loss.
         """
         if self.is_spmd_pipeline:
-            cycle = sum(own.kept for own, _ in self._kinds)
+            cycle = sum(own.kept + self._has_loops * own.kept_by_loops for own, _ in self._kinds)
             cycles = kept_layers(self.stacks[0].num_layers, self.mesh, self.strategy)
             inputs = self.strategy.num_microbatches * self.activations.compute_bytes * self.activations.stream
             return cycles * cycle + (self.strategy.schedule == "gpipe") * inputs
         flight = in_flight(self.mesh, self.strategy, last=last)
-        return sum(count * flight * own.kept for own, count in self._kinds) + flight * self.activations.between_layers
+        kept = sum(count * flight * (own.kept + self._has_loops * own.kept_by_loops) for own, count in self._kinds)
+        return kept + flight * self.activations.between_layers
+
+    @property
+    def _has_loops(self) -> bool:
+        """Whether experts' matmuls run in loops over blocks of rows: XLA has no grouped matmuls for GPUs."""
+        return self.kind == "gpu" and self._is_xla
 
     def _arriving(self) -> float:
         """Return the bytes of the offloaded inputs that are being copied from the host, of this layer and the next."""
@@ -473,23 +458,3 @@ def _makes_heads(op: Matmul) -> bool:
 def _is_mlp(op: Matmul) -> bool:
     """Whether a matmul belongs to an MLP or to experts, routers excluded."""
     return op.block is Block.MLP and op.is_rounded
-
-
-def _batch_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
-    """Return the bytes of a step's batch on one device: its text and, for DPO, the reference's log-probabilities."""
-    rows = workload.sequences // mesh.degree(RULES["batch"])
-    return _text_bytes(workload, mesh, strategy) + (4 * rows if workload.objective == "dpo" else 0)
-
-
-def _text_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
-    """Return the bytes of a batch's text on one device: arrays of four bytes per token.
-
-    The arrays are tokens and targets, and positions if tokens are reordered. Packed rows add positions, segments and
-    loss weights, of which a model without attention reads only the weights. DPO adds an array of loss weights.
-    """
-    reads_positions = has_attention(workload.model)
-    arrays = 2 + (workload.packed or is_zigzag(mesh, strategy)) * reads_positions
-    if workload.packed:
-        arrays += 1 + reads_positions
-    arrays += workload.objective == "dpo"
-    return arrays * 4 * (workload.tokens // mesh.degree(token_axes()))

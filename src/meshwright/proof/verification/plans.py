@@ -12,6 +12,7 @@ from meshwright.description.step.strategy import Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
+from meshwright.planning.cost.arguments import argument_bytes
 from meshwright.planning.cost.comm_volume import (
     dropless_padding_collectives,
     step_collectives,
@@ -25,7 +26,6 @@ from meshwright.planning.cost.flops import (
     single_column_flops,
     untaken_branch_flops,
 )
-from meshwright.planning.cost.memory import argument_bytes
 from meshwright.planning.cost.rates.attention import TPU_PRODUCTS, tpu_chunk_kernel, tpu_kernel, tpu_kernel_width
 from meshwright.planning.plan import Plan, as_run
 from meshwright.proof.compiler.compile import compile_all, compile_in_child
