@@ -23,7 +23,7 @@ DATA = Path(meshwright.description.hardware.__file__).parent / "data"
         ("b200:8", {"h100": ("products", "collectives in a node", "attention kernels")}),
         ("gb200-nvl72:8", {"h100": ("products", "collectives in a node", "attention kernels")}),
         ("v3:4x4", {"v5p": ("products", "attention kernels", "ops of a layer together")}),
-        ("v4:2x2x2", {"v5p": ("attention kernels",)}),
+        ("v4:2x2x2", {}),
         ("tpu7x:2x2x2", {"v5p": ("ops of a layer together",)}),
     ],
 )
