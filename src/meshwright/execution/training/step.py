@@ -101,7 +101,7 @@ def _tables_in_stored_order(gradients: Mapping[str, Any], model: Model) -> Mappi
 
     Where it needs less padding, a TPU stores a table [v, d] with the vocabulary innermost, but a lookup's gradient has
     whole rows. Without this, XLA:TPU copies the parameter and its moments to the gradient's layout before the update,
-    and back after it (libtpu 0.0.42.1).
+    and back after it (libtpu 0.0.42.1). Outside `jax.shard_map`, XLA would gather a table that two axes split.
     """
     if mesh_platform() != "tpu":
         return gradients
@@ -109,8 +109,10 @@ def _tables_in_stored_order(gradients: Mapping[str, Any], model: Model) -> Mappi
     for op in (*found.embedding, *found.layer_inputs):
         if isinstance(op, Lookup) and not op.is_positional and op.name in gradients:
             own = gradients[op.name]
-            if (order := tiled_dims(jax.typeof(own).sharding.shard_shape(own.shape))) != (0, 1):
-                ordered[op.name] = with_layout_constraint(own, Layout(order))
+            sharding = jax.typeof(own).sharding
+            if (order := tiled_dims(sharding.shard_shape(own.shape))) != (0, 1):
+                stored = partial(with_layout_constraint, layouts=Layout(order))
+                ordered[op.name] = jax.shard_map(stored, in_specs=sharding.spec, out_specs=sharding.spec)(own)
     return ordered
 
 
