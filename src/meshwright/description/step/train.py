@@ -292,9 +292,8 @@ class _Builder:
         in_last_run, gathered_last = dict[Op, Op](), frozenset(range(len(nodes)))
         if skips_input_gradient:
             last = tuple(nodes_with_gradients(nodes, with_gradient - {STREAM}, is_at_once=is_at_once))
-            made = self._for_gradients(last, remat, is_whole=is_whole)
-            in_last_run = {_whole(op): op for ops in made for op in ops}
             gathered_last = self._recomputed(last, remat, is_whole=is_whole)
+            in_last_run = {_whole(op): op for ops in self._for_gradients(last, remat, gathered_last) for op in ops}
             gathered_last |= {at for at, (_, has_input_gradient) in enumerate(last) if has_input_gradient}
         self.has_gradient |= any(node.is_trained for node in nodes)
         if not self.has_gradient:
@@ -304,7 +303,7 @@ class _Builder:
                 yield from self._without_policy(node)
             return
         positions = self._recomputed(parts, remat, is_whole=is_whole)
-        made = self._for_gradients(parts, remat, is_whole=is_whole)
+        made = self._for_gradients(parts, remat, positions)
         for at, ((node, has_input_gradient), ops) in enumerate(zip(parts, made, strict=True)):
             yield from forward_ops(node)
             if skips_input_gradient:
@@ -321,12 +320,11 @@ class _Builder:
         saved = self.strategy.profile.saved_values
         return recomputed(tuple(node for node, _ in parts), remat, is_whole=is_whole, saved=saved)
 
-    def _for_gradients(self, parts: _Parts, remat: Remat, *, is_whole: bool) -> Iterator[tuple[Op, ...]]:
+    def _for_gradients(self, parts: _Parts, remat: Remat, positions: frozenset[int]) -> Iterator[tuple[Op, ...]]:
         """Yield the recomputed and the backward ops of each node, without collectives of weights.
 
-        parts: as `nodes_with_gradients` yields them.
+        parts: as `nodes_with_gradients` yields them. positions: the indices of those that are recomputed.
         """
-        positions = self._recomputed(parts, remat, is_whole=is_whole)
         for at, (node, has_input_gradient) in enumerate(parts):
             ops, is_recomputed = list[Op](), at in positions
             if is_recomputed:

@@ -172,8 +172,8 @@ class Activations:
     @property
     def kept_by_loops(self) -> float:
         """Bytes that a layer saves beside `kept` if its experts' matmuls run in loops: their inputs."""
-        saved = self.workload.remat in ("none", "attention") and self.routed > 0
-        return self.compute_bytes * (self.routed + self.mlp_hidden) if saved else 0.0
+        are_saved = self.workload.remat in ("none", "attention") and self.routed > 0
+        return self.compute_bytes * (self.routed + self.mlp_hidden) if are_saved else 0.0
 
     @property
     def in_loops(self) -> float:

@@ -156,6 +156,11 @@ class _Step:
         """Whether XLA compiles the step; frameworks whose pipeline stages are not one SPMD program use PyTorch."""
         return self.strategy.profile.spmd_pipeline
 
+    @property
+    def _is_xla_gpu(self) -> bool:
+        """Whether XLA compiles the step for GPUs: it gathers weights along their first dim, and loops over experts."""
+        return self.kind == "gpu" and self._is_xla
+
     def peak_within(self, num_bytes: float) -> int | None:
         """Return the peak in bytes; None as soon as a moment exceeds `num_bytes`."""
         most = num_bytes - sum(self._always.values()) + _ROUNDING
@@ -216,7 +221,7 @@ class _Step:
             narrow = max(0.0, narrow - (both - 1) * weight)
         gradients = self._summed()
         is_scattered = self.strategy.zero_stage >= 2 and self.mesh.degree(RULES["embed"]) > 1 and self.mesh.pp == 1
-        if self.kind == "gpu" and self._is_xla and is_scattered and self.strategy.attention != "scores":
+        if self._is_xla_gpu and is_scattered and self.strategy.attention != "scores":
             # XLA:GPU zeroes the stacked gradients of the layers before the loss (with scores in memory, after it); with
             # ZeRO-2 and several microbatches, there are two such arrays.
             is_twice = self.strategy.zero_stage == 2 and self.strategy.num_microbatches > 1
@@ -257,7 +262,7 @@ class _Step:
     def _mlp(self) -> dict[str, float]:
         """Return bytes by term in a layer's MLP backward pass, with its weights and the gradient of one weight."""
         return self._in_layer() | {
-            "working": max(own.in_mlp + self._has_loops * own.in_loops for own, _ in self._kinds) + self._arriving(),
+            "working": max(own.in_mlp + self._is_xla_gpu * own.in_loops for own, _ in self._kinds) + self._arriving(),
             "gathered": self._of_layer(self._weights(_is_mlp) + self._weights(self._is_trained_mlp) / 3)
             + self._prefetched(),
         }
@@ -288,7 +293,7 @@ class _Step:
             terms["gradients"] += self.states.gradients(self.states.stored[0]) / self.strategy.virtual_stages
         if self.mesh.pp == 1:
             terms["logits gradient"] = self._pending()
-        if elements := self.layers * self._transposed() + self._transposed_experts():
+        if elements := self._transposed:
             each = dtype_bytes(self.workload.param_dtype) / (self.mesh.fsdp * self.mesh.sp)
             terms["transposed weights"] = each * elements
         if early := self._recomputed_early():
@@ -315,32 +320,26 @@ class _Step:
         live = [*looped, *(size for count, sizes in groups if count == 1 for size in sizes)]
         return sum(live) - max(live)
 
+    @cached_property
     def _transposed(self) -> float:
-        """Return the elements of one layer's weights that a compiler copies once per step into its matmuls' layout.
+        """Elements of all layers' weights that a compiler copies once per step into another layout.
 
-        XLA:GPU copies weights that are gathered along their last dim; the TPU compiler, in pipelines, the weights of
-        queries, keys and values.
+        XLA:GPU copies weights that it gathers along another dim than the first: in the matmuls of attention and dense
+        MLPs their last one, and that of experts, of which a single layer's are copied in the layer. The TPU compiler
+        copies, in pipelines, the weights of queries, keys and values.
         """
-        if self.kind == "gpu" and self._is_xla and self.mesh.fsdp * self.mesh.sp > 1:
-            regions = self.activations.step.ops.forward
-            mixed = {name for name, ops in regions.items() if any(op.experts for op in ops.matmuls)}
-            return self._weights(
-                lambda op: op.is_summed and (op.block is Block.ATTENTION or op.region.name not in mixed)
-            )
-        return self._weights(_makes_heads) if self.kind == "tpu" and self.is_spmd_pipeline else 0.0
-
-    def _transposed_experts(self) -> float:
-        """Return the elements of all layers' experts that XLA:GPU copies once per step, to gather them over fsdp.
-
-        It gathers along the outermost dim, which in these weights is that of experts. The weights of a single layer are
-        copied in the layer.
-        """
-        if self.kind != "gpu" or not self._is_xla or self.mesh.fsdp * self.mesh.sp == 1:
+        if not self._is_xla_gpu:
+            is_lockstep = self.kind == "tpu" and self.is_spmd_pipeline
+            return self.layers * self._weights(_makes_heads) if is_lockstep else 0.0
+        if self.mesh.fsdp * self.mesh.sp == 1:
             return 0.0
         step = self.activations.step
+        regions = step.ops.forward
+        mixed = {name for name, ops in regions.items() if any(op.experts for op in ops.matmuls)}
+        alike = self._weights(lambda op: op.is_summed and (op.block is Block.ATTENTION or op.region.name not in mixed))
         counts = {stack.name: step.repeats[stack.name].once for stack in self.stacks}
-        return sum(
-            count * self._elements(op for op in step.ops.forward[name].matmuls if op.experts)
+        return self.layers * alike + sum(
+            count * self._elements(op for op in regions[name].matmuls if op.experts)
             for name, count in counts.items() if count > 1
         )  # fmt: skip
 
@@ -352,7 +351,7 @@ class _Step:
         """
         if not self._trains_logits:
             return 0.0
-        if self.kind == "gpu" and self.mesh.tp > 1 and self._is_xla:
+        if self._is_xla_gpu and self.mesh.tp > 1:
             return self.activations.logits - self.activations.compute_bytes * self.activations.inputs
         return self.activations.compute_bytes * self._logits_weight
 
@@ -384,18 +383,13 @@ class _Step:
         GPipe in lockstep also saves the inputs of the loss.
         """
         if self.is_spmd_pipeline:
-            cycle = sum(own.kept + self._has_loops * own.kept_by_loops for own, _ in self._kinds)
+            cycle = sum(own.kept + self._is_xla_gpu * own.kept_by_loops for own, _ in self._kinds)
             cycles = kept_layers(self.stacks[0].num_layers, self.mesh, self.strategy)
             inputs = self.strategy.num_microbatches * self.activations.compute_bytes * self.activations.stream
             return cycles * cycle + (self.strategy.schedule == "gpipe") * inputs
         flight = in_flight(self.mesh, self.strategy, last=last)
-        kept = sum(count * flight * (own.kept + self._has_loops * own.kept_by_loops) for own, count in self._kinds)
+        kept = sum(count * flight * (own.kept + self._is_xla_gpu * own.kept_by_loops) for own, count in self._kinds)
         return kept + flight * self.activations.between_layers
-
-    @property
-    def _has_loops(self) -> bool:
-        """Whether experts' matmuls run in loops over blocks of rows: XLA has no grouped matmuls for GPUs."""
-        return self.kind == "gpu" and self._is_xla
 
     def _arriving(self) -> float:
         """Return the bytes of the offloaded inputs that are being copied from the host, of this layer and the next."""
